@@ -1,0 +1,30 @@
+"""The errors batchsim raises on purpose. Each message reads: where: what, with the numbers. What to do.
+
+Anything else that escapes is a bug of batchsim, and the command line shows its traceback.
+"""
+
+from __future__ import annotations
+
+
+class BatchsimError(Exception):
+    """Base of every error a user can cause; the command line prints it in one line and exits 2."""
+
+
+class ScenarioError(BatchsimError):
+    """A scenario, a knob or a catalog name is wrong."""
+
+
+class TraceError(BatchsimError):
+    """A trace file cannot be read as asked."""
+
+
+class CalibrationError(BatchsimError):
+    """A cost profile cannot be made or read."""
+
+
+class ExtrapolationError(BatchsimError):
+    """A batch lies outside what a profile was measured on."""
+
+
+class SchedulerStalled(BatchsimError):
+    """A scheduler has work, nothing else is due, and it asks for nothing: it would wait for ever."""

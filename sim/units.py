@@ -1,0 +1,97 @@
+"""Quantities with units, as scenarios write them: `50ms`, `8/s`, `55GB/s`, `5%`. A bare number is refused.
+
+Inside, time is an integer of nanoseconds, a rate is requests per second, a size is bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+NS_PER_S = 1_000_000_000
+
+_TIME_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": NS_PER_S,
+    "min": 60 * NS_PER_S,
+    "h": 3600 * NS_PER_S,
+}
+_SIZE_BYTES = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%/]*)\s*\Z", re.ASCII)
+
+
+def _split(text: object, what: str, example: str) -> tuple[float, str]:
+    """The number and the unit of `text`; ValueError names what was expected."""
+    if isinstance(text, bool) or not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a {what}. Write a number with a unit, like {example}.")
+    match = _QUANTITY.match(text)
+    if match is None or not math.isfinite(float(match[1])):
+        raise ValueError(f"{text!r} is not a {what}. Write a number with a unit, like {example}.")
+    return float(match[1]), match[2]
+
+
+def _scaled(text: object, what: str, example: str, table: dict[str, int], suffix: str = "") -> float:
+    value, unit = _split(text, what, example)
+    scale = table.get(unit.removesuffix(suffix)) if unit.endswith(suffix) else None
+    if scale is None:
+        known = ", ".join(name + suffix for name in table)
+        raise ValueError(f"{text!r} has no known unit of a {what}. Write one of {known}, like {example}.")
+    if value < 0:
+        raise ValueError(f"{text!r} is negative. A {what} is 0 or more.")
+    return value * scale
+
+
+def parse_duration_ns(text: object) -> int:
+    """`"50ms"` as 50_000_000. Units ns, us, ms, s, min, h. ValueError on anything else."""
+    return round(_scaled(text, "time", "50ms", _TIME_NS))
+
+
+def parse_rate_rps(text: object) -> float:
+    """`"8/s"` as 8.0 requests per second; also `/min` and `/h`. ValueError on anything else."""
+    value, unit = _split(text, "rate", "8/s")
+    per = {"/s": 1, "/min": 60, "/h": 3600}.get(unit)
+    if per is None:
+        raise ValueError(f"{text!r} has no known unit of a rate. Write one of /s, /min, /h, like 8/s.")
+    if value <= 0:
+        raise ValueError(f"{text!r} is not above 0. A rate is above 0.")
+    return value / per
+
+
+def parse_bytes(text: object) -> int:
+    """`"32GB"` as 32_000_000_000 bytes; GB is decimal, GiB binary. ValueError on anything else."""
+    return round(_scaled(text, "size", "32GB", _SIZE_BYTES))
+
+
+def parse_bandwidth(text: object) -> float:
+    """`"55GB/s"` as 55e9 bytes per second. ValueError on anything else."""
+    value = _scaled(text, "bandwidth", "55GB/s", _SIZE_BYTES, suffix="/s")
+    if value == 0:
+        raise ValueError(f"{text!r} is not above 0. A bandwidth is above 0.")
+    return value
+
+
+def parse_share(text: object) -> float:
+    """`"99%"` as 0.99. ValueError unless it is a percentage between 0 and 100."""
+    value, unit = _split(text, "share", "99%")
+    if unit != "%" or not 0 <= value <= 100:
+        raise ValueError(f"{text!r} is not a share. Write a percentage from 0% to 100%, like 99%.")
+    return value / 100
+
+
+def format_duration(ns: float) -> str:
+    """A time for people, three significant digits: `1.23 s`, `48 ms`, `850 us`."""
+    for unit, scale in (("s", NS_PER_S), ("ms", 1_000_000), ("us", 1_000)):
+        if abs(ns) >= scale:
+            return f"{ns / scale:.3g} {unit}" if abs(ns) < 1000 * scale else f"{ns / scale:,.0f} {unit}"
+    return f"{ns:.0f} ns"
