@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sim.decode import DecodeGroup
-from sim.types import Sequence
+from sim.types import Event, Sequence
 
 
 class KVBlockManager(Protocol):
@@ -195,6 +195,20 @@ class TableKV:
         self._swap_free.extend(reversed(self._swap.pop(seq)))
         seq.num_blocks = len(slots)
         return len(slots)
+
+
+def never_fits(kv: KVBlockManager, seq: Sequence, max_model_len: int) -> Event | None:
+    """The rejection of a sequence that could not end even alone in the pool; None if it could.
+
+    The last output token is never computed, so prompt + output - 1 tokens need room.
+    """
+    request = seq.request
+    tokens = min(request.prompt_tokens + request.max_output_tokens, max_model_len) - 1
+    need = kv.blocks_for(tokens)
+    if need <= kv.num_blocks:
+        return None
+    detail = f"{need} KV blocks needed for {tokens} tokens, {kv.num_blocks} in the pool"
+    return Event("rejected", seq, "never_fits", detail=detail)
 
 
 def _check_pool(num_blocks: int, block_size: int, num_swap_blocks: int) -> None:

@@ -237,13 +237,15 @@ class Event:
     """A reason, for the records: kind `blocked`, `sat_out`, `preempted` or `rejected`.
 
     `blocked` is emitted for the head of the queue when the head or its reason changes; those behind inherit it.
-    `blocker` is the request id that stands in the way, where one does.
+    `reason` is one of few short names, to be counted by; `detail` has the numbers of a rejection. `blocker` is the id of
+    the request that stands in the way, where one does.
     """
 
     kind: str
     seq: Sequence
     reason: str
     blocker: int | None = None
+    detail: str = ""
 
 
 class LengthPredictor(Protocol):

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 NS_PER_S = 1_000_000_000
 
@@ -95,3 +98,37 @@ def format_duration(ns: float) -> str:
         if abs(ns) >= scale:
             return f"{ns / scale:.3g} {unit}" if abs(ns) < 1000 * scale else f"{ns / scale:,.0f} {unit}"
     return f"{ns:.0f} ns"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """Marks a config field that a scenario writes with a unit.
+
+    The two dunder methods are the protocol by which a validator picks the parser up, so that configs on the lowest
+    floors need not import it.
+    """
+
+    parse: Callable[[object], float]
+    example: str
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
+        return {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": self.parse},
+            "schema": handler(source),
+        }
+
+    def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:
+        return {"type": "string", "examples": [self.example]}
+
+
+Duration = Annotated[int, Quantity(parse_duration_ns, "50ms")]
+"""Nanoseconds, written `50ms`."""
+Rate = Annotated[float, Quantity(parse_rate_rps, "8/s")]
+"""Requests per second, written `8/s`."""
+Size = Annotated[int, Quantity(parse_bytes, "32GB")]
+"""Bytes, written `32GB`."""
+Bandwidth = Annotated[float, Quantity(parse_bandwidth, "55GB/s")]
+"""Bytes per second, written `55GB/s`."""
+Share = Annotated[float, Quantity(parse_share, "99%")]
+"""A fraction from 0 to 1, written `99%`."""

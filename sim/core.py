@@ -1,0 +1,426 @@
+"""EngineCore: one engine's inbox, one scheduler, one executor and their records; cranked by a driver that owns time.
+
+At one instant things happen in this order: the step ends, cancels and deadlines take effect, arrivals enter by
+(time, id), the scheduler is asked. A finish beats a cancel. The driver calls `schedule`, `execute` and `complete` in
+turn, pushes arrivals to `submit`, and tells clients what stands in `responses`.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from sim.errors import SchedulerStalled
+from sim.record import (
+    BLOCKED,
+    CANCELLED,
+    DECODE,
+    FINISHED,
+    MISSING,
+    PREEMPTED,
+    PREFILL,
+    RECOMPUTE,
+    REJECTED,
+    SAT_OUT,
+    SWAPPED,
+    UNFINISHED,
+    Recorder,
+)
+from sim.types import Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
+
+_ENDED = -1  # a sequence starts in state 0: queued
+
+
+class _Life:
+    """What the records need to remember of a request while it lives."""
+
+    __slots__ = (
+        "arrival",
+        "computed_once",
+        "first_token_ns",
+        "last_token_ns",
+        "output_tokens",
+        "preemptions",
+        "recomputed",
+        "scheduled_ns",
+        "swaps",
+    )
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.scheduled_ns = self.first_token_ns = self.last_token_ns = MISSING
+        self.output_tokens = self.preemptions = self.swaps = self.recomputed = 0
+        self.computed_once = 0  # high-water mark of computed tokens: below it, computing again is recompute
+
+
+class EngineCore:
+    """The engine without a clock. See the module's text for the order of one instant.
+
+    `per_chunk_ns` is the front end's time to deliver each piece of a response. `max_waiting` bounds the queue:
+    arrivals beyond it are rejected.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        recorder: Recorder,
+        *,
+        max_model_len: int,
+        max_waiting: int | None = None,
+        per_chunk_ns: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.recorder = recorder
+        self.max_model_len = max_model_len
+        self.max_waiting = max_waiting
+        self.per_chunk_ns = per_chunk_ns
+        self.responses: list[Request] = []
+        self._inbox: list[tuple[int, int, Arrival]] = []
+        self._timers: list[tuple[int, int, Sequence, str]] = []
+        self._lives: dict[Sequence, _Life] = {}
+        self._prefilling: dict[Sequence, None] = {}
+        self._batch: Batch | None = None
+        self._finished: list[Sequence] = []
+        self._sampled: list[Sequence] = []
+
+    # ---- what a driver calls
+
+    def submit(self, arrival: Arrival) -> None:
+        """Puts an arrival in the inbox; it enters at the first `schedule` at or after its time."""
+        heappush(self._inbox, (arrival.request.arrival_ns, arrival.request.id, arrival))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any submitted request has not been answered yet."""
+        return bool(self._lives or self._inbox)
+
+    @property
+    def next_timer_ns(self) -> int | None:
+        """When the next deadline or cancel of a request still alive falls due."""
+        timers = self._timers
+        while timers and timers[0][2].state == _ENDED:
+            heappop(timers)
+        return timers[0][0] if timers else None
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        """Lets in what is due and asks the scheduler. Raises SchedulerStalled if it would wait for ever."""
+        if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
+            self._take_due(now_ns)
+        work = self.scheduler.schedule(now_ns, drain)
+        reasons = self._drain_events(now_ns) if self.scheduler.events else None
+        if isinstance(work, Idle):
+            self._check_idle(work, now_ns, drain)
+        else:
+            if work.chunks or work.joined or work.left or work.preempted or work.swap_in or self._prefilling:
+                self._record_changes(work, now_ns, reasons or {})
+            if not (work.chunks or work.num_decode or work.preempted or work.swap_in):
+                raise SchedulerStalled(f"empty batch at {now_ns} ns with nothing preempted or swapped in. {self._dump()}")
+        return work
+
+    def execute(self, batch: Batch, now_ns: int) -> int:
+        """Runs the step that `schedule` returned, starting at `now_ns`; returns its end."""
+        result: StepResult = self.executor.execute(batch)
+        pairs = sampled = 0
+        if batch.chunks:
+            pairs, sampled = self._advance_chunks(batch)
+        if batch.decodes is not None:
+            batch.decodes.advance()
+        self._batch = batch
+        self._finished = result.finished
+        self._record_step(batch, now_ns, result.duration_ns, pairs, sampled)
+        return now_ns + result.duration_ns
+
+    def leap(self, batch: Batch, end_ns: int, horizon_ns: float, cost: CostModel) -> int:
+        """Repeats the step just executed while the next would start before `horizon_ns` and ends nobody.
+
+        Writes the same rows as stepping would. Returns the end of the last step.
+        """
+        group = batch.decodes
+        if group is None or batch.chunks or self._finished or not batch.num_decode:
+            return end_ns
+        finishes_next, repeat, step_ns = self.executor.finishes_next, self.scheduler.repeat, cost.step_ns
+        while end_ns < horizon_ns and not finishes_next(batch) and repeat(batch, end_ns):
+            duration_ns = step_ns(batch)
+            group.advance()
+            self._record_step(batch, end_ns, duration_ns, 0, 0)
+            end_ns += duration_ns
+        return end_ns
+
+    def complete(self, now_ns: int) -> None:
+        """Ends the running step: tokens are emitted, the policy frees the finished, responses go out."""
+        batch, finished = self._batch, self._finished
+        assert batch is not None, "complete() without execute()"
+        self._batch = None
+        for seq in self._sampled:
+            life = self._lives[seq]
+            if life.first_token_ns == MISSING:
+                life.first_token_ns = now_ns
+            seq.state = DECODE
+            del self._prefilling[seq]
+        for seq in finished:
+            life = self._lives[seq]
+            life.last_token_ns = now_ns
+            life.output_tokens = seq.num_output_tokens
+            seq.state = _ENDED
+        for seq in self._sampled:
+            if seq.state == DECODE:
+                self.recorder.state(now_ns, seq.request.id, DECODE)
+        self._sampled = []
+        for seq in self.scheduler.complete(batch, finished, now_ns):
+            self._end(seq, now_ns, FINISHED, "")
+        if self.scheduler.events:
+            self._drain_events(now_ns)
+
+    def close(self, now_ns: int, reason: str) -> None:
+        """Ends everything that is still open as `unfinished`; finished requests whose response is held are kept."""
+        for _, _, arrival in sorted(self._inbox):
+            seq = Sequence(arrival.request)
+            self._lives[seq] = _Life(arrival)
+        self._inbox = []
+        for seq, life in list(self._lives.items()):
+            done = life.last_token_ns != MISSING
+            self._end(seq, now_ns, FINISHED if done else UNFINISHED, "" if done else reason)
+
+    # ---- one instant
+
+    def _take_due(self, now_ns: int) -> None:
+        """Timers due, then arrivals due, until neither is: an arrival may bring a deadline that has passed already."""
+        timers, inbox = self._timers, self._inbox
+        while True:
+            while timers and timers[0][0] <= now_ns:
+                _, _, seq, reason = heappop(timers)
+                if seq in self._lives and seq.state != _ENDED:
+                    self.scheduler.cancel(seq, now_ns)
+                    self._end(seq, now_ns, CANCELLED, reason)
+            if not inbox or inbox[0][0] > now_ns:
+                return
+            self._enter(heappop(inbox)[2], now_ns)
+
+    def _enter(self, arrival: Arrival, now_ns: int) -> None:
+        request = arrival.request
+        seq = Sequence(request)
+        self._lives[seq] = _Life(arrival)
+        if request.prompt_tokens >= self.max_model_len:
+            detail = f"prompt of {request.prompt_tokens} tokens, max_model_len {self.max_model_len}"
+            self._reject(seq, now_ns, "prompt_too_long", detail)
+            return
+        if self.max_waiting is not None and self.scheduler.num_waiting >= self.max_waiting:
+            self._reject(seq, now_ns, "queue_full", f"{self.max_waiting} requests wait already")
+            return
+        self.executor.begin(seq, arrival.output_tokens)
+        self.scheduler.add(seq, now_ns)
+        if self.scheduler.events:
+            self._drain_events(now_ns)
+        if seq.state == _ENDED:
+            return
+        if request.deadline_ns is not None:
+            heappush(self._timers, (request.deadline_ns, request.id, seq, "deadline"))
+        if arrival.cancel_ns is not None:
+            heappush(self._timers, (arrival.cancel_ns, request.id, seq, "client_cancel"))
+
+    def _reject(self, seq: Sequence, now_ns: int, reason: str, detail: str) -> None:
+        self.recorder.details.setdefault(reason, detail)
+        self._end(seq, now_ns, REJECTED, reason)
+
+    def _check_idle(self, idle: Idle, now_ns: int, drain: bool) -> None:
+        if idle.until_ns is not None:
+            if idle.until_ns <= now_ns:
+                raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
+        elif drain and self._lives and self.next_timer_ns is None:
+            raise SchedulerStalled(f"nothing is due after {now_ns} ns and the scheduler waits. {self._dump()}")
+
+    def _dump(self) -> str:
+        scheduler = self.scheduler
+        first = next(iter(self._lives), None)
+        return (
+            f"{type(scheduler).__name__}: {scheduler.num_waiting} waiting, {scheduler.num_running} running,"
+            f" {scheduler.kv.num_free} of {scheduler.kv.num_blocks} KV blocks free; oldest: {first!r}"
+        )
+
+    # ---- counters
+
+    def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
+        """Moves computed tokens on and gives a token to those that reached their known ones: (pairs, sampled)."""
+        pairs = 0
+        for seq, n in batch.chunks:
+            computed = seq.settled_computed_tokens
+            life = self._lives[seq]
+            pairs += n * computed + n * (n + 1) // 2
+            done = computed + n
+            if computed < life.computed_once:
+                life.recomputed += min(done, life.computed_once) - computed
+            if done > life.computed_once:
+                life.computed_once = done
+            seq.settled_computed_tokens = done
+            if done == seq.request.prompt_tokens + seq.settled_output_tokens:
+                seq.settled_output_tokens += 1
+                self._sampled.append(seq)
+        return pairs, len(self._sampled)
+
+    # ---- records
+
+    def _record_step(self, batch: Batch, start_ns: int, duration_ns: int, pairs: int, sampled: int) -> None:
+        scheduler = self.scheduler
+        swap_blocks = 0
+        if batch.swap_out or batch.swap_in:
+            swap_blocks = sum(n for _, n in batch.swap_out) + sum(n for _, n in batch.swap_in)
+        self.recorder.step(
+            start_ns,
+            duration_ns,
+            batch.context_tokens,
+            pairs,
+            batch.pad_context_tokens,
+            batch.num_decode,
+            batch.num_prefill_tokens,
+            len(batch.chunks),
+            sampled,
+            batch.pad_prefill_tokens,
+            batch.pad_decode_rows,
+            swap_blocks,
+            len(batch.preempted),
+            scheduler.kv.num_free,
+            scheduler.num_waiting,
+            scheduler.num_running,
+        )
+
+    def _record_changes(self, batch: Batch, now_ns: int, reasons: dict[Sequence, tuple[str, int | None]]) -> None:
+        """State rows from what the batch says changed; `reasons` are those the policy gave in this call."""
+        row = self.recorder.state
+        swapped_out = {seq for seq, _ in batch.swap_out}
+        for seq in batch.preempted:
+            life = self._lives[seq]
+            if seq.state in (DECODE, SAT_OUT):
+                life.computed_once = max(life.computed_once, seq.num_tokens - 1)
+            self._prefilling.pop(seq, None)
+            seq.state = SWAPPED if seq in swapped_out else PREEMPTED
+            if seq.state == SWAPPED:
+                life.swaps += 1
+            life.preemptions += 1
+            row(now_ns, seq.request.id, seq.state, *reasons.get(seq, ("", None)))
+        for seq in batch.left:
+            if seq.state == DECODE and seq.group is None:
+                seq.state = SAT_OUT
+                row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("", None)))
+        for seq in batch.joined:
+            if seq.state in (SAT_OUT, SWAPPED) and seq.group is not None:
+                seq.state = DECODE
+                row(now_ns, seq.request.id, DECODE)
+        for seq, _ in batch.chunks:
+            if seq.state in (PREFILL, RECOMPUTE):
+                continue
+            life = self._lives[seq]
+            if life.scheduled_ns == MISSING:
+                life.scheduled_ns = now_ns
+            seq.state = RECOMPUTE if life.preemptions else PREFILL
+            self._prefilling[seq] = None
+            row(now_ns, seq.request.id, seq.state)
+        if len(self._prefilling) > len(batch.chunks):
+            running = {seq for seq, _ in batch.chunks}
+            for seq in [seq for seq in self._prefilling if seq not in running]:
+                del self._prefilling[seq]
+                seq.state = SAT_OUT
+                row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("token_budget", None)))
+
+    def _drain_events(self, now_ns: int) -> dict[Sequence, tuple[str, int | None]]:
+        """Writes queue-head reasons, ends the rejected, and returns the reasons of this call's state changes."""
+        events, self.scheduler.events = self.scheduler.events, []
+        reasons: dict[Sequence, tuple[str, int | None]] = {}
+        for event in events:
+            if event.kind == "blocked":
+                self.recorder.state(now_ns, event.seq.request.id, BLOCKED, event.reason, event.blocker)
+            elif event.kind == "rejected":
+                self._reject(event.seq, now_ns, event.reason, event.detail)
+            else:
+                reasons[event.seq] = (event.reason, event.blocker)
+        return reasons
+
+    def _end(self, seq: Sequence, now_ns: int, outcome: int, reason: str) -> None:
+        """Writes the request's row, forgets it, and lists it for its client."""
+        life = self._lives.pop(seq)
+        self._prefilling.pop(seq, None)
+        finished = outcome == FINISHED
+        output_tokens = life.output_tokens if finished else seq.num_output_tokens
+        seq.state = _ENDED
+        request = seq.request
+        sent_ns = life.arrival.sent_ns
+        first_delivery = delivered = MISSING
+        if finished:
+            delivered = (life.last_token_ns if self.scheduler.streams else now_ns) + self.per_chunk_ns
+            first_delivery = life.first_token_ns + self.per_chunk_ns if self.scheduler.streams else delivered
+        self.recorder.request(
+            request.id,
+            self.recorder.text(request.klass),
+            self.recorder.text(request.tenant),
+            request.priority,
+            request.arrival_ns if sent_ns is None else sent_ns,
+            request.arrival_ns,
+            request.prompt_tokens,
+            request.max_output_tokens,
+            output_tokens,
+            life.scheduled_ns,
+            life.first_token_ns,
+            life.last_token_ns,
+            first_delivery,
+            delivered,
+            life.last_token_ns if finished else now_ns,
+            outcome,
+            self.recorder.text(reason),
+            life.preemptions,
+            life.swaps,
+            life.recomputed,
+        )
+        self.executor.end(seq)
+        self.responses.append(request)
+
+
+class SimExecutor:
+    """Runs batches on a cost model. Knows the true output lengths; a step is O(sequences that end or join)."""
+
+    def __init__(self, cost: CostModel, max_model_len: int) -> None:
+        self.cost = cost
+        self.max_model_len = max_model_len
+        self._targets: dict[Sequence, int] = {}
+        self._ends: list[tuple[int, int, int, Sequence]] = []  # (group step, order, epoch, sequence)
+
+    def begin(self, seq: Sequence, output_tokens: int | None) -> None:
+        """The length at which the engine stops: the true one, the client's cap, or the model's limit."""
+        request = seq.request
+        if output_tokens is None:
+            raise ValueError(f"request {request.id} has no output length; a simulation needs one")
+        self._targets[seq] = min(output_tokens, request.max_output_tokens, self.max_model_len - request.prompt_tokens)
+
+    def end(self, seq: Sequence) -> None:
+        self._targets.pop(seq, None)
+
+    def finishes_next(self, batch: Batch) -> bool:
+        ends, group = self._ends, batch.decodes
+        while ends:
+            step, _, epoch, seq = ends[0]
+            if epoch == seq.epoch and seq.group is group:
+                return group is not None and step <= group.step + 1
+            heappop(ends)
+        return False
+
+    def execute(self, batch: Batch) -> StepResult:
+        group, ends = batch.decodes, self._ends
+        finished: list[Sequence] = []
+        if group is not None:
+            for seq in batch.joined:
+                if seq.group is group:
+                    end = seq.joined_step + self._targets[seq] - seq.settled_output_tokens
+                    heappush(ends, (end, seq.order, seq.epoch, seq))
+            after = group.step + 1
+            while ends and ends[0][0] <= after:
+                _, _, epoch, seq = heappop(ends)
+                if epoch == seq.epoch and seq.group is group:
+                    finished.append(seq)
+        for seq, n in batch.chunks:
+            if (
+                seq.settled_computed_tokens + n == seq.num_tokens
+                and seq.settled_output_tokens + 1 >= self._targets[seq]
+            ):
+                finished.append(seq)
+        if len(finished) > 1:
+            finished = batch.in_order(finished)
+        return StepResult(self.cost.step_ns(batch), finished)

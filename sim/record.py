@@ -1,0 +1,144 @@
+"""What a run leaves behind, in columns: a row a step, a state change, a request; nothing per token.
+
+The three tables and their columns are the schema of `results/`. Times are ns since the start of the run. Missing
+values are `MISSING` in the arrays and null in the tables made from them.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MISSING = -1
+
+# Request states, as the rows of the `states` table name them.
+PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED = range(1, 8)
+STATE_NAMES = {
+    PREFILL: "prefill",
+    RECOMPUTE: "recompute",
+    DECODE: "decode",
+    SAT_OUT: "sat_out",
+    PREEMPTED: "preempted",
+    SWAPPED: "swapped",
+    BLOCKED: "blocked",
+}
+
+STEP_COLUMNS = (
+    ("start_ns", "q"),
+    ("duration_ns", "q"),
+    ("context_tokens", "q"),  # KV tokens the decodes read
+    ("prefill_pairs", "q"),  # sum over chunks of n*c + n*(n+1)/2: query-key pairs of n tokens after c computed ones
+    ("pad_context_tokens", "q"),
+    ("num_decode", "i"),
+    ("num_prefill_tokens", "i"),
+    ("num_chunks", "i"),
+    ("num_sampled_chunks", "i"),  # chunks that reached the end of their known tokens and sampled one
+    ("pad_prefill_tokens", "i"),
+    ("pad_decode_rows", "i"),
+    ("swap_blocks", "i"),
+    ("num_preempted", "i"),
+    ("free_blocks", "i"),  # while the step runs
+    ("num_waiting", "i"),
+    ("num_running", "i"),
+)
+STATE_COLUMNS = (("time_ns", "q"), ("request_id", "q"), ("state", "i"), ("reason", "i"), ("blocker", "q"))
+REQUEST_COLUMNS = (
+    ("request_id", "q"),
+    ("klass", "i"),
+    ("tenant", "i"),
+    ("priority", "q"),
+    ("sent_ns", "q"),  # when the client sent it; equal to arrival_ns without a front end
+    ("arrival_ns", "q"),  # at the engine
+    ("prompt_tokens", "q"),
+    ("max_output_tokens", "q"),
+    ("output_tokens", "q"),  # generated
+    ("scheduled_ns", "q"),  # start of the first step it took part in
+    ("first_token_ns", "q"),  # emission at the engine
+    ("last_token_ns", "q"),
+    ("first_delivery_ns", "q"),  # at the client
+    ("delivered_ns", "q"),
+    ("ended_ns", "q"),  # last token, rejection, cancel or end of the run
+    ("outcome", "i"),
+    ("reason", "i"),
+    ("num_preemptions", "i"),
+    ("num_swaps", "i"),
+    ("recomputed_tokens", "q"),
+)
+
+FINISHED, REJECTED, CANCELLED, UNFINISHED = range(4)
+OUTCOME_NAMES = {FINISHED: "finished", REJECTED: "rejected", CANCELLED: "cancelled", UNFINISHED: "unfinished"}
+
+
+def _format(columns: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, np.dtype]:
+    """The packer of a row and the matching numpy dtype, little-endian and unpadded."""
+    kinds = {"q": "<i8", "i": "<i4"}
+    return struct.Struct("<" + "".join(kind for _, kind in columns)), np.dtype([(n, kinds[k]) for n, k in columns])
+
+
+_STEP, STEP_DTYPE = _format(STEP_COLUMNS)
+_STATE, STATE_DTYPE = _format(STATE_COLUMNS)
+_REQUEST, REQUEST_DTYPE = _format(REQUEST_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Records:
+    """A finished run's tables as structured arrays, and the texts their code columns stand for.
+
+    `requests` is sorted by request id, `steps` by start; `states` is in the order in which things happened.
+    `details` maps a rejection reason to the numbers of its first case.
+    """
+
+    requests: NDArray[np.void]
+    steps: NDArray[np.void]
+    states: NDArray[np.void]
+    texts: tuple[str, ...]
+    details: dict[str, str]
+
+
+class Recorder:
+    """Collects rows as packed bytes. `text(s)` gives the code that stands for a string in a code column."""
+
+    def __init__(self) -> None:
+        self._steps = bytearray()
+        self._states = bytearray()
+        self._requests = bytearray()
+        self._codes: dict[str, int] = {"": 0}
+        self.details: dict[str, str] = {}
+
+    def text(self, text: str) -> int:
+        return self._codes.setdefault(text, len(self._codes))
+
+    def step(self, *row: int) -> None:
+        """One row of STEP_COLUMNS."""
+        self._steps += _STEP.pack(*row)
+
+    def state(self, time_ns: int, request_id: int, state: int, reason: str = "", blocker: int | None = None) -> None:
+        code = self._codes.get(reason)
+        self._states += _STATE.pack(
+            time_ns,
+            request_id,
+            state,
+            self.text(reason) if code is None else code,
+            MISSING if blocker is None else blocker,
+        )
+
+    def request(self, *row: int) -> None:
+        """One row of REQUEST_COLUMNS."""
+        self._requests += _REQUEST.pack(*row)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._steps) // _STEP.size
+
+    def records(self) -> Records:
+        requests = np.frombuffer(bytes(self._requests), REQUEST_DTYPE)
+        return Records(
+            requests=requests[np.argsort(requests["request_id"], kind="stable")],
+            steps=np.frombuffer(bytes(self._steps), STEP_DTYPE),
+            states=np.frombuffer(bytes(self._states), STATE_DTYPE),
+            texts=tuple(self._codes),
+            details=dict(self.details),
+        )
