@@ -81,6 +81,7 @@ def _format(columns: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, np.dty
 _STEP, STEP_DTYPE = _format(STEP_COLUMNS)
 _STATE, STATE_DTYPE = _format(STATE_COLUMNS)
 _REQUEST, REQUEST_DTYPE = _format(REQUEST_COLUMNS)
+pack_step = _STEP.pack
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Recorder:
     """Collects rows as packed bytes. `text(s)` gives the code that stands for a string in a code column."""
 
     def __init__(self) -> None:
-        self._steps = bytearray()
+        self.step_rows = bytearray()  # of STEP_COLUMNS, packed by `pack_step`
         self._states = bytearray()
         self._requests = bytearray()
         self._codes: dict[str, int] = {"": 0}
@@ -110,10 +111,6 @@ class Recorder:
 
     def text(self, text: str) -> int:
         return self._codes.setdefault(text, len(self._codes))
-
-    def step(self, *row: int) -> None:
-        """One row of STEP_COLUMNS."""
-        self._steps += _STEP.pack(*row)
 
     def state(self, time_ns: int, request_id: int, state: int, reason: str = "", blocker: int | None = None) -> None:
         code = self._codes.get(reason)
@@ -131,13 +128,13 @@ class Recorder:
 
     @property
     def num_steps(self) -> int:
-        return len(self._steps) // _STEP.size
+        return len(self.step_rows) // _STEP.size
 
     def records(self) -> Records:
         requests = np.frombuffer(bytes(self._requests), REQUEST_DTYPE)
         return Records(
             requests=requests[np.argsort(requests["request_id"], kind="stable")],
-            steps=np.frombuffer(bytes(self._steps), STEP_DTYPE),
+            steps=np.frombuffer(bytes(self.step_rows), STEP_DTYPE),
             states=np.frombuffer(bytes(self._states), STATE_DTYPE),
             texts=tuple(self._codes),
             details=dict(self.details),

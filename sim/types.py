@@ -120,7 +120,7 @@ class Batch:
     recompute) pieces `(sequence, tokens)`. `context_tokens` is what the decodes read: the sum of their computed tokens.
     The `pad_` fields are work done for nothing: prompt padding, rows of ended sequences, and the context these read.
     `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
-    `joined` and `left` the changes of the decode group, `released` the sequences whose KV was given back since the last batch.
+    `joined` and `left` the changes of the decode group since the last batch.
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`.
     """
 
@@ -137,7 +137,6 @@ class Batch:
         "pad_decode_rows",
         "pad_prefill_tokens",
         "preempted",
-        "released",
         "swap_in",
         "swap_out",
     )
@@ -151,7 +150,6 @@ class Batch:
         preempted: list[Sequence] | tuple[()] = (),
         swap_out: list[tuple[Sequence, int]] | tuple[()] = (),
         swap_in: list[tuple[Sequence, int]] | tuple[()] = (),
-        released: list[Sequence] | tuple[()] = (),
         pad_prefill_tokens: int = 0,
         pad_decode_rows: int = 0,
         pad_context_tokens: int = 0,
@@ -163,7 +161,6 @@ class Batch:
         self.preempted = preempted
         self.swap_out = swap_out
         self.swap_in = swap_in
-        self.released = released
         self.pad_prefill_tokens = pad_prefill_tokens
         self.pad_decode_rows = pad_decode_rows
         self.pad_context_tokens = pad_context_tokens
@@ -184,7 +181,7 @@ class Batch:
         """Turns this decode-only batch into the identical one a step later. O(1); for `Scheduler.repeat`."""
         self.context_tokens += self.num_decode
         self.pad_context_tokens += self.pad_decode_rows
-        self.joined = self.left = self.released = ()
+        self.joined = self.left = ()
 
     def items(self) -> Iterator[tuple[Sequence, int]]:
         """Every sequence of the step with its scheduled tokens, in batch order. O(batch log batch)."""
@@ -237,8 +234,8 @@ class Event:
     """A reason, for the records: kind `blocked`, `sat_out`, `preempted` or `rejected`.
 
     `blocked` is emitted for the head of the queue when the head or its reason changes; those behind inherit it.
-    `reason` is one of few short names, to be counted by; `detail` has the numbers of a rejection. `blocker` is the id of
-    the request that stands in the way, where one does.
+    `reason` is one of few short names, to be counted by; `detail` has the numbers of a rejection. `blocker` is the id
+    of the request that stands in the way, where one does.
     """
 
     kind: str
@@ -333,8 +330,8 @@ class Executor(Protocol):
         """Forgets a sequence that finished, was cancelled or was rejected."""
         ...
 
-    def finishes_next(self, batch: Batch) -> bool:
-        """Whether a sequence would end in one more step of this decode-only batch; bounds a leap."""
+    def quiet_steps(self, batch: Batch) -> int:
+        """How many more steps of this decode-only batch, just executed, end nobody; 0 if unknown. Bounds a leap."""
         ...
 
     def execute(self, batch: Batch) -> StepResult:

@@ -47,7 +47,7 @@ class VllmConfig:
     def __post_init__(self) -> None:
         for knob in ("enable_prefix_caching", "async_scheduling"):
             if getattr(self, knob):
-                raise ValueError(f"{knob}: true is not simulated yet. Set it to false here and in the engine you compare")
+                raise ValueError(f"{knob}: true is not simulated yet. Set it to false, here and in the engine")
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
