@@ -1,0 +1,116 @@
+"""How a scenario names a trace and what it wants done with it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from sim.units import Duration
+
+TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
+FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "mapping"]
+
+_STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns (CSV, Parquet) or keys (JSON) that hold a request's arrival, prompt and output tokens."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
+
+    prompt: str
+    output: str
+    arrival: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [name for name in (self.arrival, self.prompt, self.output) if name is not None]
+        if len(set(names)) < len(names):
+            raise ValueError(f"columns {', '.join(names)} name one column twice. Each needs its own.")
+
+
+@dataclass(frozen=True)
+class RateScale:
+    """`factor` times the load of a trace, and how it is made: there is no neutral way, so `by` has no default.
+
+    `compress` divides all gaps (bursts get sharper in time), `overlay` adds shifted copies of the trace (bursts are
+    smoothed, rows repeat), `thin` keeps a random share of the rows.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
+
+    factor: float
+    by: Literal["compress", "overlay", "thin"]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < float("inf"):
+            raise ValueError(f"rate_scale.factor {self.factor:g} is not above 0. 2 doubles the load.")
+        if self.by == "overlay" and not float(self.factor).is_integer():
+            raise ValueError(
+                f"rate_scale.factor {self.factor:g} by overlay: copies come whole. Write an integer, or by: compress."
+            )
+        if self.by == "thin" and self.factor > 1:
+            raise ValueError(
+                f"rate_scale.factor {self.factor:g} by thin: thinning cannot add requests. Write a factor of at most 1,"
+                " or by: compress or overlay."
+            )
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """A trace file and what is done to its rows.
+
+    `time_unit` is needed with `columns.arrival` and where a file's unit cannot be told. `rows` is `[start, stop)` of
+    the file's data rows; `time` is `[from, to)` after the earliest arrival. `jitter` spreads the arrivals of a coarse
+    clock over this interval. `zero_lengths`: rows with 0 tokens are dropped, refused, or, where the prompt is not
+    empty, given one output token (`prefill_only`). `sha256` is of the uncompressed content; `fetch` says where the
+    file is to be had.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
+
+    path: str
+    format: FormatName = "auto"
+    columns: Columns | None = None
+    time_unit: TimeUnit | None = None
+    rows: tuple[int, int] | None = None
+    time: tuple[Duration, Duration] | None = None
+    rate_scale: RateScale | None = None
+    jitter: Duration = 0
+    zero_lengths: Literal["drop", "prefill_only", "error"] = "drop"
+    on_broken: Literal["error", "drop"] = "error"
+    sha256: str | None = None
+    fetch: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path or "\0" in self.path:
+            raise ValueError("trace.path is empty or holds a zero byte. Write the path of a file.")
+        self._check_columns()
+        if self.rows is not None and self.time is not None:
+            raise ValueError("trace: both rows and time are given. Slice by one of them.")
+        for name, window in (("rows", self.rows), ("time", self.time)):
+            if window is not None and not 0 <= window[0] < window[1]:
+                unit = "" if name == "rows" else " ns"
+                raise ValueError(
+                    f"trace.{name} [{window[0]}, {window[1]}]{unit} holds nothing. Start at 0 or later, end above it."
+                )
+        if self.jitter < 0:
+            raise ValueError(f"trace.jitter {self.jitter} ns is negative. Write 0s or more.")
+        if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
+            raise ValueError(f"trace.sha256 {self.sha256!r} is not a SHA-256: 64 hexadecimal digits.")
+
+    def _check_columns(self) -> None:
+        if self.columns is None:
+            if self.format == "mapping":
+                raise ValueError("trace.format mapping needs columns: {arrival: ..., prompt: ..., output: ...}.")
+            return
+        if self.format not in ("auto", "mapping"):
+            raise ValueError(f"trace.columns cannot go with format {self.format}, which knows its columns. Drop one.")
+        if self.columns.arrival is not None and self.time_unit is None:
+            raise ValueError(
+                f"trace.columns.arrival {self.columns.arrival!r} has no unit. Write time_unit: ns, us, ms, s or iso."
+            )
+        if self.columns.arrival is None and self.time_unit is not None:
+            raise ValueError(f"trace.time_unit {self.time_unit} goes with no column. Write columns.arrival or drop it.")

@@ -1,0 +1,188 @@
+"""The trace formats read, those known but not readable, and how a file is told by its columns.
+
+Source: the column names and units of each tool's own documentation and code, 2023 to 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.errors import TraceError
+from sim.workload.traces.config import Columns, TimeUnit, TraceConfig
+from sim.workload.traces.source import Source
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a file is read: format, columns, unit of its times, and why (the reason is part of the notes).
+
+    `unit` is None where there are no times, or where they are and nobody can tell (`ambiguous`). `whole_units`: the
+    unit was told by the times being integers, so all of them have to be.
+    """
+
+    format: str
+    columns: Columns
+    unit: TimeUnit | None
+    reason: str
+    whole_units: bool = False
+
+    @property
+    def ambiguous(self) -> bool:
+        return self.unit is None and self.columns.arrival is not None
+
+
+# Mooncake and aiperf write milliseconds, guidellm seconds, under the same names.
+_TIMESTAMP_FAMILY = Columns(arrival="timestamp", prompt="input_length", output="output_length")
+
+_FORMATS: dict[str, tuple[Columns, TimeUnit]] = {
+    "azure": (Columns(arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens"), "iso"),
+    "burstgpt": (Columns(arrival="Timestamp", prompt="Request tokens", output="Response tokens"), "s"),
+    "vidur": (Columns(arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens"), "s"),
+    "mooncake": (_TIMESTAMP_FAMILY, "ms"),
+    "guidellm": (_TIMESTAMP_FAMILY, "s"),
+}
+
+# Columns that carry meaning, are not used, and are worth a note.
+UNUSED = {
+    "hash_ids": "prompts are taken as sharing nothing",
+    "session_id": "turns of a session are taken as independent requests",
+    "Session ID": "turns of a session are taken as independent requests",
+    "chat_id": "turns of a chat are taken as independent requests",
+    "NumImages": "the cost of images is taken to be in ContextTokens",
+}
+
+
+def _mapping_advice(arrival: str, prompt: str, output: str, unit: str) -> str:
+    return (
+        f"Read it by mapping: columns: {{arrival: {arrival}, prompt: {prompt}, output: {output}}}, time_unit: {unit}."
+    )
+
+
+_TEXTS = "It holds texts: count their tokens first and write prompt and output lengths as columns."
+_SESSIONS = "Sessions are not replayed: flatten it to one line per request with an arrival of its own."
+_RATES = "It holds rates, not requests: write arrivals: {kind: gamma, ...} with its rate and CV instead."
+
+# Known formats without a reader: name, the columns that tell them, and what to do instead.
+_KNOWN: tuple[tuple[str, set[str], str], ...] = (
+    ("LLMServingSim with sessions", {"arrival_time_ns", "sub_requests"}, _SESSIONS),
+    (
+        "LLMServingSim",
+        {"arrival_time_ns", "input_toks", "output_toks"},
+        _mapping_advice("arrival_time_ns", "input_toks", "output_toks", "ns"),
+    ),
+    (
+        "Qwen-Bailian",
+        {"chat_id", "parent_chat_id", "timestamp"},
+        _mapping_advice("timestamp", "input_length", "output_length", "s"),
+    ),
+    (
+        "BLIS TraceV2",
+        {"arrival_time_us", "input_tokens", "output_tokens"},
+        _mapping_advice("arrival_time_us", "input_tokens", "output_tokens", "us"),
+    ),
+    (
+        "splitwise-sim",
+        {"arrival_timestamp", "prompt_size", "token_size"},
+        _mapping_advice("arrival_timestamp", "prompt_size", "token_size", "s"),
+    ),
+    ("ShareGPT", {"conversations"}, _TEXTS),
+    ("ShareGPT", {"conversation"}, _TEXTS),
+)
+
+
+def lay_out(source: Source, config: TraceConfig) -> Layout:
+    """How `source` is to be read under `config`. TraceError where it cannot be told, or a column is missing."""
+    if config.columns is not None:
+        layout = Layout("mapping", config.columns, config.time_unit, "columns given")
+    elif config.format == "auto":
+        layout = _recognised(source, config)
+    else:
+        columns, unit = _FORMATS[config.format]
+        if config.format == "vidur" and "arrived_at" not in source.names:
+            columns, unit = Columns(prompt=columns.prompt, output=columns.output), None
+        layout = Layout(config.format, columns, _unit(source, config, config.format, unit), "format given")
+    _check_names(source, layout)
+    return layout
+
+
+def _check_names(source: Source, layout: Layout) -> None:
+    if source.container not in ("CSV", "Parquet"):
+        return  # JSON objects differ line by line; a missing key is reported with its line
+    columns = layout.columns
+    for name in (columns.arrival, columns.prompt, columns.output):
+        if name is not None and name not in source.names:
+            asked = "" if layout.format == "mapping" else f", which format {layout.format} needs"
+            raise TraceError(f"{source.path}: no column {name!r}{asked}; it has {source.listing()}. Name one of these.")
+        if name is not None and source.names.count(name) > 1:
+            raise TraceError(f"{source.path}: column {name!r} stands there twice. Rename one.")
+
+
+def _unit(source: Source, config: TraceConfig, name: str, unit: TimeUnit | None) -> TimeUnit | None:
+    """The unit of a format's times; the user's word counts where formats share column names, else it must agree."""
+    asked = config.time_unit
+    if asked is None or asked == unit:
+        return unit
+    if unit is None:
+        raise TraceError(f"{source.path}: time_unit {asked} is given, the file has no times. Drop time_unit.")
+    if _FORMATS[name][0] is not _TIMESTAMP_FAMILY:
+        raise TraceError(f"{source.path}: times of format {name} are {unit}, not {asked}. Drop time_unit.")
+    return asked
+
+
+def _recognised(source: Source, config: TraceConfig) -> Layout:
+    names = set(source.names)
+    listed = f"{source.container} with the columns"
+    for name in ("azure", "burstgpt", "vidur"):
+        columns, unit = _FORMATS[name]
+        if {columns.prompt, columns.output} <= names and columns.arrival in names:
+            reason = f"{listed} {columns.arrival}, {columns.prompt}, {columns.output}"
+            return Layout(name, columns, _unit(source, config, name, unit), reason)
+    columns, _ = _FORMATS["vidur"]
+    if {columns.prompt, columns.output} <= names:
+        reason = f"{listed} {columns.prompt}, {columns.output} and no arrived_at"
+        lengths = Columns(prompt=columns.prompt, output=columns.output)
+        return Layout("vidur", lengths, _unit(source, config, "vidur", None), reason)
+    _refuse_known(source)
+    if {"timestamp", "input_length"} <= names:
+        return _timestamp_family(source, config)
+    raise _unknown(source)
+
+
+def _timestamp_family(source: Source, config: TraceConfig) -> Layout:
+    """Mooncake or guidellm: the names are the same, the units differ by 1000. Integers with hash_ids are Mooncake."""
+    columns = _TIMESTAMP_FAMILY
+    if config.time_unit is not None:
+        name = {"ms": "mooncake", "s": "guidellm"}.get(config.time_unit, "timestamp")
+        return Layout(name, columns, config.time_unit, f"timestamp in {config.time_unit} as stated")
+    if "hash_ids" in source.first and type(source.first["timestamp"]) is int:
+        return Layout("mooncake", columns, "ms", "integer timestamp beside hash_ids", whole_units=True)
+    return Layout("timestamp", columns, None, "timestamp, input_length")
+
+
+def _refuse_known(source: Source) -> None:
+    """TraceError if `source` is a format of someone's that holds no requests with lengths, or needs a mapping."""
+    names, first = set(source.names), source.first
+    known = next(((name, advice) for name, needed, advice in _KNOWN if needed <= names), None)
+    lists = [value for value in first.values() if isinstance(value, list) and value]
+    if any(isinstance(items[0], dict) and {"t", "in", "out"} <= set(items[0]) for items in lists):
+        known = ("WEKA", _SESSIONS)
+    elif isinstance(first.get("prompt"), str):
+        known = ("a vLLM custom data set", _TEXTS)
+    elif "text_input" in names and "input_length" not in names:
+        known = ("aiperf with prompts as text", _TEXTS)
+    elif source.container == "CSV" and len(source.names) == 6 and source.names[3] in ("", "Gamma", "Weibull"):
+        known = ("a ServeGen client", _RATES)
+    if known is not None:
+        raise TraceError(f"{source.path}: looks like {known[0]}, which has no reader. {known[1]}")
+
+
+def _unknown(source: Source) -> TraceError:
+    if not source.names:
+        return TraceError(
+            f"{source.path}: the first record is not a JSON object, so the format cannot be told. Correct it, or state"
+            " format, or columns."
+        )
+    return TraceError(
+        f"{source.path}: no known format: {source.container} with the columns {source.listing()}. Write columns:"
+        " {arrival: ..., prompt: ..., output: ...} and time_unit."
+    )

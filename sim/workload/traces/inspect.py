@@ -1,0 +1,56 @@
+"""What `trace inspect` shows of a trace."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.workload.table import Ints, TraceRows
+from sim.workload.traces.config import TraceConfig
+from sim.workload.traces.read import read_trace
+from sim.workload.traces.scale import rescale
+
+_QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
+
+
+def inspect_trace(config: TraceConfig, base: Path, seed: int = 0) -> dict[str, Any]:
+    """The trace as the simulator would replay it, `rate_scale` included, in figures fit for JSON.
+
+    Keys: source, format, rows, notes; `arrivals` (rate_rps, cv, idc_1s, idc_60s, ...; None without times);
+    `prompt_tokens` and `output_tokens` (mean, cv, min, p50, p90, p99, max).
+    """
+    trace = read_trace(config, base, seed)
+    if config.rate_scale is not None:
+        trace = rescale(trace, config.rate_scale, seed)
+    return summary(trace)
+
+
+def summary(trace: TraceRows) -> dict[str, Any]:
+    """The figures of rows already read; see `inspect_trace`."""
+    from sim.workload.stats import describe_arrivals
+
+    return {
+        "source": trace.source,
+        "format": trace.format,
+        "rows": len(trace),
+        "arrivals": None if trace.arrival_ns is None else asdict(describe_arrivals(trace.arrival_ns)),
+        "prompt_tokens": _lengths(trace.prompt_tokens),
+        "output_tokens": _lengths(trace.output_tokens),
+        "notes": list(trace.notes),
+    }
+
+
+def _lengths(tokens: Ints) -> dict[str, float]:
+    """Mean, CV (population std) and linearly interpolated percentiles."""
+    quantiles = {name: float(np.percentile(tokens, percent)) for name, percent in _QUANTILES.items()}
+    mean = float(tokens.mean())
+    return {
+        "mean": mean,
+        "cv": float(tokens.std()) / mean,
+        "min": int(tokens.min()),
+        **quantiles,
+        "max": int(tokens.max()),
+    }

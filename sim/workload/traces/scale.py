@@ -1,0 +1,123 @@
+"""Changes of the load of a trace: rescaled, spread over a coarse clock's tick, or repeated end to end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from sim.errors import TraceError
+from sim.units import format_duration
+from sim.workload.streams import random_stream
+from sim.workload.table import Ints, TraceRows
+from sim.workload.traces.config import RateScale
+
+_MAX_ROWS = 10**8  # 24 bytes each: as much as a machine's memory holds
+_MAX_SPAN_NS = 2**62  # 146 years: sums of two such times still fit 64 bits
+
+
+def rescale(rows: TraceRows, scale: RateScale, seed: int) -> TraceRows:
+    """`rows` at `scale.factor` times the mean rate, with a note; `seed` matters for `thin` only.
+
+    The rows kept by thinning at a lower factor are among those kept at a higher one. TraceError where the trace has
+    no times, or nothing to scale.
+    """
+    arrival_ns = _times(rows, "rate_scale")
+    if scale.by == "compress":
+        note = f"every gap divided by {scale.factor:g}"
+        _check_span(rows, int(arrival_ns[-1]) / scale.factor)
+        scaled = replace(rows, arrival_ns=np.rint(arrival_ns / scale.factor).astype(np.int64))
+    elif scale.by == "overlay":
+        scaled, note = _overlay(rows, arrival_ns, int(scale.factor))
+    else:
+        kept = np.flatnonzero(random_stream(seed, "trace thin").random(len(rows)) < scale.factor)
+        if not len(kept):
+            raise TraceError(
+                f"{rows.source}: thinned by {scale.factor:g}, none of {len(rows):,} rows is left. Raise it."
+            )
+        note = f"{len(kept):,} of {len(rows):,} rows kept at random"
+        scaled = _picked(rows, arrival_ns, kept)
+    return replace(scaled, notes=(*rows.notes, f"rate × {scale.factor:g} by {scale.by}: {note}"))
+
+
+def _overlay(rows: TraceRows, arrival_ns: Ints, copies: int) -> tuple[TraceRows, str]:
+    """Copies of the trace, each shifted by its part of the period and wrapped around, so none runs in step."""
+    period_ns = _period_ns(rows, arrival_ns, "overlaid")
+    _check_count(rows, copies * len(rows))
+    shifts_ns = [period_ns * copy // copies for copy in range(copies)]
+    times = np.concatenate([(arrival_ns + shift) % period_ns for shift in shifts_ns])
+    order = np.argsort(times, kind="stable")
+    scaled = _picked(rows, times, order, order % len(rows))
+    return scaled, f"{copies} copies, each shifted {format_duration(period_ns / copies)} from the one before"
+
+
+def spread(rows: TraceRows, jitter_ns: int, seed: int) -> TraceRows:
+    """`rows` with arrivals spread uniformly over `[0, jitter_ns)` after their recorded times; their order is kept.
+
+    A coarse clock hides where in its tick a row arrived, alone in it or not, so every row is moved. Draws are sorted
+    together with the ticks: rows of one tick stay in file order.
+    """
+    arrival_ns = _times(rows, "jitter")
+    draws_ns = random_stream(seed, "trace jitter").integers(0, jitter_ns, len(rows))
+    moved = np.sort(arrival_ns + draws_ns)
+    note = f"jitter: every arrival moved later by up to {format_duration(jitter_ns)}, order kept"
+    return replace(rows, arrival_ns=moved - moved[0], notes=(*rows.notes, note))
+
+
+def tile(rows: TraceRows, count: int) -> TraceRows:
+    """The trace repeated end to end to `count` rows, a mean gap between copies; fewer rows are a head of it."""
+    if count < 1:
+        raise TraceError(f"{rows.source}: tiled to {count} rows. Ask for at least 1.")
+    _check_count(rows, count)
+    index = np.arange(count)
+    source = index % len(rows)
+    times = None
+    if rows.arrival_ns is not None:
+        period_ns = _period_ns(rows, rows.arrival_ns, "repeated") if count > len(rows) else 0
+        _check_span(rows, period_ns * (count / len(rows) + 1))
+        times = rows.arrival_ns[source] + index // len(rows) * period_ns
+    return replace(
+        rows,
+        arrival_ns=times,
+        prompt_tokens=rows.prompt_tokens[source],
+        output_tokens=rows.output_tokens[source],
+        notes=(*rows.notes, f"{len(rows):,} rows tiled end to end to {count:,}"),
+    )
+
+
+def _check_span(rows: TraceRows, span_ns: float) -> None:
+    if span_ns >= _MAX_SPAN_NS:
+        raise TraceError(
+            f"{rows.source}: scaled, it would last {span_ns / _MAX_SPAN_NS:.3g} × 146 years. Ask for less."
+        )
+
+
+def _check_count(rows: TraceRows, count: int) -> None:
+    if count > _MAX_ROWS:
+        raise TraceError(f"{rows.source}: {count:,} rows asked, at most {_MAX_ROWS:,} are made. Ask for fewer.")
+
+
+def _times(rows: TraceRows, what: str) -> Ints:
+    if rows.arrival_ns is None:
+        raise TraceError(f"{rows.source}: has no arrival times for {what}. Drop it, or use another trace.")
+    return rows.arrival_ns
+
+
+def _period_ns(rows: TraceRows, arrival_ns: Ints, done: str) -> int:
+    """The time of one round: the span and a mean gap, so that rounds join at the mean rate."""
+    span_ns = int(arrival_ns[-1] - arrival_ns[0])
+    if span_ns == 0:
+        raise TraceError(f"{rows.source}: all {len(rows):,} rows arrive at once; they cannot be {done}. Use more rows.")
+    return span_ns + max(1, round(span_ns / (len(rows) - 1)))
+
+
+def _picked(rows: TraceRows, times: Ints, order: Ints, source: Ints | None = None) -> TraceRows:
+    """The rows `source` (`order` itself by default) at `times[order]`, counted from the first."""
+    source = order if source is None else source
+    arrival_ns = times[order]
+    return replace(
+        rows,
+        arrival_ns=arrival_ns - arrival_ns[0],
+        prompt_tokens=rows.prompt_tokens[source],
+        output_tokens=rows.output_tokens[source],
+    )
