@@ -131,11 +131,12 @@ class Recorder:
         return len(self.step_rows) // _STEP.size
 
     def records(self) -> Records:
-        requests = np.frombuffer(bytes(self._requests), REQUEST_DTYPE)
+        """The tables. Steps and states share this recorder's memory: nothing can be recorded after it."""
+        requests = np.frombuffer(self._requests, REQUEST_DTYPE)
         return Records(
             requests=requests[np.argsort(requests["request_id"], kind="stable")],
-            steps=np.frombuffer(bytes(self.step_rows), STEP_DTYPE),
-            states=np.frombuffer(bytes(self._states), STATE_DTYPE),
+            steps=np.frombuffer(self.step_rows, STEP_DTYPE),
+            states=np.frombuffer(self._states, STATE_DTYPE),
             texts=tuple(self._codes),
             details=dict(self.details),
         )

@@ -10,11 +10,12 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import simpy
+from simpy.events import EventPriority
 
 from sim.core import EngineCore, SimExecutor
 from sim.types import Arrival, Idle, Workload
 
-_AFTER_ALL_OTHERS = simpy.events.EventPriority(2)  # SimPy's own are 0 (urgent) and 1 (normal)
+_AFTER_ALL_OTHERS = EventPriority(2)  # SimPy's own are 0 (urgent) and 1 (normal)
 
 
 class _Last(simpy.Event):
@@ -72,46 +73,49 @@ class _Run:
             wake, self.wake = self.wake, None
             wake.succeed()
 
-    def _tell_clients(self) -> None:
+    def _tell_clients(self, now_ns: int) -> None:
         answered, self.core.responses = self.core.responses, []
         for request in answered:
-            following = self.workload.responded(request, self.env.now)
+            following = self.workload.responded(request, now_ns)
             if following is not None:
                 self.send(iter((following,)))
 
     def engine(self) -> Generator[simpy.Event, Any, None]:
+        """Schedules, sleeps for the step, completes. SimPy's `now` stays an integer because all delays are."""
         env, core = self.env, self.core
+        now_ns = 0
         while True:
             if core.responses:
-                self._tell_clients()
-            if env.peek() <= env.now:
+                self._tell_clients(now_ns)
+            if env.peek() <= now_ns:
                 yield _Last(env)
             if not self.streams and not core.has_work:
-                self.end_ns = env.now
+                self.end_ns = now_ns
                 return
-            work = core.schedule(env.now, drain=not self.streams)
+            work = core.schedule(now_ns, drain=not self.streams)
             if core.responses:
-                self._tell_clients()
+                self._tell_clients(now_ns)
             if isinstance(work, Idle):
-                yield from self._sleep(work)
+                yield from self._sleep(work, now_ns)
+                now_ns = int(env.now)
                 continue
-            end_ns = core.execute(work, env.now)
+            end_ns = core.execute(work, now_ns)
             if self.cost is not None:
                 timer_ns = core.next_timer_ns
                 horizon_ns = env.peek() if timer_ns is None else min(env.peek(), timer_ns)
                 end_ns = core.leap(work, end_ns, horizon_ns, self.cost)
-            yield env.timeout(end_ns - env.now)
-            core.complete(env.now)
+            yield env.timeout(end_ns - now_ns)
+            now_ns = end_ns
+            core.complete(now_ns)
 
-    def _sleep(self, idle: Idle) -> Generator[simpy.Event, Any, None]:
+    def _sleep(self, idle: Idle, now_ns: int) -> Generator[simpy.Event, Any, None]:
         """Until the next arrival, the time the scheduler named, or the next deadline or cancel."""
-        env = self.env
         times = [ns for ns in (idle.until_ns, self.core.next_timer_ns) if ns is not None]
-        if not self.streams and not times and not self.core.has_work:
+        if not self.streams and not times:
             return
-        self.wake = env.event()
+        self.wake = self.env.event()
         if times:
-            yield self.wake | env.timeout(min(times) - env.now)
+            yield self.wake | self.env.timeout(min(times) - now_ns)
             self.wake = None
         else:
             yield self.wake

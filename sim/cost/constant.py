@@ -1,0 +1,119 @@
+"""Two costs made of stated times: every step the same, or linear in its work. For theory, tests and rough questions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from sim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
+from sim.types import Batch
+from sim.units import Duration, format_duration
+
+_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Every step takes `step`, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
+
+    step: Duration
+    kind: Literal["constant"] = "constant"
+
+    peak_flops: ClassVar[float | None] = None
+    memory_bandwidth: ClassVar[float | None] = None
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise ValueError(f"step is {self.step} ns. A step takes at least 1 ns.")
+
+    def step_ns(self, batch: Batch) -> int:
+        return self.step
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        return self.step
+
+    def swap_ns(self, num_blocks: int) -> int:
+        return 0
+
+    def explain(self, columns: Columns) -> Terms:
+        """All of each step under `other`; zero work, since nothing is known of it."""
+        other = np.full(len(columns["num_decode"]), float(self.step))
+        return _all_terms(columns, {"other": other})
+
+    def describe(self) -> str:
+        return f"cost: constant, {format_duration(self.step)} a step"
+
+    def sources(self) -> list[str]:
+        return ["step time: as stated in the scenario"]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`base` + parts for each token computed, sequence, context token that a decode reads, and block swapped.
+
+    Padding counts as work. Parts are whole nanoseconds.
+    """
+
+    base: Duration
+    per_token: Duration = 0
+    per_sequence: Duration = 0
+    per_context_token: Duration = 0
+    per_swapped_block: Duration = 0
+    kind: Literal["linear"] = "linear"
+
+    peak_flops: ClassVar[float | None] = None
+    memory_bandwidth: ClassVar[float | None] = None
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    def __post_init__(self) -> None:
+        parts = (self.per_token, self.per_sequence, self.per_context_token, self.per_swapped_block)
+        if self.base < 1 or min(parts) < 0:
+            raise ValueError(f"base is {self.base} ns, the parts {parts}. The base is at least 1 ns, the parts 0.")
+
+    def step_ns(self, batch: Batch) -> int:
+        """The step's duration, at least 1. O(1) without swaps."""
+        rows = batch.num_decode + batch.pad_decode_rows
+        tokens = rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
+        context = batch.context_tokens + batch.pad_context_tokens
+        ns = self.base + self.per_token * tokens + self.per_context_token * context
+        ns += self.per_sequence * (rows + len(batch.chunks))
+        if batch.swap_out or batch.swap_in:
+            ns += self.swap_ns(swap_blocks(batch))
+        return ns
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        """A step that computes `num_tokens` of one sequence and nothing else."""
+        return self.base + self.per_token * num_tokens + self.per_sequence
+
+    def swap_ns(self, num_blocks: int) -> int:
+        return self.per_swapped_block * num_blocks
+
+    def explain(self, columns: Columns) -> Terms:
+        """Tokens under `matmul`, context under `kv_reads`, the rest under `other`; zero work, it is not known."""
+        work = padded_work(columns)
+        known = {
+            "matmul": self.per_token * work.tokens * 1.0,
+            "kv_reads": self.per_context_token * work.context * 1.0,
+            "swap": self.per_swapped_block * columns["swap_blocks"] * 1.0,
+            "other": self.base + self.per_sequence * work.rows * 1.0,
+        }
+        return _all_terms(columns, known)
+
+    def describe(self) -> str:
+        return (
+            f"cost: linear, {format_duration(self.base)} + {format_duration(self.per_token)} a token"
+            f" + {format_duration(self.per_sequence)} a sequence"
+            f" + {format_duration(self.per_context_token)} a context token"
+        )
+
+    def sources(self) -> list[str]:
+        return ["coefficients: as stated in the scenario"]
+
+
+def _all_terms(columns: Columns, known: Terms) -> Terms:
+    """Every term that `explain` promises, zero where not known."""
+    zeros = np.zeros(len(columns["num_decode"]))
+    return {name: known.get(name, zeros) for name in (*TIME_TERMS, "flops", "bytes")}

@@ -1,0 +1,305 @@
+"""Step times from a model's shape and a GPU's sheet, with one set of measured efficiencies for each GPU.
+
+A step of T tokens (padding counted) of which S rows are sampled, one for each sequence that takes part, costs
+
+    layers' matmuls   soft(weight and activation bytes / bandwidth, 2 · weights · T / peak)
+    output matmul     the same with the vocabulary's matrix and S rows
+    KV reads          context bytes of the decodes / bandwidth
+    attention         4 · layers · query width · pairs / peak; a chunk of n tokens after c has n·c + n(n+1)/2 pairs
+    constants         of each layer's matmuls and attention, and of each layer and sequence
+    elementwise       bytes of norms, rotary embedding, KV store and activation function / bandwidth
+    all-reduces       two for each layer with tensor parallelism, ring algorithm
+    host and swap     serial: base + a part for each sequence and prompt token; blocks moved / link bandwidth
+
+where soft(x, y) = (x⁴ + y⁴)^¼: max(x, y) with a rounded corner, since near the ridge a real matmul is bound by neither
+alone; the power 4 fits the public kernel sums of H200 and H100 as well as 3 or 6 do, and is two square roots. Bandwidth
+and peak are those of the sheet times the share in `Efficiencies`. The first five lines are the `kernel` part, which is
+what public kernel timings hold and what the efficiencies are fitted to; elementwise traffic is computed, not fitted.
+
+Simplified: no tile steps in T; L2 hits are not modelled; a decode's and a chunk's attention do not overlap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.cost.work import Columns, Terms, columns_of, padded_pairs, padded_work, prefill_pairs, swap_blocks, useful_work
+from sim.errors import ScenarioError
+from sim.model import GpuSpec, ModelSpec
+from sim.types import Batch
+from sim.units import NS_PER_S, Bandwidth, Duration, format_duration
+
+HOST_LINK_SHARE = 0.85
+"""Share of the host link's sheet that pinned copies reach. Assumed: 55 of 64 GB/s on PCIe 5.0 x16."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """Time a step spends outside large kernels, serial with them: base + per sequence + per prompt token.
+
+    The defaults are assumed, not measured: launches, small kernels and sampling are expected to add 0.4-0.8 ms to the
+    sum of a step's large kernels, and bookkeeping some microseconds a sequence. A calibrated profile replaces them.
+    """
+
+    base: Duration = 600_000
+    per_sequence: Duration = 2_000
+    per_token: Duration = 0
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    def __post_init__(self) -> None:
+        if min(self.base, self.per_sequence, self.per_token) < 0:
+            raise ValueError("host: a time is negative. Times are 0 or more.")
+
+    def __str__(self) -> str:
+        parts = f"{format_duration(self.base)} + {format_duration(self.per_sequence)} a sequence"
+        return parts + (f" + {format_duration(self.per_token)} a prompt token" if self.per_token else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineConfig:
+    """`cost: h200`, or its long form. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85."""
+
+    gpu: str
+    kind: Literal["roofline"] = "roofline"
+    tp: int = 1
+    host: HostCost = HostCost()
+    swap_bandwidth: Bandwidth | None = None
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    def __post_init__(self) -> None:
+        if self.tp < 1:
+            raise ValueError(f"tp is {self.tp}. It is a number of GPUs, at least 1.")
+        if self.swap_bandwidth is not None and self.swap_bandwidth <= 0:
+            raise ValueError(f"swap_bandwidth is {self.swap_bandwidth} bytes/s. A bandwidth is above 0.")
+
+
+class KernelCosts(NamedTuple):
+    """Coefficients in ns of one GPU's part of a step. `layers` and `head` are those of their matmuls: time of the
+    weight bytes, of the activation bytes of a row, of the arithmetic of a row."""
+
+    layers: tuple[float, float, float]
+    head: tuple[float, float, float]
+    gemm_constant: float
+    attention_constant: float
+    attention_per_row: float
+    attention_per_pair: float
+    kv_per_token: float
+    other_constant: float
+    other_per_token: float
+
+    @classmethod
+    def of(cls, model: ModelSpec, gpu: GpuSpec, tp: int) -> KernelCosts:
+        """Those of `model` cut over `tp` GPUs: matrices and heads are divided, activations between them are not."""
+        e, layers, hidden, width = gpu.efficiencies, model.num_hidden_layers, model.hidden_size, model.dtype_bytes
+        weight_byte, kv_byte = (NS_PER_S / (share * gpu.memory_bandwidth) for share in (e.weights, e.kv))
+        flop = NS_PER_S / (e.matmul * gpu.peak_flops)
+        q, kv, mlp = model.q_size, model.kv_size, model.intermediate_size
+        # In and out of the four matmuls of a layer, and of the elementwise kernels between them: two norms with their
+        # residual (read two, write two), rotary embedding in place, KV store, activation function. In elements.
+        matmul_io = 4 * hidden + (2 * q + 2 * kv + 3 * mlp) / tp
+        elementwise_io = 8 * hidden + (2 * (q + kv) + 4 * kv + 3 * mlp) / tp
+        head_flops = 2 * model.head_parameters / tp
+        ring_bytes = 2 * (tp - 1) / tp * hidden * width
+        return cls(
+            layers=(
+                layers * model.layer_matmul_parameters * width / tp * weight_byte,
+                layers * matmul_io * width * weight_byte,
+                model.matmul_flops_per_token / tp * flop,
+            ),
+            head=(
+                model.head_parameters * width / tp * weight_byte,
+                (hidden + model.vocab_size / tp) * width * weight_byte,
+                head_flops * flop,
+            ),
+            gemm_constant=layers * e.gemm_ns,
+            attention_constant=layers * e.attention_ns,
+            attention_per_row=layers * e.sequence_ns,
+            attention_per_pair=model.attention_flops_per_pair / tp * NS_PER_S / (e.attention * gpu.peak_flops),
+            kv_per_token=model.kv_bytes_per_token_on(tp) * kv_byte,
+            other_constant=2 * layers * gpu.peer_latency_ns * (tp > 1),
+            other_per_token=layers * (elementwise_io * width * kv_byte + 2 * ring_bytes * NS_PER_S / gpu.peer_link),
+        )
+
+
+def _step_ns(
+    coefficients: tuple[float, ...], tokens: int, rows: int, context: int, pairs: int, prefill_tokens: int
+) -> float:
+    """Kernels and host of a step that runs anything. The linear terms are already gathered by what they multiply."""
+    a, b, c, d, e, f, constant, per_token, per_row, per_context, per_pair, per_prefill = coefficients
+    x = a + b * tokens
+    y = c * tokens
+    z = d + e * rows
+    w = f * rows
+    x *= x
+    y *= y
+    z *= z
+    w *= w
+    return (
+        sqrt(sqrt(x * x + y * y))
+        + sqrt(sqrt(z * z + w * w))
+        + constant
+        + per_token * tokens
+        + per_row * rows
+        + per_context * context
+        + per_pair * pairs
+        + per_prefill * prefill_tokens
+    )
+
+
+def _matmul_ns(
+    coefficients: tuple[float, float, float], rows: NDArray[Any]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Time of the bytes alone, and of the matmuls: the columns' counterpart of the first lines of `_step_ns`."""
+    fixed, per_row, arithmetic = coefficients
+    moved, computed = fixed + per_row * rows, arithmetic * rows
+    return moved, np.sqrt(np.sqrt(moved**4 + computed**4))
+
+
+class Roofline:
+    """The cost of steps of `model` on `tp` GPUs. The coefficients are made once; `step_ns` only reads them."""
+
+    __slots__ = (
+        "_coefficients",
+        "_empty_ns",
+        "block_bytes",
+        "gpu",
+        "host",
+        "memory_bandwidth",
+        "model",
+        "peak_flops",
+        "swap_bandwidth",
+        "tp",
+    )
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        gpu: GpuSpec,
+        *,
+        tp: int = 1,
+        host: HostCost | None = None,
+        swap_bandwidth: float | None = None,
+        block_size: int = 16,
+    ) -> None:
+        model.check_tp(tp)
+        if model.dtype_bytes != 2:
+            raise ScenarioError(
+                f"cost: {model.name} is {model.dtype}; the roofline of {gpu.name} knows 16-bit types only. Set"
+                " torch_dtype to bfloat16, or use a constant or linear cost."
+            )
+        self.model = model
+        self.gpu = gpu
+        self.tp = tp
+        self.host = HostCost() if host is None else host
+        self.swap_bandwidth = gpu.host_link * HOST_LINK_SHARE if swap_bandwidth is None else swap_bandwidth
+        self.block_bytes = block_size * model.kv_bytes_per_token_on(tp)
+        self.peak_flops = tp * gpu.peak_flops
+        self.memory_bandwidth = tp * gpu.memory_bandwidth
+        self._empty_ns = self.host.base or 1
+        k = KernelCosts.of(model, gpu, tp)
+        self._coefficients = (
+            *k.layers,
+            *k.head,
+            k.gemm_constant + k.attention_constant + k.other_constant + self.host.base,
+            k.other_per_token,
+            k.attention_per_row + self.host.per_sequence,
+            k.kv_per_token,
+            k.attention_per_pair,
+            self.host.per_token,
+        )
+
+    def step_ns(self, batch: Batch) -> int:
+        """The step's duration, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
+        rows = batch.num_decode + batch.pad_decode_rows
+        context = batch.context_tokens + batch.pad_context_tokens
+        chunks = batch.chunks
+        if chunks:
+            prefill = batch.num_prefill_tokens
+            pad = batch.pad_prefill_tokens
+            pairs = padded_pairs(prefill_pairs(batch), len(chunks), prefill, pad)
+            ns = _step_ns(self._coefficients, rows + prefill + pad, rows + len(chunks), context, pairs, prefill)
+        elif rows:
+            ns = _step_ns(self._coefficients, rows, rows, context, 0, 0)
+        else:
+            ns = self._empty_ns
+        if batch.swap_out or batch.swap_in:
+            ns += self.swap_ns(swap_blocks(batch))
+        return int(ns)
+
+    def kernel_ns(self, batch: Batch) -> int:
+        """Matmuls and attention of the step, without elementwise kernels, all-reduces, host and swap."""
+        gemm, attention = self.kernel_parts(columns_of(batch))
+        return int(gemm[0] + attention[0])
+
+    def host_ns(self, batch: Batch) -> int:
+        """The host's part of the step."""
+        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks)
+        return self.host.base + self.host.per_sequence * rows + self.host.per_token * batch.num_prefill_tokens
+
+    def swap_ns(self, num_blocks: int) -> int:
+        """Moving `num_blocks` over the host link, one way; with tensor parallelism each GPU moves its part."""
+        return int(num_blocks * self.block_bytes * NS_PER_S / self.swap_bandwidth)
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        """A step that computes `num_tokens` of one sequence from the first on, and nothing else."""
+        return int(_step_ns(self._coefficients, num_tokens, 1, 0, num_tokens * (num_tokens + 1) // 2, num_tokens))
+
+    def kernel_parts(self, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """ns of matmuls and of attention of each step, constants included; what public kernel tables hold."""
+        k, t = KernelCosts.of(self.model, self.gpu, self.tp), self.explain(columns)
+        busy = padded_work(columns).tokens > 0
+        attention_constants = k.attention_constant * busy + k.attention_per_row * padded_work(columns).rows
+        return t["weights"] + t["matmul"] + k.gemm_constant * busy, t["kv_reads"] + t["attention"] + attention_constants
+
+    def explain(self, columns: Columns) -> Terms:
+        """What each step's time is made of: ns arrays `weights, kv_reads, matmul, attention, host, swap, other`, which
+        sum to `step_ns`, and `flops` and `bytes` of the useful work on all GPUs, for MFU and bandwidth use.
+
+        `weights` is the time of the matmuls' bytes, `matmul` what their arithmetic adds to it; `other` holds constants,
+        elementwise kernels and all-reduces.
+        """
+        k, host = KernelCosts.of(self.model, self.gpu, self.tp), self.host
+        work, useful = padded_work(columns), useful_work(columns)
+        busy = work.tokens > 0
+        layers_bytes, layers = _matmul_ns(k.layers, work.tokens)
+        head_bytes, head = _matmul_ns(k.head, work.rows)
+        constants = k.gemm_constant + k.attention_constant + k.other_constant
+        model = self.model
+        flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows
+        flops = flops + model.attention_flops_per_pair * (useful.pairs + useful.context)
+        matmul_parameters = model.num_hidden_layers * model.layer_matmul_parameters + model.head_parameters
+        return {
+            "weights": (layers_bytes + head_bytes) * busy,
+            "kv_reads": k.kv_per_token * work.context,
+            "matmul": (layers - layers_bytes + head - head_bytes) * busy,
+            "attention": k.attention_per_pair * work.pairs,
+            "host": host.base + host.per_sequence * work.rows + host.per_token * columns["num_prefill_tokens"] * 1.0,
+            "swap": columns["swap_blocks"] * (self.block_bytes * NS_PER_S / self.swap_bandwidth),
+            "other": constants * busy + k.attention_per_row * work.rows + k.other_per_token * work.tokens,
+            "flops": flops * 1.0,
+            "bytes": matmul_parameters * model.dtype_bytes * busy + model.kv_bytes_per_token * useful.context * 1.0,
+        }
+
+    def describe(self) -> str:
+        """One line for the head of a report."""
+        e = self.gpu.efficiencies
+        degree = f", tp {self.tp}" if self.tp > 1 else ""
+        return f"cost: roofline{degree}, not measured here ({e.compared} ±{100 * e.error_p95:.0f} %)"
+
+    def sources(self) -> list[str]:
+        """Lines on where the numbers come from: sheet, fit, host, swap."""
+        e, assumed = self.gpu.efficiencies, self.swap_bandwidth == self.gpu.host_link * HOST_LINK_SHARE
+        return [
+            f"{self.gpu.name}: {self.gpu.source}",
+            f"efficiencies: {e.source}; fitted on {e.fitted_on}",
+            f"{e.compared} off by {100 * e.error_p50:.1f} % (median), {100 * e.error_p95:.1f} % (p95) on {e.held_out}",
+            f"host: {self.host}, serial" + (" (assumed)" if self.host == HostCost() else ""),
+            f"swap: {self.swap_bandwidth / 1e9:.1f} GB/s one way, serial" + (" (assumed)" if assumed else ""),
+        ]

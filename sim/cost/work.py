@@ -1,0 +1,98 @@
+"""How much a step has to do, of one batch or of columns of recorded steps; the same arithmetic for both.
+
+Columns are named as in the step records: num_decode, num_prefill_tokens, num_chunks, context_tokens, prefill_pairs,
+pad_prefill_tokens, pad_decode_rows, pad_context_tokens, swap_blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.types import Batch
+
+Columns = Mapping[str, NDArray[Any]]
+Terms = dict[str, NDArray[np.float64]]
+
+TIME_TERMS = ("weights", "kv_reads", "matmul", "attention", "host", "swap", "other")
+"""The ns terms of `explain`, which sum to the step's duration."""
+
+
+class Work(NamedTuple):
+    """Arrays of one length: tokens through the layers, rows sampled, context read by decodes, pairs of the chunks."""
+
+    tokens: NDArray[Any]
+    rows: NDArray[Any]
+    context: NDArray[Any]
+    pairs: NDArray[Any]
+
+
+def prefill_pairs(batch: Batch) -> int:
+    """Query-key pairs of the chunks: a chunk of n tokens after c computed ones has n·c + n(n+1)/2. No padding.
+
+    The settled counter is the computed one, since a sequence with a chunk is in no decode group.
+    """
+    pairs = 0
+    for seq, n in batch.chunks:
+        pairs += n * seq.settled_computed_tokens + n * (n + 1) // 2
+    return pairs
+
+
+def swap_blocks(batch: Batch) -> int:
+    """Blocks that cross the host link in this step, both ways together."""
+    return sum(n for _, n in batch.swap_out) + sum(n for _, n in batch.swap_in)
+
+
+def padded_pairs(pairs: int, num_chunks: int, num_tokens: int, pad_tokens: int) -> int:
+    """`pairs` with those of the padding: whole prompts, all padded to one length, as padded batches are."""
+    if not pad_tokens:
+        return pairs
+    length = (num_tokens + pad_tokens) // num_chunks
+    return max(pairs, num_chunks * (length * (length + 1) // 2))
+
+
+def columns_of(batch: Batch) -> Columns:
+    """The row a recorder would write of `batch`, as columns of length 1."""
+    row = {
+        "num_decode": batch.num_decode,
+        "num_prefill_tokens": batch.num_prefill_tokens,
+        "num_chunks": len(batch.chunks),
+        "context_tokens": batch.context_tokens,
+        "prefill_pairs": prefill_pairs(batch),
+        "pad_prefill_tokens": batch.pad_prefill_tokens,
+        "pad_decode_rows": batch.pad_decode_rows,
+        "pad_context_tokens": batch.pad_context_tokens,
+        "swap_blocks": swap_blocks(batch),
+    }
+    return {name: np.array([value], dtype=np.int64) for name, value in row.items()}
+
+
+def useful_work(columns: Columns) -> Work:
+    """The work without its padding. Every sequence of a step has one sampled row.
+
+    Source: vLLM V1 computes logits for the last token of each scheduled sequence, of partial chunks too.
+    """
+    c = columns
+    return Work(
+        tokens=c["num_decode"] + c["num_prefill_tokens"],
+        rows=c["num_decode"] + c["num_chunks"],
+        context=c["context_tokens"],
+        pairs=c["prefill_pairs"],
+    )
+
+
+def padded_work(columns: Columns) -> Work:
+    """The work with its padding: what the step's time is made of."""
+    c, useful = columns, useful_work(columns)
+    chunks, pad = c["num_chunks"], c["pad_prefill_tokens"]
+    length = (c["num_prefill_tokens"] + pad) // np.maximum(chunks, 1)
+    rectangle = chunks * (length * (length + 1) // 2)
+    return Work(
+        tokens=useful.tokens + c["pad_decode_rows"] + pad,
+        rows=useful.rows + c["pad_decode_rows"],
+        context=useful.context + c["pad_context_tokens"],
+        pairs=np.where(pad > 0, np.maximum(useful.pairs, rectangle), useful.pairs),
+    )

@@ -1,0 +1,278 @@
+"""The shape of a model, the sheet of a GPU, and how many KV tokens the one leaves room for on the other.
+
+A shape is read from a Hugging Face config.json. Only dense decoders whose layer is GQA attention and a gated MLP are
+understood; whatever would change the cost (experts, windows, latent attention, quantisation) is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from sim.errors import ScenarioError
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+_QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}
+_QK_NORM = {"llama": False, "mistral": False, "qwen2": False, "qwen3": True}
+"""Model types understood. Source: the model classes of transformers; qwen2 adds a bias to q, k and v (not to
+o), qwen3 a norm of head_dim weights to q and to k."""
+
+_REFUSED = {
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "kv_lora_rank": "latent attention",
+    "quantization_config": "quantised weights",
+    "attention_bias": "biases on all attention matrices",
+    "mlp_bias": "biases on the MLP matrices",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A dense decoder, with the field names of its config.json; `dtype` is that of weights and KV cache alike."""
+
+    name: str
+    model_type: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    dtype: str = "bfloat16"
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object], name: str) -> ModelSpec:
+        """The shape in `config`, a parsed config.json. ScenarioError, headed `name`, if it is not understood."""
+        model_type = config.get("model_type")
+        if not isinstance(model_type, str) or model_type not in _QKV_BIAS:
+            raise ScenarioError(f"{name}: model_type {model_type!r} is not known. Known are {', '.join(_QKV_BIAS)}.")
+        for key, meaning in _REFUSED.items():
+            if config.get(key):
+                raise ScenarioError(f"{name}: {key} means {meaning}, which is not modelled. Use a dense model.")
+        if window := _window(config, model_type):
+            raise ScenarioError(f"{name}: {window}: sliding windows are not modelled. Use a full-attention model.")
+        dtype = config.get("torch_dtype", config.get("dtype"))
+        if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+            raise ScenarioError(f"{name}: torch_dtype is {dtype!r}. Write one of {', '.join(DTYPE_BYTES)}.")
+        tied = config.get("tie_word_embeddings", False)
+        if not isinstance(tied, bool):
+            raise ScenarioError(f"{name}: tie_word_embeddings is {tied!r}. Write true or false.")
+        heads = _count(config, "num_attention_heads", name)
+        kv_heads = _count(config, "num_key_value_heads", name, default=heads)
+        hidden = _count(config, "hidden_size", name)
+        if heads % kv_heads:
+            raise ScenarioError(
+                f"{name}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}. Correct one."
+            )
+        if config.get("head_dim") is None and hidden % heads:
+            raise ScenarioError(
+                f"{name}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}. Write head_dim."
+            )
+        return cls(
+            name=name,
+            model_type=model_type,
+            hidden_size=hidden,
+            num_hidden_layers=_count(config, "num_hidden_layers", name),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=_count(config, "head_dim", name, default=hidden // heads),
+            intermediate_size=_count(config, "intermediate_size", name),
+            vocab_size=_count(config, "vocab_size", name),
+            max_position_embeddings=_count(config, "max_position_embeddings", name),
+            tie_word_embeddings=tied,
+            dtype=dtype,
+        )
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together; also of the attention output."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together; that of the values is the same."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def layer_matmul_parameters(self) -> int:
+        """Weights of the four matmuls of one layer: qkv, o, gate-up, down."""
+        attention = self.hidden_size * (self.q_size + 2 * self.kv_size) + self.q_size * self.hidden_size
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the output projection, which a step reads whether or not it is tied to the embedding."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, exactly."""
+        layer = self.layer_matmul_parameters + 2 * self.hidden_size
+        if _QKV_BIAS[self.model_type]:
+            layer += self.q_size + 2 * self.kv_size
+        if _QK_NORM[self.model_type]:
+            layer += 2 * self.head_dim
+        embeddings = self.head_parameters * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * layer + embeddings + self.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_parameters * self.dtype_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.num_hidden_layers * self.kv_size * self.dtype_bytes
+
+    @property
+    def matmul_flops_per_token(self) -> int:
+        """Of the layers' matmuls; the output projection costs 2 × `head_parameters` more for a sampled token."""
+        return 2 * self.num_hidden_layers * self.layer_matmul_parameters
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """For one query token reading one key: scores and weighted sum, all heads and layers."""
+        return 4 * self.num_hidden_layers * self.q_size
+
+    def kv_bytes_per_token_on(self, tp: int) -> int:
+        """What one of `tp` GPUs keeps of a token; KV heads are copied where there are fewer of them than GPUs."""
+        return self.kv_bytes_per_token * max(1, self.num_key_value_heads // tp) // self.num_key_value_heads
+
+    def check_tp(self, tp: int) -> None:
+        """ScenarioError unless heads and MLP can be cut into `tp` equal parts."""
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if tp < 1 or heads % tp or self.intermediate_size % tp or (kv_heads % tp and tp % kv_heads):
+            raise ScenarioError(
+                f"tp: {self.name} ({heads} heads, {kv_heads} KV heads, MLP width {self.intermediate_size}) cannot be"
+                f" cut into {tp} equal parts. Use another tp."
+            )
+
+
+def _count(config: Mapping[str, object], key: str, name: str, default: int | None = None) -> int:
+    """The positive integer at `key`; ScenarioError if it is something else or missing without a default."""
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        found = "missing" if value is None else repr(value)
+        raise ScenarioError(f"{name}: {key} is {found}. A config.json holds a whole number above 0 there.")
+    return value
+
+
+def _window(config: Mapping[str, object], model_type: str) -> str:
+    """Which key asks for windowed attention; empty if none. The qwen types name a window yet may switch it off."""
+    layers = config.get("layer_types")
+    if isinstance(layers, list) and any(kind != "full_attention" for kind in cast("list[object]", layers)):
+        return "layer_types holds others than full_attention"
+    used = config.get("use_sliding_window", not model_type.startswith("qwen"))
+    window = config.get("sliding_window")
+    return f"sliding_window is {window}" if used and window is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiencies:
+    """How much of a GPU's sheet its kernels reach: one set per GPU, the same for every model.
+
+    The shares are of the sheet's peak or bandwidth. `gemm_ns` and `attention_ns` are constants of a layer,
+    `sequence_ns` is a layer's cost of one more sequence in its attention. `error_p50` and `error_p95` are the absolute
+    relative errors of what was `compared` on the models `held_out`, which took no part in the fit.
+    """
+
+    matmul: float
+    weights: float
+    attention: float
+    kv: float
+    gemm_ns: float
+    attention_ns: float
+    sequence_ns: float
+    error_p50: float
+    error_p95: float
+    compared: str
+    fitted_on: str
+    held_out: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU. Bandwidths are bytes/s in one direction; `peak_flops` is dense 16-bit with 32-bit accumulation."""
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth: float
+    peak_flops: float
+    host_link: float
+    peer_link: float
+    peer_latency_ns: int
+    efficiencies: Efficiencies
+    source: str
+
+
+RESERVE_BYTES = 2_600_000_000
+"""What an engine needs besides weights and KV: CUDA context, workspaces, the activations and logits of its largest
+step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of 16 on an H200 at 0.90, as
+expected of a measured engine there. An engine's own number, from its start-up log, is better than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvBudget:
+    """KV blocks of one engine, and in `terms` the sum they come from. With `tp` GPUs each holds a part of a block."""
+
+    num_blocks: int
+    block_size: int
+    terms: str
+
+    @property
+    def tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def __str__(self) -> str:
+        return f"KV {self.tokens:,} tokens ({self.num_blocks:,} blocks of {self.block_size}: {self.terms})"
+
+
+def derive_kv(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    *,
+    utilisation: float = 0.90,
+    block_size: int = 16,
+    tp: int = 1,
+    reserve_bytes: int = RESERVE_BYTES,
+) -> KvBudget:
+    """The blocks left on each GPU after weights and reserve. ScenarioError, saying what is missing, if none is."""
+    model.check_tp(tp)
+    free_bytes = _free_bytes(model, gpu, utilisation, tp, reserve_bytes)
+    block_bytes = model.kv_bytes_per_token_on(tp) * block_size
+    terms = f"{gpu.memory_bytes / 1e9:.1f} GB × {utilisation:.2f} − {model.weight_bytes / tp / 1e9:.1f} weights"
+    terms += f" − {reserve_bytes / 1e9:.1f} reserve" + (f", on each of {tp} GPUs" if tp > 1 else "")
+    if free_bytes >= block_bytes:
+        return KvBudget(free_bytes // block_bytes, block_size, terms)
+    fitting = [n for n in (2, 4, 8) if n > tp and _fits(model, gpu, utilisation, n, reserve_bytes, block_size)]
+    advice = f"It fits with tp: {fitting[0]}." if fitting else "Use a smaller model or a GPU with more memory."
+    short = f"{(block_bytes - free_bytes) / 1e9:.1f} GB short of one KV block"
+    raise ScenarioError(f"{model.name} on {gpu.name}: {short}: {terms}. {advice}")
+
+
+def _free_bytes(model: ModelSpec, gpu: GpuSpec, utilisation: float, tp: int, reserve_bytes: int) -> int:
+    """Bytes for KV on each of `tp` GPUs; negative where weights and reserve do not fit."""
+    return int(gpu.memory_bytes * utilisation) - -(-model.weight_bytes // tp) - reserve_bytes
+
+
+def _fits(model: ModelSpec, gpu: GpuSpec, utilisation: float, tp: int, reserve_bytes: int, block_size: int) -> bool:
+    try:
+        model.check_tp(tp)
+    except ScenarioError:
+        return False
+    block_bytes = model.kv_bytes_per_token_on(tp) * block_size
+    return _free_bytes(model, gpu, utilisation, tp, reserve_bytes) >= block_bytes

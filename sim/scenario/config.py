@@ -1,0 +1,173 @@
+"""What a scenario says, checked and resolved: the frozen nouns the rest works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from sim.cost import Constant, CostConfig, Linear, RooflineConfig
+from sim.units import Rate, Share, Size
+from sim.workload.config import ClosedLoop, WorkloadConfig
+from sim.workload.predictors import PredictorConfig
+from sim.workload.tagged import ByKind
+
+STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+
+@dataclass(frozen=True)
+class KvConfig:
+    """The KV memory. `tokens` overrides the derived budget; `swap_space` is host memory for swapped sequences."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    tokens: int | None = None
+    block_size: int = 16
+    utilisation: Share = 0.9
+    swap_space: Size = 0
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or (self.tokens is not None and self.tokens < self.block_size):
+            raise ValueError(
+                f"tokens {self.tokens} must hold at least one block of block_size {self.block_size}, that at least 1"
+            )
+        if not 0 < self.utilisation <= 1:
+            raise ValueError(f"utilisation {self.utilisation:.6g} must be above 0% and at most 100%")
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """The load axis: one of mean rates, numbers of users, or factors on a trace's rate."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    mean_rate: tuple[Rate, ...] | None = None
+    users: tuple[int, ...] | None = None
+    rate_scale: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = [values for values in (self.mean_rate, self.users, self.rate_scale) if values is not None]
+        if len(given) != 1 or not given[0]:
+            raise ValueError("give one list with at least one value: mean_rate, users or rate_scale")
+        if list(given[0]) != sorted(set(given[0])) or given[0][0] <= 0:
+            raise ValueError("the values must be above 0 and increase")
+
+    @property
+    def axis(self) -> tuple[str, tuple[float, ...]]:
+        """The name of the axis and its values."""
+        for name in ("mean_rate", "users", "rate_scale"):
+            values = getattr(self, name)
+            if values is not None:
+                return name, values
+        raise AssertionError("checked in __post_init__")
+
+
+@dataclass(frozen=True)
+class ScenarioFile:
+    """A scenario file key by key. `policies` maps a label to its knobs; the kind is the label unless given.
+
+    `slo` is one requirement, as in `ttft<1s & tpot<50ms @ 99%`. `max_model_len` is the model's own unless given.
+    `max_waiting` bounds every engine's queue: arrivals beyond it are rejected. `seeds` counts repetitions.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    model: str
+    cost: Annotated[RooflineConfig | Constant | Linear, ByKind()]
+    workload: WorkloadConfig
+    policies: dict[str, dict[str, Any] | None]
+    slo: str
+    load: LoadConfig | None = None
+    seeds: int = 3
+    kv: KvConfig = field(default_factory=KvConfig)
+    max_model_len: int | None = None
+    max_waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ValueError("policies is empty. Name at least one; `batchsim policies` lists them.")
+        if self.seeds < 1:
+            raise ValueError(f"seeds is {self.seeds}. It is a number of repetitions, at least 1.")
+        for name in ("max_model_len", "max_waiting"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}. It must be at least 1.")
+        if self.load is not None:
+            self._check_load(self.load.axis[0])
+
+    def _check_load(self, axis: str) -> None:
+        arrivals = self.workload.arrivals
+        fits = {
+            "mean_rate": hasattr(arrivals, "mean_rate"),
+            "users": isinstance(arrivals, ClosedLoop),
+            "rate_scale": arrivals.kind == "trace",
+        }
+        if not fits[axis]:
+            raise ValueError(f"load.{axis} does not fit arrivals of kind {arrivals.kind}")
+        if axis == "rate_scale" and (self.workload.trace is None or self.workload.trace.rate_scale is None):
+            raise ValueError(
+                "load.rate_scale needs to know how: write workload.trace.rate_scale {factor: 1, by: compress},"
+                " or overlay or thin"
+            )
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """One policy to run: a label with one set of knobs.
+
+    `variant` names the choice where `best_of` lists several. `knobs` is what the scenario says, for reports and hashes.
+    """
+
+    label: str
+    kind: str
+    config: Any
+    policy: Any
+    knobs: dict[str, Any]
+    predictor: PredictorConfig | None = None
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.label} ({self.variant})" if self.variant else self.label
+
+
+@dataclass(frozen=True)
+class Point:
+    """One simulation: a policy at a load with a seed."""
+
+    spec: PolicySpec
+    load: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A checked scenario: `file` holds what was written, `text` and `plain` how, the rest follows from it.
+
+    `base` is the folder that relative trace paths start from, `model_path` the catalog name or file of the model.
+    """
+
+    name: str
+    source: str
+    base: Path
+    model_path: str
+    file: ScenarioFile
+    text: str
+    plain: dict[str, Any]
+    specs: tuple[PolicySpec, ...]
+    load_name: Literal["mean_rate", "users", "rate_scale", ""]
+    loads: tuple[float, ...]
+
+    @property
+    def cost(self) -> CostConfig:
+        return self.file.cost
+
+    def points(self) -> list[Point]:
+        """Every simulation the scenario asks for, the heaviest loads first so that parallel runs end together."""
+        return [
+            Point(spec, load, seed)
+            for load in sorted(self.loads, reverse=True)
+            for seed in range(self.file.seeds)
+            for spec in self.specs
+        ]
+
+    def load_override(self, load: float) -> dict[str, float | int]:
+        """The change of the workload that makes it this load."""
+        return {} if not self.load_name else {self.load_name: int(load) if self.load_name == "users" else load}

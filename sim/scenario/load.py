@@ -1,0 +1,267 @@
+"""From a file's text to a checked Scenario. Every error is one line that begins with file:line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from sim.errors import ScenarioError
+from sim.policies import POLICIES
+from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from sim.scenario.text import Document, read_document
+from sim.scenario.text import Path as Keys
+from sim.workload.config import ClosedLoop
+from sim.workload.predictors import PredictorConfig
+
+SHIPPED = "scenarios"
+
+
+def load_scenario(name_or_path: str, *, overrides: Sequence[str] = (), trace_folders: Sequence[Path] = ()) -> Scenario:
+    """The scenario at a path, or shipped under a name; `overrides` are texts like `seeds=1` or `policies.x.y=2`.
+
+    A relative trace path is looked for beside the scenario, then in the current folder, then in `trace_folders`.
+    Raises ScenarioError in one line: where, what, what to do.
+    """
+    text, source, folder = _find(name_or_path)
+    document = read_document(text, source)
+    if not isinstance(document.value, dict):
+        raise ScenarioError(f"{source}: holds no keys. Write at least model, cost, workload, policies and slo.")
+    for override in overrides:
+        _override(document, override)
+    return _build(document, text, folder, trace_folders)
+
+
+def scenario_schema() -> dict[str, Any]:
+    """The JSON schema of a scenario file, with the knobs of every policy under its `$defs`."""
+    schema = TypeAdapter(ScenarioFile).json_schema()
+    for kind, (config, _) in POLICIES.items():
+        schema.setdefault("$defs", {})[f"policy {kind}"] = TypeAdapter(config).json_schema()
+    return schema
+
+
+def shipped_scenarios() -> list[str]:
+    """The names of the scenarios that come with batchsim."""
+    return sorted(
+        item.name.removesuffix(".yaml") for item in resources.files(SHIPPED).iterdir() if ".yaml" in item.name
+    )
+
+
+def _find(name_or_path: str) -> tuple[str, str, Path]:
+    """The text, the name for messages, and the folder of a scenario."""
+    path = Path(name_or_path)
+    shipped = resources.files(SHIPPED) / f"{name_or_path}.yaml"
+    if not path.is_file() and path.name == name_or_path and shipped.is_file():
+        path = Path(str(shipped))
+    try:
+        return path.read_text(encoding="utf-8"), str(path), path.parent
+    except FileNotFoundError:
+        names = shipped_scenarios()
+        near = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=1)
+        advice = f"Did you mean {near[0]}?" if near else f"Shipped are {', '.join(names)}."
+        raise ScenarioError(f"{name_or_path}: no such scenario. {advice}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{name_or_path}: cannot be read: {error}. Give a YAML text file.") from None
+
+
+def _override(document: Document, text: str) -> None:
+    """Applies one `a.b=value` of --set to the document."""
+    keys, equals, value = text.partition("=")
+    path = tuple(keys.strip().split("."))
+    if not equals or not all(path):
+        raise ScenarioError(f"--set {text}: not of the form key.key=value. Write for example --set seeds=1.")
+    parsed = read_document(value, f"--set {text}").value
+    at = document.value
+    for i, key in enumerate(path[:-1]):
+        if at.get(key) is None:
+            at[key] = {}
+        at = at[key]
+        if not isinstance(at, dict):
+            raise ScenarioError(f"--set {text}: {'.'.join(path[: i + 1])} has no keys. Set it as a whole.")
+    at[path[-1]] = parsed
+    document.overrides[path] = f"--set {text}"
+
+
+def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[Path]) -> Scenario:
+    plain = document.value
+    if isinstance(plain.get("cost"), str):
+        plain["cost"] = {"kind": "roofline", "gpu": plain["cost"]}
+    file: ScenarioFile = _validate(ScenarioFile, plain, document, ())
+    specs = tuple(spec for label in file.policies for spec in _specs(label, document))
+    if isinstance(file.workload.arrivals, ClosedLoop):
+        users = min(file.load.users) if file.load and file.load.users else file.workload.arrivals.users
+        for spec in specs:
+            _check_closed_loop(spec, users, document)
+    trace = file.workload.trace
+    folders = [folder, Path.cwd(), *trace_folders]
+    base = next((f for f in folders if trace is not None and (f / trace.path).exists()), folder)
+    model = folder / file.model
+    load_name, loads = file.load.axis if file.load else ("", (1.0,))
+    return Scenario(
+        name=Path(document.source).name.removesuffix(".yaml"),
+        source=document.source,
+        base=base,
+        model_path=str(model) if model.exists() else file.model,
+        file=file,
+        text=text,
+        plain=plain,
+        specs=specs,
+        load_name=load_name,  # type: ignore[arg-type]
+        loads=tuple(float(value) for value in loads),
+    )
+
+
+# ---- policies
+
+
+def _specs(label: str, document: Document) -> Iterator[PolicySpec]:
+    """The policy of a label, or one for every choice of its `best_of` knobs."""
+    path: Keys = ("policies", label)
+    entry = dict(document.value["policies"][label] or {})
+    kind = entry.pop("kind", label)
+    where = document.where(path)
+    if not isinstance(kind, str):
+        raise ScenarioError(f"{where}: policies.{label}.kind is {kind!r}. Write the name of a policy.")
+    config_type, policy = _policy(kind, where)
+    predictor = entry.pop("predictor", None)
+    if predictor is not None:
+        predictor = _validate(PredictorConfig, predictor, document, (*path, "predictor"))
+    choices = {}
+    for knob, value in entry.items():
+        if isinstance(value, dict) and set(value) == {"best_of"}:
+            choices[knob] = value["best_of"]
+            if not isinstance(choices[knob], list) or not choices[knob]:
+                raise ScenarioError(f"{document.where((*path, knob))}: best_of needs a list of values, like [4, 8].")
+    for picked in itertools.product(*choices.values()):
+        chosen = dict(zip(choices, picked, strict=True))
+        knobs = entry | chosen
+        config = _validate(config_type, knobs, document, path)
+        variant = ", ".join(f"{knob} {value}" for knob, value in chosen.items())
+        yield PolicySpec(label, kind, config, policy, knobs, predictor, variant)
+
+
+def _policy(kind: str, where: str) -> tuple[Any, Any]:
+    """Config and class of a registered policy, or of one named by import path `module:Class`."""
+    if kind in POLICIES:
+        return POLICIES[kind]
+    if ":" not in kind:
+        near = difflib.get_close_matches(kind, POLICIES, n=1)
+        advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(POLICIES)}."
+        raise ScenarioError(f"{where}: there is no policy {kind}. {advice} Your own is named module:Class.")
+    module, _, name = kind.partition(":")
+    try:
+        policy = getattr(importlib.import_module(module), name)
+        return get_type_hints(policy.__init__)["config"], policy
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ScenarioError(
+            f"{where}: policy {kind} cannot be imported: {error}. Is its folder on PYTHONPATH?"
+        ) from None
+    except KeyError:
+        raise ScenarioError(
+            f"{where}: {kind}.__init__ has no annotated config. Write def __init__(self, config: MyConfig, context)."
+        ) from None
+
+
+def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None:
+    """A policy that waits for more requests than there are users would wait for ever in a real engine."""
+    needs = getattr(spec.config, "waits_for", None)
+    if needs is not None and users < needs:
+        raise ScenarioError(
+            f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and the closed loop"
+            f" has {users} users, so no batch would ever fill. Set max_wait, or a batch of at most {users}."
+        )
+
+
+# ---- validation
+
+
+def _validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
+    """`value` as the dataclass `kind`; the first error in file order as a ScenarioError."""
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(value))
+    except ValidationError as error:
+        problems = [(_path_of(item["loc"], value), item) for item in error.errors(include_url=False)]
+    keys, item = min(problems, key=lambda p: document.line((*path, *p[0])))
+    message = _message(kind, value, (*path, *keys), keys, item)
+    more = f" ({len(problems) - 1} more after this.)" if len(problems) > 1 else ""
+    raise ScenarioError(f"{document.where((*path, *keys))}: {message}{more}")
+
+
+def _path_of(loc: tuple[int | str, ...], value: Any) -> Keys:
+    """The keys of `loc` without the names of union members that a validator puts between them."""
+    keys: list[int | str] = []
+    for i, part in enumerate(loc):
+        last = i == len(loc) - 1
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+            keys.append(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            value = value[part] if part < len(value) else None
+            keys.append(part)
+        elif last and isinstance(value, dict) and value.get("kind") != part:
+            keys.append(part)
+    return tuple(keys)
+
+
+def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in full) or "the scenario"
+    match item["type"]:
+        case "unexpected_keyword_argument":
+            owner = ".".join(str(part) for part in full[:-1]) or "a scenario"
+            known = _field_names(kind, root, keys[:-1])
+            near = difflib.get_close_matches(str(keys[-1]), known, n=1)
+            advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
+            return f"{name} is not a field of {owner}. {advice}"
+        case "missing" | "missing_argument":
+            return f"{name} is missing. Add it."
+        case "union_tag_invalid":
+            expected = item.get("ctx", {}).get("expected_tags", "")
+            given = item.get("ctx", {}).get("tag", "")
+            near = difflib.get_close_matches(given, [tag.strip(" '") for tag in expected.split(",")], n=1)
+            return f"{name}.kind is {given}. " + (f"Did you mean {near[0]}?" if near else f"Write one of {expected}.")
+        case "union_tag_not_found":
+            return f"{name} has no kind. Add kind: with the name of one."
+        case "value_error":
+            reason = str(item["msg"]).removeprefix("Value error, ")
+            return f"{name}: {reason}" + ("" if reason.endswith((".", "?")) else ".")
+        case _:
+            shown = json.dumps(item["input"])
+            shown = shown if len(shown) <= 60 else shown[:57] + "..."
+            advice = str(item["msg"]).removeprefix("Input should be ").removesuffix(" type")
+            return f"{name} is {shown}. Write {advice}."
+
+
+def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:
+    """The fields of the dataclass that stands at `keys` below `kind`."""
+    kind = _chosen(kind, value)
+    for key in keys:
+        if is_dataclass(kind):
+            kind = get_type_hints(kind, include_extras=True).get(str(key))
+        else:
+            arguments = get_args(kind)
+            kind = arguments[-1] if get_origin(kind) is dict else arguments[0] if arguments else None
+        value = value.get(key) if isinstance(value, dict) else None
+        kind = _chosen(kind, value)
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+
+
+def _chosen(kind: Any, value: Any) -> Any:
+    """The member of a union that `value` names by its kind; an optional or annotated type without its wrapping."""
+    if get_origin(kind) is Annotated:
+        return _chosen(get_args(kind)[0], value)
+    members = [member for member in get_args(kind) if is_dataclass(member) or get_origin(member) is Annotated]
+    if is_dataclass(kind) or not members or get_origin(kind) in (dict, tuple, list):
+        return kind
+    if len(members) == 1:
+        return _chosen(members[0], value)
+    named = value.get("kind") if isinstance(value, dict) else None
+    return next((member for member in members if getattr(member, "kind", None) == named), members[0])

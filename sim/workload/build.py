@@ -1,0 +1,84 @@
+"""From the `workload:` block to arrivals: an open stream of known requests, or a closed loop of users.
+
+Both satisfy the Workload protocol and say besides what a report needs. For the same seed every request is the same
+request under every policy and at every load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sim.errors import ScenarioError
+from sim.workload.closed_loop import ClosedLoopWorkload, build_closed
+from sim.workload.config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
+from sim.workload.marks import MarkSource
+from sim.workload.open_loop import OpenWorkload, build_open
+from sim.workload.table import TraceRows
+from sim.workload.traces import read_trace, rescale
+
+BuiltWorkload = OpenWorkload | ClosedLoopWorkload
+
+
+def build_workload(
+    config: WorkloadConfig,
+    *,
+    load: dict[str, float | int],
+    seed: int,
+    max_model_len: int,
+    base: Path,
+    rows: TraceRows | None = None,
+) -> BuiltWorkload:
+    """The workload of one point. ScenarioError or TraceError where it cannot be made.
+
+    `load` replaces one axis of the block (see `apply_load`). `base` is the folder that relative trace paths start
+    from. `rows` is the trace as `read_trace` returned it for this seed, so that many points read it once.
+    """
+    config = apply_load(config, load)
+    if config.trace is not None:
+        rows = _trace_rows(config, rows, seed, base)
+    source = MarkSource(config, rows, seed, max_model_len)
+    if isinstance(config.arrivals, ClosedLoop):
+        return build_closed(config, config.arrivals, source, rows, seed)
+    return build_open(config, source, rows, seed)
+
+
+def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> WorkloadConfig:
+    """`config` with `mean_rate` (requests/s), `users` or `rate_scale` (the trace's factor) replaced.
+
+    ScenarioError if the axis is none of these or the arrivals have no such thing.
+    """
+    for axis, value in load.items():
+        kind = config.arrivals.kind
+        try:
+            if axis == "rate_scale" and isinstance(config.arrivals, TraceArrivals):
+                assert config.trace is not None, "checked by the config"
+                if config.trace.rate_scale is None:
+                    raise ScenarioError("load.rate_scale: how is not said. Write workload.trace.rate_scale.by.")
+                scale = replace(config.trace.rate_scale, factor=float(value))
+                config = replace(config, trace=replace(config.trace, rate_scale=scale))
+            elif axis == "users" and isinstance(config.arrivals, ClosedLoop):
+                if value != int(value):
+                    raise ScenarioError(f"load.users is {value:g}. Users are counted whole.")
+                config = replace(config, arrivals=replace(config.arrivals, users=int(value)))
+            elif axis == "mean_rate" and not isinstance(config.arrivals, ClosedLoop | TraceArrivals | AllAtOnce):
+                config = replace(config, arrivals=replace(config.arrivals, mean_rate=float(value)))
+            else:
+                axes = {"closed_loop": "users", "trace": "rate_scale", "all_at_once": "none"}
+                right = axes.get(kind, "mean_rate")
+                raise ScenarioError(f"load.{axis} does not fit {kind} arrivals. The load axis of these: {right}.")
+        except (ValueError, OverflowError) as error:
+            raise ScenarioError(f"load.{axis}: {error}") from error
+    return config
+
+
+def _trace_rows(config: WorkloadConfig, rows: TraceRows | None, seed: int, base: Path) -> TraceRows:
+    assert config.trace is not None, "called for traces only"
+    scale = config.trace.rate_scale
+    if rows is None:
+        rows = read_trace(replace(config.trace, rate_scale=None), base, seed)
+    if not isinstance(config.arrivals, TraceArrivals):
+        return rows
+    if rows.arrival_ns is None:
+        raise ScenarioError(f"{rows.source}: this trace has no times. Use arrivals of another kind with its lengths.")
+    return rows if scale is None else rescale(rows, scale, seed)

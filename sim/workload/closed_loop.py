@@ -1,0 +1,208 @@
+"""Users who wait for an answer, think, and ask again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sim.errors import ScenarioError
+from sim.types import Arrival, Request
+from sim.units import format_duration
+from sim.workload.arrivals import check_count
+from sim.workload.config import ClosedLoop, Frontend, WorkloadConfig
+from sim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from sim.workload.streams import random_stream
+from sim.workload.table import Ints, TraceRows
+
+PILOT = 8192  # draws that stand for the loop in notes and means
+TURNS_PER_BLOCK = 64  # drawn at once for a user, since a stream costs as much as many draws
+MAX_INSTANT_TURNS = 1000  # of one user in a row without time passing: then it never will
+_Turn = tuple[int, int, int, int, int, int]  # class, prompt, output, cap, patience_ns, wait before it in ns
+
+
+@dataclass(frozen=True)
+class _Block:
+    number: int
+    turns: list[_Turn]
+
+
+class Users:
+    """The state of a closed loop: who has sent what. All draws are keyed by (user, turn).
+
+    Request ids are turn * users + user. No request is sent at or after `duration_ns`, nor beyond `requests` in all.
+    """
+
+    def __init__(
+        self,
+        loop: ClosedLoop,
+        source: MarkSource,
+        frontend: Frontend,
+        seed: int,
+        duration_ns: int | None,
+        requests: int | None,
+    ) -> None:
+        self.loop = loop
+        self.duration_ns = duration_ns
+        self.requests = requests
+        self.num_sent = 0
+        self.last_sent_ns = 0
+        self._source = source
+        self._frontend = frontend
+        self._seed = seed
+        self._blocks: dict[int, _Block] = {}
+        self._instant_turns: dict[int, int] = {}
+
+    def start(self) -> Iterator[Arrival]:
+        """Everybody's first request by (arrival_ns, id), from the beginning whatever happened before."""
+        self.num_sent = self.last_sent_ns = 0
+        self._instant_turns.clear()
+        first = [self._send(user, 0, 0) for user in range(self.loop.users)]
+        yield from sorted((a for a in first if a is not None), key=lambda a: (a.request.arrival_ns, a.request.id))
+
+    def next(self, request: Request, now_ns: int) -> Arrival | None:
+        """The next request of the user whose `request` ended; None where the loop is over.
+
+        ScenarioError if this user's requests keep ending at the instant of their arrival: time would stand still.
+        """
+        turn, user = divmod(request.id, self.loop.users)
+        following = self._send(user, turn + 1, now_ns + self._frontend.per_chunk)
+        if following is None or following.request.arrival_ns > request.arrival_ns:
+            self._instant_turns.pop(user, None)
+            return following
+        count = self._instant_turns[user] = self._instant_turns.get(user, 0) + 1
+        if count >= MAX_INSTANT_TURNS:
+            raise ScenarioError(
+                f"workload: {count} requests of user {user} in a row ended when they were sent, at {now_ns} ns; the"
+                " loop would never end. Give think_time, fewer users, or lengths that the engine accepts."
+            )
+        return following
+
+    def turn(self, user: int, turn: int) -> _Turn:
+        """The marks of a user's request and the wait before it."""
+        number, offset = divmod(turn, TURNS_PER_BLOCK)
+        block = self._blocks.get(user)
+        if block is None or block.number != number:
+            block = self._blocks[user] = self._draw(user, number)
+        return block.turns[offset]
+
+    def _send(self, user: int, turn: int, now_ns: int) -> Arrival | None:
+        if self.requests is not None and self.num_sent >= self.requests:
+            return None
+        klass, prompt, output, cap, patience_ns, wait_ns = self.turn(user, turn)
+        sent_ns = now_ns + wait_ns
+        if self.duration_ns is not None and sent_ns >= self.duration_ns:
+            return None
+        self.num_sent += 1
+        self.last_sent_ns = max(self.last_sent_ns, sent_ns)
+        arrival_ns = sent_ns + self._frontend.request + self._frontend.per_prompt_token * prompt
+        number = turn * self.loop.users + user
+        return self._source.arrival(number, sent_ns, arrival_ns, klass, prompt, output, cap, patience_ns)
+
+    def _draw(self, user: int, number: int) -> _Block:
+        marks = self._source.draw(TURNS_PER_BLOCK, user=user, block=number)
+        columns = (
+            marks.klass,
+            marks.prompt_tokens,
+            marks.output_tokens,
+            marks.max_output_tokens,
+            marks.patience_ns,
+            self._waits_ns(user, number),
+        )
+        return _Block(number, list(zip(*(column.tolist() for column in columns), strict=True)))
+
+    def _waits_ns(self, user: int, number: int) -> Ints:
+        """The think times before each turn; before turn 0 what is left of one when a user is met amid it.
+
+        The rest of an exponential time is as long as the time; of a constant one it is uniform.
+        """
+        rng = random_stream(self._seed, "think", user=user, block=number)
+        if self.loop.think_kind == "exponential":
+            shares = rng.standard_exponential(TURNS_PER_BLOCK)
+        else:
+            shares = np.ones(TURNS_PER_BLOCK)
+            if number == 0:
+                shares[0] = rng.random()
+        return np.rint(shares * self.loop.think_time).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ClosedLoopWorkload:
+    """Users who send when they were answered. `arrivals()` begins the loop anew, so one run at a time.
+
+    With a number of requests the window's end is the last sending so far: read it after the run. Lengths in `notes`,
+    `describe` and `mean_output_tokens` are those of a sample of their laws.
+    """
+
+    users: Users
+    pilot: Marks
+    source: MarkSource
+    warmup_ns: int
+    notes: tuple[str, ...]
+    describe: Describe
+    frontend: Frontend
+    seed: int
+    all_at_once: bool = False
+
+    @property
+    def num_offered(self) -> int | None:
+        return self.users.requests
+
+    @property
+    def window_ns(self) -> tuple[int, int]:
+        end_ns = self.users.duration_ns
+        return self.warmup_ns, self.users.last_sent_ns if end_ns is None else end_ns
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.source.names
+
+    @property
+    def reservations_know_true_length(self) -> bool:
+        return self.source.output_cap == "exact"
+
+    @property
+    def mean_output_tokens(self) -> dict[str, float]:
+        """The mean true output of each class."""
+        return self.source.mean_output_tokens(self.pilot)
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Everybody's first request by (arrival_ns, id)."""
+        return self.users.start()
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        """The user's next request, or None at the end of the loop."""
+        return self.users.next(request, now_ns)
+
+    def true_output_tokens(self, request: Request) -> int:
+        """The output length that the world knows."""
+        turn, user = divmod(request.id, self.users.loop.users)
+        return self.users.turn(user, turn)[2]
+
+
+def build_closed(
+    config: WorkloadConfig, loop: ClosedLoop, source: MarkSource, rows: TraceRows | None, seed: int
+) -> ClosedLoopWorkload:
+    """The workload of a config whose arrivals are `loop`."""
+    check_count(config.requests or loop.users)
+    pilot = source.draw(PILOT)
+    users = Users(loop, source, config.frontend, seed, config.duration, config.requests)
+    think = f"think time {format_duration(loop.think_time)} {loop.think_kind}" if loop.think_time else "no think time"
+    return ClosedLoopWorkload(
+        users=users,
+        pilot=pilot,
+        source=source,
+        warmup_ns=config.warmup,
+        notes=(*(rows.notes if rows is not None else ()), *source.notes(pilot, f"a sample of {PILOT:,} requests")),
+        describe={
+            "kind": loop.kind,
+            "text": f"closed loop, {loop.users:,} users, {think}",
+            "users": loop.users,
+            "think_time_ns": loop.think_time,
+            "trace": rows.source if rows is not None else None,
+            **mean_lengths(pilot),
+        },
+        frontend=config.frontend,
+        seed=seed,
+    )

@@ -1,0 +1,265 @@
+"""The `workload:` block of a scenario: which requests come, when, and how patient their clients are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+from sim.units import NS_PER_S, Duration, Rate, Share, format_duration
+from sim.workload.laws import MAX_TOKENS, STRICT, Law, check_cv
+from sim.workload.tagged import ByKind
+from sim.workload.traces.config import TraceConfig
+
+SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
+MIN_RATE_RPS, MAX_RATE_RPS = 1e-6, 1e6  # from one request in 12 days to more than any service has
+MAX_DURATION_NS = 365 * 24 * 3600 * NS_PER_S  # a year: keeps every time well inside 64 bits
+
+
+@dataclass(frozen=True)
+class PoissonArrivals:
+    """Independent arrivals: exponential gaps."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    mean_rate: Rate
+    kind: Literal["poisson"] = "poisson"
+
+    def __post_init__(self) -> None:
+        _check_rate(self.mean_rate)
+
+
+@dataclass(frozen=True)
+class GammaArrivals:
+    """Independent gamma gaps with coefficient of variation `cv`: above 1 burstier than Poisson, below it smoother."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    mean_rate: Rate
+    cv: float
+    kind: Literal["gamma"] = "gamma"
+
+    def __post_init__(self) -> None:
+        _check_rate(self.mean_rate)
+        check_cv(self.cv)
+
+
+@dataclass(frozen=True)
+class ConstantArrivals:
+    """Equal gaps, the first request at 0."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    mean_rate: Rate
+    kind: Literal["constant"] = "constant"
+
+    def __post_init__(self) -> None:
+        _check_rate(self.mean_rate)
+
+
+@dataclass(frozen=True)
+class OnOffArrivals:
+    """Markov-modulated: Poisson while on, silent while off; exponential sojourns with means `on` and `off`.
+
+    `mean_rate` is the rate over all time, so the rate while on is mean_rate (on + off) / on. A change of the rate
+    leaves the sojourns as they are.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    mean_rate: Rate
+    on: Duration
+    off: Duration
+    kind: Literal["on_off"] = "on_off"
+
+    def __post_init__(self) -> None:
+        _check_rate(self.mean_rate)
+        _check_time("on", self.on, low=1)
+        _check_time("off", self.off, low=1)
+
+
+@dataclass(frozen=True)
+class AllAtOnce:
+    """Every request at time 0: offline work."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    kind: Literal["all_at_once"] = "all_at_once"
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """Users who each send a request, wait for its end, think, and send the next. They are met amid a think time."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    users: int
+    think_time: Duration
+    think_kind: Literal["constant", "exponential"] = "constant"
+    kind: Literal["closed_loop"] = "closed_loop"
+
+    def __post_init__(self) -> None:
+        if self.users < 1:
+            raise ValueError(f"users is {self.users}. A closed loop has at least 1.")
+        _check_time("think_time", self.think_time)
+
+
+@dataclass(frozen=True)
+class TraceArrivals:
+    """The trace's own times, and its own lengths where the workload gives none."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    kind: Literal["trace"] = "trace"
+
+
+Arrivals = Annotated[
+    PoissonArrivals | GammaArrivals | ConstantArrivals | OnOffArrivals | AllAtOnce | ClosedLoop | TraceArrivals,
+    ByKind(),
+]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Prompt and output lengths drawn independently."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    prompt: Law
+    output: Law
+    kind: Literal["laws"] = "laws"
+
+
+@dataclass(frozen=True)
+class TraceLengths:
+    """Prompt and output of the same trace row, rows drawn with replacement."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    kind: Literal["trace"] = "trace"
+
+
+AnyLengths = Annotated[Lengths | TraceLengths, ByKind(default="laws")]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long after sending a client cancels a request that has not ended; without one, never."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    mean: Duration
+    kind: Literal["constant", "exponential"] = "constant"
+
+    def __post_init__(self) -> None:
+        _check_time("patience.mean", self.mean, low=1)
+
+
+@dataclass(frozen=True)
+class TrafficClass:
+    """A share of the requests. What it leaves out is the workload's; `slo` is read by the metrics."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    share: Share
+    priority: int = 0
+    lengths: AnyLengths | None = None
+    slo: str | None = None
+    deadline: Duration | None = None
+    patience: Patience | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share is {self.share:.6g}. It must be from 0% to 100%.")
+        if self.deadline is not None:
+            _check_time("deadline", self.deadline, low=1)
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """Time outside the engine: a request reaches it `request` + `per_prompt_token` * prompt after it was sent.
+
+    Every piece of the response takes `per_chunk` back to the client. A pure delay: requests do not wait for another.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    request: Duration = 0
+    per_prompt_token: Duration = 0
+    per_chunk: Duration = 0
+
+    def __post_init__(self) -> None:
+        for name in ("request", "per_prompt_token", "per_chunk"):
+            _check_time(f"frontend.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class WorkloadConfig:
+    """The whole block.
+
+    Arrivals end with `duration` or after `requests`; a trace may also end by itself. The first `warmup` is left out of
+    the measured cohort. `output_cap` is what clients ask for at most: a number of tokens, all that `max_model_len`
+    leaves, or `exact`, the true length. `deadline` and `patience` count from the sending.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    arrivals: Arrivals
+    output_cap: int | Literal["max_model_len", "exact"]
+    lengths: AnyLengths | None = None
+    trace: TraceConfig | None = None
+    duration: Duration | None = None
+    requests: int | None = None
+    warmup: Duration = 0
+    classes: dict[str, TrafficClass] = field(default_factory=dict)
+    deadline: Duration | None = None
+    patience: Patience | None = None
+    frontend: Frontend = field(default_factory=Frontend)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.output_cap, int) and not 1 <= self.output_cap <= MAX_TOKENS:
+            raise ValueError(f"output_cap is {self.output_cap}. Write a number from 1, max_model_len or exact.")
+        if self.deadline is not None:
+            _check_time("deadline", self.deadline, low=1)
+        self._check_end()
+        self._check_lengths()
+        if "" in self.classes:
+            raise ValueError("a class has no name. Name it.")
+        if self.classes:
+            total = sum(traffic.share for traffic in self.classes.values())
+            if abs(total - 1) > SHARE_TOLERANCE:
+                raise ValueError(f"the shares of the classes add up to {100 * total:.6g}%. They must make 100%.")
+
+    def _check_end(self) -> None:
+        kind, requests, duration = self.arrivals.kind, self.requests, self.duration
+        if requests is not None and requests < 1:
+            raise ValueError(f"requests is {requests}. It must be at least 1.")
+        if duration is not None:
+            _check_time("duration", duration, low=1)
+        if kind == "all_at_once":
+            if requests is None or duration is not None or self.warmup:
+                raise ValueError("all_at_once takes requests, and neither duration nor warmup: it has no time span.")
+        elif requests is not None and duration is not None:
+            raise ValueError("both duration and requests are given. Keep the one that ends the arrivals.")
+        elif requests is None and duration is None and kind != "trace":
+            raise ValueError(f"{kind} arrivals have no end. Give a duration or a number of requests.")
+        _check_time("warmup", self.warmup)
+        if duration is not None and self.warmup >= duration:
+            raise ValueError(
+                f"warmup {format_duration(self.warmup)} leaves nothing of the duration {format_duration(duration)}."
+                " Shorten it."
+            )
+        if isinstance(self.arrivals, ClosedLoop) and requests is not None and requests < self.arrivals.users:
+            raise ValueError(f"requests is {requests} for {self.arrivals.users} users. Give each at least one.")
+
+    def _check_lengths(self) -> None:
+        replay = self.arrivals.kind == "trace"
+        own = [traffic.lengths for traffic in self.classes.values()]
+        resamples = any(isinstance(lengths, TraceLengths) for lengths in [self.lengths, *own])
+        if replay and isinstance(self.lengths, TraceLengths):
+            raise ValueError("arrivals of kind trace take each row's own lengths. Leave lengths out.")
+        if self.lengths is None and not replay and (not own or None in own):
+            raise ValueError("lengths are missing. Write lengths: {prompt: ..., output: ...} or {kind: trace}.")
+        if self.trace is None and (replay or resamples):
+            raise ValueError("arrivals or lengths of kind trace need trace: {path: ...}.")
+        if self.trace is not None and not replay and not resamples:
+            raise ValueError("trace is given, but neither arrivals nor lengths are of kind trace. Use it or drop it.")
+        if self.trace is not None and not replay and self.trace.rate_scale is not None:
+            raise ValueError(f"trace.rate_scale changes the trace's times, but arrivals are {self.arrivals.kind}.")
+
+
+def _check_rate(mean_rate: float) -> None:
+    if not MIN_RATE_RPS <= mean_rate <= MAX_RATE_RPS:
+        raise ValueError(f"mean_rate is {mean_rate:g}/s. It must be from {MIN_RATE_RPS:g}/s to {MAX_RATE_RPS:g}/s.")
+
+
+def _check_time(name: str, value_ns: int, low: int = 0) -> None:
+    if not low <= value_ns <= MAX_DURATION_NS:
+        bounds = "0 s to a year" if low == 0 else "above 0 s, up to a year"
+        raise ValueError(f"{name} is {format_duration(value_ns)}. It must be {bounds}.")

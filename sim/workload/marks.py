@@ -1,0 +1,207 @@
+"""What a request carries besides its time: its class, its lengths, its cap and its client's patience."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.types import Arrival, Request
+from sim.workload.config import AnyLengths, Lengths, Patience, TrafficClass, WorkloadConfig
+from sim.workload.laws import DrawnTokens, draw_tokens
+from sim.workload.streams import random_stream
+from sim.workload.table import Ints, TraceRows
+
+Bools = NDArray[np.bool_]
+Describe = dict[str, str | int | float | None]
+Stream = partial[np.random.Generator]
+FOR_EVER_NS = np.iinfo(np.int64).max  # the patience of a client that never cancels
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Columns of drawn requests. `klass` indexes the classes; `asked_tokens` is the output before it was cut.
+
+    Length columns are in tokens, patience in ns or FOR_EVER_NS. `drawn_*` are lengths before the limits of their law.
+    """
+
+    klass: Ints
+    prompt_tokens: Ints
+    output_tokens: Ints
+    asked_tokens: Ints
+    max_output_tokens: Ints
+    patience_ns: Ints
+    drawn_prompt: NDArray[np.float64] | Ints
+    drawn_output: NDArray[np.float64] | Ints
+
+    def __len__(self) -> int:
+        return len(self.klass)
+
+
+class MarkSource:
+    """Draws marks; every purpose has its stream, so that the n-th draw of one depends on nothing else.
+
+    `names` are the classes in the scenario's order, or one nameless class. `rows` is the trace, where one is used.
+    """
+
+    def __init__(self, config: WorkloadConfig, rows: TraceRows | None, seed: int, max_model_len: int) -> None:
+        classes = config.classes or {"": TrafficClass(share=1.0)}
+        self.names = tuple(classes)
+        self.classes = tuple(classes.values())
+        self.lengths = config.lengths
+        self.output_cap = config.output_cap
+        self.max_model_len = max_model_len
+        self._deadlines_ns = [c.deadline if c.deadline is not None else config.deadline for c in self.classes]
+        self._patience = [c.patience if c.patience is not None else config.patience for c in self.classes]
+        self._edges = np.cumsum([c.share for c in self.classes])[:-1]
+        self._rows = rows
+        self._seed = seed
+
+    def draw(self, size: int, *, user: int = 0, block: int = 0, rows: TraceRows | None = None) -> Marks:
+        """`size` requests; the first n are the same for every size. `rows`: these lengths where the config has none."""
+        stream = partial(random_stream, self._seed, user=user, block=block)
+        klass = np.searchsorted(self._edges, stream("class").random(size), side="right")
+        prompt, output = self._lengths(self.lengths, "", size, stream, rows)
+        for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
+            if traffic.lengths is not None:
+                own = self._lengths(traffic.lengths, name, size, stream, rows)
+                prompt, output = _chosen(klass == index, own[0], prompt), _chosen(klass == index, own[1], output)
+        patience_ns = np.full(size, FOR_EVER_NS)
+        for index, patience in enumerate(self._patience):
+            if patience is not None:
+                patience_ns = np.where(klass == index, _waits(patience, stream("patience"), size), patience_ns)
+        cut, cap = self._caps(prompt.tokens, output.tokens)
+        return Marks(klass, prompt.tokens, cut, output.tokens, cap, patience_ns, prompt.drawn, output.drawn)
+
+    def _lengths(
+        self,
+        lengths: AnyLengths | None,
+        name: str,
+        size: int,
+        stream: Stream,
+        rows: TraceRows | None,
+    ) -> tuple[DrawnTokens, DrawnTokens]:
+        if isinstance(lengths, Lengths):
+            return (
+                draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size),
+                draw_tokens(lengths.output, stream(f"output/{name}"), size),
+            )
+        if lengths is not None:
+            assert self._rows is not None, "the config asks for a trace"
+            index = (stream(f"pairs/{name}").random(size) * len(self._rows)).astype(np.int64)
+            prompt, output = self._rows.prompt_tokens[index], self._rows.output_tokens[index]
+        elif rows is not None:
+            prompt, output = rows.prompt_tokens, rows.output_tokens
+        else:
+            prompt = output = np.ones(size, np.int64)  # every class has lengths of its own and replaces these
+        return DrawnTokens(prompt, prompt), DrawnTokens(output, output)
+
+    def _caps(self, prompt: Ints, output: Ints) -> tuple[Ints, Ints]:
+        """The output cut to what the client and the model allow, and the cap that the client asks for, at least 1.
+
+        A prompt that leaves no room is kept: the engine rejects it and counts it.
+        """
+        room = np.maximum(self.max_model_len - prompt, 1)
+        if self.output_cap == "exact":
+            cut = np.minimum(output, room)
+            return cut, cut
+        cap = room if self.output_cap == "max_model_len" else np.minimum(room, self.output_cap)
+        return np.minimum(output, cap), cap
+
+    def arrival(
+        self,
+        number: int,
+        sent_ns: int,
+        arrival_ns: int,
+        klass: int,
+        prompt: int,
+        output: int,
+        cap: int,
+        patience_ns: int,
+    ) -> Arrival:
+        """The request with these marks. Deadline and cancel count from the sending."""
+        deadline_ns = self._deadlines_ns[klass]
+        request = Request(
+            id=number,
+            arrival_ns=arrival_ns,
+            prompt_tokens=prompt,
+            max_output_tokens=cap,
+            priority=self.classes[klass].priority,
+            klass=self.names[klass],
+            deadline_ns=None if deadline_ns is None else sent_ns + deadline_ns,
+        )
+        cancel_ns = None if patience_ns == FOR_EVER_NS else sent_ns + patience_ns
+        return Arrival(request, output, cancel_ns, None if sent_ns == arrival_ns else sent_ns)
+
+    def mean_output_tokens(self, marks: Marks) -> dict[str, float]:
+        """The mean true output of each class; of a class that does not occur in `marks`, that of all."""
+        counts = np.bincount(marks.klass, minlength=len(self.names))
+        totals = np.bincount(marks.klass, weights=marks.output_tokens, minlength=len(self.names))
+        overall = float(marks.output_tokens.mean())
+        return {
+            name: float(total / count) if count else overall
+            for name, total, count in zip(self.names, totals, counts, strict=True)
+        }
+
+    def notes(self, marks: Marks, of: str) -> Iterator[str]:
+        """A line for everything that changed the lengths asked for; `of` names what `marks` are (`19,366 requests`)."""
+        shared = [index for index, traffic in enumerate(self.classes) if traffic.lengths is None]
+        groups = [("", self.lengths, np.isin(marks.klass, shared))]
+        for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
+            if traffic.lengths is not None:
+                groups.append((f" of class {name}", traffic.lengths, marks.klass == index))
+        for of_class, lengths, chosen in groups:
+            if isinstance(lengths, Lengths) and chosen.any():
+                sides = (
+                    ("prompt", lengths.prompt, marks.prompt_tokens, marks.drawn_prompt),
+                    ("output", lengths.output, marks.asked_tokens, marks.drawn_output),
+                )
+                for side, law, tokens, drawn in sides:
+                    if share := float((tokens != drawn)[chosen].mean()):
+                        yield (
+                            f"{side} lengths{of_class}: {100 * share:.2g} % clipped to the law's limits; mean"
+                            f" {tokens[chosen].mean():,.1f} instead of {drawn[chosen].mean():,.1f}"
+                            f" (asked {law.mean_tokens:,.1f})"
+                        )
+        room = self.max_model_len - marks.prompt_tokens
+        yield from self._cap_notes(marks, room, of)
+
+    def _cap_notes(self, marks: Marks, room: Ints, of: str) -> Iterator[str]:
+        fits = room >= 1
+        cap = self.output_cap
+        counts = [(int((~fits).sum()), f"have a prompt of max_model_len {self.max_model_len} or more: to be rejected")]
+        by_cap = np.zeros(len(marks), bool)
+        if isinstance(cap, int):
+            by_cap = fits & (marks.asked_tokens > cap) & (cap <= room)
+            lowered = int((fits & (room < cap)).sum())
+            counts.append((int(by_cap.sum()), f"have their output cut to output_cap {cap}"))
+            counts.append((lowered, f"ask for less than output_cap {cap}: max_model_len - prompt"))
+        by_model = fits & (marks.output_tokens < marks.asked_tokens) & ~by_cap
+        counts.append((int(by_model.sum()), "have their output cut to max_model_len - prompt"))
+        for count, what in counts:
+            if count:
+                yield f"{count:,} of {of} {what}"
+        if cap == "exact":
+            yield "reservations know the true length (output_cap: exact)"
+
+
+def _chosen(where: Bools, one: DrawnTokens, other: DrawnTokens) -> DrawnTokens:
+    return DrawnTokens(np.where(where, one.tokens, other.tokens), np.where(where, one.drawn, other.drawn))
+
+
+def _waits(patience: Patience, rng: np.random.Generator, size: int) -> Ints:
+    """How long each client waits at most, in ns, at least 1."""
+    if patience.kind == "constant":
+        return np.full(size, patience.mean)
+    return np.maximum(np.rint(rng.standard_exponential(size) * patience.mean), 1).astype(np.int64)
+
+
+def mean_lengths(marks: Marks) -> dict[str, float]:
+    """The mean prompt and the mean true output, under the names that reports use."""
+    return {
+        "mean_prompt_tokens": float(marks.prompt_tokens.mean()),
+        "mean_output_tokens": float(marks.output_tokens.mean()),
+    }

@@ -1,0 +1,187 @@
+"""Requests whose times are known in advance: drawn, replayed from a trace, or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sim.errors import ScenarioError
+from sim.types import Arrival, Request
+from sim.units import NS_PER_S, format_duration
+from sim.workload.arrivals import arrival_times_ns, check_count
+from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals, WorkloadConfig
+from sim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from sim.workload.stats import describe_arrivals
+from sim.workload.table import Ints, TraceRows
+
+SLICE = 8192  # arrivals that exist as objects at once
+
+
+@dataclass(frozen=True)
+class OpenWorkload:
+    """Requests whose times are known in advance, held as columns; request id = row, in the order of sending.
+
+    `window_ns` is (end of the warm-up, end of arrivals) in times of sending, the end included. `describe` has the
+    measured figures of the arrivals and a `text` for people, `notes` what changed what was asked for.
+    """
+
+    sent_ns: Ints
+    arrival_ns: Ints
+    marks: Marks
+    source: MarkSource
+    window_ns: tuple[int, int]
+    all_at_once: bool
+    notes: tuple[str, ...]
+    describe: Describe
+    frontend: Frontend
+    seed: int
+
+    @property
+    def num_offered(self) -> int | None:
+        return len(self.sent_ns)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.source.names
+
+    @property
+    def reservations_know_true_length(self) -> bool:
+        return self.source.output_cap == "exact"
+
+    @property
+    def mean_output_tokens(self) -> dict[str, float]:
+        """The mean true output of each class."""
+        return self.source.mean_output_tokens(self.marks)
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """All requests by (arrival_ns, id); objects are made a slice at a time."""
+        marks = self.marks
+        columns = (
+            self.sent_ns,
+            self.arrival_ns,
+            marks.klass,
+            marks.prompt_tokens,
+            marks.output_tokens,
+            marks.max_output_tokens,
+            marks.patience_ns,
+        )
+        make = self.source.arrival
+        order = np.argsort(self.arrival_ns, kind="stable")
+        for start in range(0, len(order), SLICE):
+            rows = order[start : start + SLICE]
+            for number, *row in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
+                yield make(number, *row)
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        """None: nobody waits for answers."""
+        return None
+
+    def true_output_tokens(self, request: Request) -> int:
+        """The output length that the world knows."""
+        return int(self.marks.output_tokens[request.id])
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The requests as columns by request id; `klass` indexes `class_names`."""
+        return {
+            "request_id": np.arange(len(self.sent_ns)),
+            "sent_ns": self.sent_ns,
+            "arrival_ns": self.arrival_ns,
+            "klass": self.marks.klass,
+            "prompt_tokens": self.marks.prompt_tokens,
+            "output_tokens": self.marks.output_tokens,
+            "max_output_tokens": self.marks.max_output_tokens,
+        }
+
+
+def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | None, seed: int) -> OpenWorkload:
+    """The workload of a config whose arrivals are not a closed loop. ScenarioError if nothing is left to send."""
+    replayed = None
+    notes = list(rows.notes) if rows is not None else []
+    if isinstance(config.arrivals, TraceArrivals):
+        assert rows is not None, "checked by the config"
+        replayed, note = _within(rows, config)
+        notes += note
+        sent_ns = replayed.arrival_ns
+        assert sent_ns is not None, "checked when read"
+    elif isinstance(config.arrivals, AllAtOnce):
+        check_count(config.requests or 0)
+        sent_ns = np.zeros(config.requests or 0, np.int64)
+    else:
+        assert not isinstance(config.arrivals, ClosedLoop), "for build_closed"
+        sent_ns = arrival_times_ns(config.arrivals, seed, config.duration, config.requests)
+    marks = source.draw(len(sent_ns), rows=replayed)
+    frontend = config.frontend
+    arrival_ns = sent_ns + (frontend.request + frontend.per_prompt_token * marks.prompt_tokens)
+    end_ns = int(sent_ns[-1])
+    if config.duration is not None and (replayed is None or len(replayed) < len(rows or ())):
+        end_ns = config.duration
+    if config.warmup and config.warmup >= end_ns:
+        raise ScenarioError(
+            f"workload: warmup {format_duration(config.warmup)} leaves nothing of the arrivals, which end at"
+            f" {format_duration(end_ns)}. Shorten it or ask for more requests."
+        )
+    return OpenWorkload(
+        sent_ns=sent_ns,
+        arrival_ns=arrival_ns,
+        marks=marks,
+        source=source,
+        window_ns=(config.warmup, end_ns),
+        all_at_once=isinstance(config.arrivals, AllAtOnce),
+        notes=(*notes, *source.notes(marks, f"{len(marks):,} requests")),
+        describe=_describe_open(config, sent_ns, marks, rows),
+        frontend=frontend,
+        seed=seed,
+    )
+
+
+def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[str]]:
+    """The rows that `requests` or `duration` keep, and what to say about the others."""
+    assert rows.arrival_ns is not None, "checked when read"
+    keep, why = len(rows), ""
+    if config.requests is not None:
+        if config.requests > len(rows):
+            raise ScenarioError(
+                f"{rows.source}: requests is {config.requests:,}, but {len(rows):,} rows are usable. Ask for fewer."
+            )
+        keep, why = config.requests, "beyond requests"
+    elif config.duration is not None:
+        keep = int(np.searchsorted(rows.arrival_ns, config.duration))
+        why = f"at or after the duration {format_duration(config.duration)}"
+        if keep == len(rows):
+            end_s = int(rows.arrival_ns[-1]) / NS_PER_S
+            return rows, [f"the trace ends at {end_s:,.1f} s, before the duration: arrivals end there"]
+    if keep == len(rows):
+        return rows, []
+    if keep == 0:
+        raise ScenarioError(f"{rows.source}: no row is before the duration. Raise it.")
+    kept = replace(
+        rows,
+        arrival_ns=rows.arrival_ns[:keep],
+        prompt_tokens=rows.prompt_tokens[:keep],
+        output_tokens=rows.output_tokens[:keep],
+    )
+    return kept, [f"{len(rows) - keep:,} of {len(rows):,} rows left out: {why}"]
+
+
+def _describe_open(config: WorkloadConfig, sent_ns: Ints, marks: Marks, rows: TraceRows | None) -> Describe:
+    stats = describe_arrivals(sent_ns)
+    kind = config.arrivals.kind
+    name = {"poisson": "Poisson", "on_off": "on/off", "trace": "trace"}.get(kind, kind)
+    if kind == "all_at_once":
+        text = f"{len(sent_ns):,} requests at once"
+    else:
+        figures = (("CV", stats.cv), ("IDC(1 s)", stats.idc_1s), ("IDC(60 s)", stats.idc_60s))
+        text = ", ".join([f"{name} arrivals", *(f"{label} {x:.1f}" for label, x in figures if x is not None)])
+    return {
+        "kind": kind,
+        "text": text,
+        "requests": len(sent_ns),
+        "rate_rps": stats.rate_rps,
+        "cv": stats.cv,
+        "idc_1s": stats.idc_1s,
+        "idc_60s": stats.idc_60s,
+        "trace": rows.source if rows is not None else None,
+        **mean_lengths(marks),
+    }

@@ -1,0 +1,102 @@
+"""Guesses of output lengths for policies that order by them. Their names stand in every table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+
+from sim.types import LengthPredictor, Request
+from sim.workload.build import BuiltWorkload
+from sim.workload.laws import STRICT, check_positive
+from sim.workload.streams import random_stream
+from sim.workload.tagged import ByKind
+
+MAX_SIGMA = 3.0  # a typical guess is then off by exp(3) = 20 times; more would be noise alone
+NOISE_BLOCK = 8192  # request ids whose noise is drawn at once
+
+
+@dataclass(frozen=True)
+class OracleConfig:
+    """The true length."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    kind: Literal["oracle"] = "oracle"
+
+
+@dataclass(frozen=True)
+class NoisyConfig:
+    """The true length times exp(sigma Z), with Z standard normal and keyed by request id: right in the median."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    sigma: float
+    kind: Literal["noisy"] = "noisy"
+
+    def __post_init__(self) -> None:
+        check_positive("sigma", self.sigma)
+        if self.sigma > MAX_SIGMA:
+            raise ValueError(
+                f"sigma is {self.sigma:g}. It must be at most {MAX_SIGMA:g}, where guesses are off by 20 times."
+            )
+
+
+@dataclass(frozen=True)
+class ClassMeanConfig:
+    """The mean true output of the request's class."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    kind: Literal["class_mean"] = "class_mean"
+
+
+PredictorConfig = Annotated[OracleConfig | NoisyConfig | ClassMeanConfig, ByKind()]
+
+
+class Oracle:
+    """Knows the truth."""
+
+    name = "oracle"
+
+    def __init__(self, workload: BuiltWorkload) -> None:
+        self._true = workload.true_output_tokens
+
+    def predict(self, request: Request) -> int:
+        return self._true(request)
+
+
+class Noisy:
+    """The truth times lognormal noise keyed by request id."""
+
+    def __init__(self, config: NoisyConfig, workload: BuiltWorkload) -> None:
+        self.name = f"noisy (sigma {config.sigma:g})"
+        self._sigma = config.sigma
+        self._true = workload.true_output_tokens
+        self._seed = workload.seed
+        self._factors: dict[int, list[float]] = {}
+
+    def predict(self, request: Request) -> int:
+        block, offset = divmod(request.id, NOISE_BLOCK)
+        factors = self._factors.get(block)
+        if factors is None:
+            normal = random_stream(self._seed, "length noise", block=block).standard_normal(NOISE_BLOCK)
+            factors = self._factors[block] = np.exp(self._sigma * normal).tolist()
+        return max(1, round(self._true(request) * factors[offset]))
+
+
+class ClassMean:
+    """Knows the class only."""
+
+    name = "class mean"
+
+    def __init__(self, workload: BuiltWorkload) -> None:
+        self._means = {name: max(1, round(mean)) for name, mean in workload.mean_output_tokens.items()}
+
+    def predict(self, request: Request) -> int:
+        return self._means[request.klass]
+
+
+def build_predictor(config: PredictorConfig, workload: BuiltWorkload) -> LengthPredictor:
+    """The predictor that `config` asks for, of the requests of `workload`."""
+    if isinstance(config, NoisyConfig):
+        return Noisy(config, workload)
+    return Oracle(workload) if isinstance(config, OracleConfig) else ClassMean(workload)

@@ -1,0 +1,30 @@
+"""How a config field says that its `kind:` key chooses among several dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """Marks `Annotated[A | B, ByKind()]`: the `kind` a scenario writes names the one class that is meant.
+
+    Without it a validator would try every class and report the errors of all. `default` is the kind of a mapping that
+    has none. The dunder method is the protocol by which a validator picks this up without being imported here.
+    """
+
+    default: str | None = None
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
+        discriminator: str | Callable[[object], object] = "kind"
+        if self.default is not None:
+            discriminator = self._kind
+        choices = {cls.kind: handler.generate_schema(cls) for cls in get_args(source)}
+        return {"type": "tagged-union", "choices": choices, "discriminator": discriminator}
+
+    def _kind(self, value: object) -> object:
+        if isinstance(value, dict):
+            return value.get("kind", self.default)
+        return getattr(value, "kind", self.default)

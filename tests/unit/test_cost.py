@@ -1,0 +1,240 @@
+"""The cost models: what a step costs, that its parts add up, and that padding is not free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from sim.catalog import GPUS, MODELS
+from sim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
+from sim.cost.roofline import KernelCosts
+from sim.cost.work import TIME_TERMS, columns_of, prefill_pairs
+from sim.decode import DecodeGroup
+from sim.errors import ScenarioError
+from sim.types import Batch, Request, Sequence
+
+LLAMA, H200 = MODELS["llama-3.1-8b"], GPUS["h200"]
+ROOFLINE = Roofline(LLAMA, H200)
+LINEAR = Linear(base=1_000_000, per_token=20_000, per_sequence=5_000, per_context_token=30, per_swapped_block=40_000)
+
+
+def sequence(computed: int, prompt: int = 100_000) -> Sequence:
+    """A sequence with that many tokens computed."""
+    seq = Sequence(Request(0, 0, prompt, 10))
+    seq.settled_computed_tokens = computed
+    return seq
+
+
+def step(
+    contexts: list[int] | None = None,
+    chunks: list[tuple[int, int]] | None = None,
+    swap_blocks: int = 0,
+    pad_prefill_tokens: int = 0,
+    pad_decode_rows: int = 0,
+    pad_context_tokens: int = 0,
+) -> Batch:
+    """A batch of decodes at `contexts` and of chunks (computed, tokens)."""
+    group = DecodeGroup(16)
+    for context in contexts or []:
+        seq = sequence(context, prompt=context)
+        seq.settled_output_tokens = 1
+        group.join(seq)
+    pieces = [(sequence(computed), n) for computed, n in chunks or []]
+    swapped = [(sequence(16), swap_blocks)] if swap_blocks else []
+    return Batch(
+        group if contexts else None,
+        pieces,
+        sum(n for _, n in pieces),
+        swap_in=swapped,
+        pad_prefill_tokens=pad_prefill_tokens,
+        pad_decode_rows=pad_decode_rows,
+        pad_context_tokens=pad_context_tokens,
+    )
+
+
+BATCHES = {
+    "one decode": step([512]),
+    "decodes": step([100, 2000, 77] * 40),
+    "prefill": step(chunks=[(0, 1000), (0, 24)]),
+    "chunk after context": step(chunks=[(4096, 512)]),
+    "mixed": step([1000] * 64, [(0, 300), (512, 1700)]),
+    "padded decodes": step([1000] * 5, pad_decode_rows=3, pad_context_tokens=3000),
+    "padded prompts": step(chunks=[(0, 1000), (0, 200)], pad_prefill_tokens=800),
+    "swap beside decodes": step([1000] * 8, swap_blocks=64),
+    "only a swap": step(swap_blocks=64),
+    "nothing": step(),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(
+    "cost",
+    [ROOFLINE, Roofline(LLAMA, H200, tp=4), Constant(10_000_000), LINEAR],
+    ids=["roofline", "tp4", "const", "lin"],
+)
+def test_the_explained_parts_add_up_to_the_step(cost: Cost, name: str) -> None:
+    """`explain` on a recorded row and `step_ns` on the batch tell the same duration."""
+    batch = BATCHES[name]
+    terms = cost.explain(columns_of(batch))
+    assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(batch)) <= 2
+    assert min(terms[term][0] for term in terms) >= 0
+
+
+def test_explain_takes_many_steps_at_once() -> None:
+    """Columns of all steps give what each step's own row gives."""
+    rows = [columns_of(batch) for batch in BATCHES.values()]
+    together = ROOFLINE.explain({key: np.concatenate([row[key] for row in rows]) for key in rows[0]})
+    for index, row in enumerate(rows):
+        assert {key: values[index] for key, values in together.items()} == {
+            key: values[0] for key, values in ROOFLINE.explain(row).items()
+        }
+
+
+def test_prefill_pairs_equal_brute_force() -> None:
+    """Each token of a chunk reads all tokens before it and itself."""
+    batch = step(chunks=[(0, 5), (7, 3), (4, 1)])
+    assert prefill_pairs(batch) == sum(c + i + 1 for c, n in [(0, 5), (7, 3), (4, 1)] for i in range(n))
+
+
+def test_a_split_prompt_has_the_pairs_of_the_whole() -> None:
+    """Chunking moves attention work between steps but makes none."""
+    pieces = [(0, 512), (512, 512), (1024, 476)]
+    assert sum(prefill_pairs(step(chunks=[piece])) for piece in pieces) == prefill_pairs(step(chunks=[(0, 1500)]))
+
+
+def test_step_is_kernels_and_what_is_beside_them() -> None:
+    """The kernel part leaves out host, elementwise kernels and swap; the host part is its own sum."""
+    batch = BATCHES["mixed"]
+    terms = ROOFLINE.explain(columns_of(batch))
+    assert ROOFLINE.host_ns(batch) == 600_000 + 66 * 2_000 == terms["host"][0]
+    elementwise = KernelCosts.of(LLAMA, H200, 1).other_per_token * (64 + 2000)
+    assert ROOFLINE.step_ns(batch) == pytest.approx(ROOFLINE.kernel_ns(batch) + ROOFLINE.host_ns(batch) + elementwise)
+
+
+def test_a_decode_step_cannot_beat_the_memory_bandwidth() -> None:
+    """A lone decode takes at least the weights' bytes at the sheet's bandwidth, and at most twice that."""
+    floor = (LLAMA.num_parameters - LLAMA.head_parameters) * 2 / H200.memory_bandwidth * 1e9
+    assert floor < ROOFLINE.kernel_ns(BATCHES["one decode"]) < 2 * floor
+
+
+def test_a_long_prompt_cannot_beat_the_peak() -> None:
+    """Prefill reaches between half of the sheet's arithmetic peak and all of it."""
+    batch = step(chunks=[(0, 8192)])
+    flops = ROOFLINE.explain(columns_of(batch))["flops"][0]
+    assert 0.5 < flops / H200.peak_flops / (ROOFLINE.step_ns(batch) / 1e9) < 1
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_more_work_never_costs_less(gpu: str) -> None:
+    """Duration grows with sequences, context, chunk length and a chunk's context."""
+    cost = Roofline(LLAMA, GPUS[gpu])
+    series = [
+        [step([500] * n) for n in range(1, 300, 13)],
+        [step([n] * 16) for n in range(1, 9000, 500)],
+        [step([500], [(0, n)]) for n in range(1, 9000, 300)],
+        [step(chunks=[(c, 256)]) for c in range(0, 30_000, 1000)],
+    ]
+    for batches in series:
+        durations = [cost.step_ns(batch) for batch in batches]
+        assert all(a < b for a, b in pairwise(durations))
+
+
+@pytest.mark.parametrize("cost", [ROOFLINE, LINEAR], ids=["roofline", "linear"])
+def test_padding_costs_what_work_costs(cost: Cost) -> None:
+    """Rows of ended sequences cost as live ones; a padded prompt costs as one of the longest's length."""
+    assert cost.step_ns(BATCHES["padded decodes"]) == cost.step_ns(step([1000] * 8))
+    assert cost.step_ns(BATCHES["padded prompts"]) == cost.step_ns(step(chunks=[(0, 1000), (0, 1000)]))
+
+
+def test_padding_is_not_useful_work() -> None:
+    """FLOPs and bytes for MFU count real rows only."""
+    padded, real = (ROOFLINE.explain(columns_of(b)) for b in (BATCHES["padded decodes"], step([1000] * 5)))
+    assert padded["flops"][0] == real["flops"][0]
+    assert padded["bytes"][0] == real["bytes"][0]
+
+
+def test_two_gpus_halve_the_matmuls_and_pay_for_talking() -> None:
+    """Arithmetic and weight bytes halve with tp 2; the all-reduces appear in what is neither."""
+    one, two = KernelCosts.of(LLAMA, H200, 1), KernelCosts.of(LLAMA, H200, 2)
+    assert two.layers[0] == one.layers[0] / 2
+    assert two.layers[2] == one.layers[2] / 2
+    assert two.head[2] == one.head[2] / 2
+    assert two.kv_per_token == one.kv_per_token / 2
+    assert (one.other_constant, two.other_constant) == (0, 2 * 32 * H200.peer_latency_ns)
+    # Ring of two: each sends its half once to sum and once to share, twice a layer.
+    sent = 32 * 2 * 4096 * 2 / H200.peer_link * 1e9
+    slow = KernelCosts.of(LLAMA, replace(H200, peer_link=H200.peer_link / 2), 2)
+    assert slow.other_per_token - two.other_per_token == pytest.approx(sent)
+    assert Roofline(LLAMA, H200, tp=2).peak_flops == 2 * ROOFLINE.peak_flops
+
+
+def test_swap_is_bytes_over_the_link() -> None:
+    """64 blocks of 2 MiB over 64 GB/s × 0.85, or over the stated bandwidth; it adds to the step."""
+    assert ROOFLINE.swap_ns(64) == int(64 * 16 * 131_072 / (64 * 0.85))
+    assert Roofline(LLAMA, H200, swap_bandwidth=10e9, block_size=32).swap_ns(1) == int(32 * 131_072 / 10)
+    assert ROOFLINE.step_ns(BATCHES["swap beside decodes"]) == pytest.approx(
+        ROOFLINE.step_ns(step([1000] * 8)) + ROOFLINE.swap_ns(64), abs=1
+    )
+
+
+def test_recompute_is_a_prefill_step_of_its_own() -> None:
+    """The estimator's answer is the step that would be run."""
+    assert ROOFLINE.recompute_ns(1500) == ROOFLINE.step_ns(step(chunks=[(0, 1500)]))
+    assert LINEAR.recompute_ns(1500) == LINEAR.step_ns(step(chunks=[(0, 1500)]))
+
+
+def test_a_step_takes_at_least_a_nanosecond() -> None:
+    """An empty step costs the host's constant, and where that is 0, one nanosecond."""
+    assert ROOFLINE.step_ns(step()) == 600_000
+    assert Roofline(LLAMA, H200, host=HostCost(0, 0, 0)).step_ns(step()) == 1
+
+
+def test_constant_and_linear_by_hand() -> None:
+    """Linear: 1 ms + 2064 tokens × 20 us + 66 sequences × 5 us + 64,000 context tokens × 30 ns."""
+    assert Constant(7).step_ns(BATCHES["mixed"]) == 7
+    assert LINEAR.step_ns(BATCHES["mixed"]) == 1_000_000 + 2064 * 20_000 + 66 * 5_000 + 64_000 * 30
+    assert LINEAR.step_ns(BATCHES["only a swap"]) == 1_000_000 + 64 * 40_000
+
+
+def test_a_gpu_name_builds_its_roofline() -> None:
+    """The short form, the long form and the stated costs all build."""
+    short, long = build_cost("h100", LLAMA), build_cost(RooflineConfig("h100", tp=2), LLAMA, block_size=32)
+    assert isinstance(short, Roofline) and isinstance(long, Roofline)
+    assert short.describe() == "cost: roofline, not measured here (kernel part ±9 %)"
+    assert long.describe().startswith("cost: roofline, tp 2, ")
+    assert long.block_bytes == 32 * 131_072 // 2
+    assert build_cost(LINEAR, LLAMA) is LINEAR
+    assert set(COSTS) == {"roofline", "constant", "linear"}
+
+
+def test_what_is_assumed_is_said() -> None:
+    """Assumed host times and unfitted attention are named where the sources are printed."""
+    assert [line.split(":")[0] for line in ROOFLINE.sources() if "assumed" in line] == ["host", "swap"]
+    stated = Roofline(LLAMA, H200, host=HostCost(1_000), swap_bandwidth=50e9)
+    assert not any("assumed" in line for line in stated.sources())
+    l40s = Roofline(LLAMA, GPUS["l40s"])
+    assert any("attention not fitted" in line for line in l40s.sources())
+    assert "matmuls ±" in l40s.describe()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: build_cost("b300", LLAMA), ScenarioError, "b300 is not in the catalog"),
+        (lambda: build_cost(RooflineConfig("h200", tp=3), LLAMA), ScenarioError, "into 3 equal parts"),
+        (lambda: Roofline(replace(LLAMA, dtype="float32"), H200), ScenarioError, "16-bit types only"),
+        (lambda: RooflineConfig("h200", tp=0), ValueError, "tp is 0"),
+        (lambda: RooflineConfig("h200", swap_bandwidth=-1.0), ValueError, "swap_bandwidth is -1"),
+        (lambda: HostCost(base=-1), ValueError, "negative"),
+        (lambda: Constant(0), ValueError, "at least 1 ns"),
+        (lambda: Linear(base=0), ValueError, "base is 0 ns"),
+        (lambda: Linear(base=1, per_token=-1), ValueError, "the parts 0"),
+    ],
+)
+def test_a_wrong_cost_is_refused(make: object, error: type[Exception], message: str) -> None:
+    """Each wrong knob is named with its value."""
+    with pytest.raises(error, match=message):
+        make()  # type: ignore[operator]

@@ -1,0 +1,153 @@
+"""The workload block: what it accepts, what it refuses."""
+
+import json
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from sim.units import NS_PER_S
+from sim.workload.config import (
+    AllAtOnce,
+    ClosedLoop,
+    ConstantArrivals,
+    Frontend,
+    GammaArrivals,
+    Lengths,
+    OnOffArrivals,
+    Patience,
+    PoissonArrivals,
+    TraceArrivals,
+    TraceLengths,
+    TrafficClass,
+    WorkloadConfig,
+)
+from sim.workload.laws import FixedTokens, LognormalTokens
+from sim.workload.traces import RateScale, TraceConfig
+
+LENGTHS = Lengths(FixedTokens(100), FixedTokens(10))
+MINUTE_NS = 60 * NS_PER_S
+TRACE = TraceConfig("trace.csv")
+
+
+def workload(**changes):
+    """A valid config with some fields changed."""
+    fields = {"arrivals": PoissonArrivals(8.0), "output_cap": 64, "lengths": LENGTHS, "duration": MINUTE_NS}
+    return WorkloadConfig(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PoissonArrivals(0.0), "mean_rate is 0/s"),
+        (lambda: ConstantArrivals(float("nan")), "mean_rate is nan/s"),
+        (lambda: GammaArrivals(1e300, 1.0), "mean_rate is 1e\\+300/s"),
+        (lambda: GammaArrivals(8.0, -1.0), "cv is -1"),
+        (lambda: OnOffArrivals(8.0, 0, 5), "on is 0 ns"),
+        (lambda: OnOffArrivals(8.0, 5, -5), "off is -5 ns"),
+        (lambda: ClosedLoop(0, 0), "users is 0"),
+        (lambda: ClosedLoop(4, -1), "think_time is -1 ns"),
+        (lambda: ClosedLoop(4, 10**20), "It must be 0 s to a year"),
+        (lambda: Patience(0), "patience.mean is 0 ns"),
+        (lambda: Frontend(per_chunk=-1), "frontend.per_chunk is -1 ns"),
+        (lambda: TrafficClass(share=1.5), "share is 1.5"),
+        (lambda: TrafficClass(share=0.5, deadline=0), "deadline is 0 ns"),
+        (lambda: workload(output_cap=0), "output_cap is 0"),
+        (lambda: workload(duration=None), "poisson arrivals have no end"),
+        (lambda: workload(duration=0), "duration is 0 ns"),
+        (lambda: workload(requests=5), "both duration and requests"),
+        (lambda: workload(duration=None, requests=0), "requests is 0"),
+        (lambda: workload(warmup=MINUTE_NS), "leaves nothing of the duration"),
+        (lambda: workload(warmup=-1), "warmup is -1 ns"),
+        (lambda: workload(deadline=-1), "deadline is -1 ns"),
+        (lambda: workload(lengths=None), "lengths are missing"),
+        (lambda: workload(lengths=TraceLengths()), "need trace"),
+        (lambda: workload(trace=TRACE), "neither arrivals nor lengths"),
+        (lambda: workload(arrivals=TraceArrivals(), lengths=None), "need trace"),
+        (lambda: workload(arrivals=TraceArrivals(), lengths=TraceLengths(), trace=TRACE), "Leave lengths out"),
+        (
+            lambda: workload(lengths=TraceLengths(), trace=TraceConfig("t.csv", rate_scale=RateScale(2.0, "compress"))),
+            "trace.rate_scale changes the trace's times, but arrivals are poisson",
+        ),
+        (lambda: workload(arrivals=AllAtOnce()), "all_at_once takes requests"),
+        (lambda: workload(arrivals=AllAtOnce(), duration=None, requests=5, warmup=1), "all_at_once takes requests"),
+        (lambda: workload(arrivals=ClosedLoop(9, 0), duration=None, requests=5), "requests is 5 for 9 users"),
+        (lambda: workload(classes={"a": TrafficClass(0.5)}), "add up to 50%"),
+        (lambda: workload(classes={"a": TrafficClass(0.7), "b": TrafficClass(0.7)}), "add up to 140%"),
+        (lambda: workload(classes={"": TrafficClass(1.0)}), "has no name"),
+    ],
+)
+def test_bad_blocks_are_refused_in_one_line(make, message):
+    """Every broken block names the field, the number and what to do."""
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_with_lengths_of_their_own_need_no_others():
+    """Lengths may be left out only where every class brings its own."""
+    own = TrafficClass(0.5, lengths=LENGTHS)
+    assert workload(lengths=None, classes={"a": own, "b": own}).lengths is None
+    with pytest.raises(ValueError, match="lengths are missing"):
+        workload(lengths=None, classes={"a": own, "b": TrafficClass(0.5)})
+
+
+def test_shares_that_miss_1_by_rounding_only_are_accepted():
+    """Ten times 10% is 100%, whatever binary fractions make of it."""
+    assert len(workload(classes={str(i): TrafficClass(0.1) for i in range(10)}).classes) == 10
+
+
+BLOCK = {
+    "arrivals": {"kind": "on_off", "mean_rate": "8/s", "on": "4s", "off": "6s"},
+    "lengths": {
+        "prompt": {"kind": "lognormal", "mean": 1155, "cv": 0.96, "max": 14050},
+        "output": {"kind": "fixed", "tokens": 1},
+    },
+    "output_cap": 1024,
+    "duration": "10min",
+    "warmup": "1min",
+    "classes": {"chat": {"share": "80%"}, "batch": {"share": "20%", "priority": 1, "deadline": "1min"}},
+    "patience": {"mean": "30s", "kind": "exponential"},
+    "frontend": {"request": "4ms"},
+}
+
+
+def validated(block):
+    """The config that a validator makes of a block."""
+    return TypeAdapter(WorkloadConfig).validate_json(json.dumps(block))
+
+
+def test_a_scenario_block_validates_to_the_config():
+    """Units become numbers and kinds become classes."""
+    config = validated(BLOCK)
+    assert config.arrivals == OnOffArrivals(8.0, 4 * NS_PER_S, 6 * NS_PER_S)
+    assert config.lengths == Lengths(LognormalTokens(1155, 0.96, max=14050), FixedTokens(1))
+    assert config.classes["batch"] == TrafficClass(0.2, priority=1, deadline=MINUTE_NS)
+    assert (config.duration, config.warmup, config.frontend) == (10 * MINUTE_NS, MINUTE_NS, Frontend(4_000_000))
+    assert validated({**BLOCK, "lengths": {"kind": "trace"}, "trace": {"path": "t"}}).lengths == TraceLengths()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arrivals": {"kind": "poison", "mean_rate": "8/s"}}, "'poison'.*does not match any of the expected tags"),
+        ({"arrivals": {"mean_rate": "8/s"}}, "discriminator 'kind'"),
+        ({"arrivals": {"kind": "poisson", "mean_rate": 8}}, "8 is not a rate"),
+        ({"arrivals": {"kind": "poisson", "mean_rate": "8/s", "cv": 2.0}}, "cv"),
+        ({"lengths": {"prompt": {"kind": "fixed", "tokens": 5}}}, "output"),
+        ({"lengths": {"kind": "traces"}}, "'traces'.*does not match"),
+        ({"output_cap": "all"}, "max_model_len"),
+        ({"duration": 600}, "600 is not a time"),
+        ({"durations": "600s"}, "durations"),
+    ],
+)
+def test_a_wrong_key_or_kind_is_named_once(changes, message):
+    """Only the class that `kind` names reports, so that an error has one cause."""
+    with pytest.raises(ValidationError, match=f"(?s){message}") as caught:
+        validated({**BLOCK, **changes})
+    assert caught.value.error_count() <= (2 if "output_cap" in changes else 1)
+
+
+def test_the_block_has_a_json_schema():
+    """Editors get a schema with every kind of arrivals."""
+    text = json.dumps(TypeAdapter(WorkloadConfig).json_schema())
+    assert all(kind in text for kind in ("poisson", "closed_loop", "lognormal", "empirical"))
