@@ -83,7 +83,6 @@ class EngineCore:
         self._prefilling: dict[Sequence, None] = {}
         self._batch: Batch | None = None
         self._finished: list[Sequence] = []
-        self._sampled: list[Sequence] = []
 
     # ---- what a driver calls
 
@@ -166,7 +165,7 @@ class EngineCore:
         batch, finished = self._batch, self._finished
         assert batch is not None, "complete() without execute()"
         self._batch = None
-        for seq in self._sampled:
+        for seq in batch.sampled:
             life = self._lives[seq]
             if life.first_token_ns == MISSING:
                 life.first_token_ns = now_ns
@@ -177,10 +176,9 @@ class EngineCore:
             life.last_token_ns = now_ns
             life.output_tokens = seq.num_output_tokens
             seq.state = _ENDED
-        for seq in self._sampled:
+        for seq in batch.sampled:
             if seq.state == DECODE:
                 self.recorder.state(now_ns, seq.request.id, DECODE)
-        self._sampled = []
         for seq in self.scheduler.complete(batch, finished, now_ns):
             self._end(seq, now_ns, FINISHED, "")
         if self.scheduler.events:
@@ -205,8 +203,10 @@ class EngineCore:
             while timers and timers[0][0] <= now_ns:
                 _, _, seq, reason = heappop(timers)
                 if seq in self._lives and seq.state != _ENDED:
-                    self.scheduler.cancel(seq, now_ns)
+                    responses = self.scheduler.cancel(seq, now_ns)
                     self._end(seq, now_ns, CANCELLED, reason)
+                    for done in responses:
+                        self._end(done, now_ns, FINISHED, "")
             if not inbox or inbox[0][0] > now_ns:
                 return
             self._enter(heappop(inbox)[2], now_ns)
@@ -257,6 +257,7 @@ class EngineCore:
     def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
         """Moves computed tokens on and gives a token to those that reached their known ones: (pairs, sampled)."""
         pairs = 0
+        sampled: list[Sequence] = []
         for seq, n in batch.chunks:
             computed = seq.settled_computed_tokens
             life = self._lives[seq]
@@ -269,8 +270,9 @@ class EngineCore:
             seq.settled_computed_tokens = done
             if done == seq.request.prompt_tokens + seq.settled_output_tokens:
                 seq.settled_output_tokens += 1
-                self._sampled.append(seq)
-        return pairs, len(self._sampled)
+                sampled.append(seq)
+        batch.sampled = sampled
+        return pairs, len(sampled)
 
     # ---- records
 

@@ -120,7 +120,8 @@ class Batch:
     recompute) pieces `(sequence, tokens)`. `context_tokens` is what the decodes read: the sum of their computed tokens.
     The `pad_` fields are work done for nothing: prompt padding, rows of ended sequences, and the context these read.
     `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
-    `joined` and `left` the changes of the decode group since the last batch.
+    `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
+    step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`.
     """
 
@@ -137,6 +138,7 @@ class Batch:
         "pad_decode_rows",
         "pad_prefill_tokens",
         "preempted",
+        "sampled",
         "swap_in",
         "swap_out",
     )
@@ -165,6 +167,7 @@ class Batch:
         self.pad_decode_rows = pad_decode_rows
         self.pad_context_tokens = pad_context_tokens
         self.layout = layout
+        self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()
         if decodes is None:
@@ -281,9 +284,11 @@ class Scheduler(Protocol):
     """A batching policy, built as `Policy(config, context)`. It changes its queues, its KV manager, nothing else.
 
     `streams` says whether tokens reach the client as they are made; if not, a response is delivered whole.
-    `events` is appended to by the policy and drained by EngineCore.
+    `events` is appended to by the policy and drained by EngineCore. `evidence` says what vouches for the schedule:
+    `recorded` (equal to recordings of the real engine), `hand-derived` (from its source) or `family` (our own rule).
     """
 
+    evidence: str
     kv: KVBlockManager
     events: list[Event]
     streams: bool
@@ -298,8 +303,11 @@ class Scheduler(Protocol):
         """Queues a new sequence, or appends a `rejected` event if it can never run."""
         ...
 
-    def cancel(self, seq: Sequence, now_ns: int) -> None:
-        """Forgets a waiting or running sequence and frees its KV. Only between steps."""
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        """Forgets a waiting or running sequence and frees its KV. Only between steps.
+
+        Returns the responses sent now: those held for a batch of which `seq` was the last to run.
+        """
         ...
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:

@@ -63,6 +63,7 @@ class VllmConfig:
 class Vllm:
     """The scheduler. A decode-only step with blocks to spare is O(1) in the number of sequences."""
 
+    evidence = "recorded"
     streams = True
 
     def __init__(self, config: VllmConfig, context: PolicyContext) -> None:
@@ -101,11 +102,12 @@ class Vllm:
             return
         self.waiting.push(seq)
 
-    def cancel(self, seq: Sequence, now_ns: int) -> None:
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         if seq in self.running:
             self._release(seq)
         else:
             self.waiting.remove(seq)
+        return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         cap = self._prefill_cap()
@@ -130,8 +132,8 @@ class Vllm:
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         for seq in finished:
             self._release(seq)
-        for seq, _ in batch.chunks:
-            if seq in self.running and seq.num_tokens - seq.settled_computed_tokens == 1:
+        for seq in batch.sampled:
+            if seq in self.running:
                 del self.partial[seq]
                 self.group.join(seq)
         return finished

@@ -1,0 +1,190 @@
+"""Speed and memory of the simulator: `make bench` prints a table with the machine and writes results/bench.json.
+
+Each row runs in a process of its own, several times, and is compared with bare SimPy timeouts timed in the same
+process just before and after, since machines drift: `share_of_simpy` is requests (or steps, for rows named so) per
+bare timeout. The medians are printed. Full records are kept; parsing and writing are rows of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import simpy
+
+from sim.catalog import load_gpu, load_model
+from sim.core import EngineCore, SimExecutor
+from sim.cost import build_cost
+from sim.frames import write_tables
+from sim.kv import CountingKV
+from sim.model import derive_kv
+from sim.policies.continuous import Continuous, ContinuousConfig
+from sim.record import Recorder
+from sim.simulate import simulate
+from sim.types import Arrival, PolicyContext, Request, Workload
+from sim.workload.build import build_workload
+from sim.workload.config import TraceArrivals, WorkloadConfig
+from sim.workload.traces import RateScale, TraceConfig, read_trace, tile
+
+TIMEOUTS = 500_000
+TRACE = "azure2023/AzureLLMInferenceTrace_conv.csv"
+MILLION = 1_000_000
+
+
+def bare_simpy() -> float:
+    """Timeouts per second of SimPy alone."""
+    env = simpy.Environment()
+
+    def process() -> Iterator[simpy.Event]:
+        for _ in range(TIMEOUTS):
+            yield env.timeout(1)
+
+    env.process(process())
+    start = time.perf_counter()
+    env.run()
+    return TIMEOUTS / (time.perf_counter() - start)
+
+
+def engine() -> EngineCore:
+    """Continuous batching of Llama-3.1-8B on an H200."""
+    model, gpu = load_model("llama-3.1-8b"), load_gpu("h200")
+    cost, budget = build_cost("h200", model), derive_kv(model, gpu)
+    max_model_len = model.max_position_embeddings
+    kv = CountingKV(budget.num_blocks, budget.block_size)
+    config = ContinuousConfig(max_num_seqs=256, max_num_batched_tokens=8192)
+    policy = Continuous(config, PolicyContext(kv, max_model_len, estimator=cost))
+    return EngineCore(policy, SimExecutor(cost, max_model_len), Recorder(), max_model_len=max_model_len)
+
+
+def azure(traces: Path, factor: float, requests: int | None = None) -> Workload:
+    """The conversation trace at `factor` times its rate, tiled to `requests` rows."""
+    trace = TraceConfig(path=TRACE, rate_scale=RateScale(factor=factor, by="compress"))
+    rows = read_trace(TraceConfig(path=TRACE), traces)
+    config = WorkloadConfig(arrivals=TraceArrivals(), output_cap=1024, trace=trace)
+    rows = tile(rows, requests) if requests else rows
+    return build_workload(config, load={}, seed=0, max_model_len=131072, base=traces, rows=rows)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """`count` equal requests at time 0 that decode together."""
+
+    count: int
+    output_tokens: int
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for i in range(self.count):
+            yield Arrival(Request(i, 0, 512, self.output_tokens), self.output_tokens)
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Row:
+    """`what` is the quantity per bare timeout: requests or steps."""
+
+    workload: Callable[[Path], Workload]
+    leap: bool
+    what: str
+    repeats: int = 3
+
+
+ROWS = {
+    "azure-conv-1x": Row(lambda traces: azure(traces, 1), True, "requests"),
+    "azure-conv-3x": Row(lambda traces: azure(traces, 3), True, "requests"),
+    "azure-conv-1x-noleap": Row(lambda traces: azure(traces, 1), False, "steps"),
+    "steps-8": Row(lambda _: Fixed(8, 20_000), False, "steps"),
+    "steps-256": Row(lambda _: Fixed(256, 20_000), False, "steps"),
+    "million": Row(lambda traces: azure(traces, 3, MILLION), True, "requests", repeats=1),
+}
+
+
+def measure(name: str, traces: Path) -> list[dict[str, float]]:
+    """Runs one row in this process; a dict a repeat."""
+    row = ROWS[name]
+    measured = []
+    for _ in range(row.repeats):
+        start = time.perf_counter()
+        workload = row.workload(traces)
+        parse_s = time.perf_counter() - start
+        core = engine()
+        before = bare_simpy()
+        start = time.perf_counter()
+        simulate(core, workload, leap=row.leap)
+        wall_s = time.perf_counter() - start
+        simpy_per_s = (before + bare_simpy()) / 2
+        records = core.recorder.records()
+        requests, steps = len(records.requests), len(records.steps)
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        start = time.perf_counter()
+        if row.repeats > 1:  # the million rows would take minutes and measure the disk
+            with tempfile.TemporaryDirectory() as folder:
+                write_tables(records, Path(folder))
+        amount = requests if row.what == "requests" else steps
+        measured.append(
+            {
+                "requests_per_s": requests / wall_s,
+                "steps_per_s": steps / wall_s,
+                "steps": steps,
+                "peak_rss_mb": peak_mb,
+                "share_of_simpy": amount / wall_s / simpy_per_s,
+                "simpy_per_s": simpy_per_s,
+                "parse_s": parse_s,
+                "write_s": time.perf_counter() - start,
+            }
+        )
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, default=os.environ.get("BATCHSIM_TRACES"), help=f"holds {TRACE}")
+    parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
+    parser.add_argument("--row", choices=ROWS, help="run one row here and print its repeats as JSON")
+    options = parser.parse_args()
+    if options.traces is None or not (Path(options.traces) / TRACE).exists():
+        sys.exit(f"bench: {TRACE} is not in the folder --traces (or BATCHSIM_TRACES). Give the folder that holds it.")
+    if options.row:
+        print(json.dumps(measure(options.row, Path(options.traces))))
+        return
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, SimPy {simpy.__version__}"
+    )
+    rows = []
+    print(f"{machine}\n\n| row | requests/s | steps/s | steps | leap | peak RSS MB | per bare timeout |")
+    print("|---|---|---|---|---|---|---|")
+    bare = []
+    for name, row in ROWS.items():
+        command = [sys.executable, __file__, "--row", name, "--traces", str(options.traces)]
+        repeats = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        median = {key: statistics.median(repeat[key] for repeat in repeats) for key in repeats[0]}
+        bare.append(median["simpy_per_s"])
+        rows.append({"name": name, "leap": row.leap, **median})
+        print(
+            f"| {name} | {median['requests_per_s']:,.0f} | {median['steps_per_s']:,.0f} | {median['steps']:,.0f} |"
+            f" {'yes' if row.leap else 'no'} | {median['peak_rss_mb']:,.0f} |"
+            f" {median['share_of_simpy']:.4f} {row.what} |",
+            flush=True,
+        )
+    rows.insert(0, {"name": "simpy-timeouts", "steps_per_s": statistics.median(bare), "share_of_simpy": 1.0})
+    print(f"| simpy-timeouts | | {rows[0]['steps_per_s']:,.0f} | | | | 1 |")
+    parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
+    print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

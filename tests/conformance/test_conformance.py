@@ -1,0 +1,154 @@
+"""What every policy must keep, whatever it decides. Acceptance of a policy: it is registered and this passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sim.attribution import attribute
+from sim.kv import CountingKV, TableKV
+from sim.live import Traffic, VirtualClock
+from sim.metrics import token_gaps
+from sim.policies import POLICIES
+from sim.record import FINISHED, MISSING, Records
+from sim.types import Idle
+from tests.conformance.runs import Case, built, cases
+
+RANDOM = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+every_policy = pytest.mark.parametrize("kind", POLICIES)
+
+
+def same(one: Records, other: Records) -> None:
+    for table in ("requests", "steps", "states"):
+        a, b = getattr(one, table), getattr(other, table)
+        assert len(a) == len(b) and a.tobytes() == b.tobytes(), f"{table} differ"
+    assert one.texts == other.texts
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_both_drivers_leaping_or_not_and_both_kv_managers_leave_equal_records(kind: str, data: st.DataObject) -> None:
+    """simulate with and without leaping equals live with counted and with tabled blocks, bit for bit."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    records = case.simulate().recorder.records()
+    same(records, case.simulate(leap=False).recorder.records())
+    same(records, case.live(CountingKV).recorder.records())
+    same(records, case.live(TableKV).recorder.records())
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_every_request_ends_once_and_all_memory_comes_back(kind: str, data: st.DataObject) -> None:
+    """Each request has exactly one row with its right length, and no block or swap slot is lost."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    core = case.live(TableKV)
+    requests = core.recorder.records().requests
+    lengths = {a.request.id: a.output_tokens for a in case.workload.known}
+    lengths |= {a.request.id: a.output_tokens for _, a in case.workload.following}
+    expected = len(case.workload.known) + len(case.workload.following)
+    assert sorted(requests["request_id"]) == list(range(expected))
+    for row in requests:
+        if row["outcome"] == FINISHED:
+            assert row["output_tokens"] == min(lengths[row["request_id"]], 400 - row["prompt_tokens"])
+            assert row["arrival_ns"] < row["first_token_ns"] <= row["last_token_ns"] <= row["delivered_ns"]
+        else:
+            assert row["delivered_ns"] == MISSING
+    kv = core.scheduler.kv
+    assert (kv.num_free, kv.num_swap_free) == (kv.num_blocks, kv.num_swap_blocks)
+    assert (core.scheduler.num_waiting, core.scheduler.num_running) == (0, 0)
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_budgets_are_kept_in_every_step(kind: str, data: st.DataObject) -> None:
+    """Slots, token budget and blocks are never exceeded, and no sequence is scheduled twice in a step."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    core = case.engine()
+    config = case.config
+    slots = getattr(config, "max_num_seqs", None)
+    budget = getattr(config, "max_num_batched_tokens", None)
+    for work in _steps(case, core):
+        items = [(seq.request.id, n) for seq, n in work.items()]
+        assert len({i for i, _ in items}) == len(items)
+        assert all(n >= 1 for _, n in items)
+        assert sum(n for _, n in items) == work.num_prefill_tokens + work.num_decode
+        if budget is not None:
+            assert work.num_prefill_tokens + work.num_decode <= budget
+        if slots is not None:
+            assert len(items) <= slots
+        assert 0 <= core.scheduler.kv.num_free <= core.scheduler.kv.num_blocks
+        assert work.context_tokens == sum(s.num_computed_tokens for s in (work.decodes.members if work.decodes else ()))
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_the_parts_of_every_life_sum_to_its_end_to_end_time(kind: str, data: st.DataObject) -> None:
+    """Attribution sums to E2E to the nanosecond for every finished request."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    records = case.simulate().recorder.records()
+    parts = attribute(records).groupby("request_id", observed=True)["ns"].sum()
+    for row in records.requests:
+        if row["outcome"] == FINISHED:
+            assert parts.get(row["request_id"], 0) == row["delivered_ns"] - row["sent_ns"]
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_pooled_gaps_equal_those_counted_token_by_token(kind: str, data: st.DataObject) -> None:
+    """The pooled ITL equals brute force over every token's time."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    core = case.engine()
+    times: dict[int, list[int]] = {}
+    for _ in _steps(case, core, times):
+        pass
+    records = core.recorder.records()
+    done = records.requests["outcome"] == FINISHED
+    finished = set(records.requests["request_id"][done])
+    brute = sorted(b - a for i, t in times.items() if i in finished for a, b in zip(t, t[1:], strict=False))
+    gaps, counts = token_gaps(records, done)
+    pooled = np.sort(np.repeat(gaps, counts))
+    assert pooled.tolist() == brute
+
+
+def _steps(case: Case, core, times: dict[int, list[int]] | None = None):  # noqa: ANN001, ANN202
+    """Cranks the core by hand, yielding each batch before it runs and noting the time of every token."""
+    traffic, clock = Traffic(case.workload), VirtualClock()
+    while True:
+        now_ns = clock.now_ns()
+        traffic.submit_due(core, now_ns)
+        if traffic.next_ns is None and not core.has_work:
+            return
+        work = core.schedule(now_ns, drain=traffic.next_ns is None)
+        traffic.tell(core, now_ns)
+        if isinstance(work, Idle):
+            wakes = [ns for ns in (work.until_ns, core.next_timer_ns, traffic.next_ns) if ns is not None]
+            if wakes:
+                clock.sleep_until(min(wakes))
+            continue
+        yield work
+        outputs = {seq: seq.num_output_tokens for seq, _ in work.items()}
+        end_ns = core.execute(work, now_ns)
+        if times is not None:
+            for seq, before in outputs.items():
+                if seq.num_output_tokens > before:
+                    times.setdefault(seq.request.id, []).append(end_ns)
+        clock.sleep_until(end_ns)
+        core.complete(end_ns)
+        traffic.tell(core, end_ns)

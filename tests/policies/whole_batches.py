@@ -1,0 +1,156 @@
+"""Helpers of the tests of static and dynamic batching: workloads in one line, runs under every driver."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from sim.core import EngineCore, SimExecutor
+from sim.kv import CountingKV, KVBlockManager, TableKV
+from sim.live import VirtualClock, live
+from sim.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
+from sim.simulate import simulate
+from sim.types import Arrival, Batch, PolicyContext, Request
+
+STEP_NS = 10
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 64
+_REQUEST = re.compile(r"(\d+):(\d+)->(\d+)(?:/(\d+))?(?:p(-?\d+))?(?:c(\d+))?")
+
+
+class ConstantCost:
+    """Every step takes STEP_NS."""
+
+    def step_ns(self, batch: Batch) -> int:
+        return STEP_NS
+
+
+class Listed:
+    """An open-loop workload from a list."""
+
+    def __init__(self, arrivals: list[Arrival]) -> None:
+        self._arrivals = arrivals
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return iter(self._arrivals)
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        return None
+
+
+def requests(text: str) -> list[Arrival]:
+    """`"5:100->3/8p1c70"`: at 5 ns 100 prompt and 3 output tokens, capped at 8, priority 1, cancelled at 70 ns."""
+    arrivals = []
+    for i, one in enumerate(text.split()):
+        match = _REQUEST.fullmatch(one)
+        assert match is not None, one
+        at, prompt, output, cap, priority, cancel = (None if g is None else int(g) for g in match.groups())
+        assert at is not None and prompt is not None and output is not None
+        request = Request(i, at, prompt, cap or output, priority=priority or 0)
+        arrivals.append(Arrival(request, output, cancel_ns=cancel))
+    return arrivals
+
+
+def run(
+    policy: Any,
+    config: Any,
+    arrivals: str | list[Arrival],
+    *,
+    blocks: int = 1000,
+    how: str = "leap",
+    kv: Any = CountingKV,
+) -> Records:
+    """The records of one run; `how` is live, leap or step. The KV pool must be whole again at the end."""
+    pool: KVBlockManager = kv(blocks, BLOCK_SIZE)
+    core = _core(policy, config, pool)
+    workload = Listed(requests(arrivals) if isinstance(arrivals, str) else arrivals)
+    if how == "live":
+        live(core, workload, VirtualClock())
+    else:
+        simulate(core, workload, leap=how == "leap")
+    assert pool.num_free == pool.num_blocks
+    return core.recorder.records()
+
+
+def leap_end_ns(policy: Any, config: Any, arrivals: str) -> int:
+    """Where a leap without horizon ends that starts after the first decode step; all `arrivals` are at 0."""
+    core = _core(policy, config, CountingKV(1000, BLOCK_SIZE))
+    for arrival in requests(arrivals):
+        core.submit(arrival)
+    now_ns = 0
+    while True:
+        batch = core.schedule(now_ns, True)
+        assert isinstance(batch, Batch)
+        now_ns = core.execute(batch, now_ns)
+        if batch.num_decode:
+            return core.leap(batch, now_ns, math.inf, ConstantCost())
+        core.complete(now_ns)
+
+
+def _core(policy: Any, config: Any, pool: KVBlockManager) -> EngineCore:
+    return EngineCore(
+        policy(config, PolicyContext(pool, MAX_MODEL_LEN)),
+        SimExecutor(ConstantCost(), MAX_MODEL_LEN),
+        Recorder(),
+        max_model_len=MAX_MODEL_LEN,
+    )
+
+
+def times(records: Records, *columns: str) -> list[tuple[int, ...]]:
+    """A tuple of `columns` for each request."""
+    return [tuple(int(row[c]) for c in columns) for row in records.requests]
+
+
+def steps(records: Records, *columns: str) -> list[tuple[int, ...]]:
+    """A tuple of `columns` for each step."""
+    return [tuple(int(row[c]) for c in columns) for row in records.steps]
+
+
+def outcomes(records: Records) -> list[tuple[str, str]]:
+    """(outcome, reason) for each request."""
+    return [(OUTCOME_NAMES[int(row["outcome"])], records.texts[row["reason"]]) for row in records.requests]
+
+
+def blocked(records: Records) -> list[tuple[int, int, str]]:
+    """(time, request, reason) of every change at the head of the queue."""
+    rows = records.states[records.states["state"] == BLOCKED]
+    return [(int(row["time_ns"]), int(row["request_id"]), records.texts[row["reason"]]) for row in rows]
+
+
+def assert_all_drivers_agree(policy: Any, config: Any, arrivals: list[Arrival], blocks: int) -> Records:
+    """Runs under every driver and KV manager; the records must be bit-equal and hold every request once."""
+    first = run(policy, config, arrivals, blocks=blocks)
+    assert [int(i) for i in first.requests["request_id"]] == [a.request.id for a in arrivals]
+    for how, kv in (("step", CountingKV), ("live", CountingKV), ("leap", TableKV)):
+        other = run(policy, config, arrivals, blocks=blocks, how=how, kv=kv)
+        for name in ("requests", "steps", "states"):
+            assert np.array_equal(getattr(first, name), getattr(other, name)), (how, kv.__name__, name)
+        assert (first.texts, first.details) == (other.texts, other.details)
+    return first
+
+
+@st.composite
+def workloads(draw: st.DrawFn, priorities: Sequence[int] = (0,)) -> list[Arrival]:
+    """Up to a dozen small requests, some of which time out or are given up."""
+    arrivals = []
+    at = 0
+    for i in range(draw(st.integers(1, 12))):
+        at += draw(st.integers(0, 4)) * 7
+        prompt, output = draw(st.integers(1, 20)), draw(st.integers(1, 12))
+        cap = output + draw(st.integers(0, 4))
+        give_up, deadline = (draw(st.none() | st.integers(0, 200)) for _ in range(2))
+        request = Request(
+            i,
+            at,
+            prompt,
+            cap,
+            priority=draw(st.sampled_from(priorities)),
+            deadline_ns=None if deadline is None else at + deadline,
+        )
+        arrivals.append(Arrival(request, output, cancel_ns=None if give_up is None else at + give_up))
+    return arrivals
