@@ -1,0 +1,471 @@
+"""Runs all points of a scenario, keeps their results, and reads them again.
+
+    results/<scenario>/points/<hash>/   requests, steps and states as Parquet; point.json: what it was and its metrics
+    results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, manifest.json, pictures
+
+A point's hash covers everything that determines its records: the resolved scenario, the policy's knobs, load, seed, the
+trace's bytes and batchsim's own code. A point is written whole or not at all, so a killed run continues where it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sim.errors import BatchsimError, ScenarioError
+from sim.frames import read_table, write_tables
+from sim.inputs import PointInputs
+from sim.metrics import Measured, combine, measure
+from sim.point import Run, Setup, simulate_point
+from sim.record import STEP_DTYPE
+from sim.scenario import Point, Scenario
+from sim.slo import Slo, parse_slo
+from sim.workload.config import ClosedLoop
+
+POINTS = "points"
+
+Progress = Callable[[int, int, str], None]
+"""Called with points done, points in all, and what was done last."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A finished run as DataFrames.
+
+    `summary`: a row a policy and load, each metric as the mean over seeds and `<metric>_ci`, the half-width of its 95 %
+    interval. `points`: a row a policy, load and seed. `manifest`: how it was obtained.
+    """
+
+    path: Path
+    summary: pd.DataFrame
+    points: pd.DataFrame
+    manifest: dict[str, Any]
+    scenario: dict[str, Any]
+
+    def requests(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+        """A row a request; see `sim.frames.COLUMN_DOCS` for columns and units."""
+        return self._table("requests", policy, load, seed)
+
+    def steps(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+        """A row an engine step."""
+        return self._table("steps", policy, load, seed)
+
+    def states(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+        """A row a change of a request's state, or of what blocks the head of the queue."""
+        return self._table("states", policy, load, seed)
+
+    def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
+        points = self.points
+        found = points[(points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)]
+        if found.empty:
+            known = f"policies {', '.join(points['policy'].unique())}; loads {sorted(points['load'].unique())}"
+            raise ScenarioError(f"{self.path}: no point {policy} at load {load:g} with seed {seed}. There are {known}.")
+        return read_table(self.path.parent / POINTS / found["point"].iloc[0], table)
+
+
+def load_results(path: Path | str) -> Results:
+    """The results in a run's folder `results/<scenario>/<hash>`; of the scenario's folder, the newest run."""
+    folder = Path(path)
+    if not (folder / "manifest.json").is_file():
+        runs = sorted(folder.glob("*/manifest.json"), key=lambda file: file.stat().st_mtime)
+        if not runs:
+            raise ScenarioError(f"{folder}: holds no results. Give the folder that `batchsim run` printed.")
+        folder = runs[-1].parent
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        text = {
+            "policy": str,
+            "label": str,
+            "variant": str,
+            "few": str,
+            "load_name": str,
+            "point": str,
+            "bound_by": str,
+        }
+        keep = {"keep_default_na": False, "na_values": {}}
+        frames = [_numbers(pd.read_csv(folder / f"{n}.csv", dtype=text, **keep)) for n in ("summary", "points")]
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{folder}: cannot be read: {error}. Run the scenario again.") from None
+    return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
+
+
+def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Metric columns as float with NaN where the file has nothing."""
+    texts = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by"}
+    for column in frame.columns:
+        if column == "unstable":
+            frame[column] = frame[column].astype(str) == "True"
+        elif column not in texts:
+            frame[column] = pd.to_numeric(frame[column].replace("", np.nan))
+    return frame
+
+
+# ---- one point
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker needs for one point."""
+
+    scenario: Scenario
+    point: Point
+    folder: Path
+
+
+def point_inputs(setup: Setup, run: Run) -> PointInputs:
+    """What the metrics need to know of a simulated point."""
+    file, workload, gpu = setup.scenario.file, run.workload, setup.gpu
+    class_slos = {name: parse_slo(c.slo) for name, c in file.workload.classes.items() if c.slo is not None}
+    steps = run.records.steps
+    return PointInputs(
+        records=run.records,
+        window_ns=workload.window_ns,
+        num_blocks=setup.kv.num_blocks,
+        block_size=setup.kv.block_size,
+        streams=run.streams,
+        num_gpus=setup.num_gpus,
+        num_offered=workload.num_offered,
+        all_at_once=workload.all_at_once,
+        closed_loop=isinstance(file.workload.arrivals, ClosedLoop),
+        max_num_seqs=getattr(run.point.spec.config, "max_num_seqs", None),
+        per_chunk_ns=workload.frontend.per_chunk,
+        slo=parse_slo(file.slo),
+        class_slos=class_slos,
+        cost_terms=setup.cost.explain({name: steps[name] for name in STEP_DTYPE.names or ()}),
+        peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
+        memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,
+    )
+
+
+def run_point(task: Task) -> dict[str, Any]:
+    """Simulates, measures and writes one point; returns what its point.json holds."""
+    setup = Setup.of(task.scenario)
+    run = simulate_point(setup, task.point)
+    measured = measure(point_inputs(setup, run))
+    point = task.point
+    result = {
+        "policy": point.spec.label,
+        "variant": point.spec.variant,
+        "kind": point.spec.kind,
+        "load": point.load,
+        "seed": point.seed,
+        "point": task.folder.name,
+        "end_ns": run.end_ns,
+        "unstable": measured.unstable,
+        "bound_by": measured.bound_by,
+        "values": measured.values,
+        "few": sorted(measured.few),
+        "reasons": measured.reasons,
+        "details": run.records.details,
+        "workload": {"notes": run.workload.notes, **run.workload.describe},
+    }
+    unfinished = task.folder.with_name(f".{task.folder.name}-{os.getpid()}")
+    unfinished.mkdir(parents=True)
+    write_tables(run.records, unfinished)
+    (unfinished / "point.json").write_text(_json(result), encoding="utf-8")
+    if task.folder.exists():
+        shutil.rmtree(task.folder)
+    unfinished.rename(task.folder)
+    return result
+
+
+def _measured(result: dict[str, Any]) -> Measured:
+    return Measured(
+        result["values"], frozenset(result["few"]), result["reasons"], result["unstable"], result["bound_by"]
+    )
+
+
+# ---- a scenario
+
+
+def run_scenario(
+    scenario: Scenario,
+    *,
+    out: Path = Path("results"),
+    jobs: int = 1,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Results:
+    """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results."""
+    started = time.monotonic()
+    setup = Setup.of(scenario)
+    slo = parse_slo(scenario.file.slo)
+    home = out / scenario.name
+    common = _identity(setup)
+    tasks = [Task(scenario, point, home / POINTS / _point_hash(common, point)) for point in scenario.points()]
+    try:
+        (home / POINTS).mkdir(parents=True, exist_ok=True)
+        _sweep_unfinished(home / POINTS)
+        done = {} if force else {i: kept for i, task in enumerate(tasks) if (kept := _kept(task.folder)) is not None}
+        reused = len(done)
+        for i, result in _run_tasks(tasks, [i for i in range(len(tasks)) if i not in done], jobs):
+            done[i] = result
+            if progress is not None:
+                point = tasks[i].point
+                progress(len(done), len(tasks), f"{point.spec.name} at {point.load:g}, seed {point.seed}")
+    except OSError as error:
+        raise ScenarioError(f"{out}: cannot be written: {error.strerror}. Give another folder with --out.") from None
+    results = [done[i] for i in range(len(tasks))]
+    summary, points = _tabulate(scenario, slo, results)
+    run_hash = _hash([task.folder.name for task in tasks])
+    folder = home / run_hash
+    manifest = {
+        "scenario_name": scenario.name,
+        "scenario": scenario.plain,
+        "heading": heading(setup),
+        "kv": str(setup.kv),
+        "num_blocks": setup.kv.num_blocks,
+        "workload": _describe_workload(scenario, results),
+        "slo": scenario.file.slo,
+        "measured_at": "engine",
+        "sources": setup.cost.sources(),
+        "outcomes": _outcomes(results),
+        "details": {reason: text for result in results for reason, text in result["details"].items()},
+        "points_run": len(tasks) - reused,
+        "points_reused": reused,
+        "wall_s": round(time.monotonic() - started, 2),
+        "jobs": jobs,
+        **_provenance(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(folder / "summary.csv", summary)
+    _write_csv(folder / "points.csv", points)
+    _write(folder / "scenario.yaml", scenario.text)
+    _write(folder / "manifest.json", _json(manifest, indent=2))
+    return load_results(folder)
+
+
+def heading(setup: Setup) -> str:
+    """Scenario, model, GPU and cost in one line."""
+    gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
+    model = f"{setup.model.name} {setup.model.dtype}{gpu}"
+    return f"{setup.scenario.name} · {model} · {setup.cost.describe()} · measured at: engine"
+
+
+def _run_tasks(tasks: list[Task], todo: list[int], jobs: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (index, result) as points end; in this process with one job or one point."""
+    if jobs == 1 or len(todo) <= 1:
+        for i in todo:
+            yield i, run_point(tasks[i])
+        return
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    with ProcessPoolExecutor(min(jobs, len(todo)), context, initializer=_ignore_interrupts) as pool, _stop(pool):
+        futures = {pool.submit(run_point, tasks[i]): i for i in todo}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+@contextmanager
+def _stop(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """Leaving early, on Ctrl-C or an error, does not wait for points that nobody will read."""
+    try:
+        yield
+    except BaseException:
+        for process in list((pool._processes or {}).values()):  # no public way to end a running task
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+
+
+def _sweep_unfinished(points: Path) -> None:
+    """Removes what a killed run left half-written; folders of live processes stay."""
+    for folder in points.glob(".*-*"):
+        pid = folder.name.rpartition("-")[2]
+        if not pid.isdigit() or not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kept(folder: Path) -> dict[str, Any] | None:
+    """The result of a point that is there already."""
+    try:
+        return json.loads((folder / "point.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+# ---- identity
+
+
+def _identity(setup: Setup) -> dict[str, Any]:
+    """Everything but policy, load and seed that determines a point's records and metrics."""
+    scenario = setup.scenario
+    trace = scenario.file.workload.trace
+    shared = {key: value for key, value in scenario.plain.items() if key not in ("policies", "load", "seeds")}
+    return {
+        "scenario": shared,
+        "model": asdict(setup.model),
+        "cost": [str(source) for source in setup.cost.sources()],
+        "trace": None if trace is None else _file_hash(scenario.base / trace.path),
+        "code": code_hash(),
+    }
+
+
+def _point_hash(common: dict[str, Any], point: Point) -> str:
+    spec = point.spec
+    predictor = None if spec.predictor is None else asdict(spec.predictor)
+    return _hash([common, spec.kind, spec.knobs, predictor, spec.label, spec.variant, point.load, point.seed])
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(_json(value).encode()).hexdigest()[:12]
+
+
+@cache
+def code_hash() -> str:
+    """A fingerprint of batchsim's own source, so that a changed simulator never reuses old points."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _file_hash(path: Path) -> str | None:
+    """The hash of a trace file; None where it is missing, which reading it will report."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _provenance() -> dict[str, Any]:
+    """Where and by what a run was made."""
+    packages = {}
+    for name in ("batchsim", "simpy", "numpy", "pandas", "scipy", "pyarrow"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "not installed"
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "python": platform.python_version(),
+        "packages": packages,
+        "code": code_hash(),
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout; None elsewhere."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+# ---- tables
+
+
+def _tabulate(scenario: Scenario, slo: Slo, results: list[dict[str, Any]]) -> tuple[list[dict], list[dict]]:
+    """Rows of summary.csv and points.csv. Of a policy's `best_of` variants only the best at each load is kept."""
+    by_spec: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
+    for result in sorted(results, key=lambda r: r["seed"]):
+        by_spec.setdefault((result["policy"], result["load"], result["variant"]), []).append(result)
+    summary, points = [], []
+    for label in scenario.file.policies:
+        for load in scenario.loads:
+            variants = {key[2]: runs for key, runs in by_spec.items() if key[:2] == (label, load)}
+            best = max(variants, key=lambda variant: _merit(variants[variant]))
+            runs = variants[best]
+            combined = combine([_measured(run) for run in runs])
+            common = {
+                "policy": label,
+                "kind": runs[0]["kind"],
+                "label": f"{label} ({best})" if best else label,
+                "variant": best,
+                "load_name": scenario.load_name,
+                "load": load,
+            }
+            row = common | {
+                "num_seeds": combined.num_seeds,
+                "unstable": combined.unstable,
+                "bound_by": combined.bound_by,
+                "few": " ".join(sorted(combined.few)),
+            }
+            for name, value in combined.mean.items():
+                row[name], row[f"{name}_ci"] = value, combined.half_width[name]
+            summary.append(row)
+            for run in runs:
+                head = common | {key: run[key] for key in ("seed", "point", "unstable", "bound_by")}
+                points.append(head | {"few": " ".join(run["few"])} | run["values"])
+    return summary, points
+
+
+def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
+    """How good a variant is at a load: stable first, then more within the SLO, then the lower normalised latency."""
+    combined = combine([_measured(run) for run in runs])
+    latency = combined.mean["norm_latency_mean_s"]
+    return (
+        float(not combined.unstable),
+        combined.mean["in_slo"] or 0.0,
+        float("-inf") if latency is None else -latency,
+    )
+
+
+def _outcomes(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """By policy (and variant), load and seed: how many requests ended how, and why."""
+    counted: dict[str, Any] = {}
+    for result in results:
+        name = f"{result['policy']} ({result['variant']})" if result["variant"] else result["policy"]
+        counted.setdefault(name, []).append({"load": result["load"], "seed": result["seed"], **result["reasons"]})
+    return counted
+
+
+def _describe_workload(scenario: Scenario, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The arrivals of the middle load and first seed; all notes that any point made."""
+    middle = sorted(scenario.loads)[len(scenario.loads) // 2]
+    described = next(r["workload"] for r in results if r["load"] == middle and r["seed"] == 0)
+    return described | {"load": middle}
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    with unfinished.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    unfinished.replace(path)
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, sort_keys=indent is None, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} cannot be written as JSON")
+
+
+__all__ = ["BatchsimError", "Results", "load_results", "run_scenario"]
