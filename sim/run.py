@@ -37,7 +37,7 @@ from sim.frames import read_table, write_tables
 from sim.inputs import PointInputs
 from sim.metrics import Measured, combine, measure
 from sim.point import Run, Setup, simulate_point
-from sim.record import STEP_DTYPE
+from sim.record import FINISHED, STEP_DTYPE
 from sim.scenario import Point, Scenario
 from sim.slo import Slo, parse_slo
 from sim.workload.config import ClosedLoop
@@ -74,6 +74,22 @@ class Results:
         """A row a change of a request's state, or of what blocks the head of the queue."""
         return self._table("states", policy, load, seed)
 
+    def as_json(self) -> dict[str, Any]:
+        """By policy: how its requests ended, summed over loads and seeds and at each; and its metrics at every load."""
+        policies: dict[str, Any] = {}
+        for row in self.points.to_dict("records"):
+            counted = self.manifest["outcomes"][str(row["label"])]
+            entry = next(e for e in counted if e["load"] == row["load"] and e["seed"] == row["seed"])
+            policy = policies.setdefault(str(row["policy"]), {"outcomes": [], "loads": []})
+            policy["outcomes"].append(entry)
+        for policy in policies.values():
+            policy |= _totals(policy["outcomes"])
+        for row in self.summary.to_dict("records"):
+            metrics = {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in row.items()}
+            policies[str(row["policy"])]["loads"].append(metrics)
+        keep = ("scenario_name", "heading", "kv", "workload", "slo", "measured_at", "commit", "code", "packages", "machine")
+        return {key: self.manifest[key] for key in keep} | {"path": str(self.path), "policies": policies}
+
     def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
         points = self.points
         found = points[(points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)]
@@ -107,6 +123,20 @@ def load_results(path: Path | str) -> Results:
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{folder}: cannot be read: {error}. Run the scenario again.") from None
     return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
+
+
+def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of several points added up, those by reason too."""
+    totals: dict[str, Any] = {}
+    for entry in outcomes:
+        for name, value in entry.items():
+            if isinstance(value, dict):
+                by_reason = totals.setdefault(name, {})
+                for reason, count in value.items():
+                    by_reason[reason] = by_reason.get(reason, 0) + count
+            elif name not in ("load", "seed"):
+                totals[name] = totals.get(name, 0) + value
+    return totals
 
 
 def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
@@ -151,7 +181,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         per_chunk_ns=workload.frontend.per_chunk,
         slo=parse_slo(file.slo),
         class_slos=class_slos,
-        cost_terms=setup.cost.explain({name: steps[name] for name in STEP_DTYPE.names or ()}),
+        cost_terms=setup.cost.explain({name: steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()}),
         peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
         memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,
     )
@@ -171,6 +201,7 @@ def run_point(task: Task) -> dict[str, Any]:
         "seed": point.seed,
         "point": task.folder.name,
         "end_ns": run.end_ns,
+        "num_finished": int((run.records.requests["outcome"] == FINISHED).sum()),
         "unstable": measured.unstable,
         "bound_by": measured.bound_by,
         "values": measured.values,
@@ -432,7 +463,19 @@ def _outcomes(results: list[dict[str, Any]]) -> dict[str, Any]:
     counted: dict[str, Any] = {}
     for result in results:
         name = f"{result['policy']} ({result['variant']})" if result["variant"] else result["policy"]
-        counted.setdefault(name, []).append({"load": result["load"], "seed": result["seed"], **result["reasons"]})
+        by_reason = {outcome: result["reasons"].get(outcome, {}) for outcome in ("rejected", "cancelled", "unfinished")}
+        totals = {outcome: sum(counts.values()) for outcome, counts in by_reason.items()}
+        finished = result["num_finished"]
+        counted.setdefault(name, []).append(
+            {
+                "load": result["load"],
+                "seed": result["seed"],
+                "submitted": finished + sum(totals.values()),
+                "finished": finished,
+                **totals,
+                **{f"{outcome}_by_reason": counts for outcome, counts in by_reason.items()},
+            }
+        )
     return counted
 
 

@@ -22,6 +22,7 @@ from sim.scenario.text import Document, read_document
 from sim.scenario.text import Path as Keys
 from sim.workload.config import ClosedLoop
 from sim.workload.predictors import PredictorConfig
+from sim.workload.tagged import kind_of
 
 SHIPPED = "scenarios"
 
@@ -145,8 +146,13 @@ def _specs(label: str, document: Document) -> Iterator[PolicySpec]:
         chosen = dict(zip(choices, picked, strict=True))
         knobs = entry | chosen
         config = _validate(config_type, knobs, document, path)
-        variant = ", ".join(f"{knob} {value}" for knob, value in chosen.items())
+        variant = ", ".join(f"{_initials(knob)} {value}" for knob, value in chosen.items())
         yield PolicySpec(label, kind, config, policy, knobs, predictor, variant)
+
+
+def _initials(knob: str) -> str:
+    """`batch_size` as `bs`, to name variants in tables."""
+    return "".join(word[0] for word in knob.split("_"))
 
 
 def _policy(kind: str, where: str) -> tuple[Any, Any]:
@@ -264,4 +270,4 @@ def _chosen(kind: Any, value: Any) -> Any:
     if len(members) == 1:
         return _chosen(members[0], value)
     named = value.get("kind") if isinstance(value, dict) else None
-    return next((member for member in members if getattr(member, "kind", None) == named), members[0])
+    return next((member for member in members if kind_of(member) == named), members[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 
@@ -21,10 +21,15 @@ class ByKind:
         discriminator: str | Callable[[object], object] = "kind"
         if self.default is not None:
             discriminator = self._kind
-        choices = {cls.kind: handler.generate_schema(cls) for cls in get_args(source)}
+        choices = {kind_of(cls): handler.generate_schema(cls) for cls in get_args(source)}
         return {"type": "tagged-union", "choices": choices, "discriminator": discriminator}
 
     def _kind(self, value: object) -> object:
         if isinstance(value, dict):
             return value.get("kind", self.default)
         return getattr(value, "kind", self.default)
+
+
+def kind_of(cls: Any) -> object:
+    """The `kind` that names this dataclass: the default of its field; None if it has none."""
+    return next((field.default for field in fields(cls) if field.name == "kind"), None)
