@@ -315,7 +315,7 @@ class EngineCore:
             life = self._lives[seq]
             if life.scheduled_ns == MISSING:
                 life.scheduled_ns = now_ns
-            seq.state = RECOMPUTE if life.preemptions else PREFILL
+            seq.state = RECOMPUTE if seq.settled_computed_tokens < life.computed_once else PREFILL
             self._prefilling[seq] = None
             row(now_ns, seq.request.id, seq.state)
         if len(self._prefilling) > len(batch.chunks):

@@ -20,6 +20,7 @@ class PreemptiveConfig:
 
     `watermark` is the share of KV blocks that admission leaves free while others run; 1 % as in vLLM's first engine.
     `auto` swaps where moving the blocks out and in again is cheaper than computing the tokens anew.
+    `preempt_after` None: only want of blocks preempts; it needs `waiting_order: priority`, and equals never preempt.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}

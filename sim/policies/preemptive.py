@@ -2,9 +2,9 @@
 
 Rule: the head of a strict queue comes in when a slot, budget and blocks for its known tokens (with what the decodes
 need next and a watermark to spare) are there. Decodes take blocks as they grow; if those run out, a victim leaves: its
-KV is dropped and computed again, or moved to host memory. The swapped return before anybody new, nobody comes in
-in a step that preempted. `preempt_after`: a head that waited that long takes the place of less important running ones,
-if that lets it in, in that very step. Only the head does so; `prefill_first` as in the continuous family.
+KV is dropped and computed again, or moved to host memory. The swapped return before anybody new; a step that preempts
+for blocks admits nobody. `preempt_after`: a head that waited that long takes, in that very step, the place of less
+important running ones, if that lets it in. Only the head does so. `order` as in the continuous family.
 Source: paged KV, recompute or swap of the latest arrivals, watermark: vLLM (Kwon et al., SOSP 2023).
 Simplifies: prompts hold all their blocks from admission on; swaps are whole sequences. `srpt` orders the queue only.
 Rejected: what cannot fit the pool (`never_fits`); without chunked prefill also what might have to be recomputed in a

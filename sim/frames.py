@@ -1,0 +1,143 @@
+"""The records as tables: tidy data frames and Parquet files, whose columns COLUMN_DOCS explains.
+
+Codes become categories and missing values null. The same records give the same bytes with the same library versions.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from sim.record import MISSING, OUTCOME_NAMES, STATE_NAMES, Records
+
+_NULLABLE = (
+    "scheduled_ns",
+    "first_token_ns",
+    "last_token_ns",
+    "first_delivery_ns",
+    "delivered_ns",
+    "blocker",
+)
+_COMPRESSION = "zstd"
+_ROW_GROUP_ROWS = 1 << 20  # fixed, so that the bytes do not follow a library's default
+
+_REPLICA = {"replica": "the engine's number, from 0"}
+COLUMN_DOCS: dict[str, dict[str, str]] = {
+    "requests": _REPLICA
+    | {
+        "request_id": "unique in the run",
+        "klass": "class of traffic; empty without classes",
+        "tenant": "who sent it; empty without tenants",
+        "priority": "lower is more important",
+        "sent_ns": "ns; when the client sent it; equal to arrival_ns without a front end",
+        "arrival_ns": "ns; when it reached the engine",
+        "prompt_tokens": "tokens",
+        "max_output_tokens": "tokens; what the client asked for at most",
+        "output_tokens": "tokens generated",
+        "scheduled_ns": "ns; start of the first step it took part in; null if there was none",
+        "first_token_ns": "ns; emission of the first token at the engine; null if there was none",
+        "last_token_ns": "ns; emission of the last token at the engine; null unless finished",
+        "first_delivery_ns": "ns; first piece of the response at the client; null unless finished",
+        "delivered_ns": "ns; last piece of the response at the client; null unless finished",
+        "ended_ns": "ns; last token, rejection, cancel or end of the run",
+        "outcome": "finished, rejected, cancelled or unfinished",
+        "reason": "why it was not finished; empty if it was",
+        "num_preemptions": "times it lost its place, swaps included",
+        "num_swaps": "times it was moved to host memory",
+        "recomputed_tokens": "tokens computed again after preemptions",
+    },
+    "steps": _REPLICA
+    | {
+        "start_ns": "ns",
+        "duration_ns": "ns",
+        "context_tokens": "KV tokens the decodes read",
+        "prefill_pairs": "query-key pairs of the chunks: n tokens after c computed ones have n*c + n*(n+1)/2",
+        "pad_context_tokens": "KV tokens read for padding or ended rows",
+        "num_decode": "sequences that decoded",
+        "num_prefill_tokens": "tokens of all chunks",
+        "num_chunks": "sequences with a prefill or recompute chunk",
+        "num_sampled_chunks": "chunks that reached the end of their known tokens and gave a token",
+        "pad_prefill_tokens": "tokens of prompt padding",
+        "pad_decode_rows": "rows of ended sequences that still computed",
+        "swap_blocks": "KV blocks moved to and from host memory",
+        "num_preempted": "sequences that lost their place",
+        "free_blocks": "KV blocks free while the step ran",
+        "num_waiting": "requests in the queue",
+        "num_running": "requests admitted",
+    },
+    "states": _REPLICA
+    | {
+        "time_ns": "ns; rows are in the order in which things happened",
+        "request_id": "as in requests",
+        "state": "prefill, recompute, decode, sat_out, preempted, swapped; blocked: it heads the queue and waits",
+        "reason": "why, where the policy gave a reason; else empty",
+        "blocker": "the request that stands in the way; null where none does",
+    },
+}
+
+
+def requests_frame(records: Records, replica: int = 0) -> pd.DataFrame:
+    """A row a request, by id; columns as in COLUMN_DOCS."""
+    codes = {"klass": records.texts, "tenant": records.texts, "reason": records.texts, "outcome": OUTCOME_NAMES}
+    return _frame(records.requests, replica, codes)
+
+
+def steps_frame(records: Records, replica: int = 0) -> pd.DataFrame:
+    """A row a step, by start; columns as in COLUMN_DOCS."""
+    return _frame(records.steps, replica, {})
+
+
+def states_frame(records: Records, replica: int = 0) -> pd.DataFrame:
+    """A row a change of a request's state, as things happened; columns as in COLUMN_DOCS."""
+    return _frame(records.states, replica, {"state": STATE_NAMES, "reason": records.texts})
+
+
+_FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}
+
+
+def write_tables(records: Records, folder: Path, replica: int = 0) -> None:
+    """Writes requests.parquet, steps.parquet and states.parquet, each whole or not at all. `folder` must exist."""
+    for name, make in _FRAMES.items():
+        table = pa.Table.from_pandas(make(records, replica), preserve_index=False)
+        columns = [column.with_metadata({"description": COLUMN_DOCS[name][column.name]}) for column in table.schema]
+        table = table.cast(pa.schema(columns, table.schema.metadata))
+        path = folder / f"{name}.parquet"
+        unfinished = path.with_suffix(".parquet.part")
+        try:
+            pq.write_table(table, unfinished, compression=_COMPRESSION, row_group_size=_ROW_GROUP_ROWS, version="2.6")
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def read_table(folder: Path, name: str) -> pd.DataFrame:
+    """The table `requests`, `steps` or `states` that `write_tables` left, equal to the frame it was made from."""
+    return pq.read_table(folder / f"{name}.parquet").to_pandas()
+
+
+def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """All three tables by name."""
+    return {name: read_table(folder, name) for name in _FRAMES}
+
+
+def _frame(rows: NDArray[np.void], replica: int, codes: dict[str, tuple[str, ...] | dict[int, str]]) -> pd.DataFrame:
+    """`rows` with a replica column before, `codes` decoded to categories in use, missing values null."""
+    columns: dict[str, object] = {"replica": np.full(len(rows), replica, dtype=np.int32)}
+    for name in rows.dtype.names or ():
+        values = np.ascontiguousarray(rows[name])
+        if name in codes:
+            used, index = np.unique(values, return_inverse=True)
+            columns[name] = pd.Categorical.from_codes(
+                index, pd.Index([codes[name][code] for code in used], dtype="str")
+            )
+        elif name in _NULLABLE:
+            columns[name] = pd.arrays.IntegerArray(values, values == MISSING)
+        else:
+            columns[name] = values
+    return pd.DataFrame(columns)

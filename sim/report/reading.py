@@ -1,0 +1,155 @@
+"""What pictures and tables read off a run's results: which points count, which load to show, how loads are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from sim.run import Results
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One policy over the tested loads, from the lowest up; arrays have an entry a load.
+
+    `name` is the policy's label, or says that its best variant changes with the load; `labels` has the label by load.
+    `meets_slo`: stable, and the SLO was met in more than half of the seeds.
+    """
+
+    policy: str
+    kind: str
+    name: str
+    labels: list[str]
+    loads: Floats
+    unstable: Flags
+    meets_slo: Flags
+    rows: pd.DataFrame
+
+    def values(self, metric: str) -> Floats:
+        """The mean over seeds, NaN where it is not defined."""
+        return column(self.rows, metric)
+
+    def stable(self, metric: str) -> Floats:
+        """The mean over seeds, NaN also where the point is unstable: such a point is no point of a curve."""
+        return np.where(self.unstable, np.nan, self.values(metric))
+
+    def half_width(self, metric: str) -> Floats:
+        """Half the 95 % interval over seeds, NaN with one seed."""
+        return column(self.rows, f"{metric}_ci")
+
+    def few(self, metric: str) -> Flags:
+        """Whether fewer than 20 observations lie beyond this percentile."""
+        return np.array([metric in few.split() for few in texts(self.rows, "few")], dtype=bool)
+
+    def index(self, load: float) -> int:
+        """Where `load`, one of the tested ones, stands in the arrays."""
+        return int(np.flatnonzero(self.loads == load)[0])
+
+    @property
+    def unstable_from(self) -> float | None:
+        """The lowest load at which the queue grows without end; None if there is none."""
+        return float(self.loads[self.unstable][0]) if self.unstable.any() else None
+
+
+def sweeps(results: Results) -> list[Sweep]:
+    """A Sweep a policy, in the scenario's order."""
+    summary = results.summary
+    owners, loads = np.array(texts(summary, "policy")), column(summary, "load")
+    found = []
+    for policy in dict.fromkeys(owners.tolist()):
+        mine = np.flatnonzero(owners == policy)
+        rows = summary.take(mine[np.argsort(loads[mine], kind="stable")])
+        labels = texts(rows, "label")
+        unstable = np.asarray(rows["unstable"], dtype=bool)
+        found.append(
+            Sweep(
+                policy=policy,
+                kind=texts(rows, "kind")[0],
+                name=labels[0] if len(set(labels)) == 1 else f"{policy} (best at each load)",
+                labels=labels,
+                loads=column(rows, "load"),
+                unstable=unstable,
+                meets_slo=~unstable & (column(rows, "slo_met") > 0.5),
+                rows=rows,
+            )
+        )
+    return found
+
+
+def column(frame: pd.DataFrame, name: str) -> Floats:
+    """A numeric column as floats."""
+    return np.asarray(frame[name], dtype=np.float64)
+
+
+def texts(frame: pd.DataFrame, name: str) -> list[str]:
+    """A column as strings."""
+    return [str(value) for value in frame[name]]
+
+
+def num_seeds(results: Results) -> int:
+    """Over how many seeds the summary's means are taken."""
+    return int(column(results.summary, "num_seeds").max())
+
+
+def tested_loads(results: Results) -> Floats:
+    """The loads of the run, from the lowest up."""
+    return np.unique(column(results.summary, "load"))
+
+
+def load_to_show(results: Results) -> float:
+    """The highest load at which at least one policy meets the SLO; without any, the middle one (the lower of two)."""
+    met = [load for sweep in sweeps(results) for load in sweep.loads[sweep.meets_slo]]
+    loads = tested_loads(results)
+    return float(max(met)) if met else float(loads[(len(loads) - 1) // 2])
+
+
+def check_load(results: Results, load: float) -> None:
+    """ScenarioError unless the run has points at `load`."""
+    loads = tested_loads(results)
+    if load not in loads:
+        raise ScenarioError(
+            f"{results.path}: load {load:g} was not tested. Tested are {', '.join(f'{x:g}' for x in loads)}."
+        )
+
+
+def load_name(results: Results) -> str:
+    """What the loads are: `mean_rate` (requests/s), `users`, `rate_scale` (of a trace), or empty for a single load."""
+    return texts(results.summary, "load_name")[0]
+
+
+def load_text(name: str, load: float) -> str:
+    """A load as people say it: `8 req/s`, `64 users`, `2× the trace's rate`; for a single nameless load, words."""
+    units = {"mean_rate": f"{load:g} req/s", "users": f"{load:g} users", "rate_scale": f"{load:g}× the trace's rate"}
+    return units.get(name, "the scenario's load")
+
+
+def at_load(name: str, load: float) -> str:
+    """The load as a place: `at 8 req/s offered`, `with 64 users`."""
+    places = {"mean_rate": f"at {load_text(name, load)} offered", "users": f"with {load_text(name, load)}"}
+    return places.get(name, f"at {load_text(name, load)}")
+
+
+def short_load(name: str, load: float) -> str:
+    """A load as the label of a point: `8`, `2×`; empty for a single nameless load."""
+    return f"{load:g}×" if name == "rate_scale" else f"{load:g}" if name else ""
+
+
+def wrapped(text: str, letters: int) -> str:
+    """`text` broken at its ` · ` separators into lines of at most `letters`, where the parts allow."""
+    done: list[str] = []
+    for part in text.split(" · "):
+        if done and len(done[-1]) + 3 + len(part) <= letters:
+            done[-1] += f" · {part}"
+        else:
+            done.append(part)
+    return "\n".join(done)

@@ -1,0 +1,240 @@
+"""The tables a run prints: plain text, at most 100 columns.
+
+Marks: `±` half a 95 % interval over seeds; `~` a percentile with fewer than 20 observations beyond it; `–` not defined
+for this policy; `unstable` the queue grows without end, so that its percentiles mean nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.report.reading import (
+    Sweep,
+    at_load,
+    check_load,
+    load_name,
+    load_text,
+    load_to_show,
+    num_seeds,
+    sweeps,
+    tested_loads,
+    texts,
+    wrapped,
+)
+
+if TYPE_CHECKING:
+    from sim.run import Results
+
+WIDTH = 100
+DASH = "–"
+# What the columns of the compare table are called, and the metric behind each.
+_PER_TOKEN = "norm_latency_mean_s"
+_LATENCIES = {"ttft p50": "ttft_p50_s", "ttft p99": "ttft_p99_s", "tpot p99": "tpot_p99_s", "s/token": _PER_TOKEN}
+_MIN_TEXT = 10  # letters that a shortened label or bound keeps
+_LABEL_END = 4  # of them at a label's end, where variants differ: `static (batch…e 16)`
+
+
+def report(results: Results, load: float | None = None) -> str:
+    """All a run has to say: what was run, the policies at one load, the highest loads within the SLO, warnings.
+
+    The load is by default the highest at which a policy meets the SLO; without any, the middle one.
+    """
+    load = load_to_show(results) if load is None else load
+    manifest, policies, loads, seeds = (
+        results.manifest,
+        len(sweeps(results)),
+        len(tested_loads(results)),
+        num_seeds(results),
+    )
+    runs = manifest["points_run"] + manifest["points_reused"]
+    axes = f"{_count(policies, 'policy', 'policies')} × {_count(loads, 'load')} × {_count(seeds, 'seed')}"
+    # Policies with best_of run once a variant, so that there are more runs than the product says.
+    axes += f" = {_count(runs, 'run')}" if runs == policies * loads * seeds else f", {_count(runs, 'run')} with best_of"
+    head = [manifest["heading"], manifest["kv"], f"{manifest['workload']['text']} · {axes}"]
+    notes = [f"- {note}" for note in manifest["workload"]["notes"]]
+    lines = [*head, *notes, point_table(results, load), highest_loads(results), *warnings(results, load)]
+    return "\n".join(_fit(line) for text in lines for line in text.split("\n"))
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _fit(line: str) -> str:
+    """`line` over as many lines of WIDTH as it needs, broken between its ` · ` parts where it has some."""
+    if len(line) <= WIDTH:
+        return line
+    if " · " in line:
+        return wrapped(line, WIDTH)
+    return "\n".join(textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+
+
+def point_table(results: Results, load: float) -> str:
+    """The policies side by side at one of the tested loads; ScenarioError if it was not tested.
+
+    `ttft` and `tpot` are percentiles of completed requests, `s/token` the mean normalised latency, `in SLO` the share
+    of offered requests that meets it, `done/s` completions per second of the arrival window, `pad` the padded share.
+    """
+    check_load(results, load)
+    rows = [(sweep, sweep.index(load)) for sweep in sweeps(results)]
+    grid = [["", *_LATENCIES, "in SLO", "done/s", "pad", "bound by"]]
+    grid += [_cells(sweep, i) for sweep, i in rows]
+    name, seeds = load_name(results), num_seeds(results)
+    counted = f"{seeds} seeds, ± = 95 %" if seeds > 1 else "1 seed"
+    arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows]))
+    # An arrival process with a stated mean need not meet it in a few finite windows.
+    but = f" ({arrived:.3g} in these seeds)" if name == "mean_rate" and abs(arrived / load - 1) > 0.02 else ""
+    head = f"{at_load(name, load)}{but}, same requests for all ({counted})"
+    marks = []
+    if any("~" in cell for cells in grid for cell in cells):
+        marks.append("~ fewer than 20 observations beyond the percentile")
+    if any(DASH in cells and "unstable" not in cells for cells in grid):
+        marks.append("– not defined (a response sent whole has no tpot)")
+    return "\n".join([head, *_aligned(grid), *(["   ".join(marks)] if marks else [])])
+
+
+def _cells(sweep: Sweep, i: int) -> list[str]:
+    """One policy's row of the table, at its `i`-th load."""
+    latencies = [DASH] * (len(_LATENCIES) - 1) + ["unstable"]
+    if not sweep.unstable[i]:
+        latencies = []
+        for metric in _LATENCIES.values():
+            value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
+            text = _per_token(value) if metric == _PER_TOKEN else _time(value, half)
+            latencies.append(f"~{text}" if sweep.few(metric)[i] and text != DASH else text)
+    return [
+        sweep.labels[i],
+        *latencies,
+        _percent(float(sweep.values("in_slo")[i])),
+        _rate(float(sweep.values("throughput_rps")[i])),
+        _percent(float(sweep.values("pad_share")[i])),
+        texts(sweep.rows, "bound_by")[i],
+    ]
+
+
+def _aligned(grid: list[list[str]]) -> list[str]:
+    """The rows as lines of at most WIDTH columns: first and last column to the left, numbers to the right.
+
+    Where it is too wide the last column is shortened, then the middle of the first, with `…` for what is cut.
+    """
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    for column in (-1, 0):
+        excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+        widths[column] = min(widths[column], max(_MIN_TEXT, widths[column] - excess))
+    lines = []
+    for cells in grid:
+        first, *middle, last = cells
+        numbers = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        line = [_cut(first, widths[0], _LABEL_END).ljust(widths[0]), *numbers, _cut(last, widths[-1])]
+        lines.append("  ".join(line).rstrip())
+    return lines
+
+
+def _cut(text: str, width: int, end: int = 0) -> str:
+    """`text` in at most `width` letters, its last `end` kept."""
+    return text if len(text) <= width else text[: width - 1 - end] + "…" + text[len(text) - end :]
+
+
+def highest_loads(results: Results) -> str:
+    """For each policy the highest tested load that meets the SLO, or `never`.
+
+    Where a lower load failed, it is named: the SLO is not met all the way up to the one shown.
+    """
+    parts = []
+    for sweep in sweeps(results):
+        good = sweep.loads[sweep.meets_slo]
+        if not len(good):
+            parts.append(f"{sweep.name} never")
+            continue
+        failed = sweep.loads[~sweep.meets_slo & (sweep.loads < good[-1])]
+        but = f" (but not {', '.join(f'{load:g}' for load in failed)})" if len(failed) else ""
+        parts.append(f"{sweep.name} {good[-1]:g}{but}")
+    what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
+    line = f"highest {what} tested that meets {results.manifest['slo']}:"
+    lines = [line]
+    for part in parts:  # a policy and its load stay on one line
+        separator = "  " if lines[-1] == line else "   "
+        if len(lines[-1]) + len(separator) + len(part) <= WIDTH:
+            lines[-1] += separator + part
+        else:
+            lines.append(f"  {part}")
+    return "\n".join(lines)
+
+
+def warnings(results: Results, load: float) -> list[str]:
+    """Lines, each starting with `! `, on queues that grow at any load and on requests not completed at `load`."""
+    lines = []
+    name = load_name(results)
+    for sweep in sweeps(results):
+        start = sweep.unstable_from
+        if start is not None:
+            grows = sweep.loads[sweep.unstable]
+            for_ever = len(grows) == (sweep.loads >= start).sum()
+            where = f"from {load_text(name, start)} on" if for_ever else f"at load {', '.join(f'{x:g}' for x in grows)}"
+            lines.append(f"! {sweep.name}: the queue grows {where if name else 'without end'}; no percentiles there")
+        i = sweep.index(load)
+        uncompleted = float(sweep.values("uncompleted_share")[i])
+        if uncompleted > 0:
+            share = _percent(uncompleted)
+            why = _why_uncompleted(results.manifest, sweep.labels[i], load)
+            lines.append(f"! {sweep.name}: {share} of requests not completed {at_load(name, load)}: {why}")
+    return lines
+
+
+def _why_uncompleted(manifest: dict[str, Any], label: str, load: float) -> str:
+    """How many requests of all seeds were rejected, cancelled or left unfinished, by reason, with its first numbers."""
+    counted: Counter[str] = Counter()
+    for run in manifest["outcomes"][label]:
+        for outcome in ("rejected", "cancelled", "unfinished") if run["load"] == load else ():
+            for reason, count in run.get(outcome, {}).items():
+                about = ", ".join(part for part in (reason, manifest["details"].get(reason, "")) if part)
+                counted[f"{outcome} ({about})" if about else outcome] += count
+    return ", ".join(f"{count:,} {what}" for what, count in counted.items()) + " over all seeds"
+
+
+def _scaled(value: float, ci: float, scale: float) -> str:
+    """`48 ± 2`: the interval to one digit, the value to the same place but with two to four digits."""
+    value, ci = value * scale, ci * scale
+    lead = math.floor(math.log10(abs(value))) if value else 0
+    place = lead - 2  # three digits where there is no interval
+    if ci > 0:
+        place = min(max(math.floor(math.log10(ci)), lead - 3), lead - 1)
+    decimals = max(0, -place)
+    text = f"{round(value, -place):.{decimals}f}"
+    return text if math.isnan(ci) else f"{text} ± {round(ci, -place):.{decimals}f}"
+
+
+def _time(seconds: float, ci: float) -> str:
+    """`610 ± 90 ms`, `2.4 ± 0.3 s`."""
+    if math.isnan(seconds):
+        return DASH
+    unit, scale = ("s", 1) if seconds >= 1 else ("ms", 1e3)
+    return f"{_scaled(seconds, ci, scale)} {unit}"
+
+
+def _per_token(seconds: float) -> str:
+    """`0.012`: seconds to two digits, the interval left to the pictures."""
+    return DASH if math.isnan(seconds) else f"{float(f'{seconds:.2g}'):g}"
+
+
+def _percent(share: float) -> str:
+    """`99.4 %`, `41 %`, `0`: never rounded up to all nor down to nothing."""
+    if math.isnan(share):
+        return DASH
+    if share in (0, 1):
+        return "0" if share == 0 else "100 %"
+    percent = 100 * share
+    if percent < 0.1:
+        return "<0.1 %"
+    if percent > 99.9:
+        return ">99.9 %"
+    return f"{percent:.1f} %" if percent < 10 or percent > 90 else f"{percent:.0f} %"
+
+
+def _rate(per_s: float) -> str:
+    return DASH if math.isnan(per_s) else f"{per_s:.2f}" if per_s < 1 else f"{per_s:.1f}"

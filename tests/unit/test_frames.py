@@ -1,0 +1,93 @@
+"""Tables: columns, nulls, categories, and Parquet files that are the same bytes for the same records."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sim.frames import COLUMN_DOCS, read_table, read_tables, requests_frame, states_frame, steps_frame, write_tables
+from sim.record import MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
+from tests.unit.metrics_helpers import arrival, records_of, run
+
+FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}
+
+
+def _records() -> Records:
+    """Preempted, cancelled and finished requests."""
+    arrivals = [arrival(i, 700 * i, 9, 15) for i in range(8)]
+    return run([*arrivals, arrival(8, 6000, 30, 9, cancel_ns=6100)], num_blocks=12).records
+
+
+def test_every_column_is_documented():
+    """COLUMN_DOCS names the recorded columns, replica first, in order."""
+    recorded = {"requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "states": STATE_COLUMNS}
+    for name, columns in recorded.items():
+        expected = ["replica", *(column for column, _ in columns)]
+        assert list(COLUMN_DOCS[name]) == expected == list(FRAMES[name](_records()).columns)
+
+
+def test_codes_are_decoded_and_missing_is_null():
+    """Outcomes, states and reasons read as words; a time that was never reached is <NA>, in an integer column."""
+    records = _records()
+    requests, states = requests_frame(records, replica=3), states_frame(records)
+    lost = requests[requests["request_id"] == 8].iloc[0]
+    assert (lost["outcome"], lost["reason"], lost["replica"]) == ("cancelled", "client_cancel", 3)
+    assert lost["delivered_ns"] is pd.NA and requests["delivered_ns"].dtype == pd.Int64Dtype()
+    assert requests["ended_ns"].dtype == "int64"
+    preempted = states[states["state"] == "preempted"]
+    assert set(preempted["reason"]) == {"kv_blocks"} and preempted["blocker"].notna().all()
+    assert states.loc[states["state"] == "prefill", "blocker"].isna().all()
+
+
+def test_a_priority_of_minus_one_is_a_priority():
+    """Only times and blockers can be missing; -1 elsewhere is a value."""
+    assert requests_frame(records_of([{"priority": MISSING}]))["priority"].tolist() == [-1]
+
+
+def test_same_records_same_bytes(tmp_path):
+    """Two runs of the same requests in two folders give identical files, and nothing else is left there."""
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        write_tables(_records(), folder)
+    digests = [
+        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+        for folder in (tmp_path / "a", tmp_path / "b")
+    ]
+    assert digests[0] == digests[1] and set(digests[0]) == {"requests.parquet", "steps.parquet", "states.parquet"}
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_tables_come_back_equal(tmp_path, empty):
+    """Reading gives the frames that were written, categories and nulls included; an empty run gives empty tables."""
+    records = records_of([]) if empty else _records()
+    write_tables(records, tmp_path, replica=2)
+    for name, table in read_tables(tmp_path).items():
+        pd.testing.assert_frame_equal(table, FRAMES[name](records, 2), check_categorical=not empty)
+        pd.testing.assert_frame_equal(table, read_table(tmp_path, name))
+
+
+def test_files_carry_their_documentation(tmp_path):
+    """A column's description travels with the file."""
+    write_tables(_records(), tmp_path)
+    schema = pq.read_schema(tmp_path / "steps.parquet")
+    assert schema.field("free_blocks").metadata == {b"description": b"KV blocks free while the step ran"}
+
+
+def test_a_failed_write_leaves_the_old_table(tmp_path, monkeypatch):
+    """A file is replaced whole or not at all, and no part of it stays."""
+    write_tables(_records(), tmp_path)
+    before = (tmp_path / "requests.parquet").read_bytes()
+
+    def fail(table: pa.Table, path, **options: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pq, "write_table", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_tables(records_of([]), tmp_path)
+    assert (tmp_path / "requests.parquet").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["requests.parquet", "states.parquet", "steps.parquet"]

@@ -1,0 +1,291 @@
+"""Metrics of one run and of several seeds, against numbers worked out by hand or token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.gaps import token_gaps
+from sim.metrics import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
+from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
+from sim.slo import parse_slo
+from sim.stability import is_unstable
+from tests.unit.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm
+
+S = 1_000_000_000
+
+
+def _answer(sent_ms: float, ttft_ms: float, tpot_ms: float, output: int, **more: int) -> dict[str, int]:
+    """A streamed request's row."""
+    sent, first = round(sent_ms * MS), round((sent_ms + ttft_ms) * MS)
+    delivered = first + round(tpot_ms * MS) * (output - 1)
+    row = {"sent_ns": sent, "first_delivery_ns": first, "delivered_ns": delivered, "ended_ns": delivered}
+    return row | {"output_tokens": output, "prompt_tokens": 10} | more
+
+
+@pytest.mark.parametrize("policy", ["vllm", "swapping"])
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(arrivals=traffic(), num_blocks=st.integers(9, 40))
+def test_pooled_gaps_equal_those_token_by_token(policy, arrivals, num_blocks):
+    """Pooled ITL with preemption, swap and sat-out steps equals the differences of every token's logged time."""
+    made = run(arrivals, POLICIES[policy], num_blocks, num_swap_blocks=12)
+    finished = made.records.requests["outcome"] == FINISHED
+    times = made.token_times()
+    done = made.records.requests["request_id"][finished]
+    expected = sorted(gap for request_id in done for gap in np.diff(times[request_id]).tolist())
+    gaps, counts = token_gaps(made.records, finished)
+    assert sorted(np.repeat(gaps, counts).tolist()) == expected
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(arrivals=traffic(), wanted=st.integers(0, 11))
+def test_gaps_of_one_request(arrivals, wanted):
+    """A mask picks whose gaps are pooled: those of one finished request are its own."""
+    made = run(arrivals, num_blocks=12)
+    requests = made.records.requests
+    mask = (requests["request_id"] == wanted) & (requests["outcome"] == FINISHED)
+    gaps, counts = token_gaps(made.records, mask)
+    expected = np.diff(made.token_times()[wanted]).tolist() if mask.any() else []
+    assert sorted(np.repeat(gaps, counts).tolist()) == sorted(expected)
+
+
+def test_latencies_by_hand():
+    """Two requests: each latency's mean and percentiles are those of its formula, from the time of sending."""
+    rows = [
+        _answer(0, 100, 10, 11, arrival_ns=5 * MS, scheduled_ns=20 * MS),
+        _answer(50, 300, 30, 21, arrival_ns=55 * MS, scheduled_ns=150 * MS),
+    ]
+    values = measure(inputs_of(records_of(rows))).values
+    expected_mean = {"ttft": 200, "tpot": 20, "e2e": 550, "queue_time": 55, "norm_latency": (200 / 11 + 900 / 21) / 2}
+    for name, mean_ms in expected_mean.items():
+        assert values[f"{name}_mean_s"] == pytest.approx(mean_ms / 1000)
+    assert (values["ttft_p50_s"], values["ttft_p99_s"]) == (0.1, 0.3)
+
+
+def test_percentiles_are_observations():
+    """The q quantile is the smallest value that a share q of the values does not exceed; `beyond` counts the rest."""
+    values = np.arange(1.0, 101.0)
+    assert percentile(values, 99) == (99.0, 1)
+    assert percentile(values, 50) == (50.0, 50)
+    assert percentile(np.array([5.0]), 99) == (5.0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=8), st.sampled_from(PERCENTILES))
+def test_weights_are_repeated_observations(pairs, percent):
+    """A weighted percentile equals the plain one of the values written out."""
+    values = np.array([float(value) for value, _ in pairs])
+    weights = np.array([weight for _, weight in pairs])
+    assert percentile(values, percent, weights) == percentile(np.repeat(values, weights), percent)
+
+
+def test_few_observations_are_marked():
+    """p99 of 1,999 requests has 19 beyond and is marked; p99 of 2,000 has 20 and is not."""
+    for count, weak in ((1999, True), (2000, False)):
+        rows = [_answer(0.1 * i, 1 + i / 1000, 1, 2) for i in range(count)]
+        measured = measure(inputs_of(records_of(rows)))
+        assert ("ttft_p99_s" in measured.few) is weak
+        assert "ttft_p50_s" not in measured.few
+
+
+def test_whole_responses_have_no_pace():
+    """A response delivered whole has ttft = e2e and neither tpot nor itl nor user pace: None, not 0."""
+    made = run([arrival(i, 1000 * i, 6, 4 + i) for i in range(6)], static)
+    values = measure(inputs_of(made.records, streams=False)).values
+    assert values["ttft_p50_s"] == values["e2e_p50_s"]
+    assert all(values[f"{name}_p{p}_s"] is None for name in ("tpot", "itl") for p in PERCENTILES)
+    assert values["tpot_mean_s"] is values["user_tokens_per_s_p50"] is None
+    assert values["attr_response_held_share"] > 0
+
+
+def test_whole_responses_never_pass_a_tpot_bound():
+    """The most generous tpot bound is missed by a response delivered whole, and kept by one of a single token."""
+    rows = [_answer(0, 10, 1, 4), _answer(0, 10, 1, 1)]
+    for text, shares in (("tpot<1h @ 50%", (0.5, 1.0)), ("p50(tpot)<1h", (None, None))):
+        for streams, share in zip((False, True), shares, strict=True):
+            values = measure(inputs_of(records_of(rows), streams=streams, slo=parse_slo(text))).values
+            assert values["in_slo"] == share
+    assert values["slo_met"] == 1.0
+    values = measure(inputs_of(records_of(rows), streams=False, slo=parse_slo("p50(itl)<1h"))).values
+    assert values["slo_met"] == 0.0
+
+
+def test_cohort_and_window():
+    """Warm-up arrivals are no cohort; completions after the window are no throughput but count for latency."""
+    rows = [
+        _answer(50, 10, 10, 11),  # warm-up; completes inside the window
+        _answer(200, 10, 10, 11),
+        _answer(1000, 500, 10, 11),  # sent at the very end; drains
+        _answer(1001, 9, 1, 2),  # after the window
+    ]
+    values = measure(inputs_of(records_of(rows), window_ns=(100 * MS, 1100 * MS - 100 * MS))).values
+    assert values["submitted"] == values["finished"] == 4
+    assert values["cohort"] == 2
+    assert values["offered_rps"] == pytest.approx(2 / 0.9)
+    assert values["throughput_rps"] == pytest.approx(2 / 0.9)
+    assert values["output_tokens_per_s"] == pytest.approx(22 / 0.9)
+    assert values["total_tokens_per_s"] == pytest.approx(42 / 0.9)
+    assert values["ttft_p99_s"] == 0.5
+    assert values["makespan_throughput_rps"] == pytest.approx(2 / 1.4)
+
+
+def test_all_at_once_rates_are_over_the_makespan():
+    """Without an arrival window rates count from the first request to the last response, and nothing is offered."""
+    rows = [_answer(0, 100, 10, 11), _answer(0, 400, 10, 11)]
+    measured = measure(inputs_of(records_of(rows), window_ns=(0, 0), all_at_once=True, num_gpus=2))
+    assert measured.values["throughput_rps"] == measured.values["makespan_throughput_rps"] == pytest.approx(4)
+    assert measured.values["output_tokens_per_s_per_gpu"] == pytest.approx(22)
+    assert measured.values["offered_rps"] is None and not measured.unstable
+    with pytest.raises(ValueError, match="no length"):
+        inputs_of(records_of(rows), window_ns=(0, 0))
+
+
+def _with_losses() -> list[dict[str, int]]:
+    lost = [(REJECTED, 1), (CANCELLED, 2), (UNFINISHED, 3)]
+    return [
+        _answer(0, 100, 10, 11),
+        _answer(0, 900, 10, 11),
+        *({"sent_ns": 0, "ended_ns": 10 * MS, "outcome": outcome, "reason": reason} for outcome, reason in lost),
+    ]
+
+
+def test_every_offered_request_is_the_denominator():
+    """Rejected, cancelled and unfinished requests, and one never let in, are misses; percentiles leave them out."""
+    records = records_of(_with_losses(), texts=("", "queue_full", "deadline", "cut"))
+    slo = parse_slo("ttft<500ms & tpot<50ms @ 99%")
+    measured = measure(inputs_of(records, slo=slo, num_offered=6, window_ns=(0, 2 * S)))
+    values = measured.values
+    assert values["in_slo"] == pytest.approx(1 / 6) and values["slo_met"] == 0.0
+    assert values["goodput_rps"] == pytest.approx(0.5) and values["throughput_rps"] == pytest.approx(1.0)
+    assert values["uncompleted_share"] == pytest.approx(4 / 6)
+    assert (
+        values["submitted"] == 6 == values["finished"] + sum(values[n] for n in ("rejected", "cancelled", "unfinished"))
+    )
+    assert measured.reasons == {
+        "rejected": {"queue_full": 1},
+        "cancelled": {"deadline": 1},
+        "unfinished": {"cut": 1, "never_let_in": 1},
+    }
+    with pytest.raises(ValueError, match="only 4 were offered"):
+        inputs_of(records, num_offered=4)
+
+
+def test_goodput_exists_for_the_per_request_form_only():
+    """A population objective has a verdict but no goodput and no share of requests; no objective has neither."""
+    rows = [_answer(10 * i, 100, 10, 11) for i in range(50)]
+    values = measure(inputs_of(records_of(rows), slo=parse_slo("p90(ttft)<101ms, p90(tpot)<1s"))).values
+    assert (values["slo_met"], values["goodput_rps"], values["in_slo"]) == (1.0, None, None)
+    values = measure(inputs_of(records_of(rows))).values
+    assert (values["slo_met"], values["goodput_rps"], values["in_slo"]) == (None, None, None)
+
+
+def test_a_request_is_judged_by_its_class():
+    """The class's objective replaces the scenario's; one class that misses breaks the verdict of the point."""
+    rows = [_answer(0, 100, 10, 11, klass=1), _answer(0, 100, 10, 11, klass=2)]
+    records = records_of(rows, texts=("", "chat", "batch"))
+    strict, loose = parse_slo("ttft<50ms @ 99%"), parse_slo("ttft<1s @ 99%")
+    values = measure(inputs_of(records, slo=strict, class_slos={"batch": loose})).values
+    assert (values["in_slo"], values["slo_met"]) == (0.5, 0.0)
+    values = measure(inputs_of(records, class_slos={"batch": loose, "absent": strict})).values
+    assert (values["in_slo"], values["slo_met"]) == (1.0, 1.0)
+
+
+def test_attribution_shares_sum_to_one():
+    """The shares of the parts are of the cohort's whole E2E."""
+    made = run([arrival(i, 300 * i, 12, 6) for i in range(8)], num_blocks=9)
+    values = measure(inputs_of(made.records)).values
+    shares = [value for name, value in values.items() if name.startswith("attr_")]
+    assert sum(shares) == pytest.approx(1) and values["attr_queued_share"] > 0
+
+
+def test_an_empty_run_measures_nothing():
+    """No requests: no latencies and no verdict, but no error and no zeros in their place."""
+    values = measure(inputs_of(records_of([]), slo=parse_slo("ttft<1s @ 99%"))).values
+    assert all(values[f"{name}_mean_s"] is None for name in LATENCIES)
+    assert values["in_slo"] is values["slo_met"] is values["uncompleted_share"] is None
+    assert values["throughput_rps"] == 0.0
+
+
+def _queue(rho: float, count: int, seed: int, service_s: float = 1.0) -> tuple[np.ndarray, tuple[int, int]]:
+    """M/M/1 rows by Lindley's recursion, and the window of the arrivals."""
+    rng = np.random.default_rng(seed)
+    sent = np.cumsum(rng.exponential(service_s / rho, count))
+    service = rng.exponential(service_s, count)
+    left = np.empty(count)
+    free = 0.0
+    for i in range(count):
+        free = left[i] = max(sent[i], free) + service[i]
+    rows = [
+        {"sent_ns": int(a * S), "delivered_ns": int(b * S), "ended_ns": int(b * S)}
+        for a, b in zip(sent, left, strict=True)
+    ]
+    return records_of(rows).requests, (0, int(sent[-1] * S))
+
+
+@pytest.mark.parametrize(("rho", "least", "most"), [(0.5, 0, 0), (0.8, 0, 1), (1.2, 19, 20), (1.5, 20, 20)])
+def test_unstable_tells_a_growing_queue_from_a_long_one(rho, least, most):
+    """Of 20 M/M/1 runs of 1,500 requests almost none is called unstable at ρ = 0.8, almost all are at 1.2."""
+    found = sum(is_unstable(*_queue(rho, 1500, seed)) for seed in range(20))
+    assert least <= found <= most
+
+
+def test_backpressure_is_not_growth():
+    """A full queue that rejects does not grow: completions lag arrivals, yet percentiles mean something."""
+    rows = [_answer(10 * i, 100, 10, 2, outcome=FINISHED if i % 2 else REJECTED) for i in range(400)]
+    requests = records_of(rows).requests
+    assert not is_unstable(requests, (0, 4 * S))
+
+
+def test_closed_loops_and_batches_are_never_unstable():
+    """Users who wait for their answers, and work that is all there, cannot outrun the engine."""
+    requests, window = _queue(1.5, 500, 0)
+    records = records_of([])
+    records = type(records)(requests, records.steps, records.states, records.texts, {})
+    assert measure(inputs_of(records, window_ns=window)).unstable
+    assert not measure(inputs_of(records, window_ns=window, closed_loop=True)).unstable
+    assert not measure(inputs_of(records, window_ns=window, all_at_once=True)).unstable
+
+
+def _seed(value: float | None, *, unstable: bool = False, bound: str = "load", few: tuple[str, ...] = ()) -> Measured:
+    return Measured({"x": value}, frozenset(few), {"rejected": {"queue_full": 2}}, unstable, bound)
+
+
+def test_combine_is_the_t_interval_over_seeds():
+    """Mean ± t(0.975, 2) · s/√3 of 1, 2, 3; reasons add up; weak percentiles of any seed stay marked."""
+    combined = combine([_seed(1.0, few=("x",)), _seed(2.0, bound="slots"), _seed(3.0, bound="slots")])
+    assert combined.mean == {"x": 2.0}
+    assert combined.half_width["x"] == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
+    assert combined.reasons == {"rejected": {"queue_full": 6}}
+    assert (combined.few, combined.bound_by, combined.num_seeds) == (frozenset({"x"}), "slots", 3)
+
+
+def test_one_seed_has_no_interval():
+    """With one seed the half-width is unknown, never 0."""
+    assert combine([_seed(1.0)]).half_width == {"x": None}
+
+
+def test_a_seed_without_a_value_leaves_none():
+    """The mean of the seeds that happen to have a value would flatter."""
+    combined = combine([_seed(1.0), _seed(None), _seed(3.0)])
+    assert (combined.mean, combined.half_width) == ({"x": None}, {"x": None})
+
+
+@pytest.mark.parametrize(
+    ("unstable", "verdict"), [((1, 1, 0), True), ((1, 0, 0), False), ((1, 0), False), ((1,), True)]
+)
+def test_unstable_in_most_seeds(unstable, verdict):
+    """A point is unstable when more than half of its seeds are."""
+    assert combine([_seed(1.0, unstable=bool(flag)) for flag in unstable]).unstable is verdict
+
+
+def test_measure_of_a_real_run_agrees_with_its_log():
+    """itl and throughput of a vLLM run with preemptions are those of its tokens written out."""
+    made = run([arrival(i, 700 * i, 9, 15) for i in range(20)], lambda kv: vllm(kv), num_blocks=12)
+    assert made.records.requests["num_preemptions"].sum() > 0
+    end = int(made.records.requests["delivered_ns"].max())
+    values = measure(inputs_of(made.records, window_ns=(0, end))).values
+    gaps = np.concatenate([np.diff(times) for times in made.token_times().values()])
+    assert values["itl_mean_s"] == pytest.approx(gaps.mean() / S)
+    assert values["itl_p99_s"] == pytest.approx(np.quantile(gaps, 0.99, method="inverted_cdf") / S)
+    assert values["output_tokens_per_s"] == pytest.approx(20 * 15 * S / end)

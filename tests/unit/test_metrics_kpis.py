@@ -1,0 +1,114 @@
+"""KPIs of the engine by hand, and what is said to bind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.metrics import measure
+from sim.record import BLOCKED, DECODE, MISSING, PREFILL
+from tests.unit.metrics_helpers import MS, arrival, inputs_of, records_of, run, vllm
+
+STEPS = [
+    # 10 ms of a prefill of 30 tokens with 10 padded ones; 2 of 4 slots, 20 of 100 blocks
+    {"start_ns": 0, "duration_ns": 10 * MS, "num_chunks": 2, "num_prefill_tokens": 30, "pad_prefill_tokens": 10,
+     "num_running": 2, "free_blocks": 80},
+    # 30 ms of a decode of 2 with one dead row; both run: 32 + 2 tokens in 10 blocks of 4
+    {"start_ns": 10 * MS, "duration_ns": 30 * MS, "num_decode": 2, "pad_decode_rows": 1, "context_tokens": 32,
+     "num_running": 2, "free_blocks": 90, "swap_blocks": 3},
+    # begins in the window and ends 10 ms after it
+    {"start_ns": 90 * MS, "duration_ns": 20 * MS, "num_decode": 4, "num_running": 4, "free_blocks": 0,
+     "context_tokens": 396},
+    # after the window
+    {"start_ns": 120 * MS, "duration_ns": 20 * MS, "num_decode": 4, "num_running": 4, "swap_blocks": 9},
+]  # fmt: skip
+REQUEST = {"sent_ns": 0, "ended_ns": 40 * MS, "output_tokens": 2, "num_preemptions": 1, "recomputed_tokens": 12}
+WINDOW = (0, 100 * MS)
+
+
+def _values(**more: object) -> dict[str, float | None]:
+    return measure(inputs_of(records_of([REQUEST, REQUEST], STEPS), window_ns=WINDOW, **more)).values
+
+
+def test_kpis_by_hand():
+    """Each KPI of three steps in the window, one of them half outside."""
+    values = _values(max_num_seqs=4)
+    expected = {
+        "slot_occupancy": (10 * 0.5 + 30 * 0.5 + 10 * 1.0) / 50,
+        "pad_share": 11 / (36 + 11),
+        "kv_utilisation_mean": (10 * 0.2 + 30 * 0.1 + 10 * 1.0) / 50,
+        "kv_utilisation_peak": 1.0,
+        "kv_fragmentation": (30 * (1 - 34 / 40) + 10 * 0.0) / 40,
+        "preemption_rate": 1.0,
+        "recomputed_tokens": 24,
+        "swapped_blocks": 3,
+        "engine_busy_share": 0.5,
+        "mean_batch": 8 / 3,
+        "num_steps": 3,
+    }
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+
+
+def test_what_is_not_defined_is_none():
+    """No limit on slots, no cost terms: no occupancy, no MFU, and no zeros for them."""
+    values = _values()
+    assert values["slot_occupancy"] is values["mfu"] is values["mbu"] is None
+    nothing = measure(inputs_of(records_of([]))).values
+    assert nothing["pad_share"] is nothing["kv_utilisation_peak"] is nothing["mean_batch"] is None
+    assert nothing["engine_busy_share"] == 0.0
+
+
+def test_mfu_is_work_over_peak_and_time():
+    """FLOPs and bytes of the window's steps over peak × the steps' 60 ms."""
+    terms = {"flops": np.array([1e12, 2e12, 3e12, 9e12]), "bytes": np.array([1e9, 1e9, 1e9, 9e9])}
+    values = _values(cost_terms=terms, peak_flops=1e15, memory_bandwidth=1e12)
+    assert values["mfu"] == pytest.approx(6e12 / (1e15 * 0.06))
+    assert values["mbu"] == pytest.approx(3e9 / (1e12 * 0.06))
+
+
+def test_fragmentation_counts_what_is_reserved_ahead():
+    """One request of 5 tokens in 2 blocks of 4 wastes 3 of 8 places in its only decode step."""
+    made = run([arrival(0, 0, 4, 2)])
+    values = measure(inputs_of(made.records, num_blocks=1000)).values
+    assert values["kv_fragmentation"] == pytest.approx(1 - 5 / 8)
+
+
+def _bound(reason: str, *, pad_rows: int = 0, queued_ms: int = 50, **terms: float) -> str:
+    """What binds a request that waits `queued_ms` of 100 ms for `reason` and then runs in one step."""
+    step = {"start_ns": queued_ms * MS, "duration_ns": (100 - queued_ms) * MS, "num_chunks": 1}
+    records = records_of(
+        [{"sent_ns": 0, "ended_ns": 100 * MS}],
+        [step | {"num_prefill_tokens": 10, "pad_prefill_tokens": pad_rows}],
+        [(0, 0, BLOCKED, 1, MISSING), (queued_ms * MS, 0, PREFILL, 0, MISSING)],
+        ("", reason),
+    )
+    cost_terms = {name: np.array([value]) for name, value in terms.items()} or None
+    return measure(inputs_of(records, cost_terms=cost_terms)).bound_by
+
+
+@pytest.mark.parametrize(
+    ("reason", "more", "bound"),
+    [
+        ("no_slot", {}, "slots"),
+        ("no_slot", {"weights": 5.0, "kv_reads": 3.0}, "weights, slots"),
+        ("kv_blocks", {"weights": 5.0, "kv_reads": 8.0}, "KV reads, KV"),
+        ("token_budget", {"weights": 5.0, "matmul": 3.0, "attention": 4.0}, "matmul, token budget"),
+        ("batch_running", {"pad_rows": 5, "weights": 5.0}, "padding, slots"),
+        ("batch_running", {"pad_rows": 4, "host": 5.0}, "host, slots"),
+        ("batch_window", {"other": 9.0}, "batch window"),
+        ("my_own_rule", {}, "my own rule"),
+        ("no_slot", {"queued_ms": 10, "weights": 5.0}, "load"),
+    ],
+)
+def test_bound_by(reason, more, bound):
+    """The largest term of the steps and the longest reason of the queue; `load` where hardly anyone queued."""
+    assert _bound(reason, **more) == bound
+
+
+def test_an_engine_with_room_is_bound_by_its_load():
+    """Requests that come one at a time wait for nothing."""
+    made = run([arrival(i, MS * i, 6, 4) for i in range(10)])
+    assert measure(inputs_of(made.records)).bound_by == "load"
+    crowded = run([arrival(i, i, 6, 10) for i in range(30)], lambda kv: vllm(kv, max_num_seqs=1))
+    assert measure(inputs_of(crowded.records)).bound_by == "slots"
+    assert DECODE in crowded.records.states["state"]

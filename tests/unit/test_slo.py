@@ -1,0 +1,126 @@
+"""Objectives: two forms, their grammar, and who meets them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.errors import ScenarioError
+from sim.slo import Bound, Sample, Slo, parse_slo, rank
+
+MS = 1_000_000
+POPULATION = "p99(ttft)<500ms, p99.9(tpot)<=50ms"
+JOINT = "ttft<500ms & tpot<=50ms @ 99%"
+
+
+def _sample(*values_ms: float) -> Sample:
+    return Sample(np.array(values_ms) * MS)
+
+
+def test_population_form():
+    """Percentiles of single metrics, joined by commas; no request alone meets or misses them."""
+    slo = parse_slo(POPULATION)
+    assert slo.bounds == (
+        Bound("ttft", 500 * MS, share=0.99),
+        Bound("tpot", 50 * MS, inclusive=True, share=pytest.approx(0.999)),
+    )
+    assert not slo.per_request and str(slo) == POPULATION
+
+
+def test_per_request_form():
+    """Bounds joined by &, and the share of requests that must keep them all."""
+    slo = parse_slo(JOINT)
+    assert slo == Slo((Bound("ttft", 500 * MS), Bound("tpot", 50 * MS, inclusive=True)), 0.99)
+    assert slo.per_request and str(slo) == JOINT
+
+
+@pytest.mark.parametrize("text", [POPULATION, JOINT, "e2e<2s @ 95%", "p50(itl)<20ms", "norm_latency<=30ms @ 100%"])
+def test_text_survives_a_round_trip(text):
+    """What an Slo prints is an Slo that means the same."""
+    assert parse_slo(str(parse_slo(text))) == parse_slo(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("p99(ttft)<500ms & tpot<50ms", "'p99(ttft)<500ms, p99(tpot)<50ms' or 'ttft<500ms & tpot<50ms @ 99%'"),
+        ("p95(ttft)<500ms, p95(itl)<50ms @ 90%", "'p95(ttft)<500ms, p95(itl)<50ms' or 'ttft<500ms & tpot<50ms @ 90%'"),
+        ("ttft<500ms, tpot<50ms", "'p99(ttft)<500ms, p99(tpot)<50ms' or 'ttft<500ms & tpot<50ms @ 99%'"),
+        ("ttft<500ms, tpot<50ms @ 95%", "'p95(ttft)<500ms, p95(tpot)<50ms' or 'ttft<500ms & tpot<50ms @ 95%'"),
+        ("ttft<500ms & tpot<50ms", "Write 'ttft<500ms & tpot<50ms @ 99%'"),
+        ("ttf<500ms @ 99%", "Did you mean ttft?"),
+        ("p99(queue)<500ms", "Known: ttft, tpot, itl, e2e, norm_latency"),
+        ("ttft<500 @ 99%", "'500' has no known unit of a time"),
+        ("ttft<0ms @ 99%", "no latency is below 0"),
+        ("ttft<500ms @ 99", "'99' is not a share"),
+        ("ttft<500ms @ 0%", "asks for nothing"),
+        ("itl<50ms @ 99%", "Bound tpot instead"),
+        ("p100(ttft)<500ms", "p100 is no percentile"),
+        ("p9.9.9(ttft)<500ms", "p9.9.9 is no percentile"),
+        ("ttft>500ms @ 99%", "'ttft>500ms' is not a bound"),
+        ("", "'' is not a bound"),
+        ("p99(ttft)<500ms,", "'' is not a bound"),
+    ],
+)
+def test_what_is_refused(text, says):
+    """A wrong objective is one line that names it and says what to write."""
+    with pytest.raises(ScenarioError) as error:
+        parse_slo(text)
+    assert says in str(error.value) and f"slo '{text}'" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_bounds_are_exact_at_the_limit():
+    """`<` excludes the limit, `<=` includes it, to the nanosecond."""
+    at_limit = np.array([50 * MS - 1, 50 * MS, 50 * MS + 1], dtype=float)
+    assert Bound("ttft", 50 * MS).passes(at_limit).tolist() == [True, False, False]
+    assert Bound("ttft", 50 * MS, inclusive=True).passes(at_limit).tolist() == [True, True, False]
+
+
+def test_joint_means_the_same_request():
+    """Two bounds that half of the requests keep each are kept jointly by none here."""
+    slo = parse_slo("ttft<10ms & tpot<10ms @ 50%")
+    samples = {"ttft": _sample(1, 1, 99, 99), "tpot": _sample(99, 99, 1, 1)}
+    assert slo.met(samples) is False
+    assert slo.met(samples | {"tpot": _sample(1, 1, 1, 1)}) is True
+
+
+def test_what_does_not_apply_passes_and_what_never_came_misses():
+    """NaN is a bound that does not apply; inf is a response without it."""
+    slo = parse_slo("ttft<10ms & tpot<10ms @ 100%")
+    values = {"ttft": np.array([1.0, 1.0, np.inf]), "tpot": np.array([np.nan, np.inf, np.inf])}
+    assert slo.passes(values).tolist() == [True, False, False]
+
+
+def test_population_counts_what_never_came():
+    """99 good requests of 100 meet p99; a second one that never completes breaks it."""
+    slo = parse_slo("p99(ttft)<10ms")
+    assert slo.met({"ttft": _sample(*[1] * 99, np.inf)}) is True
+    assert slo.met({"ttft": _sample(*[1] * 98, np.inf, np.inf)}) is False
+
+
+def test_pooled_gaps_count_by_weight_and_lose_the_uncompleted_share():
+    """Weighted observations are as many as they weigh; requests without any take their share of the quantile."""
+    slo = parse_slo("p90(itl)<10ms")
+    good_and_bad = np.array([1.0, 99.0]) * MS
+    assert slo.met({"itl": Sample(good_and_bad, np.array([95, 5]))}) is True
+    assert slo.met({"itl": Sample(good_and_bad, np.array([89, 11]))}) is False
+    assert slo.met({"itl": Sample(good_and_bad, np.array([95, 5]), uncompleted_share=0.06)}) is False
+    assert slo.met({"itl": Sample(np.empty(0), np.empty(0, dtype=int), uncompleted_share=1.0)}) is False
+
+
+def test_no_requests_no_verdict():
+    """Without anyone to judge the answer is unknown, not yes."""
+    empty = {"ttft": Sample(np.empty(0)), "tpot": Sample(np.empty(0))}
+    assert parse_slo(POPULATION).met(empty) is None
+    assert parse_slo(JOINT).met(empty) is None
+
+
+def test_population_bounds_do_not_judge_one_request():
+    """Asking which requests meet a percentile is an error, not an answer."""
+    with pytest.raises(ValueError, match="percentiles"):
+        parse_slo(POPULATION).passes({})
+
+
+def test_rank_is_free_of_binary_rounding():
+    """7 % of 100 observations are 7, although 0.07 × 100 is a little more than 7."""
+    assert (rank(0.07, 100), rank(0.99, 100), rank(0.99, 101)) == (7, 99, 100)
