@@ -2,9 +2,31 @@
 
     import sim
     results = sim.load_results("results/bursty")    # what `batchsim run bursty` left, as DataFrames
+
+The names are fetched when asked for, so that a machine without pandas can import the parts that need none.
 """
 
-from sim.run import Results, load_results, run_scenario
-from sim.scenario import load_scenario
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.results import Results, load_results
+    from sim.run import run_scenario
+    from sim.scenario import load_scenario
+
+_HOME = {
+    "Results": "sim.results",
+    "load_results": "sim.results",
+    "load_scenario": "sim.scenario",
+    "run_scenario": "sim.run",
+}
 
 __all__ = ["Results", "load_results", "load_scenario", "run_scenario"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

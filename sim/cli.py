@@ -15,7 +15,7 @@ import typer
 from sim.errors import BatchsimError
 
 if TYPE_CHECKING:
-    from sim.run import Results
+    from sim.results import Results
 
 app = typer.Typer(
     name="batchsim",

@@ -305,7 +305,8 @@ class EngineCore:
             if seq.state == DECODE and seq.group is None:
                 seq.state = SAT_OUT
                 row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("", None)))
-        for seq in batch.joined:
+        back = [seq for seq, _ in batch.swap_in] if batch.decodes is None else []
+        for seq in [*batch.joined, *back]:
             if seq.state in (SAT_OUT, SWAPPED) and seq.group is not None:
                 seq.state = DECODE
                 row(now_ns, seq.request.id, DECODE)

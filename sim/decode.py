@@ -29,7 +29,7 @@ class DecodeGroup:
         self.step = 0
         self.total_context_tokens = 0
         self.members: dict[Sequence, None] = {}
-        self.joined: list[Sequence] = []
+        self.joined: dict[Sequence, None] = {}
         self.left: list[Sequence] = []
         self._by_phase: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
 
@@ -47,7 +47,7 @@ class DecodeGroup:
         self.members[seq] = None
         self._by_phase[phase][seq] = None
         self.total_context_tokens += computed
-        self.joined.append(seq)
+        self.joined[seq] = None
 
     def leave(self, seq: Sequence) -> None:
         """Settles the counters of `seq` and takes it out; also how a decode sits out a step."""
@@ -60,6 +60,7 @@ class DecodeGroup:
         del self._by_phase[seq.phase][seq]
         self.total_context_tokens -= seq.settled_computed_tokens
         self.left.append(seq)
+        self.joined.pop(seq, None)  # it may join again before a batch takes these
 
     def blocks_due(self) -> int:
         """How many members need one more KV block for the next decode step. O(1)."""

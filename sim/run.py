@@ -1,153 +1,40 @@
-"""Runs all points of a scenario, keeps their results, and reads them again.
+"""Runs all points of a scenario and keeps their results; `sim.results` says where and reads them again.
 
-    results/<scenario>/points/<hash>/   requests, steps and states as Parquet; point.json: what it was and its metrics
-    results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, manifest.json, pictures
-
-A point's hash covers everything that determines its records: the resolved scenario, the policy's knobs, load, seed, the
-trace's bytes and batchsim's own code. A point is written whole or not at all, so a killed run continues where it was.
+A point is written whole or not at all, so a killed run continues where it was.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import json
 import multiprocessing
 import os
-import platform
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from sim.errors import BatchsimError, ScenarioError
-from sim.frames import read_table, write_tables
+from sim.errors import ScenarioError
+from sim.frames import write_tables
 from sim.inputs import PointInputs
 from sim.metrics import Measured, combine, measure
 from sim.point import Run, Setup, simulate_point
+from sim.provenance import as_json, identity, point_hash, provenance, short_hash, write_csv, write_text
 from sim.record import FINISHED, STEP_DTYPE
+from sim.results import POINTS, Results, load_results
 from sim.scenario import Point, Scenario
 from sim.slo import Slo, parse_slo
 from sim.workload.config import ClosedLoop
 
-POINTS = "points"
-
 Progress = Callable[[int, int, str], None]
 """Called with points done, points in all, and what was done last."""
-
-
-@dataclass(frozen=True)
-class Results:
-    """A finished run as DataFrames.
-
-    `summary`: a row a policy and load, each metric as the mean over seeds and `<metric>_ci`, the half-width of its 95 %
-    interval. `points`: a row a policy, load and seed. `manifest`: how it was obtained.
-    """
-
-    path: Path
-    summary: pd.DataFrame
-    points: pd.DataFrame
-    manifest: dict[str, Any]
-    scenario: dict[str, Any]
-
-    def requests(self, policy: str, load: float, seed: int) -> pd.DataFrame:
-        """A row a request; see `sim.frames.COLUMN_DOCS` for columns and units."""
-        return self._table("requests", policy, load, seed)
-
-    def steps(self, policy: str, load: float, seed: int) -> pd.DataFrame:
-        """A row an engine step."""
-        return self._table("steps", policy, load, seed)
-
-    def states(self, policy: str, load: float, seed: int) -> pd.DataFrame:
-        """A row a change of a request's state, or of what blocks the head of the queue."""
-        return self._table("states", policy, load, seed)
-
-    def as_json(self) -> dict[str, Any]:
-        """By policy: how its requests ended, summed over loads and seeds and at each; and its metrics at every load."""
-        policies: dict[str, Any] = {}
-        for row in self.points.to_dict("records"):
-            counted = self.manifest["outcomes"][str(row["label"])]
-            entry = next(e for e in counted if e["load"] == row["load"] and e["seed"] == row["seed"])
-            policy = policies.setdefault(str(row["policy"]), {"outcomes": [], "loads": []})
-            policy["outcomes"].append(entry)
-        for policy in policies.values():
-            policy |= _totals(policy["outcomes"])
-        for row in self.summary.to_dict("records"):
-            metrics = {key: None if isinstance(value, float) and np.isnan(value) else value for key, value in row.items()}
-            policies[str(row["policy"])]["loads"].append(metrics)
-        keep = ("scenario_name", "heading", "kv", "workload", "slo", "measured_at", "commit", "code", "packages", "machine")
-        return {key: self.manifest[key] for key in keep} | {"path": str(self.path), "policies": policies}
-
-    def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
-        points = self.points
-        found = points[(points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)]
-        if found.empty:
-            known = f"policies {', '.join(points['policy'].unique())}; loads {sorted(points['load'].unique())}"
-            raise ScenarioError(f"{self.path}: no point {policy} at load {load:g} with seed {seed}. There are {known}.")
-        return read_table(self.path.parent / POINTS / found["point"].iloc[0], table)
-
-
-def load_results(path: Path | str) -> Results:
-    """The results in a run's folder `results/<scenario>/<hash>`; of the scenario's folder, the newest run."""
-    folder = Path(path)
-    if not (folder / "manifest.json").is_file():
-        runs = sorted(folder.glob("*/manifest.json"), key=lambda file: file.stat().st_mtime)
-        if not runs:
-            raise ScenarioError(f"{folder}: holds no results. Give the folder that `batchsim run` printed.")
-        folder = runs[-1].parent
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        text = {
-            "policy": str,
-            "label": str,
-            "variant": str,
-            "few": str,
-            "load_name": str,
-            "point": str,
-            "bound_by": str,
-        }
-        keep = {"keep_default_na": False, "na_values": {}}
-        frames = [_numbers(pd.read_csv(folder / f"{n}.csv", dtype=text, **keep)) for n in ("summary", "points")]
-    except (OSError, ValueError) as error:
-        raise ScenarioError(f"{folder}: cannot be read: {error}. Run the scenario again.") from None
-    return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
-
-
-def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """The counts of several points added up, those by reason too."""
-    totals: dict[str, Any] = {}
-    for entry in outcomes:
-        for name, value in entry.items():
-            if isinstance(value, dict):
-                by_reason = totals.setdefault(name, {})
-                for reason, count in value.items():
-                    by_reason[reason] = by_reason.get(reason, 0) + count
-            elif name not in ("load", "seed"):
-                totals[name] = totals.get(name, 0) + value
-    return totals
-
-
-def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """Metric columns as float with NaN where the file has nothing."""
-    texts = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by"}
-    for column in frame.columns:
-        if column == "unstable":
-            frame[column] = frame[column].astype(str) == "True"
-        elif column not in texts:
-            frame[column] = pd.to_numeric(frame[column].replace("", np.nan))
-    return frame
 
 
 # ---- one point
@@ -213,7 +100,7 @@ def run_point(task: Task) -> dict[str, Any]:
     unfinished = task.folder.with_name(f".{task.folder.name}-{os.getpid()}")
     unfinished.mkdir(parents=True)
     write_tables(run.records, unfinished)
-    (unfinished / "point.json").write_text(_json(result), encoding="utf-8")
+    (unfinished / "point.json").write_text(as_json(result), encoding="utf-8")
     if task.folder.exists():
         shutil.rmtree(task.folder)
     unfinished.rename(task.folder)
@@ -242,8 +129,8 @@ def run_scenario(
     setup = Setup.of(scenario)
     slo = parse_slo(scenario.file.slo)
     home = out / scenario.name
-    common = _identity(setup)
-    tasks = [Task(scenario, point, home / POINTS / _point_hash(common, point)) for point in scenario.points()]
+    common = identity(setup)
+    tasks = [Task(scenario, point, home / POINTS / point_hash(common, point)) for point in scenario.points()]
     try:
         (home / POINTS).mkdir(parents=True, exist_ok=True)
         _sweep_unfinished(home / POINTS)
@@ -258,7 +145,7 @@ def run_scenario(
         raise ScenarioError(f"{out}: cannot be written: {error.strerror}. Give another folder with --out.") from None
     results = [done[i] for i in range(len(tasks))]
     summary, points = _tabulate(scenario, slo, results)
-    run_hash = _hash([task.folder.name for task in tasks])
+    run_hash = short_hash([task.folder.name for task in tasks])
     folder = home / run_hash
     manifest = {
         "scenario_name": scenario.name,
@@ -276,13 +163,13 @@ def run_scenario(
         "points_reused": reused,
         "wall_s": round(time.monotonic() - started, 2),
         "jobs": jobs,
-        **_provenance(),
+        **provenance(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    _write_csv(folder / "summary.csv", summary)
-    _write_csv(folder / "points.csv", points)
-    _write(folder / "scenario.yaml", scenario.text)
-    _write(folder / "manifest.json", _json(manifest, indent=2))
+    write_csv(folder / "summary.csv", summary)
+    write_csv(folder / "points.csv", points)
+    write_text(folder / "scenario.yaml", scenario.text)
+    write_text(folder / "manifest.json", as_json(manifest, indent=2))
     return load_results(folder)
 
 
@@ -335,77 +222,6 @@ def _kept(folder: Path) -> dict[str, Any] | None:
     try:
         return json.loads((folder / "point.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-
-
-# ---- identity
-
-
-def _identity(setup: Setup) -> dict[str, Any]:
-    """Everything but policy, load and seed that determines a point's records and metrics."""
-    scenario = setup.scenario
-    trace = scenario.file.workload.trace
-    shared = {key: value for key, value in scenario.plain.items() if key not in ("policies", "load", "seeds")}
-    return {
-        "scenario": shared,
-        "model": asdict(setup.model),
-        "cost": [str(source) for source in setup.cost.sources()],
-        "trace": None if trace is None else _file_hash(scenario.base / trace.path),
-        "code": code_hash(),
-    }
-
-
-def _point_hash(common: dict[str, Any], point: Point) -> str:
-    spec = point.spec
-    predictor = None if spec.predictor is None else asdict(spec.predictor)
-    return _hash([common, spec.kind, spec.knobs, predictor, spec.label, spec.variant, point.load, point.seed])
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(_json(value).encode()).hexdigest()[:12]
-
-
-@cache
-def code_hash() -> str:
-    """A fingerprint of batchsim's own source, so that a changed simulator never reuses old points."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _file_hash(path: Path) -> str | None:
-    """The hash of a trace file; None where it is missing, which reading it will report."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return None
-
-
-def _provenance() -> dict[str, Any]:
-    """Where and by what a run was made."""
-    packages = {}
-    for name in ("batchsim", "simpy", "numpy", "pandas", "scipy", "pyarrow"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed"
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
-        "python": platform.python_version(),
-        "packages": packages,
-        "code": code_hash(),
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    """The commit of a source checkout; None elsewhere."""
-    try:
-        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
         return None
 
 
@@ -484,31 +300,3 @@ def _describe_workload(scenario: Scenario, results: list[dict[str, Any]]) -> dic
     middle = sorted(scenario.loads)[len(scenario.loads) // 2]
     described = next(r["workload"] for r in results if r["load"] == middle and r["seed"] == 0)
     return described | {"load": middle}
-
-
-def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    with unfinished.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
-    unfinished.replace(path)
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, sort_keys=indent is None, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{value!r} cannot be written as JSON")
-
-
-__all__ = ["BatchsimError", "Results", "load_results", "run_scenario"]

@@ -176,7 +176,7 @@ class Batch:
         self.num_decode = len(decodes.members)
         self.context_tokens = decodes.total_context_tokens
         if decodes.joined:
-            self.joined, decodes.joined = decodes.joined, []
+            self.joined, decodes.joined = list(decodes.joined), {}
         if decodes.left:
             self.left, decodes.left = decodes.left, []
 

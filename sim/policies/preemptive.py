@@ -230,12 +230,8 @@ class Preemptive:
 
     def _leave(self, seq: Sequence) -> None:
         """Takes `seq` out of the running; its KV must be freed or swapped out before."""
-        group = self.group
         if seq.group is not None:
-            group.leave(seq)
-            # It may join again before a batch with decodes takes these lists; it must not stand there twice.
-            if seq in group.joined:
-                group.joined.remove(seq)
+            self.group.leave(seq)
         self.partial.pop(seq, None)
         del self.running[seq]
         priority = seq.request.priority

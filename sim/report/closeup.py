@@ -13,24 +13,23 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
+from sim.report.curves import hidden_under, widened
 from sim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, texts
 from sim.report.style import (
     GREY,
     figure,
     frame,
-    hidden_under,
     house_style,
     policy_legend,
     policy_styles,
     remark,
     save,
     time_axis_log,
-    widened,
 )
 from sim.units import NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
-    from sim.run import Results
+    from sim.results import Results
 
 # Averages over 1/400 of the time shown: two pixels of the picture.
 _BINS = 400

@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from sim.report.reading import Flags, Floats, Sweep, load_name, short_load, sweeps
-from sim.report.style import PolicyStyle, label_points, policy_styles, remark, widened
+from sim.report.style import PolicyStyle, label_points, policy_styles, remark
 
 if TYPE_CHECKING:
-    from sim.run import Results
+    from sim.results import Results
 
 # Crosses closer than APART side by side stand STEP below each other; all are shares of the panel.
 _CROSS_TOP, _CROSS_STEP = 0.965, 0.06
@@ -23,6 +23,22 @@ def styled_sweeps(results: Results) -> list[tuple[Sweep, PolicyStyle]]:
     """Each policy over the loads, and how it is drawn."""
     policies = sweeps(results)
     return list(zip(policies, policy_styles(policies).values(), strict=True))
+
+
+def hidden_under(curves: list[Floats]) -> list[int]:
+    """For each curve, how many later ones lie on it within a percent: drawn that much wider, it is seen."""
+    return [
+        sum(
+            len(curve) == len(later) and np.allclose(curve, later, rtol=0.01, atol=0, equal_nan=True)
+            for later in curves[i + 1 :]
+        )
+        for i, curve in enumerate(curves)
+    ]
+
+
+def widened(depth: int) -> dict[str, float]:
+    """Line width and marker size of a curve that `depth` later ones lie on."""
+    return {"linewidth": 1.8 + 2.8 * depth, "markersize": 5.5 + 3.0 * depth}
 
 
 def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, few: Flags, depth: int = 0) -> None:

@@ -18,6 +18,7 @@ from sim.report.curves import (
     draw_cross,
     draw_error_bars,
     draw_line,
+    hidden_under,
     label_loads,
     latency_limits,
     numbers_mark,
@@ -35,7 +36,6 @@ from sim.report.style import (
     footer,
     frame,
     growth_notes,
-    hidden_under,
     house_style,
     load_axis,
     policy_legend,
@@ -48,7 +48,7 @@ from sim.slo import parse_slo
 from sim.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from sim.run import Results
+    from sim.results import Results
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "norm_latency": "normalised latency"}
 _CROSS = "× the queue grows without end from this load on: no point of the curve"
@@ -72,7 +72,7 @@ def p99_vs_qps(results: Results, path: Path | str) -> None:
             fig,
             results,
             "P99 and P50 latency against offered load",
-            footer(results, _CROSS, _OPEN, _NORMALISED, _slo_mark(results)),
+            footer(results, _CROSS, _OPEN, _NORMALISED, *_wide_mark(results), _slo_mark(results)),
             policy_legend(results),
         )
         save(fig, path)
@@ -132,7 +132,7 @@ def throughput_latency(results: Results, path: Path | str) -> None:
             fig,
             results,
             "Normalised latency against throughput",
-            footer(results, numbers_mark(results), _CROSS, _OPEN, _NORMALISED),
+            footer(results, numbers_mark(results), _CROSS, _OPEN, _NORMALISED, *_wide_mark(results)),
             policy_legend(results),
         )
         fig.draw_without_rendering()
@@ -265,6 +265,11 @@ def _bounds(results: Results, name: str, percentile: str | None = None) -> list[
     shown = (None, 0.5, 0.99) if percentile is None else (None, float(percentile.removeprefix("p")) / 100)
     bounds = parse_slo(results.manifest["slo"]).bounds
     return [bound.limit_ns / NS_PER_S for bound in bounds if bound.metric == name and bound.share in shown]
+
+
+def _wide_mark(results: Results) -> list[str]:
+    hidden = any(hidden_under([sweep.stable("norm_latency_p99_s") for sweep in sweeps(results)]))
+    return ["wide line: another policy with the same values lies on it"] if hidden else []
 
 
 def _slo_mark(results: Results) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from sim.run import Results
+    from sim.results import Results
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

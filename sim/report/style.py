@@ -24,7 +24,7 @@ from sim.report.reading import Sweep, load_name, load_text, num_seeds, short_loa
 from sim.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from sim.run import Results
+    from sim.results import Results
 
 # Okabe and Ito's palette, told apart with every common kind of colour blindness (jfly.uni-koeln.de/color, 2008).
 _KINDS = {
@@ -114,22 +114,6 @@ def policy_legend(results: Results, notes: dict[str, str] | None = None) -> list
         label = f"{sweep.name} · {notes[sweep.policy]}" if sweep.policy in notes else sweep.name
         handles.append(Line2D([], [], color=style.color, marker=style.marker, linestyle=style.linestyle, label=label))
     return handles
-
-
-def hidden_under(curves: list[np.ndarray]) -> list[int]:
-    """For each curve, how many later ones lie on it, within a percent: it is drawn that much wider, to be seen at all."""
-    return [
-        sum(
-            len(curve) == len(later) and np.allclose(curve, later, rtol=0.01, atol=0, equal_nan=True)
-            for later in curves[i + 1 :]
-        )
-        for i, curve in enumerate(curves)
-    ]
-
-
-def widened(depth: int) -> dict[str, float]:
-    """Line width and marker size of a curve that `depth` later ones lie on."""
-    return {"linewidth": 1.8 + 2.8 * depth, "markersize": 5.5 + 3.0 * depth}
 
 
 def growth_notes(results: Results) -> dict[str, str]:

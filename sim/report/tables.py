@@ -28,7 +28,7 @@ from sim.report.reading import (
 )
 
 if TYPE_CHECKING:
-    from sim.run import Results
+    from sim.results import Results
 
 WIDTH = 100
 DASH = "–"

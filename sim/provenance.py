@@ -1,0 +1,117 @@
+"""Which inputs and which code made a result, and writing it so that it is there whole or not at all.
+
+A point's hash covers everything that determines its records: the resolved scenario, the policy's knobs, load, seed, the
+trace's bytes and batchsim's own code.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.point import Setup
+from sim.scenario import Point
+
+
+def identity(setup: Setup) -> dict[str, Any]:
+    """Everything but policy, load and seed that determines a point's records and metrics."""
+    scenario = setup.scenario
+    trace = scenario.file.workload.trace
+    shared = {key: value for key, value in scenario.plain.items() if key not in ("policies", "load", "seeds")}
+    return {
+        "scenario": shared,
+        "model": asdict(setup.model),
+        "cost": [str(source) for source in setup.cost.sources()],
+        "trace": None if trace is None else _file_hash(scenario.base / trace.path),
+        "code": code_hash(),
+    }
+
+
+def point_hash(common: dict[str, Any], point: Point) -> str:
+    spec = point.spec
+    predictor = None if spec.predictor is None else asdict(spec.predictor)
+    return short_hash([common, spec.kind, spec.knobs, predictor, spec.label, spec.variant, point.load, point.seed])
+
+
+def short_hash(value: Any) -> str:
+    return hashlib.sha256(as_json(value).encode()).hexdigest()[:12]
+
+
+@cache
+def code_hash() -> str:
+    """A fingerprint of batchsim's own source, so that a changed simulator never reuses old points."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _file_hash(path: Path) -> str | None:
+    """The hash of a trace file; None where it is missing, which reading it will report."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def provenance() -> dict[str, Any]:
+    """Where and by what a run was made."""
+    packages = {}
+    for name in ("batchsim", "simpy", "numpy", "pandas", "scipy", "pyarrow"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "not installed"
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "python": platform.python_version(),
+        "packages": packages,
+        "code": code_hash(),
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout; None elsewhere."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    with unfinished.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    unfinished.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, sort_keys=indent is None, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} cannot be written as JSON")

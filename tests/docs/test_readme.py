@@ -1,0 +1,161 @@
+"""The README's commands run as printed.
+
+Every ```console block stands under a comment that says what the tests do with it:
+
+    <!-- test: run -->           its commands succeed
+    <!-- test: output -->        and print what the block shows, times and paths of temporary folders aside
+    <!-- test: slow -->          they succeed; left to `make test-all`
+    <!-- test: not run: why -->  for what needs a GPU, a network or a clone; the reason is for the reader of the source
+
+Commands are the lines that begin with `$ `; a line that ends in a backslash goes on. They run in order, in a folder
+that looks like the clone but keeps its own results, with this interpreter's programs first on the PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+LIMIT_S = 300
+OWN = frozenset({"results", ".git", ".venv"})  # not linked into the folder in which commands run
+
+_BLOCK = re.compile(
+    r"(?:^<!-- test: (?P<mark>[^\n]*?) -->\n+)?^```console\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_MARKS = re.compile(r"run|output|slow|not run: .+")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A console block: its mark, "" if it has none, its commands, and the output shown below each."""
+
+    line: int
+    mark: str
+    commands: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def blocks(text: str) -> list[Block]:
+    """The console blocks of a Markdown text, in order."""
+    found = []
+    for match in _BLOCK.finditer(text):
+        commands: list[str] = []
+        outputs: list[str] = []
+        goes_on = False
+        for line in match["body"].splitlines():
+            if goes_on:
+                commands[-1] += "\n" + line
+            elif line.startswith("$ "):
+                commands.append(line[2:])
+                outputs.append("")
+            elif commands:
+                outputs[-1] += line + "\n"
+            goes_on = bool(commands) and commands[-1].endswith("\\") and (goes_on or line.startswith("$ "))
+        line = text.count("\n", 0, match.start("body")) + 1
+        found.append(Block(line, match["mark"] or "", tuple(commands), tuple(outputs)))
+    return found
+
+
+def unmarked(text: str) -> list[str]:
+    """Blocks that a reader might copy and no one tries, one line each."""
+    return [
+        f"line {block.line}: {'mark ' + repr(block.mark) + ' is unknown' if block.mark else 'no mark'}"
+        for block in blocks(text)
+        if not _MARKS.fullmatch(block.mark) or not block.commands
+    ]
+
+
+def _plain(output: str) -> list[str]:
+    """Lines of an output without what differs from run to run: durations and point hashes."""
+    text = re.sub(r"\d+(?:[.,]\d+)*\s?(?:s|ms|min)\b", "<time>", output)
+    text = re.sub(r"\b[0-9a-f]{12,64}\b", "<hash>", text)
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def _parameters() -> list[object]:
+    text = README.read_text(encoding="utf-8") if README.exists() else ""
+    return [
+        pytest.param(block, id=f"line{block.line}", marks=[pytest.mark.slow] if block.mark == "slow" else [])
+        for block in blocks(text)
+        if not block.mark.startswith("not run")
+    ]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clone")
+    for entry in ROOT.iterdir():
+        if entry.name not in OWN:
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.mark.parametrize("block", _parameters())
+def test_a_block_runs(block: Block, clone: Path) -> None:
+    """Each command of a marked block succeeds, and prints what it is shown to print where the mark says so."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for command, shown in zip(block.commands, block.outputs, strict=True):
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=clone,
+            env={**os.environ, "PATH": path, "COLUMNS": "100"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        if block.mark == "output":
+            assert _plain(done.stdout) == _plain(shown), command
+
+
+def test_every_block_says_how_it_is_tested() -> None:
+    """No console block of the README escapes, and the README exists."""
+    assert unmarked(README.read_text(encoding="utf-8")) == []
+
+
+SAMPLE = """
+<!-- test: output -->
+```console
+$ echo one \\
+    two
+one two
+$ true
+```
+
+```console
+$ make demo
+```
+
+<!-- test: often -->
+```console
+$ false
+```
+"""
+
+
+def test_blocks_are_read_with_their_outputs() -> None:
+    """Marks, continued commands and outputs are told apart; what has no known mark is named by its line."""
+    first, second, _ = blocks(SAMPLE)
+    assert (first.mark, first.commands, first.outputs) == (
+        "output",
+        ("echo one \\\n    two", "true"),
+        ("one two\n", ""),
+    )
+    assert (second.mark, second.commands) == ("", ("make demo",))
+    assert unmarked(SAMPLE) == ["line 11: no mark", "line 16: mark 'often' is unknown"]
+
+
+def test_outputs_are_compared_but_for_times_and_hashes() -> None:
+    """A changed number is a difference; a changed duration or hash is not."""
+    assert _plain("8 runs in 1.5 s at 0123456789ab\n") == _plain("8 runs in 27 s at ba9876543210  ")
+    assert _plain("8 runs in 1.5 s") != _plain("9 runs in 1.5 s")

@@ -1,0 +1,110 @@
+"""Mean times of the queues that the simulator must reproduce, in closed form or exactly for steps of finite length.
+
+Textbook queues serve in continuous time; here an arrival waits for the running step to end. Where that shifts the mean,
+the exact law of the stepped queue is computed beside the textbook one, and tends to it as steps become short.
+Source of the textbook results: L. Kleinrock, Queueing Systems, volumes 1 (M/G/1, M/M/c) and 2 (processor sharing).
+"""
+
+from __future__ import annotations
+
+from math import factorial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+
+def pollaczek_khinchine_wait(rate: float, services: NDArray[np.float64]) -> float:
+    """Mean wait of M/G/1 with equally likely `services`."""
+    return rate * float((services**2).mean()) / (2 * (1 - rate * float(services.mean())))
+
+
+def mmc_time_in_system(rate: float, service: float, servers: int) -> float:
+    """Mean time in an M/M/c by Erlang's C formula."""
+    load = rate * service
+    full = load**servers / factorial(servers) / (1 - load / servers)
+    waits = full / (sum(load**k / factorial(k) for k in range(servers)) + full)
+    return service + waits * service / (servers - load)
+
+
+def stepped_mmc_time_in_system(rate: float, step: float, mean_steps: float, servers: int, states: int = 400) -> float:
+    """Mean time in system where up to `servers` advance together in steps and end with probability 1/mean_steps.
+
+    The number in system at the starts of steps is a Markov chain: binomial ends, Poisson arrivals, and from an empty
+    system the next arrival starts a step at once. Little's law turns the time average into the mean time.
+    """
+    arrivals = stats.poisson.pmf(np.arange(states), rate * step)
+    matrix = np.zeros((states, states))
+    for n in range(1, states):
+        ends = stats.binom.pmf(np.arange(min(n, servers) + 1), min(n, servers), 1 / mean_steps)
+        for k, probability in enumerate(ends):
+            matrix[n, n - k :] += probability * arrivals[: states - n + k]
+    empties = matrix[:, 0].copy()
+    matrix[:, 1] += empties
+    start = _stationary(matrix[1:, 1:])
+    numbers = np.arange(1, states)
+    in_system = float(start @ (numbers * step + rate * step**2 / 2))
+    cycle = step + float(start @ empties[1:]) / rate
+    return in_system / cycle / rate
+
+
+def _stationary(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The stationary distribution of a chain cut off at its last state."""
+    matrix = matrix / matrix.sum(axis=1, keepdims=True)
+    size = len(matrix)
+    system = np.vstack([matrix.T - np.eye(size), np.ones(size)])
+    return np.asarray(np.linalg.lstsq(system, np.append(np.zeros(size), 1.0), rcond=None)[0], np.float64)
+
+
+def stepped_sharing_time_in_system(
+    rate: float, quantum: float, lengths: NDArray[np.float64], generations: int = 4000
+) -> float:
+    """Mean time in system where a step takes `quantum` for each of the jobs in it; `lengths[k]` is P(k steps needed).
+
+    Own derivation. Everybody present gets one quantum a step, and during each quantum Poisson(rate * quantum) jobs
+    arrive that are present from the next step on. A busy period is thus a branching process: a job of L steps has
+    offspring in L generations, so the first two moments of the number present in each step obey renewal equations.
+    """
+    a = rate * quantum
+    steps = np.arange(len(lengths))
+    load = a * float(lengths @ steps)
+    at_least = np.append(lengths[::-1].cumsum()[::-1][1:], 0.0)  # [j] = P(L > j) = P(L >= j + 1)
+    alive = np.zeros(generations)
+    alive[: len(at_least)] = at_least[:generations]
+    mean = np.zeros(generations)
+    for k in range(generations):  # mean[k]: present in step k of a busy period
+        window = min(k, len(at_least))
+        mean[k] = alive[k] + a * float(at_least[:window] @ mean[k - window : k][::-1])
+    total = np.append(0.0, mean.cumsum())
+    squares = 0.0
+    for length in np.flatnonzero(lengths):
+        k = np.arange(generations)
+        expected = (k < length) + a * (total[k] - total[k - np.minimum(k, length)])
+        squares += lengths[length] * float(expected @ expected)
+    second_moment = squares / (1 - load)
+    return quantum * (1 + a / 2) * (1 - load) * second_moment
+
+
+def batch_time_in_system(rate: float, per_item: float, fixed: float, states: int = 400) -> float:
+    """Mean time in system where a free server takes all who wait, n of them for `per_item * n + fixed`."""
+    sizes = np.arange(1, states)
+    durations = per_item * sizes + fixed
+    arrivals = stats.poisson.pmf(np.arange(states)[None, :], rate * durations[:, None])
+    matrix = arrivals[:, 1:].copy()
+    matrix[:, 0] += arrivals[:, 0]
+    start = _stationary(matrix)
+    in_system = float(start @ (sizes * durations + rate * durations**2 / 2))
+    cycle = float(start @ durations) + float(start @ arrivals[:, 0]) / rate
+    return in_system / cycle / rate
+
+
+def inoue_bound(rate: float, per_item: float, fixed: float) -> float:
+    """Upper bound of `batch_time_in_system`: the better of two, for mean batches of at least 1 and of the busy limit.
+
+    Source: Y. Inoue, Queueing analysis of GPU-based inference servers with dynamic batching: a closed-form
+    characterization, Performance Evaluation 147 (2021), arXiv 1912.06322.
+    """
+    load = rate * per_item
+    small = (per_item + fixed) / (2 * (1 - load)) * (1 + 2 * rate * fixed + (1 - rate * fixed) / (1 + load))
+    large = 1.5 * fixed / (1 - load) + per_item / 2 * (load + 2) / (1 - load**2)
+    return min(small, large)

@@ -1,0 +1,346 @@
+"""The order of things within one instant, who is turned away and why, and what a step leaves in the records.
+
+Timelines are exact: a step takes 10 ns, and both drivers, with leaping and without, must give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.core import EngineCore, SimExecutor
+from sim.errors import SchedulerStalled
+from sim.kv import CountingKV, KVBlockManager, TableKV
+from sim.policies.static import Static, StaticConfig
+from sim.record import MISSING, Records
+from sim.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
+from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
+
+Driver = Callable[[EngineCore, Requests], int]
+
+
+@pytest.fixture(params=DRIVERS)
+def drive(request: pytest.FixtureRequest) -> Driver:
+    return DRIVERS[request.param]
+
+
+def play(drive: Driver, core: EngineCore, *arrivals: Arrival) -> list[Outcome]:
+    drive(core, Requests(*arrivals))
+    return outcomes(core.recorder.records())
+
+
+# ---- timelines
+
+
+def test_a_prefill_samples_the_first_token(drive: Driver) -> None:
+    """Three output tokens take three steps; a request that arrives during a step joins at its end."""
+    played = play(drive, engine(vllm(CountingKV(100, 4))), arrival(0, 0), arrival(1, 5, output=1))
+    assert played == [
+        Outcome("finished", "", 0, 10, 30, 30, 3),
+        Outcome("finished", "", 10, 20, 20, 20, 1),
+    ]
+
+
+def test_those_of_one_instant_enter_by_id(drive: Driver) -> None:
+    """Arrivals of the same nanosecond are served in order of their ids, however they were submitted."""
+    core = engine(vllm(CountingKV(100, 4), max_num_seqs=1))
+    for id in (2, 0, 1):
+        core.submit(arrival(id, 0, output=1))
+    assert [o.scheduled_ns for o in play(drive, core)] == [0, 10, 20]
+
+
+def test_the_client_caps_the_output(drive: Driver) -> None:
+    """Generation stops at the true length, the client's cap or the model's limit, whichever is first."""
+    core = engine(vllm(CountingKV(1_000, 4), max_num_batched_tokens=MAX_MODEL_LEN))
+    arrivals = (
+        arrival(0, 0, output=2, cap=9),
+        arrival(1, 0, output=9, cap=2),
+        arrival(2, 0, prompt=MAX_MODEL_LEN - 2, output=9),
+    )
+    assert [o.output_tokens for o in play(drive, core, *arrivals)] == [2, 2, 2]
+
+
+def test_a_front_end_shifts_only_the_delivery(drive: Driver) -> None:
+    """Tokens are emitted at step ends and reach the client `per_chunk_ns` later."""
+    core = engine(vllm(CountingKV(100, 4)), per_chunk_ns=7)
+    play(drive, core, arrival(0, 0))
+    (row,) = core.recorder.records().requests
+    assert [row[n] for n in ("first_token_ns", "first_delivery_ns", "last_token_ns", "delivered_ns")] == [
+        10,
+        17,
+        30,
+        37,
+    ]
+
+
+def test_clients_are_told_once_each(drive: Driver) -> None:
+    """Finished, rejected and cancelled requests are all answered, when it happens."""
+    core = engine(vllm(CountingKV(5, 4)))
+    workload = Requests(arrival(0, 0), arrival(1, 0, prompt=30), arrival(2, 0, output=9, cancel_ns=12))
+    drive(core, workload)
+    assert workload.answered == [(1, 0), (2, 20), (0, 30)]
+
+
+# ---- cancels and deadlines
+
+
+@pytest.mark.parametrize(("cancel_ns", "outcome"), [(30, "finished"), (21, "finished"), (20, "cancelled")])
+def test_a_finish_beats_a_cancel(drive: Driver, cancel_ns: int, outcome: str) -> None:
+    """A cancel waits for the step boundary, and there the finish of the same instant comes first."""
+    (played,) = play(drive, engine(vllm(CountingKV(100, 4))), arrival(0, 0, cancel_ns=cancel_ns))
+    assert played.outcome == outcome
+
+
+def test_a_held_response_can_no_longer_be_cancelled(drive: Driver) -> None:
+    """Who has finished and waits for the end of its batch is finished, whatever its deadline; it is delivered then."""
+    config = StaticConfig(batch_size=2)
+    core = engine(Static(config, PolicyContext(CountingKV(100, 4), MAX_MODEL_LEN)))
+    played = play(drive, core, arrival(0, 0, output=1, deadline_ns=25), arrival(1, 0, output=5))
+    assert played[0] == Outcome("finished", "", 0, 10, 10, 10, 1)
+    assert core.recorder.records().requests["delivered_ns"].tolist() == [50, 50]
+
+
+def test_a_cancelled_request_keeps_what_it_made(drive: Driver) -> None:
+    """It ends at the boundary after the cancel, with its tokens counted, no last token, and its KV given back."""
+    core = engine(vllm(CountingKV(100, 4)))
+    (played,) = play(drive, core, arrival(0, 0, output=9, cancel_ns=11))
+    assert played == Outcome("cancelled", "client_cancel", 0, 10, MISSING, 20, 2)
+    assert core.scheduler.kv.num_free == 100
+
+
+def test_a_deadline_that_passed_during_the_step_is_seen_at_once(drive: Driver) -> None:
+    """A request that arrives and expires within one step is cancelled at the boundary and never scheduled."""
+    played = play(drive, engine(vllm(CountingKV(100, 4))), arrival(0, 0), arrival(1, 3, deadline_ns=7))
+    assert played[1] == Outcome("cancelled", "deadline", MISSING, MISSING, MISSING, 10, 0)
+
+
+def test_a_cancel_makes_room_for_an_arrival_of_the_same_instant(drive: Driver) -> None:
+    """Cancels take effect before arrivals: the full queue has a place again."""
+    core = engine(vllm(CountingKV(100, 4), max_num_seqs=1), max_waiting=1)
+    played = play(drive, core, arrival(0, 0), arrival(1, 1, cancel_ns=20), arrival(2, 20))
+    assert [o.outcome for o in played] == ["finished", "cancelled", "finished"]
+
+
+def test_a_deadline_cuts_an_idle_wait_short(drive: Driver) -> None:
+    """An engine that waits for nothing else wakes for the deadline; that is no stall."""
+    (played,) = play(drive, engine(Sleeper()), arrival(0, 5, deadline_ns=42))
+    assert played == Outcome("cancelled", "deadline", MISSING, MISSING, MISSING, 42, 0)
+
+
+def test_timers_of_the_ended_wake_nobody() -> None:
+    """Once a request has ended its deadline is no longer due."""
+    core = engine(vllm(CountingKV(100, 4)))
+    core.submit(arrival(0, 0, output=1, deadline_ns=500))
+    batch = core.schedule(0, drain=True)
+    assert core.next_timer_ns == 500
+    assert isinstance(batch, Batch)
+    core.complete(core.execute(batch, 0))
+    assert core.next_timer_ns is None
+    assert not core.has_work
+
+
+# ---- rejections
+
+
+def test_each_rejection_has_its_reason_and_numbers(drive: Driver) -> None:
+    """Too long for the model, too large for the pool, no place in the queue: each is counted under its own name."""
+    core = engine(vllm(CountingKV(5, 4), max_num_seqs=1), max_waiting=1)
+    arrivals = (
+        arrival(0, 0, prompt=MAX_MODEL_LEN),
+        arrival(1, 0, prompt=18, output=4),
+        arrival(2, 0, prompt=18, output=3),
+        arrival(3, 0),
+    )
+    played = play(drive, core, *arrivals)
+    assert [(o.outcome, o.reason) for o in played] == [
+        ("rejected", "prompt_too_long"),
+        ("rejected", "never_fits"),
+        ("finished", ""),
+        ("rejected", "queue_full"),
+    ]
+    assert [o.ended_ns for o in played] == [0, 0, 30, 0]
+    assert core.recorder.records().details == {
+        "prompt_too_long": "prompt of 1000 tokens, max_model_len 1000",
+        "never_fits": "6 KV blocks needed for 21 tokens, 5 in the pool",
+        "queue_full": "1 requests wait already",
+    }
+
+
+def test_a_simulation_needs_lengths() -> None:
+    """A request without its true output length cannot be simulated, and says so."""
+    core = engine(vllm(CountingKV(5, 4)))
+    core.submit(Arrival(Request(3, 0, 4, 4), None))
+    with pytest.raises(ValueError, match="request 3 has no output length"):
+        core.schedule(0, drain=True)
+
+
+# ---- schedulers that do not move
+
+
+class Sleeper:
+    """Answers a queue that is not empty with `work`, and never moves it."""
+
+    streams = True
+    evidence = "none"
+    num_running = 0
+
+    def __init__(self, work: Batch | Idle = IDLE) -> None:
+        self.kv: KVBlockManager = CountingKV(8, 4)
+        self.events: list[Event] = []
+        self.work = work
+        self.queue: list[Sequence] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.queue)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        self.queue.append(seq)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        self.queue.remove(seq)
+        return []
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        return self.work if self.queue else IDLE
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        return False
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("work", "complaint"),
+    [
+        (IDLE, "nothing is due after 5 ns and the scheduler waits"),
+        (Idle(5), "asks at 5 ns to wait until 5 ns"),
+        (Idle(4), "asks at 5 ns to wait until 4 ns"),
+        (Batch(None, [], 0), "empty batch at 5 ns with nothing preempted"),
+    ],
+)
+def test_a_scheduler_that_would_wait_for_ever_is_stopped(drive: Driver, work: Batch | Idle, complaint: str) -> None:
+    """Waiting for nothing, for the past or in empty steps raises one line that says who waits on what."""
+    with pytest.raises(SchedulerStalled, match=complaint) as error:
+        play(drive, engine(Sleeper(work)), arrival(0, 5))
+    assert "Sleeper: 1 waiting, 0 running, 8 of 8 KV blocks free; oldest: Sequence(request 0" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_waiting_is_no_stall_while_something_may_come() -> None:
+    """Without drain a scheduler may wait for the next arrival."""
+    core = engine(Sleeper())
+    core.submit(arrival(0, 0))
+    assert core.schedule(0, drain=False) is IDLE
+
+
+def test_idle_until_is_kept(drive: Driver) -> None:
+    """A scheduler that names a time is asked again then, and not before unless something happens."""
+
+    asked: list[int] = []
+
+    class Until100(Sleeper):
+        def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+            if self.queue:
+                asked.append(now_ns)
+            return Idle(100) if self.queue and now_ns < 100 else IDLE
+
+    play(drive, engine(Until100()), arrival(0, 5, deadline_ns=300), arrival(1, 60, deadline_ns=301))
+    assert asked == [5, 60, 100, 300]
+
+
+# ---- the end
+
+
+def test_closing_ends_all_that_is_open() -> None:
+    """What runs, waits or has not yet entered becomes `unfinished` with the reason given."""
+    core = engine(vllm(CountingKV(100, 4), max_num_seqs=1))
+    for made in (arrival(0, 0, output=9), arrival(1, 0), arrival(2, 500)):
+        core.submit(made)
+    batch = core.schedule(0, drain=False)
+    assert isinstance(batch, Batch)
+    core.complete(core.execute(batch, 0))
+    core.close(10, "time_limit")
+    assert outcomes(core.recorder.records()) == [
+        Outcome("unfinished", "time_limit", 0, 10, MISSING, 10, 1),
+        Outcome("unfinished", "time_limit", MISSING, MISSING, MISSING, 10, 0),
+        Outcome("unfinished", "time_limit", MISSING, MISSING, MISSING, 10, 0),
+    ]
+    assert not core.has_work
+
+
+def test_the_simulation_driver_wants_a_simulated_executor() -> None:
+    """A real model cannot be cranked in simulated time."""
+
+    class Real:
+        pass
+
+    core = engine(vllm(CountingKV(5, 4)))
+    core.executor = Real()  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="simulate needs a SimExecutor, not Real"):
+        DRIVERS["simulate"](core, Requests())
+
+
+# ---- any load
+
+LOADS = st.lists(
+    st.tuples(
+        st.integers(0, 400),  # arrival
+        st.integers(1, 30),  # prompt
+        st.integers(1, 40),  # output
+        st.one_of(st.none(), st.integers(0, 600)),  # deadline
+        st.one_of(st.none(), st.integers(0, 600)),  # cancel
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def records_of(
+    drive: Driver, kv: CountingKV | TableKV, load: list[tuple[int, int, int, int | None, int | None]]
+) -> Records:
+    core = EngineCore(
+        vllm(kv, 4, 24), SimExecutor(Constant(), MAX_MODEL_LEN), engine(vllm(kv)).recorder, max_model_len=MAX_MODEL_LEN
+    )
+    arrivals = [
+        arrival(id, at_ns, prompt, output, deadline_ns=deadline, cancel_ns=cancel)
+        for id, (at_ns, prompt, output, deadline, cancel) in enumerate(load)
+    ]
+    drive(core, Requests(*arrivals))
+    assert kv.num_free == kv.num_blocks
+    assert not core.has_work
+    return core.recorder.records()
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOADS, st.integers(12, 40))
+def test_drivers_managers_and_leaping_agree(load: list, num_blocks: int) -> None:
+    """Both drivers, both KV managers, leaping or not: the same bytes, and every KV block given back."""
+    first, *others = (
+        records_of(drive, manager(num_blocks, 4), load)
+        for drive in DRIVERS.values()
+        for manager in (CountingKV, TableKV)
+    )
+    for other in others:
+        assert other.texts == first.texts
+        for table in ("requests", "steps", "states"):
+            assert np.array_equal(getattr(other, table), getattr(first, table)), table
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOADS, st.integers(12, 40))
+def test_tokens_are_conserved(load: list, num_blocks: int) -> None:
+    """Steps compute each finished request's tokens once, and again only what is counted as recomputed."""
+    load = [(at_ns, prompt, output, None, None) for at_ns, prompt, output, _, _ in load]
+    records = records_of(DRIVERS["simulate"], CountingKV(num_blocks, 4), load)
+    done = records.requests[records.requests["outcome"] == 0]
+    steps = records.steps
+    computed = int(steps["num_prefill_tokens"].sum() + steps["num_decode"].sum())
+    assert computed == (done["prompt_tokens"] + done["output_tokens"] - 1 + done["recomputed_tokens"]).sum()
+    assert steps["num_sampled_chunks"].sum() + steps["num_decode"].sum() == done["output_tokens"].sum()
+    assert steps["num_preempted"].sum() == done["num_preemptions"].sum()

@@ -1,0 +1,186 @@
+"""The two KV managers keep the books alike; the one with tables never gives a block twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sim.decode import DecodeGroup
+from sim.kv import CountingKV, TableKV, never_fits
+from sim.types import Request, Sequence
+
+
+def sequence(id: int = 0, prompt: int = 10, cap: int = 5) -> Sequence:
+    return Sequence(Request(id, 0, prompt, cap))
+
+
+@pytest.fixture(params=[CountingKV, TableKV])
+def kv(request: pytest.FixtureRequest) -> CountingKV | TableKV:
+    return request.param(num_blocks=4, block_size=4, num_swap_blocks=2)
+
+
+def test_allocation_is_all_or_nothing(kv: CountingKV | TableKV) -> None:
+    """A sequence grows to whole blocks; where they do not suffice nothing changes."""
+    a, b = sequence(0), sequence(1)
+    assert kv.allocate(a, 5)
+    assert (kv.held(a), kv.num_free) == (2, 2)
+    assert kv.allocate(a, 8)
+    assert (kv.held(a), kv.num_free) == (2, 2)
+    assert not kv.allocate(b, 9)
+    assert (kv.held(b), kv.num_free) == (0, 2)
+    assert kv.allocate(b, 8)
+    assert kv.num_free == 0
+    kv.free(a)
+    assert (kv.held(a), kv.num_free) == (0, 2)
+
+
+def test_allocating_less_gives_nothing_back(kv: CountingKV | TableKV) -> None:
+    """What a sequence reserved it keeps until it is freed."""
+    seq = sequence()
+    kv.allocate(seq, 16)
+    assert kv.allocate(seq, 1)
+    assert (kv.held(seq), kv.num_free) == (4, 0)
+
+
+def test_swapping_moves_the_blocks(kv: CountingKV | TableKV) -> None:
+    """Out and in return the number of blocks moved; None, and nothing changed, where the other side is full."""
+    seq, other = sequence(0), sequence(1)
+    kv.allocate(seq, 8)
+    assert kv.swap_out(seq) == 2
+    assert (kv.held(seq), kv.num_free, kv.num_swap_free) == (0, 4, 0)
+    kv.allocate(other, 12)
+    assert kv.swap_in(seq) is None
+    assert kv.swap_out(other) is None
+    assert (kv.num_free, kv.num_swap_free) == (1, 0)
+    kv.free(other)
+    assert kv.swap_in(seq) == 2
+    assert (kv.held(seq), kv.num_free, kv.num_swap_free) == (2, 2, 2)
+
+
+def test_freeing_a_swapped_sequence_empties_its_swap(kv: CountingKV | TableKV) -> None:
+    """A cancelled request leaves nothing in host memory."""
+    seq = sequence()
+    kv.allocate(seq, 8)
+    kv.swap_out(seq)
+    kv.free(seq)
+    assert (kv.num_free, kv.num_swap_free) == (4, 2)
+
+
+@pytest.mark.parametrize(("blocks", "size", "swap"), [(0, 4, 0), (4, 0, 0), (4, 4, -1)])
+@pytest.mark.parametrize("manager", [CountingKV, TableKV])
+def test_an_impossible_pool_is_refused(manager: type, blocks: int, size: int, swap: int) -> None:
+    """No blocks, no tokens a block, or negative swap draw one line with the numbers."""
+    with pytest.raises(ValueError, match=f"{blocks} KV blocks of {size} tokens with {swap} swap blocks"):
+        manager(blocks, size, swap)
+
+
+def test_never_fits_counts_all_but_the_last_token() -> None:
+    """A request fits alone if prompt + output - 1 tokens, cut at the model's length, have room in the pool."""
+    kv = CountingKV(4, 4)
+    assert never_fits(kv, sequence(prompt=10, cap=7), 100) is None
+    refusal = never_fits(kv, sequence(prompt=10, cap=8), 100)
+    assert refusal is not None
+    assert (refusal.kind, refusal.reason) == ("rejected", "never_fits")
+    assert refusal.detail == "5 KV blocks needed for 17 tokens, 4 in the pool"
+    assert never_fits(kv, sequence(prompt=10, cap=8), 17) is None
+
+
+class BothManagers(RuleBasedStateMachine):
+    """The same calls to both managers, each with its own sequences and decode group."""
+
+    @initialize(blocks=st.integers(1, 12), size=st.integers(1, 4), swap=st.integers(0, 8))
+    def start(self, blocks: int, size: int, swap: int) -> None:
+        self.managers = (CountingKV(blocks, size, swap), TableKV(blocks, size, swap))
+        self.groups = (DecodeGroup(size), DecodeGroup(size))
+        self.pairs: list[tuple[Sequence, Sequence]] = []
+        self.swapped: list[tuple[Sequence, Sequence]] = []
+
+    def both(self, method: str, pair: tuple[Sequence, Sequence], *rest: int) -> object:
+        counting, table = (getattr(kv, method)(seq, *rest) for kv, seq in zip(self.managers, pair, strict=True))
+        assert counting == table
+        return counting
+
+    def decoding(self) -> list[tuple[Sequence, Sequence]]:
+        return [pair for pair in self.pairs if pair[0].group is not None]
+
+    def settled(self) -> list[tuple[Sequence, Sequence]]:
+        return [pair for pair in self.pairs if pair[0].group is None]
+
+    @rule(prompt=st.integers(1, 20), reserve=st.integers(0, 8))
+    def admit(self, prompt: int, reserve: int) -> None:
+        pair = (sequence(len(self.pairs), prompt), sequence(len(self.pairs), prompt))
+        if self.both("allocate", pair, prompt + reserve):
+            for seq in pair:
+                seq.settled_computed_tokens, seq.settled_output_tokens = prompt, 1
+            self.pairs.append(pair)
+
+    @precondition(lambda self: self.settled())
+    @rule(data=st.data())
+    def join(self, data: st.DataObject) -> None:
+        for seq, group in zip(data.draw(st.sampled_from(self.settled())), self.groups, strict=True):
+            group.join(seq)
+
+    @precondition(lambda self: self.decoding() and all(self.covered(seq) for seq, _ in self.decoding()))
+    @rule()
+    def step(self) -> None:
+        grown = [kv.grow_group(group) for kv, group in zip(self.managers, self.groups, strict=True)]
+        assert grown[0] == grown[1]
+        if grown[0]:
+            for group in self.groups:
+                group.advance()
+
+    def covered(self, seq: Sequence) -> bool:
+        """Whether a member holds just the blocks of its tokens, as the group's growth presumes."""
+        kv = self.managers[0]
+        return kv.held(seq) == kv.blocks_for(seq.num_computed_tokens)
+
+    @precondition(lambda self: self.decoding())
+    @rule(data=st.data(), free=st.booleans())
+    def leave(self, data: st.DataObject, free: bool) -> None:
+        pair = data.draw(st.sampled_from(self.decoding()))
+        if free:
+            self.both("free", pair)
+            self.pairs.remove(pair)
+        else:
+            self.both("allocate", pair, pair[0].num_computed_tokens)
+        for seq, group in zip(pair, self.groups, strict=True):
+            group.leave(seq)
+
+    @precondition(lambda self: self.settled())
+    @rule(data=st.data())
+    def swap_out(self, data: st.DataObject) -> None:
+        pair = data.draw(st.sampled_from(self.settled()))
+        if self.both("swap_out", pair) is not None:
+            self.pairs.remove(pair)
+            self.swapped.append(pair)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data(), free=st.booleans())
+    def swap_in(self, data: st.DataObject, free: bool) -> None:
+        pair = data.draw(st.sampled_from(self.swapped))
+        if free:
+            self.both("free", pair)
+            self.swapped.remove(pair)
+        elif self.both("swap_in", pair) is not None:
+            self.swapped.remove(pair)
+            self.pairs.append(pair)
+
+    @invariant()
+    def equal_and_conserved(self) -> None:
+        if not hasattr(self, "managers"):
+            return
+        counting, table = self.managers
+        assert (counting.num_free, counting.num_swap_free) == (table.num_free, table.num_swap_free)
+        ids = [block for _, seq in self.pairs for block in table.table(seq)]
+        slots = [slot for _, seq in self.swapped for slot in table.swap_table(seq)]
+        assert len(set(ids)) == len(ids) == table.num_blocks - table.num_free
+        assert len(set(slots)) == len(slots) == table.num_swap_blocks - table.num_swap_free
+        assert set(ids) <= set(range(table.num_blocks))
+        for mine, other in self.pairs:
+            assert counting.held(mine) == table.held(other)
+
+
+TestBothManagers = BothManagers.TestCase
+TestBothManagers.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

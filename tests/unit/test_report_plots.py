@@ -1,0 +1,211 @@
+"""The pictures: what is drawn and what is left out. How they look is for eyes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
+
+from sim.report import closeup, plots
+from sim.report.reading import sweeps
+from sim.report.style import policy_styles
+
+
+def axes() -> Any:
+    return Figure().subplots()
+
+
+def curve(ax: Any, color: str) -> tuple[list[float], list[float]]:
+    """x and y of the first solid line in `color`."""
+    line = next(line for line in ax.lines if to_hex(line.get_color()).upper() == color and line.get_linestyle() == "-")
+    return list(line.get_xdata()), list(line.get_ydata())
+
+
+def crosses(ax: Any) -> dict[str, float]:
+    """x of every cross, by colour."""
+    return {to_hex(m.get_color()).upper(): float(m.get_xdata()[0]) for m in ax.lines if m.get_marker() == "x"}
+
+
+def color_of(results: Any, policy: str) -> str:
+    return policy_styles(sweeps(results))[policy].color
+
+
+def test_unstable_points_are_no_points_of_a_curve():
+    """The curve has a hole there, and a cross stands at the load from which the queue grows."""
+    results, ax = sample_results(), axes()
+    plots.draw_latency(ax, results, "ttft_p99_s")
+    x, y = curve(ax, color_of(results, "dynamic"))
+    assert [load for load, value in zip(x, y, strict=True) if np.isfinite(value)] == [1.0, 2.0, 4.0]
+    expected = {"static": 4.0, "dynamic": 8.0, "continuous": 20.0}
+    assert crosses(ax) == {color_of(results, policy): load for policy, load in expected.items()}
+
+
+def test_policy_without_the_metric_is_named_not_drawn():
+    """Static has no TPOT: neither curve nor cross in its colour, but its name above the panel."""
+    results, ax = sample_results(), axes()
+    plots.draw_latency(ax, results, "tpot_p99_s")
+    assert color_of(results, "static") not in {to_hex(line.get_color()).upper() for line in ax.lines}
+    assert ax.get_title(loc="right") == "no value: static (bs 16)"
+
+
+def test_percentiles_of_few_observations_have_open_markers():
+    """At load 1 the marker is white, at load 2 it is filled."""
+    results, ax = sample_results(), axes()
+    plots.draw_latency(ax, results, "ttft_p99_s")
+    color = color_of(results, "preemptive")
+    faces = {
+        float(x): to_hex(line.get_markerfacecolor()).upper()
+        for line in ax.lines
+        if to_hex(line.get_color()).upper() == color and line.get_marker() == "^"
+        for x in line.get_xdata()
+    }
+    assert faces[1.0] == "#FFFFFF" and faces[2.0] == color
+
+
+@pytest.mark.parametrize(
+    ("slo", "metric", "lines"),
+    [
+        ("ttft<1s & tpot<50ms @ 99%", "ttft_p50_s", ["SLO\n1 s"]),
+        ("ttft<1s & tpot<50ms @ 99%", "norm_latency_p99_s", []),
+        ("p99(ttft)<500ms, p50(ttft)<80ms", "ttft_p99_s", ["SLO\n500 ms"]),
+        ("p90(ttft)<500ms", "ttft_p99_s", []),
+    ],
+)
+def test_slo_is_drawn_where_it_applies(slo: str, metric: str, lines: list[str]):
+    """A bound on each request is drawn at every percentile of its metric, one on a percentile only there."""
+    ax = axes()
+    plots.draw_latency(ax, sample_results(slo=slo), metric)
+    assert [text.get_text() for text in ax.texts] == lines
+
+
+def test_throughput_picture_marks_what_an_overloaded_policy_still_delivers():
+    """The cross stands at the throughput achieved at the first load at which the queue grows."""
+    results, ax = sample_results(), axes()
+    plots.draw_throughput_latency(ax, results)
+    assert crosses(ax)[color_of(results, "static")] == pytest.approx(3.4 * 200)
+
+
+def test_pareto_keeps_what_nothing_beats():
+    """A point worse in both is dropped, as is one equal in one and worse in the other."""
+    assert plots.pareto([(1, 5), (2, 4), (2, 3), (1, 1), (3, 1)]) == [(3, 1), (2, 4), (1, 5)]
+    assert plots.pareto([]) == []
+
+
+def test_colours_are_fixed_by_kind_and_lines_tell_members_apart():
+    """The same kind has the same colour in any run; two policies of a kind differ in their line."""
+    few, many = policy_styles(sweeps(sample_results())), policy_styles(sweeps(sample_results(SEVEN)))
+    assert {policy: few[policy].color for policy in FOUR} == {policy: many[policy].color for policy in FOUR}
+    assert many["small"].color == many["continuous"].color
+    assert many["small"].linestyle != many["continuous"].linestyle
+    assert len({(style.color, str(style.linestyle)) for style in many.values()}) == len(SEVEN)
+
+
+def test_curve_under_an_equal_one_is_wider():
+    """Two policies with the same results are both seen: the first is drawn wider than the one on top of it."""
+    twins = {"a": ("continuous", "continuous", 17.0), "b": ("preemptive", "preemptive", 17.0)}
+    ax = axes()
+    plots.draw_latency(ax, sample_results(twins), "ttft_p99_s")
+    widths = [line.get_linewidth() for line in ax.lines if line.get_linestyle() == "-"]
+    assert widths[0] > widths[1]
+
+
+def test_timeline_averages_equal_brute_force():
+    """Over each interval: running and waiting as the steps say; in a gap nobody runs and all in the system wait."""
+    results = sample_results({"static": ("static", "static", 1.1)}, loads=(1.0,))
+    steps, requests = results.steps("static", 1.0, 0), results.requests("static", 1.0, 0)
+    steps = steps.drop(index=range(40, 60))  # a gap in which requests wait
+    edges = np.linspace(0, 60e9, 13)
+    running, waiting, used = closeup._replica_curves(steps, requests, edges, NUM_BLOCKS)
+    grid = np.arange(0, 60e9, 1e7) + 5e6
+    expected = np.zeros((3, len(grid)))
+    arrived, gone = (requests[name].to_numpy() for name in ("arrival_ns", "ended_ns"))
+    expected[1] = [((arrived <= t) & (gone > t)).sum() for t in grid]
+    for row in steps.itertuples():
+        during = (grid >= row.start_ns) & (grid < row.start_ns + row.duration_ns)
+        expected[:, during] = np.array([[row.num_running], [row.num_waiting], [NUM_BLOCKS - row.free_blocks]])
+    means = expected.reshape(3, 12, -1).mean(axis=2)
+    assert running == pytest.approx(means[0], abs=0.05)
+    assert waiting == pytest.approx(means[1], abs=0.05)
+    assert used == pytest.approx(means[2], rel=0.01, abs=5)
+    assert means[1].max() > 1
+
+
+def test_replicas_are_added_up():
+    """Two replicas that do the same show twice the sequences and the same share of KV."""
+    results = sample_results({"continuous": FOUR["continuous"]}, loads=(8.0,))
+    steps, requests = results.steps("continuous", 8.0, 0), results.requests("continuous", 8.0, 0)
+    edges = np.linspace(0, 60e9, 7)
+    tops = []
+    for copies in (1, 2):
+        ax = axes()
+        closeup.draw_timeline(ax, _stacked(steps, copies), _stacked(requests, copies), edges, NUM_BLOCKS, "#000000")
+        lines = [patch.get_data().values for patch in ax.patches]
+        kv = [patch.get_data().values for patch in ax.figure.axes[1].patches]
+        tops.append((lines[0].max(), kv[0].max()))
+    assert tops[1] == pytest.approx((2 * tops[0][0], tops[0][1]))
+
+
+def _stacked(table: pd.DataFrame, copies: int) -> pd.DataFrame:
+    return pd.concat([table.assign(replica=i) for i in range(copies)], ignore_index=True)
+
+
+def test_distribution_leaves_out_warm_up_and_unfinished_requests():
+    """Only finished requests that were sent after the warm-up count, and their number shows in the curve's length."""
+    results = sample_results()
+    requests = results.requests("preemptive", 4.0, 0)
+    after = (requests["sent_ns"] >= 10_000_000_000).sum()
+    assert 0 < after < len(requests)
+    assert len(closeup._latency_s(results, "preemptive", 4.0, 0, "ttft")) == after
+
+
+def cases() -> dict[str, Any]:
+    overloaded = sample_results({"static": FOUR["static"]}, loads=(8.0, 16.0))
+    empty = sample_results()
+    values = [name for name in empty.summary.columns if name.endswith(("_s", "_s_ci"))]
+    empty.summary[values] = np.nan
+    return {
+        "four": sample_results(),
+        "seven, wide intervals": sample_results(SEVEN, noise=0.8),
+        "one load, one seed": sample_results(loads=(4.0,), seeds=1, load_name=""),
+        "users": sample_results(loads=(1.0, 2.0, 3.0), load_name="users"),
+        "nothing stable": overloaded,
+        "no values": empty,
+    }
+
+
+@pytest.mark.parametrize(
+    "case", ["seven, wide intervals", "one load, one seed", "users", "nothing stable", "no values"]
+)
+def test_every_picture_is_drawn(case: str, tmp_path: Path):
+    """Also with unstable points only, without values, with one load: no error, no warning, no empty file."""
+    results = cases()[case]
+    results.path = tmp_path
+    paths = plots.write_pictures(results)
+    assert [path.name for path in paths] == [
+        "p99_vs_qps.png",
+        "throughput_latency.png",
+        "frontier.png",
+        "timeline.png",
+        "latency_cdf.png",
+    ]
+    assert all(imread(path).std() > 0.01 for path in paths)
+
+
+def test_pictures_are_the_same_bytes_again_whatever_the_users_settings(tmp_path: Path):
+    """No time of day in the file, and a user's matplotlibrc changes nothing and is left as it was."""
+    results = sample_results()
+    plots.p99_vs_qps(results, tmp_path / "a.png")
+    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "savefig.dpi": 40}):
+        plots.p99_vs_qps(results, tmp_path / "b.png")
+        assert matplotlib.rcParams["font.size"] == 20
+    first = (tmp_path / "a.png").read_bytes()
+    assert first == (tmp_path / "b.png").read_bytes()
+    assert b"tEXt" not in first and b"tIME" not in first

@@ -1,0 +1,218 @@
+"""The tables a run prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from report_samples import FOUR, SEVEN, sample_results
+
+from sim.errors import ScenarioError
+from sim.report.reading import load_to_show
+from sim.report.tables import highest_loads, point_table, report, warnings
+
+
+def cell(table: str, label: str) -> list[str]:
+    """The cells of the row that starts with `label`, split at double spaces."""
+    line = next(line for line in table.splitlines() if line.startswith(label))
+    return [part.strip() for part in line.split("  ") if part.strip()]
+
+
+def set_value(results: Any, policy: str, load: float, **values: Any) -> None:
+    summary = results.summary
+    for name, value in values.items():
+        summary.loc[(summary["policy"] == policy) & (summary["load"] == load), name] = value
+
+
+def test_compare_table_has_a_row_a_policy_in_the_scenarios_order():
+    """Values carry ± and units; an unstable policy shows no latency but the word; padding is a percentage."""
+    results = sample_results()
+    set_value(
+        results, "continuous", 8.0, ttft_p50_s=0.0483, ttft_p50_s_ci=0.0021, ttft_p99_s=0.613, ttft_p99_s_ci=0.088
+    )
+    table = point_table(results, 8.0)
+    assert table.splitlines()[0] == "at 8 req/s offered, same requests for all (3 seeds, ± = 95 %)"
+    assert [line.split("  ")[0] for line in table.splitlines()[2:6]] == [label for label, _, _ in FOUR.values()]
+    assert cell(table, "continuous")[1:3] == ["48 ± 2 ms", "610 ± 90 ms"]
+    assert cell(table, "static") == [
+        "static (bs 16)",
+        "–",
+        "–",
+        "–",
+        "unstable",
+        "3.0 %",
+        "3.4",
+        "41 %",
+        "padding, slots",
+    ]
+
+
+def test_response_sent_whole_has_no_tpot_and_the_table_says_why():
+    """A stable static policy shows – under tpot, never 0, and the dash is explained; without one it is not."""
+    table = point_table(sample_results(), 1.0)
+    assert cell(table, "static")[3] == "–"
+    assert "– not defined (a response sent whole has no tpot)" in table
+    assert "not defined" not in point_table(sample_results({"continuous": FOUR["continuous"]}), 8.0)
+
+
+def test_percentile_of_few_observations_is_marked():
+    """`~` stands before exactly the cells whose metric is in `few`, and is explained."""
+    results = sample_results()
+    set_value(results, "preemptive", 8.0, few="ttft_p99_s")
+    table = point_table(results, 8.0)
+    cells = cell(table, "preemptive")
+    assert cells[2].startswith("~") and not cells[1].startswith("~") and not cells[3].startswith("~")
+    assert "~ fewer than 20 observations beyond the percentile" in table
+    assert cell(table, "continuous")[2][0] != "~"
+
+
+def test_one_seed_has_no_interval():
+    """Without an interval nothing is shown after a value, neither ± 0 nor ± nan."""
+    table = point_table(sample_results(seeds=1), 8.0)
+    assert "±" not in table and "nan" not in table
+    assert "(1 seed)" in table
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "shown"),
+    [
+        (2.41, 0.33, "2.4 ± 0.3 s"),
+        (0.0312, 0.00004, "31.20 ± 0.04 ms"),
+        (0.05, 0.3, "50 ± 300 ms"),
+        (0.05, 1.2, "50 ± 1200 ms"),
+        (0.0312, 0.0, "31.2 ± 0.0 ms"),
+        (0.999, np.nan, "999 ms"),
+        (12345.0, np.nan, "12300 s"),
+        (np.nan, np.nan, "–"),
+    ],
+)
+def test_values_are_rounded_to_their_interval(value: float, half: float, shown: str):
+    """The interval has one digit, the value is rounded to its place and keeps at least two digits."""
+    results = sample_results()
+    set_value(results, "preemptive", 8.0, ttft_p50_s=value, ttft_p50_s_ci=half)
+    assert cell(point_table(results, 8.0), "preemptive")[1] == shown
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.9996, ">99.9 %"), (1.0, "100 %"), (0.0004, "<0.1 %"), (0.0, "0")])
+def test_shares_are_never_rounded_to_all_or_nothing(share: float, shown: str):
+    """99.96 % is not printed as 100 %, nor 0.04 % as 0."""
+    results = sample_results()
+    set_value(results, "preemptive", 8.0, in_slo=share)
+    assert shown in cell(point_table(results, 8.0), "preemptive")
+
+
+def test_lines_are_at_most_100_columns():
+    """Long labels and many policies are shortened with an ellipsis that keeps the end, or wrapped; none is dropped."""
+    policies = {
+        **SEVEN,
+        "long": ("static (batch_size 16)", "static", 30.0),
+        "other": ("a policy whose label somebody made very long (batch_size 64)", "static", 30.0),
+    }
+    results = sample_results(policies, noise=0.5)
+    text = report(results, 12.0)
+    assert max(map(len, text.splitlines())) <= 100
+    assert len(point_table(results, 12.0).splitlines()) == 1 + 1 + len(policies) + 1
+    assert " 64)" in point_table(results, 12.0) and "…" in text
+
+
+def test_load_shown_is_the_highest_at_which_a_policy_meets_the_slo():
+    """With none, it is the middle load, the lower of two."""
+    results = sample_results()
+    assert load_to_show(results) == 16.0
+    results.summary["slo_met"] = 0.0
+    assert load_to_show(results) == 8.0
+    assert load_to_show(sample_results({"static": FOUR["static"]}, loads=(1.0, 2.0, 4.0, 8.0))) == 2.0
+
+
+def test_highest_loads_name_every_policy_and_the_holes():
+    """`never` where no load meets the SLO; a lower load that fails is named; an unstable point never counts."""
+    results = sample_results()
+    set_value(results, "preemptive", 4.0, slo_met=1 / 3)
+    set_value(results, "dynamic", 20.0, slo_met=1.0)
+    line = highest_loads(results)
+    assert line.startswith(
+        "highest rate tested that meets ttft<1s & tpot<50ms @ 99%:  static (bs 16) never   dynamic 4"
+    )
+    assert "preemptive 16 (but not 4)" in line
+
+
+def test_growing_queues_are_warned_of():
+    """The load from which the queue grows is named; where a higher load is stable again, each growing one is."""
+    results = sample_results()
+    assert "! static (bs 16): the queue grows from 4 req/s on; no percentiles there" in warnings(results, 8.0)
+    assert not any(line.startswith("! preemptive") for line in warnings(results, 8.0))
+    set_value(results, "static", 20.0, unstable=False)
+    assert "! static (bs 16): the queue grows at load 4, 8, 12, 16; no percentiles there" in warnings(results, 8.0)
+
+
+def test_uncompleted_requests_are_warned_of_with_their_reasons():
+    """Share, numbers over all seeds and reasons with their first case; only of the load shown."""
+    results = sample_results()
+    set_value(results, "continuous", 8.0, uncompleted_share=0.021)
+    results.manifest["outcomes"]["continuous"] = [
+        {"load": 8.0, "seed": 0, "rejected": {"never_fits": 60}, "cancelled": {"deadline": 1}, "unfinished": {}},
+        {"load": 8.0, "seed": 1, "rejected": {"never_fits": 40}, "cancelled": {}, "unfinished": {}},
+        {"load": 12.0, "seed": 0, "rejected": {"never_fits": 1000}, "cancelled": {}, "unfinished": {}},
+    ]
+    results.manifest["details"] = {"never_fits": "131 KV blocks needed, 128 in the pool"}
+    assert warnings(results, 8.0)[-1] == (
+        "! continuous: 2.1 % of requests not completed at 8 req/s offered: 100 rejected (never_fits, 131 KV blocks"
+        " needed, 128 in the pool), 1 cancelled (deadline) over all seeds"
+    )
+    assert not any("not completed" in line for line in warnings(results, 12.0))
+
+
+def test_best_of_names_its_variant_in_the_table():
+    """Where the best variant changes with the load, the table names that of its load, the other lines the policy."""
+    results = sample_results()
+    set_value(results, "static", 1.0, label="static (bs 4)")
+    assert cell(point_table(results, 1.0), "static")[0] == "static (bs 4)"
+    assert cell(point_table(results, 8.0), "static")[0] == "static (bs 16)"
+    assert "static (best at each load) never" in highest_loads(results)
+
+
+@pytest.mark.parametrize(
+    ("load_name", "head"),
+    [
+        ("users", "with 8 users, same"),
+        ("rate_scale", "at 8× the trace's rate, same"),
+        ("", "at the scenario's load, same"),
+    ],
+)
+def test_head_says_what_the_load_is(load_name: str, head: str):
+    """Closed loops, scaled traces and scenarios without a load axis each say so."""
+    assert point_table(sample_results(load_name=load_name), 8.0).startswith(head)
+
+
+def test_head_says_what_really_arrived():
+    """Where the seeds' mean rate misses the asked one by more than 2 %, the head has both."""
+    results = sample_results()
+    results.summary.loc[results.summary["load"] == 8.0, "offered_rps"] = 6.95
+    assert point_table(results, 8.0).startswith("at 8 req/s offered (6.95 in these seeds), same requests")
+    assert point_table(results, 4.0).startswith("at 4 req/s offered, same requests")
+
+
+def test_report_counts_the_variants_of_best_of():
+    """With more runs than policies × loads × seeds it does not claim the product."""
+    results = sample_results()
+    results.manifest["points_run"] = 147
+    assert "4 policies × 7 loads × 3 seeds, 147 runs with best_of" in report(results)
+
+
+def test_report_says_what_was_run():
+    """Heading, KV budget, workload with the number of runs, notes, then the table at the chosen load."""
+    results = sample_results()
+    results.manifest["workload"]["notes"] = ["3 requests cut to max_model_len"]
+    lines = report(results).splitlines()
+    assert " · ".join(lines[:2]) == results.manifest["heading"]
+    assert lines[2].startswith("KV 892,800 tokens")
+    assert lines[3] == "on/off arrivals, CV 2.4, IDC(1 s) 6.1 · 4 policies × 7 loads × 3 seeds = 84 runs"
+    assert lines[4] == "- 3 requests cut to max_model_len"
+    assert lines[5].startswith("at 16 req/s offered")
+
+
+def test_load_that_was_not_tested_is_refused():
+    """The error names the loads there are."""
+    with pytest.raises(ScenarioError, match=r"load 3 was not tested. Tested are 1, 2, 4, 8, 12, 16, 20\."):
+        point_table(sample_results(), 3.0)

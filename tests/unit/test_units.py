@@ -1,0 +1,114 @@
+"""Quantities with units are read exactly or refused in one line that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.units import (
+    Quantity,
+    format_duration,
+    parse_bandwidth,
+    parse_bytes,
+    parse_duration_ns,
+    parse_rate_rps,
+    parse_share,
+)
+
+GOOD = [
+    (parse_duration_ns, "50ms", 50_000_000),
+    (parse_duration_ns, "1.5 us", 1_500),
+    (parse_duration_ns, " 10min ", 600_000_000_000),
+    (parse_duration_ns, "0s", 0),
+    (parse_duration_ns, "2e-3s", 2_000_000),
+    (parse_duration_ns, ".5h", 1_800_000_000_000),
+    (parse_duration_ns, "0.1s", 100_000_000),
+    (parse_rate_rps, "8/s", 8.0),
+    (parse_rate_rps, "90/min", 1.5),
+    (parse_rate_rps, "1800/h", 0.5),
+    (parse_bytes, "32GB", 32_000_000_000),
+    (parse_bytes, "1 GiB", 1 << 30),
+    (parse_bytes, "7B", 7),
+    (parse_bandwidth, "55GB/s", 55e9),
+    (parse_share, "99%", 0.99),
+    (parse_share, "0%", 0.0),
+    (parse_share, "100 %", 1.0),
+]
+BAD = [
+    (parse_duration_ns, 50, "with a unit, like 50ms"),
+    (parse_duration_ns, 0.5, "with a unit"),
+    (parse_duration_ns, True, "with a unit"),
+    (parse_duration_ns, None, "with a unit"),
+    (parse_duration_ns, "50", "no known unit of a time. Write one of ns, us, ms, s, min, h"),
+    (parse_duration_ns, "50 parsec", "no known unit"),
+    (parse_duration_ns, "50ms/s", "no known unit"),
+    (parse_duration_ns, "50MS", "no known unit"),
+    (parse_duration_ns, "-1s", "negative"),
+    (parse_duration_ns, "nan s", "with a unit"),
+    (parse_duration_ns, "inf s", "with a unit"),
+    (parse_duration_ns, "1e400s", "with a unit"),
+    (parse_duration_ns, "٣s", "with a unit"),
+    (parse_duration_ns, "1_000ms", "with a unit"),
+    (parse_duration_ns, "", "with a unit"),
+    (parse_rate_rps, "8", "no known unit of a rate"),
+    (parse_rate_rps, "8rps", "no known unit of a rate"),
+    (parse_rate_rps, "0/s", "not above 0"),
+    (parse_rate_rps, "-2/s", "not above 0"),
+    (parse_bytes, "32gb", "no known unit of a size"),
+    (parse_bytes, "-1GB", "negative"),
+    (parse_bandwidth, "55GB", "no known unit of a bandwidth. Write one of B/s"),
+    (parse_bandwidth, "0GB/s", "not above 0"),
+    (parse_share, "0.99", "Write a percentage"),
+    (parse_share, "101%", "Write a percentage"),
+    (parse_share, "-1%", "Write a percentage"),
+]
+
+
+@pytest.mark.parametrize(("parse", "text", "value"), GOOD)
+def test_a_quantity_is_read_exactly(parse: Callable[[object], float], text: str, value: float) -> None:
+    """Each unit scales to ns, requests per second, bytes or a fraction."""
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(("parse", "text", "complaint"), BAD)
+def test_what_is_no_quantity_is_refused(parse: Callable[[object], float], text: object, complaint: str) -> None:
+    """A bare number, an unknown unit or an impossible value draws one line with the offending text."""
+    with pytest.raises(ValueError, match=complaint) as error:
+        parse(text)
+    assert repr(text) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@given(st.integers(0, 10**15))
+def test_whole_nanoseconds_survive(ns: int) -> None:
+    """A time written in ns comes back as the same integer."""
+    assert parse_duration_ns(f"{ns}ns") == ns
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (850_000, "850 us"),
+        (48_100_000, "48.1 ms"),
+        (1_234_567_890, "1.23 s"),
+        (2_000_000_000_000, "2,000 s"),
+        (-48_100_000, "-48.1 ms"),
+    ],
+)
+def test_a_time_is_written_for_people(ns: int, text: str) -> None:
+    """Three significant digits in the unit that suits."""
+    assert format_duration(ns) == text
+
+
+def test_a_validator_gets_parser_and_schema() -> None:
+    """A marked field validates through its parser and is a string in the exported schema."""
+    quantity = Quantity(parse_duration_ns, "50ms")
+    core = quantity.__get_pydantic_core_schema__(int, lambda source: {"type": "int"})
+    assert core["function"]["function"]("2us") == 2_000
+    assert core["schema"] == {"type": "int"}
+    assert quantity.__get_pydantic_json_schema__(None, None) == {"type": "string", "examples": ["50ms"]}
