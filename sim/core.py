@@ -26,7 +26,7 @@ from sim.record import (
     Recorder,
     pack_step,
 )
-from sim.types import Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
+from sim.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
 
 _ENDED = -1  # a sequence starts in state 0: queued
 
@@ -57,7 +57,7 @@ class EngineCore:
     """The engine without a clock. See the module's text for the order of one instant.
 
     `per_chunk_ns` is the front end's time to deliver each piece of a response. `max_waiting` bounds the queue:
-    arrivals beyond it are rejected.
+    arrivals beyond it are rejected. At the first step boundary at or after `stop_ns` all that is open ends unfinished.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class EngineCore:
         max_model_len: int,
         max_waiting: int | None = None,
         per_chunk_ns: int = 0,
+        stop_ns: int | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -76,6 +77,7 @@ class EngineCore:
         self.max_model_len = max_model_len
         self.max_waiting = max_waiting
         self.per_chunk_ns = per_chunk_ns
+        self.stop_ns = stop_ns
         self.responses: list[Request] = []
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
@@ -97,7 +99,13 @@ class EngineCore:
 
     @property
     def next_timer_ns(self) -> int | None:
-        """When the next deadline or cancel of a request still alive falls due."""
+        """When the next deadline or cancel of a request still alive falls due, or the run stops with work left."""
+        due_ns = self._next_cancel_ns()
+        if self.stop_ns is None or not self._lives:
+            return due_ns
+        return self.stop_ns if due_ns is None else min(due_ns, self.stop_ns)
+
+    def _next_cancel_ns(self) -> int | None:
         timers = self._timers
         while timers and timers[0][2].state == _ENDED:
             heappop(timers)
@@ -107,6 +115,9 @@ class EngineCore:
         """Lets in what is due and asks the scheduler. Raises SchedulerStalled if it would wait for ever."""
         if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
             self._take_due(now_ns)
+        if self.stop_ns is not None and now_ns >= self.stop_ns:
+            self.close(now_ns, "drain_limit")
+            return IDLE
         work = self.scheduler.schedule(now_ns, drain)
         reasons = self._drain_events(now_ns) if self.scheduler.events else None
         if isinstance(work, Idle):
@@ -185,14 +196,12 @@ class EngineCore:
             self._drain_events(now_ns)
 
     def close(self, now_ns: int, reason: str) -> None:
-        """Ends everything that is still open as `unfinished`; finished requests whose response is held are kept."""
+        """Ends everything that is still open as `unfinished`, answers that are being held too."""
         for _, _, arrival in sorted(self._inbox):
-            seq = Sequence(arrival.request)
-            self._lives[seq] = _Life(arrival)
+            self._lives[Sequence(arrival.request)] = _Life(arrival)
         self._inbox = []
-        for seq, life in list(self._lives.items()):
-            done = life.last_token_ns != MISSING
-            self._end(seq, now_ns, FINISHED if done else UNFINISHED, "" if done else reason)
+        for seq in list(self._lives):
+            self._end(seq, now_ns, UNFINISHED, reason)
 
     # ---- one instant
 
@@ -241,7 +250,7 @@ class EngineCore:
         if idle.until_ns is not None:
             if idle.until_ns <= now_ns:
                 raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
-        elif drain and self._lives and self.next_timer_ns is None:
+        elif drain and self._lives and self._next_cancel_ns() is None:
             raise SchedulerStalled(f"nothing is due after {now_ns} ns and the scheduler waits. {self._dump()}")
 
     def _dump(self) -> str:
@@ -344,7 +353,7 @@ class EngineCore:
         life = self._lives.pop(seq)
         self._prefilling.pop(seq, None)
         finished = outcome == FINISHED
-        output_tokens = life.output_tokens if finished else seq.num_output_tokens
+        output_tokens = life.output_tokens or seq.num_output_tokens
         seq.state = _ENDED
         request = seq.request
         sent_ns = life.arrival.sent_ns

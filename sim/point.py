@@ -86,6 +86,7 @@ class Setup:
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine for one simulation."""
+        drain_ns = self.scenario.file.workload.drain
         return EngineCore(
             self.scheduler(spec, self.new_kv(), workload),
             SimExecutor(self.cost, self.max_model_len),
@@ -93,6 +94,7 @@ class Setup:
             max_model_len=self.max_model_len,
             max_waiting=self.scenario.file.max_waiting,
             per_chunk_ns=workload.frontend.per_chunk,
+            stop_ns=None if drain_ns is None else workload.window_ns[1] + drain_ns,
         )
 
 

@@ -81,7 +81,7 @@ class Results:
         if found.empty:
             known = f"policies {', '.join(points['policy'].unique())}; loads {sorted(points['load'].unique())}"
             raise ScenarioError(f"{self.path}: no point {policy} at load {load:g} with seed {seed}. There are {known}.")
-        return read_table(self.path.parent / POINTS / str(found["point"].to_list()[0]), table)
+        return read_table(self.path.parent / POINTS / str(next(iter(found["point"]))), table)
 
 
 def load_results(path: Path | str) -> Results:
@@ -94,17 +94,11 @@ def load_results(path: Path | str) -> Results:
         folder = runs[-1].parent
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        text = {
-            "policy": str,
-            "label": str,
-            "variant": str,
-            "few": str,
-            "load_name": str,
-            "point": str,
-            "bound_by": str,
-        }
-        keep = {"keep_default_na": False, "na_values": {}}
-        frames = [_numbers(pd.read_csv(folder / f"{n}.csv", dtype=text, **keep)) for n in ("summary", "points")]
+        dtypes: Any = dict.fromkeys(_TEXT, "str")
+        frames = [
+            _numbers(pd.read_csv(folder / f"{name}.csv", dtype=dtypes, keep_default_na=False))
+            for name in ("summary", "points")
+        ]
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{folder}: cannot be read: {error}. Run the scenario again.") from None
     return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])

@@ -176,7 +176,8 @@ def run_scenario(
 def heading(setup: Setup) -> str:
     """Scenario, model, GPU and cost in one line."""
     gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
-    model = f"{setup.model.name} {setup.model.dtype}{gpu}"
+    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
+    model = f"{setup.model.name} {dtype}{gpu}"
     return f"{setup.scenario.name} · {model} · {setup.cost.describe()} · measured at: engine"
 
 

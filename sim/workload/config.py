@@ -185,8 +185,9 @@ class WorkloadConfig:
     """The whole block.
 
     Arrivals end with `duration` or after `requests`; a trace may also end by itself. The first `warmup` is left out of
-    the measured cohort. `output_cap` is what clients ask for at most: a number of tokens, all that `max_model_len`
-    leaves, or `exact`, the true length. `deadline` and `patience` count from the sending.
+    the measured cohort. After the last arrival the run drains to its end; with `drain`, at most that long: what is open
+    then ends as unfinished and misses every objective. `output_cap` is what clients ask for at most: a number of tokens,
+    all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the sending.
     """
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
@@ -197,6 +198,7 @@ class WorkloadConfig:
     duration: Duration | None = None
     requests: int | None = None
     warmup: Duration = 0
+    drain: Duration | None = None
     classes: dict[str, TrafficClass] = field(default_factory=dict)
     deadline: Duration | None = None
     patience: Patience | None = None
@@ -230,6 +232,8 @@ class WorkloadConfig:
         elif requests is None and duration is None and kind != "trace":
             raise ValueError(f"{kind} arrivals have no end. Give a duration or a number of requests.")
         _check_time("warmup", self.warmup)
+        if self.drain is not None and isinstance(self.arrivals, ClosedLoop) and duration is None:
+            raise ValueError("drain needs a duration: a closed loop of so many requests has no end to count it from.")
         if duration is not None and self.warmup >= duration:
             raise ValueError(
                 f"warmup {format_duration(self.warmup)} leaves nothing of the duration {format_duration(duration)}."

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import ScenarioError
-from sim.kv import CountingKV, TableKV
+from sim.kv import CountingKV
 from sim.live import VirtualClock, live
 from sim.policies import POLICIES
 from sim.record import Recorder
@@ -97,6 +97,7 @@ class Case:
     block_size: int
     num_swap_blocks: int
     workload: Listed
+    stop_ns: int | None = None
 
     def engine(self, kv_class: type = CountingKV) -> EngineCore:
         """A fresh engine; ScenarioError if the policy refuses this memory."""
@@ -105,7 +106,13 @@ class Case:
         everything = [*self.workload.known, *(arrival for _, arrival in self.workload.following)]
         context = PolicyContext(kv, MAX_MODEL_LEN, TrueLengths(everything), cost)
         scheduler: Scheduler = POLICIES[self.kind][1](self.config, context)
-        return EngineCore(scheduler, SimExecutor(cost, MAX_MODEL_LEN), Recorder(), max_model_len=MAX_MODEL_LEN)
+        return EngineCore(
+            scheduler,
+            SimExecutor(cost, MAX_MODEL_LEN),
+            Recorder(),
+            max_model_len=MAX_MODEL_LEN,
+            stop_ns=self.stop_ns,
+        )
 
     def simulate(self, *, leap: bool = True) -> EngineCore:
         core = self.engine()
@@ -146,7 +153,8 @@ def configs(draw: st.DrawFn, kind: str) -> Any:
         if name in knobs:
             knobs[name] = False
     if isinstance(knobs.get("max_num_batched_tokens"), int):
-        knobs["max_num_batched_tokens"] = draw(st.sampled_from([knobs["max_num_batched_tokens"] + 8, 64, MAX_MODEL_LEN]))
+        small = knobs["max_num_batched_tokens"] + 8
+        knobs["max_num_batched_tokens"] = draw(st.sampled_from([small, 64, MAX_MODEL_LEN]))
     try:
         return config(**knobs)
     except ValueError:
@@ -192,6 +200,7 @@ def cases(draw: st.DrawFn, kind: str) -> Case | None:
         block_size=draw(st.sampled_from([1, 4, 16])),
         num_swap_blocks=draw(st.sampled_from([0, 5, 60])),
         workload=Listed(tuple(known), following),
+        stop_ns=draw(st.sampled_from([None, None, None, now_ns, now_ns + 50 * MS])),
     )
 
 
