@@ -18,9 +18,13 @@ class KVBlockManager(Protocol):
 
     block_size: int
     num_blocks: int
-    num_free: int
     num_swap_blocks: int
-    num_swap_free: int
+
+    @property
+    def num_free(self) -> int: ...
+
+    @property
+    def num_swap_free(self) -> int: ...
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens`."""
@@ -31,7 +35,10 @@ class KVBlockManager(Protocol):
         ...
 
     def allocate(self, seq: Sequence, num_tokens: int) -> bool:
-        """Grows `seq` to room for `num_tokens` tokens in all; False, and nothing changed, if blocks are short."""
+        """Grows `seq` to room for `num_tokens` tokens in all; False, and nothing changed, if blocks are short.
+
+        Before a member leaves the group and keeps its blocks, this settles its count: `allocate(seq, computed)`.
+        """
         ...
 
     def grow_group(self, group: DecodeGroup) -> bool:
@@ -134,7 +141,7 @@ class TableKV:
         self._swap: dict[Sequence, list[int]] = {}
 
     @property
-    def num_free(self) -> int:  # type: ignore[override]
+    def num_free(self) -> int:
         return len(self._free)
 
     @property

@@ -1,13 +1,11 @@
 """Gated batching: those who wait come in together when the gate opens; who comes later waits for the next opening.
 
-Rule: one FIFO before a gate. The gate is open in a step that starts with `open_below` or fewer running sequences, by
-default none: then all who wait come in, in order, up to `max_num_seqs` and while KV for prompt and output cap is there,
-so nothing is ever preempted. Their prompts are computed in that order, beside the decodes of those whose prompt is
-done, in as many steps as `max_num_batched_tokens` asks for. Each leaves at its own end; its slot stays empty until
-the gate opens.
+Rule: one FIFO before a gate, which is open in a step that starts with `open_below` or fewer running sequences, by
+default none. Then all who wait come in, in order, up to `max_num_seqs` and while KV for prompt and output cap is there,
+so nothing is ever preempted. Their prompts are computed in that order beside the decodes, in as many steps as
+`max_num_batched_tokens` asks for. Each leaves at its own end; its slot stays empty until the gate opens.
 Source: gated service of polling models (Takagi, Analysis of Polling Systems, MIT Press 1986), applied to batching.
-Simplifies: takes no time to open; chunked prefill always on; reserves by the cap the client sent, never by a guess.
-Rejected: what cannot fit the pool (`never_fits`).
+Simplifies: the gate takes no time to open; prompts are always chunked. Rejects what cannot fit the pool.
 """
 
 from __future__ import annotations
@@ -32,14 +30,12 @@ class GatedConfig:
     open_below: int = 0
 
     def __post_init__(self) -> None:
-        # All running sequences may decode in one step, a token each.
-        if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
+        # All running sequences may decode in one step, a token each; a gate that never shuts is continuous batching.
+        low, seqs, tokens = self.open_below, self.max_num_seqs, self.max_num_batched_tokens
+        if not 0 <= low < seqs <= tokens:
             raise ValueError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
-                f" {self.max_num_seqs}, and that at least 1"
+                f"0 <= open_below {low} < max_num_seqs {seqs} <= max_num_batched_tokens {tokens} must hold"
             )
-        if not 0 <= self.open_below < self.max_num_seqs:
-            raise ValueError(f"open_below {self.open_below} must be from 0 to below max_num_seqs {self.max_num_seqs}")
 
 
 class Gated:
@@ -82,8 +78,8 @@ class Gated:
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        stopped_by = self._let_in()
-        blocked = (self.waiting[0], stopped_by) if self.waiting else None
+        reason = self._let_in()
+        blocked = (self.waiting[0], reason) if self.waiting else None
         left = self.config.max_num_batched_tokens - len(self.group.members)
         chunks: list[tuple[Sequence, int]] = []
         for seq, lacking in self.partial.items():
@@ -97,16 +93,13 @@ class Gated:
         if blocked is not None and blocked != self._blocked:
             self.events.append(Event("blocked", *blocked))
         self._blocked = blocked
-        if not (chunks or self.group.members):
-            return IDLE
-        return Batch(self.group, chunks, sum(n for _, n in chunks))
+        return Batch(self.group, chunks, sum(n for _, n in chunks)) if self.num_running else IDLE
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # While all decode and nobody ends, the gate stays as it is, and so do the slots and blocks behind it.
-        if batch.chunks:
-            return False
-        batch.again()
-        return True
+        if not batch.chunks:
+            batch.again()
+        return not batch.chunks
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         for seq in finished:
@@ -117,22 +110,20 @@ class Gated:
         return finished
 
     def _let_in(self) -> str:
-        """Lets in who waits if the gate is open; returns what stopped the first who stays, "" if nobody does."""
+        """Lets in who waits if the gate is open; returns what stops those who stay, if any do."""
         if self.num_running > self.config.open_below:
             return "gate"
-        while self.waiting:
+        while self.waiting and self.num_running < self.config.max_num_seqs:
             request = self.waiting[0].request
             # The last output token is never computed.
             most_tokens = min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
-            if self.num_running == self.config.max_num_seqs:
-                return "no_slot"
             if not self.kv.allocate(self.waiting[0], most_tokens):
                 return "kv_blocks"
             seq = self.waiting.popleft()
             seq.order = self._admitted
             self._admitted += 1
             self.partial[seq] = request.prompt_tokens
-        return ""
+        return "no_slot"
 
     def _release(self, seq: Sequence) -> None:
         self.kv.free(seq)

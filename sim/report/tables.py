@@ -191,7 +191,7 @@ def _why_uncompleted(manifest: dict[str, Any], label: str, load: float) -> str:
     counted: Counter[str] = Counter()
     for run in manifest["outcomes"][label]:
         for outcome in ("rejected", "cancelled", "unfinished") if run["load"] == load else ():
-            for reason, count in run.get(outcome, {}).items():
+            for reason, count in run[f"{outcome}_by_reason"].items():
                 about = ", ".join(part for part in (reason, manifest["details"].get(reason, "")) if part)
                 counted[f"{outcome} ({about})" if about else outcome] += count
     return ", ".join(f"{count:,} {what}" for what, count in counted.items()) + " over all seeds"

@@ -12,6 +12,7 @@ from sim.workload.config import ClosedLoop, WorkloadConfig
 from sim.workload.predictors import PredictorConfig
 from sim.workload.tagged import ByKind
 
+MAX_BLOCKS = 2**31 - 1  # what a column of the records holds
 STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
@@ -30,6 +31,8 @@ class KvConfig:
             raise ValueError(
                 f"tokens {self.tokens} must hold at least one block of block_size {self.block_size}, that at least 1"
             )
+        if self.tokens is not None and self.tokens // self.block_size > MAX_BLOCKS:
+            raise ValueError(f"tokens {self.tokens} are more than {MAX_BLOCKS} blocks. No engine has that many")
         if not 0 < self.utilisation <= 1:
             raise ValueError(f"utilisation {self.utilisation:.6g} must be above 0% and at most 100%")
 

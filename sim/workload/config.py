@@ -186,8 +186,9 @@ class WorkloadConfig:
 
     Arrivals end with `duration` or after `requests`; a trace may also end by itself. The first `warmup` is left out of
     the measured cohort. After the last arrival the run drains to its end; with `drain`, at most that long: what is open
-    then ends as unfinished and misses every objective. `output_cap` is what clients ask for at most: a number of tokens,
-    all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the sending.
+    then ends as unfinished and misses every objective. `output_cap` is what clients ask for at most: a number of
+    tokens, all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the
+    sending.
     """
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT

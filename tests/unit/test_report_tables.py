@@ -25,6 +25,11 @@ def set_value(results: Any, policy: str, load: float, **values: Any) -> None:
         summary.loc[(summary["policy"] == policy) & (summary["load"] == load), name] = value
 
 
+def reasons(**given: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Outcomes of one run by reason, as the manifest has them."""
+    return {f"{outcome}_by_reason": given.get(outcome, {}) for outcome in ("rejected", "cancelled", "unfinished")}
+
+
 def test_compare_table_has_a_row_a_policy_in_the_scenarios_order():
     """Values carry ± and units; an unstable policy shows no latency but the word; padding is a percentage."""
     results = sample_results()
@@ -151,9 +156,9 @@ def test_uncompleted_requests_are_warned_of_with_their_reasons():
     results = sample_results()
     set_value(results, "continuous", 8.0, uncompleted_share=0.021)
     results.manifest["outcomes"]["continuous"] = [
-        {"load": 8.0, "seed": 0, "rejected": {"never_fits": 60}, "cancelled": {"deadline": 1}, "unfinished": {}},
-        {"load": 8.0, "seed": 1, "rejected": {"never_fits": 40}, "cancelled": {}, "unfinished": {}},
-        {"load": 12.0, "seed": 0, "rejected": {"never_fits": 1000}, "cancelled": {}, "unfinished": {}},
+        {"load": 8.0, "seed": 0, **reasons(rejected={"never_fits": 60}, cancelled={"deadline": 1})},
+        {"load": 8.0, "seed": 1, **reasons(rejected={"never_fits": 40})},
+        {"load": 12.0, "seed": 0, **reasons(rejected={"never_fits": 1000})},
     ]
     results.manifest["details"] = {"never_fits": "131 KV blocks needed, 128 in the pool"}
     assert warnings(results, 8.0)[-1] == (

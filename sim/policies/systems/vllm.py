@@ -206,6 +206,7 @@ class Vllm:
                 i += 1
         for seq in order:
             if seq.group is not None and seq not in scheduled:
+                kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
                 self.group.leave(seq)
                 self.stalled[seq] = None
                 self.events.append(Event("sat_out", seq, "token_budget"))

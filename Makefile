@@ -1,0 +1,55 @@
+# Everything a clone needs: Python 3.11 or newer and make. PYTHON names another interpreter than python3.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help install demo test test-all bench lint format clean
+
+help:
+	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
+	@echo "make test      set up, then the fast tests, under 2 minutes"
+	@echo "make test-all  every test that needs no GPU"
+	@echo "make bench     speed and memory: a table, and results/bench.json"
+	@echo "make lint      ruff and pyright, as .ci/run does"
+	@echo "make clean     remove the environment and the caches; results/ stays"
+
+$(RUNTIME): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("batchsim needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(TOOLS): $(RUNTIME)
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+install: $(RUNTIME)
+
+demo: $(RUNTIME)
+	$(BIN)/batchsim run scenarios/bursty.yaml
+
+test: $(RUNTIME)
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: $(RUNTIME)
+	$(PYTEST) -m "not gpu"
+
+bench: $(RUNTIME)
+	$(BIN)/python tests/bench.py
+
+lint: $(TOOLS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(TOOLS)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find sim calibrate scenarios tests -name __pycache__ -type d -prune -exec rm -rf {} +
