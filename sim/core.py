@@ -56,8 +56,9 @@ class _Life:
 class EngineCore:
     """The engine without a clock. See the module's text for the order of one instant.
 
-    `per_chunk_ns` is the front end's time to deliver each piece of a response. `max_waiting` bounds the queue:
-    arrivals beyond it are rejected, those of one instant counting against each other. At the first step boundary at or after `stop_ns` all that is open ends unfinished.
+    `per_chunk_ns` is the front end's time to deliver each piece of a response. `max_waiting` bounds the queue: arrivals
+    beyond it are rejected, those of one instant counting against each other. At the first step boundary at or after
+    `stop_ns` all that is open ends unfinished.
     """
 
     def __init__(

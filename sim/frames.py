@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sim.record import MISSING, OUTCOME_NAMES, STATE_NAMES, Records
+from sim.record import (
+    MISSING,
+    OUTCOME_NAMES,
+    REQUEST_DTYPE,
+    STATE_DTYPE,
+    STATE_NAMES,
+    STEP_DTYPE,
+    Records,
+)
 
 _NULLABLE = (
     "scheduled_ns",
@@ -124,6 +132,43 @@ def read_table(folder: Path, name: str) -> pd.DataFrame:
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     """All three tables by name."""
     return {name: read_table(folder, name) for name in _FRAMES}
+
+
+def to_records(requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame) -> Records:
+    """The records that the three frames were made from, rejection details aside; texts may be numbered differently."""
+    texts: dict[str, int] = {"": 0}
+    for frame in (requests, states):
+        for name in _CODES:
+            if name in frame:
+                for text in frame[name].cat.categories:
+                    texts.setdefault(str(text), len(texts))
+    return Records(
+        requests=_rows(requests, REQUEST_DTYPE, texts),
+        steps=_rows(steps, STEP_DTYPE, texts),
+        states=_rows(states, STATE_DTYPE, texts),
+        texts=tuple(texts),
+        details={},
+    )
+
+
+_CODES = ("klass", "tenant", "reason")
+
+
+def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArray[np.void]:
+    """The reverse of `_frame`."""
+    named = {"outcome": OUTCOME_NAMES, "state": STATE_NAMES}
+    rows = np.empty(len(frame), dtype)
+    for name in dtype.names or ():
+        column = frame[name]
+        if name in _CODES or name in named:
+            codes = texts if name in _CODES else {text: code for code, text in named[name].items()}
+            known = np.array([codes[str(text)] for text in column.cat.categories], dtype=dtype[name])
+            rows[name] = known[column.cat.codes] if len(frame) else 0
+        elif name in _NULLABLE:
+            rows[name] = column.fillna(MISSING).to_numpy(dtype=np.int64)
+        else:
+            rows[name] = column.to_numpy()
+    return rows
 
 
 def _frame(rows: NDArray[np.void], replica: int, codes: dict[str, tuple[str, ...] | dict[int, str]]) -> pd.DataFrame:

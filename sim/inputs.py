@@ -19,7 +19,8 @@ class PointInputs:
     `window_ns` is (end of warm-up, end of arrivals). `num_offered` counts what the workload offered in all; those the
     run never let in are unfinished requests of the cohort. `max_num_seqs` is the number of slots, None without a limit.
     `streams`: tokens are delivered as they are made, each piece `per_chunk_ns` later. A request is judged by the
-    objective of its class where `class_slos` has one, else by `slo`. `cost_terms` is what `explain` of the cost model
+    objective of its class where `class_slos` has one, else by `slo`. Classes in `class_names` are measured apart too.
+    `cost_terms` is what `explain` of the cost model
     says of the steps; the peaks are of all GPUs together.
     """
 
@@ -36,6 +37,7 @@ class PointInputs:
     per_chunk_ns: int = 0
     slo: Slo | None = None
     class_slos: Mapping[str, Slo] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
     cost_terms: Mapping[str, NDArray[np.float64]] | None = None
     peak_flops: float | None = None
     memory_bandwidth: float | None = None
@@ -72,3 +74,8 @@ def makespan(records: Records, cohort: NDArray[np.bool_]) -> tuple[int, int]:
 def between(times: NDArray[np.int64], window_ns: tuple[int, int]) -> NDArray[np.bool_]:
     """Which times lie in the window, both ends included."""
     return (times >= window_ns[0]) & (times <= window_ns[1])
+
+
+def of_class(records: Records, name: str) -> NDArray[np.bool_]:
+    """Which requests are of that class."""
+    return records.requests["klass"] == (records.texts.index(name) if name in records.texts else -1)

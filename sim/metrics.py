@@ -17,6 +17,8 @@ are of the cohort's finished requests and `uncompleted_share` says how many are 
 `in_slo` are over all offered ones (`slo`). Work that arrives all at once has no window: its rates are over the
 makespan.
 
+Of every class of traffic, ttft, tpot, e2e and `in_slo` are also given apart, as `ttft_p99_s[CLASS]`.
+
 A percentile is the smallest observation that at least that share of the observations does not exceed. One with fewer
 than 20 observations beyond it is listed in `few`.
 """
@@ -33,7 +35,7 @@ from scipy.stats import t as student_t
 
 from sim.attribution import PARTS, pieces
 from sim.gaps import token_gaps
-from sim.inputs import PointInputs, between, makespan, span_of
+from sim.inputs import PointInputs, between, makespan, of_class, span_of
 from sim.kpis import bound_by, engine_kpis
 from sim.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
 from sim.slo import Sample, Slo, rank
@@ -99,6 +101,11 @@ def measure(inputs: PointInputs) -> Measured:
     values |= _counts(requests, cohort, inputs.num_missing)
     values |= _rates(inputs, cohort, span_ns, latencies["tpot"][done])
     values |= _objectives(inputs, cohort, latencies, span_ns)
+    for name in inputs.class_names:
+        mine = done & of_class(records, name)
+        for latency in ("ttft", "tpot", "e2e"):
+            observed = latencies[latency][mine]
+            _summarise(latency, observed[~np.isnan(observed)], None, values, few, f"[{name}]")
     values |= engine_kpis(inputs, cohort, span_ns)
     part_ns = _time_by_part(inputs, done)
     values |= _shares(part_ns)
@@ -164,13 +171,21 @@ def _latencies(inputs: PointInputs) -> dict[str, Ns]:
 
 
 def _summarise(
-    name: str, observed: Ns, weights: NDArray[np.int64] | None, values: dict[str, float | None], few: set[str]
+    name: str,
+    observed: Ns,
+    weights: NDArray[np.int64] | None,
+    values: dict[str, float | None],
+    few: set[str],
+    of: str = "",
 ) -> None:
-    """Adds mean and percentiles in seconds to `values`, None without observations; and to `few` the weak ones."""
+    """Adds mean and percentiles in seconds to `values`, None without observations; and to `few` the weak ones.
+
+    The names end with `of`.
+    """
     some = len(observed) > 0
-    values[f"{name}_mean_s"] = float(np.average(observed, weights=weights)) / NS_PER_S if some else None
+    values[f"{name}_mean_s{of}"] = float(np.average(observed, weights=weights)) / NS_PER_S if some else None
     for percent in PERCENTILES:
-        key = f"{name}_p{percent}_s"
+        key = f"{name}_p{percent}_s{of}"
         values[key] = None
         if some:
             value_ns, beyond = percentile(observed, percent, weights)
@@ -264,6 +279,9 @@ def _objectives(
     if groups and all(slo.per_request for slo, _ in groups):
         offered = int((counted & cohort).sum()) + missing
         values["in_slo"] = float((passes & cohort).sum()) / offered if offered else None
+        for name in inputs.class_names:
+            mine = counted & cohort & of_class(records, name)
+            values[f"in_slo[{name}]"] = float((passes & mine).sum()) / int(mine.sum()) if mine.any() else None
         good = passes & finished & between(requests["delivered_ns"], span_ns)
         if span_ns[1] > span_ns[0]:
             values["goodput_rps"] = float(good.sum()) * NS_PER_S / (span_ns[1] - span_ns[0])
@@ -275,7 +293,7 @@ def _slo_groups(inputs: PointInputs) -> Iterable[tuple[Slo, NDArray[np.bool_]]]:
     records = inputs.records
     others = np.ones(len(records.requests), dtype=bool)
     for name, slo in inputs.class_slos.items():
-        mine = records.requests["klass"] == (records.texts.index(name) if name in records.texts else -1)
+        mine = of_class(records, name)
         others &= ~mine
         yield slo, mine
     if inputs.slo is not None:

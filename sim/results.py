@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from sim.errors import ScenarioError
-from sim.frames import read_table
+from sim.frames import read_table, to_records
+from sim.record import Records
 
 POINTS = "points"
 _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "measured_at", "machine", "packages", "commit", "code")
@@ -47,6 +48,10 @@ class Results:
     def states(self, policy: str, load: float, seed: int) -> pd.DataFrame:
         """A row a change of a request's state, or of what blocks the head of the queue."""
         return self._table("states", policy, load, seed)
+
+    def records(self, policy: str, load: float, seed: int) -> Records:
+        """All three tables as the arrays that `sim.attribution` reads."""
+        return to_records(*(self._table(name, policy, load, seed) for name in ("requests", "steps", "states")))
 
     def as_json(self) -> dict[str, Any]:
         """By policy: how its requests ended, summed over loads and seeds and at each; and its metrics at every load."""

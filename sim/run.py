@@ -68,6 +68,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         per_chunk_ns=workload.frontend.per_chunk,
         slo=parse_slo(file.slo),
         class_slos=class_slos,
+        class_names=tuple(file.workload.classes),
         cost_terms=setup.cost.explain({name: steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()}),
         peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
         memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,

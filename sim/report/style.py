@@ -135,6 +135,12 @@ def footer(results: Results, *marks: str) -> str:
 
 def frame(fig: Figure, results: Results, title: str, foot: str, handles: list[Line2D]) -> None:
     """Puts the title, the run's heading, the legend and the footer around the axes, wrapped to the figure's width."""
+    heading = str(results.manifest["heading"]).removesuffix(" · measured at: engine")  # the footer says so
+    put_around(fig, title, heading, foot, handles)
+
+
+def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[Line2D]) -> None:
+    """What `frame` does, for a picture that is not of a run."""
     width, height = fig.get_size_inches()
     left = 0.12 / width
 
@@ -144,7 +150,7 @@ def frame(fig: Figure, results: Results, title: str, foot: str, handles: list[Li
     y = 0.10
     fig.text(left, 1 - y / height, title, size=13, weight="bold", va="top")
     y += 13 * _LINE_INCH
-    heading = lines(str(results.manifest["heading"]).removesuffix(" · measured at: engine"), 9)  # the footer says so
+    heading = lines(heading, 9)
     fig.text(left, 1 - y / height, heading, size=9, color=GREY, va="top")
     y += 9 * _LINE_INCH * (heading.count("\n") + 1) + 0.05
     if handles:

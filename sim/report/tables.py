@@ -57,15 +57,16 @@ def report(results: Results, load: float | None = None) -> str:
     axes += f" = {_count(runs, 'run')}" if runs == policies * loads * seeds else f", {_count(runs, 'run')} with best_of"
     head = [manifest["heading"], manifest["kv"], f"{manifest['workload']['text']} · {axes}"]
     notes = [f"- {note}" for note in manifest["workload"]["notes"]]
-    lines = [*head, *notes, point_table(results, load), highest_loads(results), *warnings(results, load)]
-    return "\n".join(_fit(line) for text in lines for line in text.split("\n"))
+    table = point_table(results, load)
+    lines = [*head, *notes, table, *by_class(results, load), highest_loads(results), *warnings(results, load)]
+    return "\n".join(fit(line) for text in lines for line in text.split("\n"))
 
 
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _fit(line: str) -> str:
+def fit(line: str) -> str:
     """`line` over as many lines of WIDTH as it needs, broken between its ` · ` parts where it has some."""
     if len(line) <= WIDTH:
         return line
@@ -96,6 +97,20 @@ def point_table(results: Results, load: float) -> str:
     if any(DASH in cells and "unstable" not in cells for cells in grid):
         marks.append("– not defined (a response sent whole has no tpot)")
     return "\n".join([head, *_aligned(grid), *(["   ".join(marks)] if marks else [])])
+
+
+def by_class(results: Results, load: float) -> list[str]:
+    """Of each class of traffic its share within the SLO and its P99 TTFT, a line each with all policies."""
+    lines = []
+    for name in results.scenario["workload"].get("classes", {}):
+        shares, tails = [], []
+        for sweep in sweeps(results):
+            row, unstable = sweep.rows.iloc[sweep.index(load)], sweep.unstable[sweep.index(load)]
+            tail = float(row[f"ttft_p99_s[{name}]"])
+            shares.append(f"{sweep.policy} {_percent(float(row[f'in_slo[{name}]']))}")
+            tails.append(f"{sweep.policy} {'unstable' if unstable else _time(tail, math.nan)}")
+        lines += [f"{name}, in SLO:  {'   '.join(shares)}", f"{name}, ttft p99:  {'   '.join(tails)}"]
+    return lines
 
 
 def _cells(sweep: Sweep, i: int) -> list[str]:
