@@ -104,9 +104,11 @@ def load_results(path: Path | str) -> Results:
             _numbers(pd.read_csv(folder / f"{name}.csv", dtype=dtypes, keep_default_na=False))
             for name in ("summary", "points")
         ]
-    except (OSError, ValueError) as error:
-        raise ScenarioError(f"{folder}: cannot be read: {error}. Run the scenario again.") from None
-    return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
+        for frame in frames:
+            frame[["policy", "load"]]  # KeyError in another table than ours
+        return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ScenarioError(f"{folder}: cannot be read: {error!r}. Run the scenario again.") from None
 
 
 def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

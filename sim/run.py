@@ -129,6 +129,7 @@ def run_scenario(
     started = time.monotonic()
     setup = Setup.of(scenario)
     slo = parse_slo(scenario.file.slo)
+    _check_inputs(setup)
     home = out / scenario.name
     common = identity(setup)
     tasks = [Task(scenario, point, home / POINTS / point_hash(common, point)) for point in scenario.points()]
@@ -172,6 +173,14 @@ def run_scenario(
     write_text(folder / "scenario.yaml", scenario.text)
     write_text(folder / "manifest.json", as_json(manifest, indent=2))
     return load_results(folder)
+
+
+def _check_inputs(setup: Setup) -> None:
+    """Finds, before anything is written, what would make every point fail: a broken trace, a class's wrong SLO."""
+    for traffic in setup.scenario.file.workload.classes.values():
+        if traffic.slo is not None:
+            parse_slo(traffic.slo)
+    setup.workload(min(setup.scenario.loads), seed=0)
 
 
 def heading(setup: Setup) -> str:

@@ -40,6 +40,7 @@ from sim.workload.traces import RateScale, TraceConfig, read_trace, tile
 TIMEOUTS = 500_000
 TRACE = "azure2023/AzureLLMInferenceTrace_conv.csv"
 MILLION = 1_000_000
+ALL_RUN = 400_000  # KV blocks with which 256 sequences of 20,512 tokens run at once
 
 
 def bare_simpy() -> float:
@@ -56,12 +57,12 @@ def bare_simpy() -> float:
     return TIMEOUTS / (time.perf_counter() - start)
 
 
-def engine() -> EngineCore:
-    """Continuous batching of Llama-3.1-8B on an H200."""
+def engine(num_blocks: int | None) -> EngineCore:
+    """Continuous batching of Llama-3.1-8B on an H200, with as many KV blocks as it has or as stated."""
     model, gpu = load_model("llama-3.1-8b"), load_gpu("h200")
     cost, budget = build_cost("h200", model), derive_kv(model, gpu)
     max_model_len = model.max_position_embeddings
-    kv = CountingKV(budget.num_blocks, budget.block_size)
+    kv = CountingKV(num_blocks or budget.num_blocks, budget.block_size)
     config = ContinuousConfig(max_num_seqs=256, max_num_batched_tokens=8192)
     policy = Continuous(config, PolicyContext(kv, max_model_len, estimator=cost))
     return EngineCore(policy, SimExecutor(cost, max_model_len), Recorder(), max_model_len=max_model_len)
@@ -93,20 +94,21 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Row:
-    """`what` is the quantity per bare timeout: requests or steps."""
+    """`what` is the quantity per bare timeout: requests or steps. `num_blocks` replaces the GPU's KV blocks."""
 
     workload: Callable[[Path], Workload]
     leap: bool
     what: str
     repeats: int = 3
+    num_blocks: int | None = None
 
 
 ROWS = {
     "azure-conv-1x": Row(lambda traces: azure(traces, 1), True, "requests"),
     "azure-conv-3x": Row(lambda traces: azure(traces, 3), True, "requests"),
     "azure-conv-1x-noleap": Row(lambda traces: azure(traces, 1), False, "steps"),
-    "steps-8": Row(lambda _: Fixed(8, 20_000), False, "steps"),
-    "steps-256": Row(lambda _: Fixed(256, 20_000), False, "steps"),
+    "steps-8": Row(lambda _: Fixed(8, 20_000), False, "steps", num_blocks=ALL_RUN),
+    "steps-256": Row(lambda _: Fixed(256, 20_000), False, "steps", num_blocks=ALL_RUN),
     "million": Row(lambda traces: azure(traces, 3, MILLION), True, "requests", repeats=1),
 }
 
@@ -119,7 +121,7 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
         start = time.perf_counter()
         workload = row.workload(traces)
         parse_s = time.perf_counter() - start
-        core = engine()
+        core = engine(row.num_blocks)
         before = bare_simpy()
         start = time.perf_counter()
         simulate(core, workload, leap=row.leap)

@@ -167,6 +167,8 @@ class Roofline:
 
     __slots__ = (
         "_coefficients",
+        "_context_ns",
+        "_decode_ns",
         "_empty_ns",
         "block_bytes",
         "gpu",
@@ -214,6 +216,8 @@ class Roofline:
             k.attention_per_pair,
             self.host.per_token,
         )
+        self._context_ns = k.kv_per_token
+        self._decode_ns: dict[int, float] = {}
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
@@ -226,7 +230,10 @@ class Roofline:
             pairs = padded_pairs(prefill_pairs(batch), len(chunks), prefill, pad)
             ns = _step_ns(self._coefficients, rows + prefill + pad, rows + len(chunks), context, pairs, prefill)
         elif rows:
-            ns = _step_ns(self._coefficients, rows, rows, context, 0, 0)
+            ns = self._decode_ns.get(rows)
+            if ns is None:  # all but the context depends on the number of rows alone
+                ns = self._decode_ns[rows] = _step_ns(self._coefficients, rows, rows, 0, 0, 0)
+            ns += self._context_ns * context
         else:
             ns = self._empty_ns
         if batch.swap_out or batch.swap_in:

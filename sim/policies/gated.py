@@ -33,9 +33,7 @@ class GatedConfig:
         # All running sequences may decode in one step, a token each; a gate that never shuts is continuous batching.
         low, seqs, tokens = self.open_below, self.max_num_seqs, self.max_num_batched_tokens
         if not 0 <= low < seqs <= tokens:
-            raise ValueError(
-                f"0 <= open_below {low} < max_num_seqs {seqs} <= max_num_batched_tokens {tokens} must hold"
-            )
+            raise ValueError(f"must be 0 <= open_below {low} < max_num_seqs {seqs} <= max_num_batched_tokens {tokens}")
 
 
 class Gated:

@@ -200,8 +200,8 @@ def draw_frontier(ax: Axes, results: Results) -> None:
     if best:
         xs, ys = zip(*best, strict=True)
         ax.plot(xs, ys, color="#C8C8C8", linewidth=7, solid_capstyle="round", zorder=1)
-    ax.set_xlim(0, 1.08 * max((x for x, _ in every), default=1.0))
-    ax.set_ylim(0, 1.10 * max((y for _, y in every), default=1.0))
+    ax.set_xlim(0, 1.08 * (max((x for x, _ in every), default=0.0) or 1.0))  # a short run may complete nothing in time
+    ax.set_ylim(0, 1.10 * (max((y for _, y in every), default=0.0) or 1.0))
     ax.set_xlabel("tokens/s of the median user")
     ax.set_ylabel("output tokens/s per GPU")
     ax.annotate(

@@ -25,6 +25,7 @@ from sim.workload.predictors import PredictorConfig
 from sim.workload.tagged import kind_of
 
 SHIPPED = "scenarios"
+_NAME_SHOWN = 200  # letters of a name in an error
 
 
 def load_scenario(name_or_path: str, *, overrides: Sequence[str] = (), trace_folders: Sequence[Path] = ()) -> Scenario:
@@ -60,18 +61,20 @@ def shipped_scenarios() -> list[str]:
 def _find(name_or_path: str) -> tuple[str, str, Path]:
     """The text, the name for messages, and the folder of a scenario."""
     path = Path(name_or_path)
-    shipped = resources.files(SHIPPED) / f"{name_or_path}.yaml"
-    if not path.is_file() and path.name == name_or_path and shipped.is_file():
-        path = Path(str(shipped))
     try:
+        shipped = resources.files(SHIPPED) / f"{name_or_path}.yaml"
+        if path.name == name_or_path and not path.is_file() and shipped.is_file():
+            path = Path(str(shipped))
         return path.read_text(encoding="utf-8"), str(path), path.parent
     except FileNotFoundError:
         names = shipped_scenarios()
         near = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=1)
         advice = f"Did you mean {near[0]}?" if near else f"Shipped are {', '.join(names)}."
         raise ScenarioError(f"{name_or_path}: no such scenario. {advice}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{name_or_path}: cannot be read: {error}. Give a YAML text file.") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
+        why = error.strerror if isinstance(error, OSError) else error
+        shown = name_or_path if len(name_or_path) <= _NAME_SHOWN else name_or_path[:_NAME_SHOWN] + "…"
+        raise ScenarioError(f"{shown}: cannot be read: {why}. Give a YAML text file.") from None
 
 
 def _override(document: Document, text: str) -> None:
@@ -190,13 +193,19 @@ def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None
 # ---- validation
 
 
+_MISSING = ("missing", "missing_argument")
+
+
 def _validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
     """`value` as the dataclass `kind`; the first error in file order as a ScenarioError."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(value))
     except ValidationError as error:
         problems = [(_path_of(item["loc"], value), item) for item in error.errors(include_url=False)]
-    keys, item = min(problems, key=lambda p: document.line((*path, *p[0])))
+    # Beside an unknown key a missing one is most often the same key misspelt: the unknown one says more.
+    odd = {keys[:-1] for keys, item in problems if item["type"] == "unexpected_keyword_argument"}
+    telling = [p for p in problems if not (p[1]["type"] in _MISSING and p[0][:-1] in odd)]
+    keys, item = min(telling, key=lambda p: document.line((*path, *p[0])))
     message = _message(kind, value, (*path, *keys), keys, item)
     more = f" ({len(problems) - 1} more after this.)" if len(problems) > 1 else ""
     raise ScenarioError(f"{document.where((*path, *keys))}: {message}{more}")

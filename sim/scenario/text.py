@@ -21,6 +21,8 @@ Path = tuple[str | int, ...]
 
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+# What plain text may resolve to; everything else is written as a tag.
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in "map seq str int float bool null timestamp merge value".split()}
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "~": None, "": None}
 
 
@@ -78,7 +80,7 @@ def _plain(node: yaml.Node, path: Path, document: Document, seen: set[int]) -> A
     seen.add(id(node))
     if len(path) > MAX_DEPTH:
         raise ScenarioError(f"{where}: nested deeper than {MAX_DEPTH} levels. No scenario needs that.")
-    if not node.tag.startswith("tag:yaml.org,2002:"):
+    if node.tag not in _TAGS:
         raise ScenarioError(f"{where}: the tag {node.tag} is used. Write plain values.")
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, document, seen)
