@@ -29,6 +29,8 @@ from sim.record import (
 from sim.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
 
 _ENDED = -1  # a sequence starts in state 0: queued
+MAX_FRUITLESS_PREEMPTIONS = 10_000
+"""Preemptions in a row without any token made by anyone: beyond it the policy is turning in a circle."""
 
 
 class _Life:
@@ -85,6 +87,8 @@ class EngineCore:
         self._lives: dict[Sequence, _Life] = {}
         self._prefilling: dict[Sequence, None] = {}
         self._batch: Batch | None = None
+        self._fruitless = 0  # preemptions since the last token
+        self._stopped = False
         self._finished: list[Sequence] = []
 
     # ---- what a driver calls
@@ -114,10 +118,8 @@ class EngineCore:
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         """Lets in what is due and asks the scheduler. Raises SchedulerStalled if it would wait for ever."""
-        if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
-            self._take_due(now_ns)
-        if self.stop_ns is not None and now_ns >= self.stop_ns:
-            self.close(now_ns, "drain_limit")
+        self.enter_due(now_ns)
+        if self._stopped:
             return IDLE
         work = self.scheduler.schedule(now_ns, drain)
         reasons = self._drain_events(now_ns) if self.scheduler.events else None
@@ -132,6 +134,14 @@ class EngineCore:
                 )
         return work
 
+    def enter_due(self, now_ns: int) -> None:
+        """Lets in what is due. If that fills `responses`, their clients may send at this instant: tell them first."""
+        if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
+            self._take_due(now_ns)
+        if self.stop_ns is not None and now_ns >= self.stop_ns:
+            self._stopped = True
+            self.close(now_ns, "drain_limit")
+
     def execute(self, batch: Batch, now_ns: int) -> int:
         """Runs the step that `schedule` returned, starting at `now_ns`; returns its end."""
         result: StepResult = self.executor.execute(batch)
@@ -140,6 +150,8 @@ class EngineCore:
             pairs, sampled = self._advance_chunks(batch)
         if batch.decodes is not None:
             batch.decodes.advance()
+        if sampled or batch.num_decode:
+            self._fruitless = 0
         self._batch = batch
         self._finished = result.finished
         self._record_step(batch, now_ns, result.duration_ns, pairs, sampled)
@@ -301,6 +313,9 @@ class EngineCore:
         """State rows from what the batch says changed; `reasons` are those the policy gave in this call."""
         row = self.recorder.state
         swapped_out = {seq for seq, _ in batch.swap_out}
+        self._fruitless += len(batch.preempted)
+        if self._fruitless > MAX_FRUITLESS_PREEMPTIONS:
+            raise SchedulerStalled(f"{self._fruitless} preemptions without a token by {now_ns} ns. {self._dump()}")
         for seq in batch.preempted:
             life = self._lives[seq]
             if seq.state in (DECODE, SAT_OUT):

@@ -99,6 +99,10 @@ def live(core: EngineCore, workload: Workload, clock: Clock) -> int:
         traffic.submit_due(core, now_ns)
         if traffic.next_ns is None and not core.has_work:
             return now_ns
+        core.enter_due(now_ns)
+        if core.responses:
+            traffic.tell(core, now_ns)
+            continue
         work = core.schedule(now_ns, drain=traffic.next_ns is None)
         traffic.tell(core, now_ns)
         if isinstance(work, Idle):

@@ -33,18 +33,21 @@ class Setup:
     def of(cls, scenario: Scenario) -> Setup:
         """ScenarioError if model, GPU, KV memory and policies do not go together."""
         file = scenario.file
-        model = load_model(scenario.model_path)
+        with scenario.at("model"):
+            model = load_model(scenario.model_path)
         limit = model.max_position_embeddings
         max_model_len = limit if file.max_model_len is None else file.max_model_len
         if max_model_len > limit:
             raise ScenarioError(
-                f"{scenario.source}: max_model_len {max_model_len} is above the {limit} positions of {model.name}."
-                " Lower it."
+                f"{scenario.places['max_model_len']}: max_model_len {max_model_len} is above the {limit} positions of"
+                f" {model.name}. Lower it."
             )
-        cost = build_cost(file.cost, model, block_size=file.kv.block_size)
-        setup = cls(scenario, model, cost, _kv_budget(scenario, model), max_model_len)
+        with scenario.at("cost"):
+            cost = build_cost(file.cost, model, block_size=file.kv.block_size)
+            setup = cls(scenario, model, cost, _kv_budget(scenario, model), max_model_len)
         for spec in scenario.specs:
-            setup.scheduler(spec, setup.new_kv())
+            with scenario.at(f"policies.{spec.label}"):
+                setup.scheduler(spec, setup.new_kv())
         return setup
 
     @property
@@ -131,5 +134,5 @@ def _kv_budget(scenario: Scenario, model: ModelSpec) -> KvBudget:
     if kv.tokens is not None:
         return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
     if not isinstance(cost, RooflineConfig):
-        raise ScenarioError(f"{scenario.source}: cost {cost.kind} has no GPU to derive KV memory from. Add kv: tokens.")
+        raise ScenarioError(f"cost {cost.kind} has no GPU to derive KV memory from. Add kv: tokens.")
     return derive_kv(model, load_gpu(cost.gpu), utilisation=kv.utilisation, block_size=kv.block_size, tp=cost.tp)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -41,11 +42,20 @@ def identity(setup: Setup) -> dict[str, Any]:
 def point_hash(common: dict[str, Any], point: Point) -> str:
     spec = point.spec
     predictor = None if spec.predictor is None else asdict(spec.predictor)
-    return short_hash([common, spec.kind, spec.knobs, predictor, spec.label, spec.variant, point.load, point.seed])
+    policy = [spec.kind, _source_hash(spec.policy), spec.knobs, predictor, spec.label, spec.variant]
+    return short_hash([common, policy, point.load, point.seed])
 
 
 def short_hash(value: Any) -> str:
     return hashlib.sha256(as_json(value).encode()).hexdigest()[:12]
+
+
+@cache
+def _source_hash(policy: Any) -> str | None:
+    """The hash of the file of a user's own policy; None for ours, which `code_hash` covers."""
+    if policy.__module__.startswith("sim."):
+        return None
+    return _file_hash(Path(inspect.getfile(policy)))
 
 
 @cache

@@ -86,7 +86,11 @@ class Results:
         if found.empty:
             known = f"policies {', '.join(points['policy'].unique())}; loads {sorted(points['load'].unique())}"
             raise ScenarioError(f"{self.path}: no point {policy} at load {load:g} with seed {seed}. There are {known}.")
-        return read_table(self.path.parent / POINTS / str(next(iter(found["point"]))), table)
+        folder = self.path.parent / POINTS / str(next(iter(found["point"])))
+        try:
+            return read_table(folder, table)
+        except (OSError, ValueError) as error:  # Arrow's errors are either
+            raise ScenarioError(f"{folder}: {table} cannot be read: {error}. Run the scenario again.") from None
 
 
 def load_results(path: Path | str) -> Results:
@@ -104,8 +108,8 @@ def load_results(path: Path | str) -> Results:
             _numbers(pd.read_csv(folder / f"{name}.csv", dtype=dtypes, keep_default_na=False))
             for name in ("summary", "points")
         ]
-        for frame in frames:
-            frame[["policy", "load"]]  # KeyError in another table than ours
+        if not all({"policy", "load"} <= set(frame) for frame in frames):
+            raise ValueError("summary.csv or points.csv is another table")
         return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ScenarioError(f"{folder}: cannot be read: {error!r}. Run the scenario again.") from None

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -84,6 +85,7 @@ def run_point(task: Task) -> dict[str, Any]:
     result = {
         "policy": point.spec.label,
         "variant": point.spec.variant,
+        "name": point.spec.name,
         "kind": point.spec.kind,
         "load": point.load,
         "seed": point.seed,
@@ -128,7 +130,8 @@ def run_scenario(
     """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results."""
     started = time.monotonic()
     setup = Setup.of(scenario)
-    slo = parse_slo(scenario.file.slo)
+    with scenario.at("slo"):
+        slo = parse_slo(scenario.file.slo)
     _check_inputs(setup)
     home = out / scenario.name
     common = identity(setup)
@@ -177,10 +180,12 @@ def run_scenario(
 
 def _check_inputs(setup: Setup) -> None:
     """Finds, before anything is written, what would make every point fail: a broken trace, a class's wrong SLO."""
-    for traffic in setup.scenario.file.workload.classes.values():
+    scenario = setup.scenario
+    for traffic in scenario.file.workload.classes.values():
         if traffic.slo is not None:
-            parse_slo(traffic.slo)
-    setup.workload(min(setup.scenario.loads), seed=0)
+            with scenario.at("workload"):
+                parse_slo(traffic.slo)
+    setup.workload(min(scenario.loads), seed=0)
 
 
 def heading(setup: Setup) -> str:
@@ -198,7 +203,7 @@ def _run_tasks(tasks: list[Task], todo: list[int], jobs: int) -> Iterator[tuple[
             yield i, run_point(tasks[i])
         return
     context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(min(jobs, len(todo)), context, initializer=_ignore_interrupts) as pool, _stop(pool):
+    with ProcessPoolExecutor(min(jobs, len(todo)), context, initializer=_live_with_the_parent) as pool, _stop(pool):
         futures = {pool.submit(run_point, tasks[i]): i for i in todo}
         for future in as_completed(futures):
             yield futures[future], future.result()
@@ -216,8 +221,12 @@ def _stop(pool: ProcessPoolExecutor) -> Iterator[None]:
         raise
 
 
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+def _live_with_the_parent() -> None:
+    """Leaves Ctrl-C to the parent, and makes this worker end with it even where it was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _sweep_unfinished(points: Path) -> None:
@@ -254,7 +263,7 @@ def _tabulate(scenario: Scenario, slo: Slo, results: list[dict[str, Any]]) -> tu
             common = {
                 "policy": label,
                 "kind": runs[0]["kind"],
-                "label": f"{label} ({best})" if best else label,
+                "label": runs[0]["name"],
                 "variant": best,
                 "load_name": scenario.load_name,
                 "load": load,
@@ -289,7 +298,7 @@ def _outcomes(results: list[dict[str, Any]]) -> dict[str, Any]:
     """By policy (and variant), load and seed: how many requests ended how, and why."""
     counted: dict[str, Any] = {}
     for result in results:
-        name = f"{result['policy']} ({result['variant']})" if result["variant"] else result["policy"]
+        name = result["name"]
         by_reason = {outcome: result["reasons"].get(outcome, {}) for outcome in ("rejected", "cancelled", "unfinished")}
         totals = {outcome: sum(counts.values()) for outcome, counts in by_reason.items()}
         finished = result["num_finished"]

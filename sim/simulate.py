@@ -92,6 +92,9 @@ class _Run:
             if not self.streams and not core.has_work:
                 self.end_ns = now_ns
                 return
+            core.enter_due(now_ns)
+            if core.responses:
+                continue
             work = core.schedule(now_ns, drain=not self.streams)
             if core.responses:
                 self._tell_clients(now_ns)

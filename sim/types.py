@@ -272,7 +272,10 @@ class StepEstimator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """Everything a policy is built with besides its config."""
+    """Everything a policy is built with besides its config.
+
+    A predictor is there only for a config whose `needs_predictor` is true; swap blocks likewise `needs_swap_space`.
+    """
 
     kv: KVBlockManager
     max_model_len: int

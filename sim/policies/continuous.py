@@ -59,7 +59,6 @@ class Continuous:
     """The scheduler. A step costs O(prompts in it), whatever the number of sequences that decode."""
 
     evidence = "family"
-    evidence = "family"
     streams = True
 
     def __init__(self, config: ContinuousConfig, context: PolicyContext) -> None:

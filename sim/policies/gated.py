@@ -1,6 +1,6 @@
 """Gated batching: those who wait come in together when the gate opens; who comes later waits for the next opening.
 
-Rule: one FIFO before a gate, which is open in a step that starts with `open_below` or fewer running sequences, by
+Rule: one FIFO before a gate, which is open in a step that starts with `open_at` or fewer running sequences, by
 default none. Then all who wait come in, in order, up to `max_num_seqs` and while KV for prompt and output cap is there,
 so nothing is ever preempted. Their prompts are computed in that order beside the decodes, in as many steps as
 `max_num_batched_tokens` asks for. Each leaves at its own end; its slot stays empty until the gate opens.
@@ -27,13 +27,13 @@ class GatedConfig:
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
-    open_below: int = 0
+    open_at: int = 0
 
     def __post_init__(self) -> None:
         # All running sequences may decode in one step, a token each; a gate that never shuts is continuous batching.
-        low, seqs, tokens = self.open_below, self.max_num_seqs, self.max_num_batched_tokens
+        low, seqs, tokens = self.open_at, self.max_num_seqs, self.max_num_batched_tokens
         if not 0 <= low < seqs <= tokens:
-            raise ValueError(f"must be 0 <= open_below {low} < max_num_seqs {seqs} <= max_num_batched_tokens {tokens}")
+            raise ValueError(f"must be 0 <= open_at {low} < max_num_seqs {seqs} <= max_num_batched_tokens {tokens}")
 
 
 class Gated:
@@ -109,7 +109,7 @@ class Gated:
 
     def _let_in(self) -> str:
         """Lets in who waits if the gate is open; returns what stops those who stay, if any do."""
-        if self.num_running > self.config.open_below:
+        if self.num_running > self.config.open_at:
             return "gate"
         while self.waiting and self.num_running < self.config.max_num_seqs:
             request = self.waiting[0].request

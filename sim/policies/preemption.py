@@ -21,6 +21,7 @@ class PreemptiveConfig:
     `watermark` is the share of KV blocks that admission leaves free while others run; 1 % as in vLLM's first engine.
     `auto` swaps where moving the blocks out and in again is cheaper than computing the tokens anew.
     `preempt_after` None: only want of blocks preempts; it needs `waiting_order: priority`, and equals never preempt.
+    Beside it `victim: lowest_priority` is apt: `newest` would take blocks from the important ones just let in.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -55,16 +56,25 @@ class PreemptiveConfig:
                     f" {self.waiting_order}"
                 )
 
+    @property
+    def needs_predictor(self) -> bool:
+        """Whether a knob asks for predicted output lengths."""
+        return self.waiting_order in ("sjf", "srpt") or self.victim == "most_remaining"
+
+    @property
+    def needs_swap_space(self) -> bool:
+        return self.by != "recompute"
+
 
 def check_context(config: PreemptiveConfig, context: PolicyContext) -> None:
     """Raises ScenarioError where a knob needs something the scenario does not give."""
-    for knob, value in (("waiting_order", config.waiting_order), ("victim", config.victim)):
-        if value in ("sjf", "srpt", "most_remaining") and context.predictor is None:
-            raise ScenarioError(f"preemptive: {knob}: {value} needs predicted output lengths. Name a length predictor.")
+    if config.needs_predictor and context.predictor is None:
+        knobs = f"waiting_order: {config.waiting_order}, victim: {config.victim}"
+        raise ScenarioError(f"preemptive: {knobs} needs predicted output lengths. Add predictor: {{kind: oracle}}.")
     if config.by == "auto" and context.estimator is None:
         raise ScenarioError("preemptive: by: auto needs estimates of recompute and swap times. Say recompute or swap.")
-    if config.by != "recompute" and not context.kv.num_swap_blocks:
-        raise ScenarioError(f"preemptive: by: {config.by} needs swap space, and there are 0 swap blocks. Give it some.")
+    if config.needs_swap_space and not context.kv.num_swap_blocks:
+        raise ScenarioError(f"preemptive: by: {config.by} needs swap space, and there is none. Add kv: swap_space.")
 
 
 class WaitingQueue:

@@ -46,7 +46,6 @@ class Preemptive:
     """
 
     evidence = "family"
-    evidence = "family"
     streams = True
 
     def __init__(self, config: PreemptiveConfig, context: PolicyContext) -> None:
@@ -286,7 +285,9 @@ class Preemptive:
             room = self.kv.allocate(seq, seq.num_tokens)
             assert room
         lacking = seq.num_tokens - seq.num_computed_tokens
-        if queue is self.swapped and lacking == 1 and seq.num_output_tokens:
+        # Swapped out in mid-recompute, it may hold its next block already, which the group would take a second time.
+        settled = self.kv.held(seq) == self.kv.blocks_for(seq.num_computed_tokens)
+        if queue is self.swapped and lacking == 1 and seq.num_output_tokens and settled:
             self.group.join(seq)
             step.left -= 0 if self._prefill_first else 1
         else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from sim.cost import Constant, CostConfig, Linear, RooflineConfig
+from sim.errors import ScenarioError
 from sim.units import Rate, Share, Size
 from sim.workload.config import ClosedLoop, WorkloadConfig
 from sim.workload.predictors import PredictorConfig
@@ -103,7 +106,9 @@ class ScenarioFile:
             "rate_scale": arrivals.kind == "trace",
         }
         if not fits[axis]:
-            raise ValueError(f"load.{axis} does not fit arrivals of kind {arrivals.kind}")
+            right = next((name for name, fit in fits.items() if fit), None)
+            advice = f"Write load: {{{right}: [...]}}." if right else "Drop load."
+            raise ValueError(f"load.{axis} does not fit arrivals of kind {arrivals.kind}. {advice}")
         if axis == "rate_scale" and (self.workload.trace is None or self.workload.trace.rate_scale is None):
             raise ValueError(
                 "load.rate_scale needs to know how: write workload.trace.rate_scale {factor: 1, by: compress},"
@@ -128,7 +133,9 @@ class PolicySpec:
 
     @property
     def name(self) -> str:
-        return f"{self.label} ({self.variant})" if self.variant else self.label
+        """The label with the chosen variant, and the predictor that knows more of the lengths than an engine does."""
+        told = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
+        return f"{self.label} ({', '.join(filter(None, told))})" if any(told) else self.label
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,7 @@ class Scenario:
     """A checked scenario: `file` holds what was written, `text` and `plain` how, the rest follows from it.
 
     `base` is the folder that relative trace paths start from, `model_path` the catalog name or file of the model.
+    `places` says where top keys and policies stand: `file:line`, or the option that set them.
     """
 
     name: str
@@ -157,6 +165,15 @@ class Scenario:
     specs: tuple[PolicySpec, ...]
     load_name: Literal["mean_rate", "users", "rate_scale", ""]
     loads: tuple[float, ...]
+    places: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def at(self, key: str) -> Iterator[None]:
+        """Puts before an error's text where `key`, a top one or `policies.LABEL`, stands."""
+        try:
+            yield
+        except ScenarioError as error:
+            raise ScenarioError(f"{self.places.get(key, self.source)}: {error}") from None
 
     @property
     def cost(self) -> CostConfig:

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -25,6 +26,7 @@ from sim.workload.predictors import PredictorConfig
 from sim.workload.tagged import kind_of
 
 SHIPPED = "scenarios"
+POLICY_METHODS = ("add", "cancel", "schedule", "repeat", "complete")
 _NAME_SHOWN = 200  # letters of a name in an error
 
 
@@ -105,6 +107,17 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         users = min(file.load.users) if file.load and file.load.users else file.workload.arrivals.users
         for spec in specs:
             _check_closed_loop(spec, users, document)
+    for spec in specs:
+        needs = getattr(spec.config, "waits_for", None)
+        if needs is not None and file.max_waiting is not None and file.max_waiting < needs:
+            raise ScenarioError(
+                f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and max_waiting"
+                f" lets {file.max_waiting} wait, so no batch would ever fill. Set max_wait, or a larger max_waiting."
+            )
+    swaps = any(getattr(spec.config, "needs_swap_space", ":" in spec.kind) for spec in specs)
+    if file.kv.swap_space and not swaps:
+        where = document.where(("kv", "swap_space"))
+        raise ScenarioError(f"{where}: kv.swap_space is given and no policy swaps. Remove it.")
     trace = file.workload.trace
     folders = [folder, Path.cwd(), *trace_folders]
     base = next((f for f in folders if trace is not None and (f / trace.path).exists()), folder)
@@ -119,6 +132,8 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         text=text,
         plain=plain,
         specs=specs,
+        places={key: document.where((key,)) for key in plain}
+        | {f"policies.{label}": document.where(("policies", label)) for label in file.policies},
         load_name=load_name,  # type: ignore[arg-type]
         loads=tuple(float(value) for value in loads),
     )
@@ -149,6 +164,8 @@ def _specs(label: str, document: Document) -> Iterator[PolicySpec]:
         chosen = dict(zip(choices, picked, strict=True))
         knobs = entry | chosen
         config = _validate(config_type, knobs, document, path)
+        if predictor is not None and not getattr(config, "needs_predictor", False):
+            raise ScenarioError(f"{where}: {label} asks for no predicted lengths. Remove its predictor.")
         variant = ", ".join(f"{_initials(knob)} {value}" for knob, value in chosen.items())
         yield PolicySpec(label, kind, config, policy, knobs, predictor, variant)
 
@@ -166,18 +183,25 @@ def _policy(kind: str, where: str) -> tuple[Any, Any]:
         near = difflib.get_close_matches(kind, POLICIES, n=1)
         advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(POLICIES)}."
         raise ScenarioError(f"{where}: there is no policy {kind}. {advice} Your own is named module:Class.")
-    module, _, name = kind.partition(":")
+    module_name, _, name = kind.partition(":")
     try:
-        policy = getattr(importlib.import_module(module), name)
-        return get_type_hints(policy.__init__)["config"], policy
-    except (ImportError, AttributeError, ValueError) as error:
+        module = importlib.import_module(module_name)
+        policy = getattr(module, name)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise ScenarioError(
             f"{where}: policy {kind} cannot be imported: {error}. Is its folder on PYTHONPATH?"
         ) from None
-    except KeyError:
+    missing = [method for method in POLICY_METHODS if not callable(getattr(policy, method, None))]
+    if missing:
+        raise ScenarioError(f"{where}: {kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/types.py.")
+    config = getattr(policy.__init__, "__annotations__", {}).get("config")
+    config = getattr(module, config, None) if isinstance(config, str) else config
+    if not is_dataclass(config):
         raise ScenarioError(
-            f"{where}: {kind}.__init__ has no annotated config. Write def __init__(self, config: MyConfig, context)."
-        ) from None
+            f"{where}: {kind}.__init__ has no config that is a dataclass of its module. Write"
+            " def __init__(self, config: MyConfig, context)."
+        )
+    return config, policy
 
 
 def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None:
@@ -194,12 +218,21 @@ def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None
 
 
 _MISSING = ("missing", "missing_argument")
+_WORDS = {  # what a validator calls them, and how a scenario writes them
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a word",
+    "a valid boolean": "true or false",
+    "a valid array": "a list, like [a, b]",
+    "a valid dictionary": "keys and values, like {key: value}",
+    "an object": "keys and values, like {key: value}",
+}
 
 
 def _validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
     """`value` as the dataclass `kind`; the first error in file order as a ScenarioError."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(value))
+        return _adapter(kind).validate_json(json.dumps(value))
     except ValidationError as error:
         problems = [(_path_of(item["loc"], value), item) for item in error.errors(include_url=False)]
     # Beside an unknown key a missing one is most often the same key misspelt: the unknown one says more.
@@ -208,7 +241,19 @@ def _validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
     keys, item = min(telling, key=lambda p: document.line((*path, *p[0])))
     message = _message(kind, value, (*path, *keys), keys, item)
     more = f" ({len(problems) - 1} more after this.)" if len(problems) > 1 else ""
-    raise ScenarioError(f"{document.where((*path, *keys))}: {message}{more}")
+    raise ScenarioError(f"{document.where(_blamed(document, (*path, *keys), item))}: {message}{more}")
+
+
+def _blamed(document: Document, path: Keys, item: ErrorDetails) -> Keys:
+    """The path of the key that a check of the whole mapping at `path` names first, where it stands there."""
+    named = str(item["msg"]).removeprefix("Value error, ").split(" ")[0].split(".")
+    longest = (*path, *named) if item["type"] == "value_error" else path
+    return longest if longest in document.lines or longest in document.overrides else path
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _path_of(loc: tuple[int | str, ...], value: Any) -> Keys:
@@ -247,12 +292,12 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
             return f"{name} has no kind. Add kind: with the name of one."
         case "value_error":
             reason = str(item["msg"]).removeprefix("Value error, ")
-            return f"{name}: {reason}" + ("" if reason.endswith((".", "?")) else ".")
+            return (f"{name}: " if full else "") + reason + ("" if reason.endswith((".", "?")) else ".")
         case _:
             shown = json.dumps(item["input"])
             shown = shown if len(shown) <= 60 else shown[:57] + "..."
             advice = str(item["msg"]).removeprefix("Input should be ").removesuffix(" type")
-            return f"{name} is {shown}. Write {advice}."
+            return f"{name} is {shown}. Write {_WORDS.get(advice, advice)}."
 
 
 def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:

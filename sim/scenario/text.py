@@ -22,7 +22,9 @@ Path = tuple[str | int, ...]
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 # What plain text may resolve to; everything else is written as a tag.
-_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in "map seq str int float bool null timestamp merge value".split()}
+_KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+_CORE = "tag:yaml.org,2002:"
+_TAGS = {_CORE + kind for kind in _KINDS}
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "~": None, "": None}
 
 
@@ -81,7 +83,7 @@ def _plain(node: yaml.Node, path: Path, document: Document, seen: set[int]) -> A
     if len(path) > MAX_DEPTH:
         raise ScenarioError(f"{where}: nested deeper than {MAX_DEPTH} levels. No scenario needs that.")
     if node.tag not in _TAGS:
-        raise ScenarioError(f"{where}: the tag {node.tag} is used. Write plain values.")
+        raise ScenarioError(f"{where}: the tag {node.tag.replace(_CORE, '!!')} is used. Write plain values.")
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, document, seen)
     if isinstance(node, yaml.SequenceNode):

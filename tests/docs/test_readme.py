@@ -5,6 +5,7 @@ Every ```console block stands under a comment that says what the tests do with i
     <!-- test: run -->           its commands succeed
     <!-- test: output -->        and print what the block shows, times and paths of temporary folders aside
     <!-- test: slow -->          they succeed; left to `make test-all`
+    <!-- test: slow output -->   both of the last two
     <!-- test: not run: why -->  for what needs a GPU, a network or a clone; the reason is for the reader of the source
 
 Commands are the lines that begin with `$ `; a line that ends in a backslash goes on. They run in order, in a folder
@@ -30,7 +31,7 @@ OWN = frozenset({"results", ".git", ".venv"})  # not linked into the folder in w
 _BLOCK = re.compile(
     r"(?:^<!-- test: (?P<mark>[^\n]*?) -->\n+)?^```console\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-_MARKS = re.compile(r"run|output|slow|not run: .+")
+_MARKS = re.compile(r"run|output|slow|slow output|not run: .+")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _plain(output: str) -> list[str]:
 def _parameters() -> list[object]:
     text = README.read_text(encoding="utf-8") if README.exists() else ""
     return [
-        pytest.param(block, id=f"line{block.line}", marks=[pytest.mark.slow] if block.mark == "slow" else [])
+        pytest.param(block, id=f"line{block.line}", marks=[pytest.mark.slow] if block.mark.startswith("slow") else [])
         for block in blocks(text)
         if not block.mark.startswith("not run")
     ]
@@ -114,7 +115,7 @@ def test_a_block_runs(block: Block, clone: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        if block.mark == "output":
+        if block.mark.endswith("output"):
             assert _plain(done.stdout) == _plain(shown), command
 
 

@@ -324,8 +324,8 @@ def test_a_config_that_makes_no_sense_is_refused(knobs: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"waiting_order": "sjf"}, "waiting_order: sjf needs predicted"),
-        ({"waiting_order": "srpt"}, "waiting_order: srpt needs predicted"),
+        ({"waiting_order": "sjf"}, "waiting_order: sjf, victim: newest needs predicted"),
+        ({"waiting_order": "srpt"}, "waiting_order: srpt, victim: newest needs predicted"),
         ({"victim": "most_remaining"}, "victim: most_remaining needs predicted"),
         ({"by": "auto"}, "by: auto needs estimates"),
         ({"by": "swap"}, "by: swap needs swap space"),

@@ -1,0 +1,29 @@
+"""The command line `batchsim`: a thin skin. Stdout is data, stderr is talk; heavy imports are inside the commands."""
+
+from __future__ import annotations
+
+import typer
+
+from sim.cli.common import OneLineGroup
+from sim.cli.explain import why
+from sim.cli.lists import catalog, conform, policies, schema
+from sim.cli.runs import run
+from sim.cli.traces import init, inspect
+
+app = typer.Typer(
+    name="batchsim",
+    cls=OneLineGroup,
+    help="Simulates how batching policies serve LLM requests. Start with: batchsim run bursty",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (run, why, init, policies, catalog, schema, conform):
+    app.command()(command)
+
+trace_app = typer.Typer(help="Looks at request traces.", no_args_is_help=True, rich_markup_mode=None)
+trace_app.command()(inspect)
+app.add_typer(trace_app, name="trace")
+
+__all__ = ["app"]

@@ -1,0 +1,67 @@
+"""What all commands share: errors in one line, and the options that several have."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+from sim.errors import BatchsimError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The base of all errors in how a command was called. Typer brings its own or uses Click's, by version.
+UsageError: Any = typer.BadParameter.__bases__[0]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(metavar="arrival=A,prompt=P,output=O", help="The columns of a format batchsim does not know."),
+]
+TimeUnitOption = Annotated[str | None, typer.Option(help="Unit of the arrival times: ns, us, ms, s or iso.")]
+FormatOption = Annotated[str, typer.Option("--format", help="The format, where it cannot be told from the file.")]
+
+
+class OneLineGroup(TyperGroup):
+    """Says what is wrong with a call in one line, where Typer's own way is a usage text of several."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Runs the command and exits: 0, 1 (a comparison failed), 2 (bad input) or 130 (Ctrl-C)."""
+        try:
+            code = super().main(*args, **extra | {"standalone_mode": False})
+        except UsageError as error:
+            message, command = error.format_message(), error.ctx.command_path if error.ctx else "batchsim"
+            if "\n" in message:  # the help, of a group called without a command
+                typer.echo(message, err=True)
+            else:
+                end = "" if message.endswith(("?", ".")) else "."
+                typer.echo(f"{command}: {message}{end} See {command} --help.", err=True)
+            sys.exit(2)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
+    """Turns our own errors into one line on stderr and exit code 2, Ctrl-C into 130. All else is a bug and shows."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except BatchsimError as error:
+            typer.echo(" ".join(str(error).split()), err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted. Points that were done are kept: run the same command again to go on.", err=True)
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))

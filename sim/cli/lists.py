@@ -1,0 +1,99 @@
+"""The commands that list what there is, and `batchsim conform`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sim.cli.common import JsonOption, one_line_errors, print_json
+
+
+@one_line_errors
+def policies(as_json: JsonOption = False) -> None:
+    """List the policies, where each comes from, and its knobs. Example: batchsim policies --json"""
+    from dataclasses import MISSING, fields
+
+    from sim.policies import POLICIES
+
+    rows: list[dict[str, Any]] = []
+    for name, (config, policy) in POLICIES.items():
+        doc = (sys.modules[policy.__module__].__doc__ or "").strip().splitlines()[0]
+        knobs = {
+            f.name: "required" if f.default is MISSING and f.default_factory is MISSING else f.default
+            for f in fields(config)
+        }
+        rows.append({"policy": name, "evidence": policy.evidence, "what": doc, "knobs": knobs})
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        typer.echo(f"{row['policy']:<12} {row['evidence']:<13} {row['what']}")
+        typer.echo("             " + ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items()))
+
+
+@one_line_errors
+def catalog(as_json: JsonOption = False) -> None:
+    """List the models and GPUs known by name, with their sources. Example: batchsim catalog"""
+    from sim.catalog import GPUS, MODEL_SOURCES, MODELS
+
+    models = {
+        name: {
+            "parameters": m.num_parameters,
+            "weight_bytes": m.weight_bytes,
+            "kv_bytes_per_token": m.kv_bytes_per_token,
+            "max_position_embeddings": m.max_position_embeddings,
+            "source": MODEL_SOURCES[name],
+        }
+        for name, m in MODELS.items()
+    }
+    gpus = {
+        name: {
+            "memory_bytes": g.memory_bytes,
+            "memory_bandwidth": g.memory_bandwidth,
+            "peak_flops": g.peak_flops,
+            "source": g.source,
+        }
+        for name, g in GPUS.items()
+    }
+    if as_json:
+        print_json({"models": models, "gpus": gpus})
+        return
+    for name, m in models.items():
+        typer.echo(
+            f"{name:<14} {m['parameters'] / 1e9:5.2f} B parameters  {m['weight_bytes'] / 1e9:6.1f} GB weights"
+            f"  {m['kv_bytes_per_token']:>7,} B KV/token  {m['source']}"
+        )
+    for name, g in gpus.items():
+        typer.echo(
+            f"{name:<14} {g['memory_bytes'] / 1e9:5.1f} GB  {g['memory_bandwidth'] / 1e12:.2f} TB/s"
+            f"  {g['peak_flops'] / 1e12:.0f} TFLOP/s bf16  {g['source']}"
+        )
+
+
+@one_line_errors
+def schema() -> None:
+    """Print the JSON schema of a scenario file. Example: batchsim schema > scenario.schema.json"""
+    from sim.scenario import scenario_schema
+
+    print_json(scenario_schema())
+
+
+@one_line_errors
+def conform(
+    files: Annotated[list[Path], typer.Argument(help="Recorded schedules, JSON.")],
+    policy: Annotated[str, typer.Option(help="The policy that must make the same schedule.")],
+) -> None:
+    """Compare a policy with schedules recorded from the real engine, step by step; exit code 1 if any differs.
+
+    Example: batchsim conform recordings/*.json --policy vllm
+    """
+    from sim.conform import conform as compare
+
+    verdicts = [compare(path, policy) for path in files]
+    for verdict in verdicts:
+        typer.echo(str(verdict))
+    if any(verdict.difference for verdict in verdicts):
+        raise typer.Exit(1)

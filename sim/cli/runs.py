@@ -1,0 +1,91 @@
+"""`batchsim run`: simulates a scenario, prints its table, writes its pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.errors import BatchsimError, ScenarioError
+
+if TYPE_CHECKING:
+    from sim.results import Results
+
+
+@one_line_errors
+def run(
+    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    load: Annotated[float | None, typer.Option(help="The load that the table shows.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run points again that are there already.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A rejected request is an error.")] = False,
+    traces: Annotated[
+        Path | None,
+        typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a scenario and compare its policies.
+
+    Examples: batchsim run bursty; batchsim run my.yaml --jobs 2 --set seeds=5 --set 'policies={continuous:
+    {max_num_seqs: 64, max_num_batched_tokens: 4096}}'
+    """
+    from sim.report.plots import write_pictures
+    from sim.report.tables import fit, report
+    from sim.run import run_scenario
+    from sim.scenario import load_scenario
+
+    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    if load is not None and load not in loaded.loads:
+        tested = ", ".join(f"{x:g}" for x in loaded.loads)
+        raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
+    with _progress() as progress:
+        results = run_scenario(loaded, out=out, jobs=jobs, force=force, progress=progress)
+    _check_rejections(results, strict)
+    pictures = write_pictures(results, load)
+    if as_json:
+        print_json(results.as_json())
+    else:
+        typer.echo(report(results, load))
+        typer.echo(fit(f"{results.path}/  " + "  ".join(["summary.csv", *(p.name for p in pictures)])))
+
+
+def _check_rejections(results: Results, strict: bool) -> None:
+    """Warns of requests that could never run; an error if a policy took none at all, or with --strict any."""
+    details = "; ".join(f"{reason} ({numbers})" for reason, numbers in results.manifest["details"].items())
+    for row in results.summary.to_dict("records"):
+        rejected, submitted = row["rejected"], row["submitted"]
+        if rejected and (strict or rejected == submitted):
+            where = f"{row['label']} at load {row['load']:g}"
+            raise BatchsimError(
+                f"{where}: {rejected:,.0f} of {submitted:,.0f} requests rejected: {details}."
+                " Give more KV memory, shorter requests or a larger queue."
+            )
+
+
+class _progress:  # noqa: N801
+    """A bar on stderr while points run; nothing where stderr is no terminal."""
+
+    def __enter__(self) -> Callable[[int, int, str], None]:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("points, ETA"), TimeRemainingColumn())
+        console = Console(stderr=True)
+        self._bar = Progress(*columns, TextColumn("{task.description}"), console=console, transient=True)
+        self._bar.disable = not console.is_terminal
+        self._task = self._bar.add_task("starting", total=None)
+        self._bar.start()
+        return self._update
+
+    def _update(self, done: int, total: int, last: str) -> None:
+        self._bar.update(self._task, completed=done, total=total, description=last)
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()

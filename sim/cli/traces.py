@@ -1,0 +1,119 @@
+"""`batchsim trace inspect` and `batchsim init`: what a trace holds, and a scenario to start from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from sim.cli.common import ColumnsOption, FormatOption, JsonOption, TimeUnitOption, one_line_errors, print_json
+from sim.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from sim.workload.traces import TraceConfig
+
+
+@one_line_errors
+def inspect(
+    file: Annotated[Path, typer.Argument(help="CSV, JSON lines, JSON array or Parquet; text may be gzipped.")],
+    format_: FormatOption = "auto",
+    columns: ColumnsOption = None,
+    time_unit: TimeUnitOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The picture; without --json, FILE's name in this folder by default.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a trace's rate, burstiness and lengths, and draw them.
+
+    Example: batchsim trace inspect my.csv --columns arrival=ts,prompt=in_tok,output=out_tok --time-unit ms
+    """
+    from sim.report.trace import trace_picture, trace_text
+    from sim.workload.traces import read_trace
+    from sim.workload.traces.inspect import summary
+
+    rows = read_trace(_trace_config(file, format_, columns, time_unit), Path())
+    figures = summary(rows)
+    if out is None and not as_json:
+        out = Path(f"{file.name.partition('.')[0]}.trace.png")
+    if out is not None:
+        with _writing(out):
+            trace_picture(rows, figures, out)
+    if as_json:
+        print_json(figures)
+        return
+    typer.echo(trace_text(figures))
+    typer.echo(out)
+
+
+@one_line_errors
+def init(
+    trace: Annotated[Path | None, typer.Option(help="Replay this trace instead of Poisson arrivals.")] = None,
+    format_: FormatOption = "auto",
+    columns: ColumnsOption = None,
+    time_unit: TimeUnitOption = None,
+    model: Annotated[str, typer.Option(help="Catalog name, or path of a config.json.")] = "llama-3.1-8b",
+    gpu: Annotated[str, typer.Option(help="Catalog name of the GPU.")] = "h200",
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("scenario.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Write a commented scenario that runs.
+
+    Example: batchsim init --trace my.csv --columns arrival=ts,prompt=in_tok,output=out_tok --time-unit ms -o my.yaml
+    """
+    from sim.cli.starter import starter_text
+    from sim.workload.traces.inspect import inspect_trace
+
+    if output.exists() and not force:
+        raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
+    config = None if trace is None else _trace_config(trace, format_, columns, time_unit)
+    if config is None and (columns or time_unit or format_ != "auto"):
+        raise ScenarioError("init: --columns, --time-unit and --format describe a trace. Name it with --trace.")
+    figures = None if config is None else inspect_trace(config, Path())
+    text = starter_text(model, gpu, output.parent, config, figures)
+    with _writing(output):
+        output.write_text(text, encoding="utf-8")
+    typer.echo(f"{output}   next: batchsim run {output}")
+
+
+def _trace_config(file: Path, format_: str, columns: str | None, time_unit: str | None) -> TraceConfig:
+    """The options as a scenario's trace block; ScenarioError names the option that is wrong."""
+    from sim.workload.traces import Columns, TraceConfig
+    from sim.workload.traces.config import FormatName, TimeUnit
+
+    for option, value, known in (("--format", format_, FormatName), ("--time-unit", time_unit, TimeUnit)):
+        if value is not None and value not in get_args(known):
+            raise ScenarioError(f"{option} {value}: not known. Write one of {', '.join(get_args(known))}.")
+    try:
+        chosen = None if columns is None else Columns(**_column_names(columns))
+        return TraceConfig(str(file), format_, chosen, time_unit)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ScenarioError(f"{file}: {error}") from None
+
+
+def _column_names(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    names = {role.strip(): name.strip() for role, _, name in pairs}
+    if set(names) - {"arrival"} != {"prompt", "output"} or not all(names.values()) or len(names) != len(pairs):
+        raise ScenarioError(f"--columns {text}: write prompt=NAME,output=NAME and, with times, arrival=NAME.")
+    return names
+
+
+class _writing:  # noqa: N801
+    """Says in our words that a file cannot be written, and leaves nothing half-written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.was_there = os.path.lexists(path)
+
+    def __enter__(self) -> None:
+        if self.path.is_dir():
+            raise ScenarioError(f"{self.path}: is a folder. Give the path of a file.")
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not self.was_there:
+            self.path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ScenarioError(f"{self.path}: cannot be written: {error.strerror}. Give another path.") from None

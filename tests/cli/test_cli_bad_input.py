@@ -1,0 +1,411 @@
+"""Whatever a user gets wrong: exit code 2, one line on stderr that says what to do, and nothing left in the folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
+
+SETS_OWN_SHARE = "slo: ttft<1s & tpot<50ms @ 99%"
+STATIC = "static: {batch_size: 4, max_wait: 100ms}"
+CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
+ARRIVALS = "{kind: poisson, mean_rate: 20/s}"
+LOAD = "load: {mean_rate: [10/s, 20/s]}\n"
+MEMORY = "kv: {tokens: 16000}"
+CONSTANT = "{kind: constant, step: 10ms}"
+CLOSED = "{kind: closed_loop, users: 3, think_time: 1s}"
+OWN_CLASS = "  requests: 40\n  classes: {a: {share: %s}}\n"
+
+
+def refused(folder: Path, args: list[object], *expected: str) -> None:
+    """Asserts the contract of a bad input, and that the line says each of `expected`."""
+    before = listing(folder)
+    result = batchsim(*args)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr) > 20
+    for text in expected:
+        assert text in result.stderr
+    assert listing(folder) == before
+
+
+# name: what of the tiny scenario is replaced, by what, and what the line says
+KEYS = {
+    "key_misspelt_at_top": ("slo:", "slos:", "s.yaml:15: slos is not a field", "Did you mean slo?"),
+    "key_unknown_at_top": ("seeds: 2", "seeds: 2\ncolour: red", "s.yaml:17: colour is not a field"),
+    "knob_misspelt": ("max_num_seqs", "max_num_seq", "s.yaml:13: policies.continuous.max_num_seq", "max_num_seqs?"),
+    "knob_missing": ("max_num_seqs: 8, ", "", "s.yaml:13", "max_num_seqs is missing"),
+    "workload_key_misspelt": ("output_cap:", "ouput_cap:", "s.yaml:9", "Did you mean output_cap?"),
+    "arrivals_key_misspelt": ("mean_rate: 20/s", "mean_rte: 20/s", "s.yaml:5", "Did you mean mean_rate?"),
+    "length_key_misspelt": ("tokens: 100", "token: 100", "s.yaml:7", "Did you mean tokens?"),
+    "kv_key_misspelt": ("tokens: 16000", "token: 16000", "s.yaml:3", "Did you mean tokens?"),
+    "load_key_misspelt": ("load: {mean_rate", "load: {mean_rates", "s.yaml:14", "Did you mean mean_rate?"),
+    "cost_key_misspelt": ("step: 10ms", "steps: 10ms", "s.yaml:2", "Did you mean step?"),
+    "key_given_twice": ("seeds: 2", "seeds: 2\nseeds: 3", "s.yaml:17: seeds is given twice"),
+    "key_is_a_list": ("seeds: 2", "? [a, b]\n: 2", "a key is not a word"),
+    "model_missing": ("model: llama-3.1-8b\n", "", "model is missing"),
+    "slo_missing": ("slo: ttft<1s & tpot<50ms @ 99%\n", "", "slo is missing"),
+    "workload_missing_arrivals": ("  arrivals: {kind: poisson, mean_rate: 20/s}\n", "", "workload.arrivals is missing"),
+}
+VALUES = {
+    "seeds_as_word": ("seeds: 2", "seeds: two", "s.yaml:16: seeds is", "integer"),
+    "seeds_as_float": ("seeds: 2", "seeds: 2.5", "seeds is 2.5"),
+    "seeds_quoted": ("seeds: 2", "seeds: '2'", "seeds is"),
+    "seeds_zero": ("seeds: 2", "seeds: 0", "at least 1"),
+    "seeds_huge_number": ("seeds: 2", "seeds: 99999999999999999999999", "seeds is"),
+    "model_is_a_list": ("model: llama-3.1-8b", "model: [llama]", "s.yaml:1: model is"),
+    "workload_is_a_word": (ARRIVALS, "poisson", "s.yaml:5"),
+    "policies_is_a_list": (f"{STATIC}\n  {CONTINUOUS}", "- static", "policies"),
+    "policies_is_a_word": (f"\n  {STATIC}\n  {CONTINUOUS}", " static", "policies"),
+    "policy_is_a_number": (STATIC, "static: 4", "s.yaml:12", "static"),
+    "policies_empty": (f"\n  {STATIC}\n  {CONTINUOUS}", " {}", "policies is empty"),
+    "rate_without_unit": ("mean_rate: 20/s", "mean_rate: 20", "s.yaml:5", "like 8/s"),
+    "time_without_unit": ("max_wait: 100ms", "max_wait: 100", "s.yaml:12", "like 50ms"),
+    "time_of_unknown_unit": ("max_wait: 100ms", "max_wait: 100 fortnights", "s.yaml:12", "ns, us, ms, s, min, h"),
+    "time_as_rate": ("step: 10ms", "step: 10/s", "s.yaml:2"),
+    "rate_negative": ("mean_rate: 20/s", "mean_rate: -20/s", "above 0"),
+    "rate_infinite": ("mean_rate: 20/s", "mean_rate: 1e999/s", "s.yaml:5"),
+    "rate_too_high": ("mean_rate: 20/s", "mean_rate: 1e9/s", "to 1e+06/s"),
+    "time_negative": ("max_wait: 100ms", "max_wait: -1s", "negative"),
+    "length_negative": ("tokens: 100", "tokens: -5", "at least 1"),
+    "length_nan": ("min: 2", "min: .nan", "min"),
+    "cv_nan": (ARRIVALS, "{kind: gamma, mean_rate: 20/s, cv: NaN}", "cv"),
+    "cv_infinite": (ARRIVALS, "{kind: gamma, mean_rate: 20/s, cv: 1e999}", "cv"),
+    "cv_negative": (ARRIVALS, "{kind: gamma, mean_rate: 20/s, cv: -1}", "cv"),
+    "length_range_reversed": ("max: 12", "max: 1", "below min"),
+    "requests_zero": ("requests: 40", "requests: 0", "at least 1"),
+    "both_ends": ("requests: 40", "requests: 40\n  duration: 10s", "both duration and requests"),
+    "no_end": ("  requests: 40\n", "", "have no end"),
+    "warmup_too_long": ("requests: 40", "duration: 10s\n  warmup: 10s", "warmup 10 s leaves nothing"),
+    "output_cap_missing": ("  output_cap: 16\n", "", "output_cap is missing"),
+    "output_cap_word": ("output_cap: 16", "output_cap: lots", "output_cap"),
+    "shares_do_not_add_up": ("  requests: 40\n", OWN_CLASS % "50%", "add up to 50%"),
+    "share_above_one": ("  requests: 40\n", OWN_CLASS % "150%", "from 0% to 100%"),
+    "class_slo_wrong": ("  requests: 40\n", "  requests: 40\n  classes: {a: {share: 100%, slo: fast}}\n", "slo 'fast'"),
+    "utilisation_without_percent": (MEMORY, "kv: {tokens: 16000, utilisation: 0.9}", "like 99%"),
+    "block_size_zero": (MEMORY, "kv: {tokens: 16000, block_size: 0}", "at least 1"),
+    "kv_smaller_than_a_block": (MEMORY, "kv: {tokens: 8}", "at least one block"),
+    "max_waiting_zero": ("seeds: 2", "seeds: 2\nmax_waiting: 0", "max_waiting is 0"),
+    "max_model_len_above_the_models": ("seeds: 2", "seeds: 2\nmax_model_len: 999999", "131072", "Lower it"),
+}
+NAMES = {
+    "model_unknown": ("llama-3.1-8b", "lama-3.1-8b", "Did you mean llama-3.1-8b?"),
+    "model_unlike_any": ("llama-3.1-8b", "zzz", "Known are"),
+    "gpu_unknown": (CONSTANT, "h20", "Did you mean h200?"),
+    "gpu_unlike_any": (CONSTANT, "tpu-v5", "Known are"),
+    "cost_kind_unknown": (CONSTANT, "{kind: roofine, gpu: h200}", "roofline"),
+    "cost_without_kind": (CONSTANT, "{gpu: h200}", "kind"),
+    "policy_unknown": (CONTINUOUS, "continous: {max_num_seqs: 8}", "s.yaml:13", "Did you mean continuous?"),
+    "policy_kind_unknown": (CONTINUOUS, "mine: {kind: zzz}", "s.yaml:13", "Known are"),
+    "policy_kind_a_number": (CONTINUOUS, "mine: {kind: 3}", "Write the name of a policy"),
+    "policy_module_missing": (CONTINUOUS, "mine: {kind: 'no_such_module:Mine'}", "cannot be imported", "PYTHONPATH"),
+    "policy_class_missing": (CONTINUOUS, "mine: {kind: 'json:Mine'}", "cannot be imported"),
+    "policy_class_is_none": (CONTINUOUS, "mine: {kind: 'json:JSONDecoder'}", "annotated config"),
+    "policy_path_is_odd": (CONTINUOUS, "mine: {kind: ':'}", "cannot be imported"),
+    "arrivals_kind_unknown": ("kind: poisson", "kind: poison", "Did you mean poisson?"),
+    "arrivals_without_kind": (ARRIVALS, "{mean_rate: 20/s}", "kind"),
+    "length_kind_unknown": ("kind: uniform", "kind: unifrom", "Did you mean uniform?"),
+    "model_does_not_fit": (f"llama-3.1-8b\ncost: {CONSTANT}\n{MEMORY}", "llama-3.1-70b\ncost: l40s", "GB short", "tp"),
+    "tp_that_divides_nothing": (f"{CONSTANT}\n{MEMORY}", "{kind: roofline, gpu: h200, tp: 3}", "3"),
+    "no_memory_stated": (MEMORY + "\n", "", "Add kv: tokens"),
+}
+SENSE = {
+    "static_waits_for_more_than_the_users": (
+        f"{ARRIVALS}",
+        CLOSED,
+        "load.mean_rate does not fit",
+    ),
+    "load_axis_wrong": ("load: {mean_rate: [10/s, 20/s]}", "load: {users: [1, 2]}", "does not fit", "poisson"),
+    "load_two_axes": ("load: {mean_rate: [10/s, 20/s]}", "load: {mean_rate: [1/s], users: [1]}", "one list"),
+    "load_empty": ("[10/s, 20/s]", "[]", "at least one value"),
+    "load_not_increasing": ("[10/s, 20/s]", "[20/s, 10/s]", "increase"),
+    "load_repeated": ("[10/s, 20/s]", "[10/s, 10/s]", "increase"),
+    "load_not_a_list": ("[10/s, 20/s]", "10/s", "s.yaml:14"),
+    "sjf_without_predictor": (
+        CONTINUOUS,
+        "preemptive: {max_num_seqs: 8, max_num_batched_tokens: 512, by: recompute, waiting_order: sjf, watermark: 1%,"
+        " victim: newest}",
+        "Name a length predictor",
+    ),
+    "predictor_of_unknown_kind": (CONTINUOUS, CONTINUOUS[:-1] + ", predictor: {kind: psychic}}", "oracle"),
+    "best_of_nothing": ("batch_size: 4", "batch_size: {best_of: []}", "best_of needs a list"),
+    "best_of_a_number": ("batch_size: 4", "batch_size: {best_of: 4}", "best_of needs a list"),
+    "best_of_without_braces": ("batch_size: 4", "batch_size: best_of [4, 8]", "{best_of: [4, 8]}"),
+    "best_of_words": ("batch_size: 4", "batch_size: {best_of: [many]}", "s.yaml:12", "batch_size"),
+    "budget_below_seqs": ("max_num_batched_tokens: 512", "max_num_batched_tokens: 0", "max_num_batched_tokens"),
+    "slo_mixes_forms": (
+        SETS_OWN_SHARE,
+        "slo: p99(ttft)<1s & tpot<50ms @ 99%",
+        "Write 'p99(ttft)<1s, p99(tpot)<50ms' or 'ttft<1s & tpot<50ms @ 99%'",
+    ),
+    "slo_without_share": (SETS_OWN_SHARE, "slo: ttft<1s & tpot<50ms", "@ 99%"),
+    "slo_without_unit": (SETS_OWN_SHARE, "slo: ttft<1 @ 99%", "slo 'ttft<1 @ 99%'"),
+    "slo_unknown_metric": (SETS_OWN_SHARE, "slo: tttf<1s @ 99%", "Did you mean ttft?"),
+    "slo_is_prose": (SETS_OWN_SHARE, "slo: as fast as you can", "is not a bound"),
+    "slo_of_single_itl": (SETS_OWN_SHARE, "slo: itl<50ms @ 99%", "p99(itl)"),
+    "every_request_too_long": ("tokens: 100", "tokens: 15999", "requests rejected", "KV"),
+}
+SYNTAX = {
+    "anchor_bomb": (
+        "seeds: 2",
+        "a: &a [x, x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nd: [*c, *c, *c]",
+        "alias",
+    ),
+    "merge_key": ("seeds: 2", "base: &b {seeds: 2}\n<<: *b", "alias"),
+    "python_tag": ("seeds: 2", "seeds: !!python/object/apply:os.system [ls]", "tag"),
+    "own_tag": ("seeds: 2", "seeds: !mine 2", "tag !mine"),
+    "deep_nesting": ("seeds: 2", "seeds: " + "[" * 60 + "]" * 60, "nested deeper"),
+    "very_deep_nesting": ("seeds: 2", "seeds: " + "[" * 20_000, "s.yaml"),
+    "two_documents": ("seeds: 2", "seeds: 2\n---\nseeds: 3", "not valid YAML"),
+    "tab": ("seeds: 2", "\tseeds: 2", "s.yaml:16: not valid YAML"),
+    "unclosed": ("seeds: 2", "seeds: [2", "not valid YAML"),
+    "control_character": ("seeds: 2", "seeds: \x07", "s.yaml"),
+    "indentation": ("  output_cap: 16", "     output_cap: 16", "not valid YAML"),
+}
+CASES = KEYS | VALUES | NAMES | SENSE | SYNTAX
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), [(c[0], c[1], c[2:]) for c in CASES.values()], ids=CASES)
+def test_wrong_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, expected: tuple) -> None:
+    """A scenario with one thing wrong names the place and leaves no results."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(changed(TINY, old, new), encoding="utf-8")
+    if "requests rejected" in expected:  # known only after the run, whose results are whole
+        result = batchsim("run", "s.yaml", "--jobs", 1)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert all(text in result.stderr for text in expected)
+        return
+    refused(tmp_path, ["run", "s.yaml", "--jobs", 1], *expected)
+
+
+def test_static_batch_larger_than_the_closed_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer users than the batch waits for, and no max_wait, would wait for ever: refused with both numbers."""
+    monkeypatch.chdir(tmp_path)
+    text = changed(changed(TINY, LOAD, ""), ARRIVALS, CLOSED)
+    Path("s.yaml").write_text(changed(text, ", max_wait: 100ms", ""))
+    refused(tmp_path, ["run", "s.yaml"], "s.yaml:12", "waits for 4 requests", "3 users", "max_wait")
+
+
+FILES = {
+    "empty": (b"", "holds no keys"),
+    "comments_only": (b"# nothing\n", "holds no keys"),
+    "list_at_top": (b"- model: x\n", "holds no keys"),
+    "word_at_top": (b"hello\n", "holds no keys"),
+    "binary": (bytes(range(256)), "cannot be read"),
+    "utf16": ("model: x".encode("utf-16"), "cannot be read"),
+    "nul_bytes": (b"model: \0\0\n", "s.yaml"),
+    "too_large": (b"# " + b"x" * 1_000_001, "at most"),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), FILES.values(), ids=FILES)
+def test_file_that_is_no_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, expected: str
+) -> None:
+    """A file that holds no scenario is refused by name."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_bytes(content)
+    refused(tmp_path, ["run", "s.yaml"], "s.yaml", expected)
+
+
+ARGUMENTS = {
+    "no_such_scenario": (["run", "burst"], "Did you mean bursty?"),
+    "no_such_file": (["run", "none/of.yaml"], "no such scenario"),
+    "folder_as_scenario": (["run", "."], "cannot be read"),
+    "file_as_folder_of_the_scenario": (["run", "s.yaml/x.yaml"], "s.yaml/x.yaml"),
+    "name_too_long": (["run", "x" * 5000], "cannot be read"),
+    "name_with_nul": (["run", "a\0b"], "a"),
+    "set_without_value": (["run", "s.yaml", "--set", "seeds"], "--set seeds=1"),
+    "set_without_key": (["run", "s.yaml", "--set", "=1"], "key.key=value"),
+    "set_below_a_number": (["run", "s.yaml", "--set", "seeds.x=1"], "--set seeds.x=1", "has no keys"),
+    "set_unknown_key": (["run", "s.yaml", "--set", "sedes=1"], "--set sedes=1", "Did you mean seeds?"),
+    "set_wrong_type": (["run", "s.yaml", "--set", "seeds=x"], "--set seeds=x", "seeds is"),
+    "set_bad_yaml": (["run", "s.yaml", "--set", "policies={static: [}"], "not valid YAML"),
+    "load_not_tested": (["run", "s.yaml", "--load", "7"], "--load 7", "10, 20"),
+    "load_not_a_number": (["run", "s.yaml", "--load", "high"], "batchsim run: ", "--load"),
+    "jobs_zero": (["run", "s.yaml", "--jobs", "0"], "--jobs"),
+    "out_is_a_file": (["run", "s.yaml", "--out", "s.yaml"], "cannot be written", "--out"),
+    "unknown_option": (["run", "s.yaml", "--jbos", "2"], "--jbos"),
+    "missing_argument": (["run"], "Missing argument"),
+    "unknown_command": (["rnu", "s.yaml"], "rnu"),
+    "why_without_results": (["why", "."], "holds no results"),
+    "why_of_nothing": (["why", "nowhere"], "holds no results"),
+    "inspect_nothing": (["trace", "inspect", "no.csv"], "no such file"),
+    "inspect_folder": (["trace", "inspect", "."], "not a file"),
+    "inspect_scenario": (["trace", "inspect", "s.yaml"], "no known format", "columns"),
+    "inspect_unknown_format": (["trace", "inspect", "s.yaml", "--format", "csv"], "--format csv", "azure"),
+    "inspect_bad_columns": (["trace", "inspect", "s.yaml", "--columns", "in,out"], "prompt=NAME,output=NAME"),
+    "inspect_columns_twice": (
+        ["trace", "inspect", "s.yaml", "--columns", "prompt=a,output=b,prompt=c"],
+        "prompt=NAME,output=NAME",
+    ),
+    "inspect_columns_without_unit": (
+        ["trace", "inspect", "s.yaml", "--columns", "arrival=a,prompt=b,output=c"],
+        "time_unit",
+    ),
+    "inspect_unknown_unit": (["trace", "inspect", "s.yaml", "--time-unit", "days"], "--time-unit days"),
+    "inspect_out_in_no_folder": (
+        ["trace", "inspect", "my.csv", "--columns", "prompt=in,output=out", "--out", "no/p.png"],
+        "no/p.png",
+        "cannot be written",
+    ),
+    "inspect_out_is_a_folder": (
+        ["trace", "inspect", "my.csv", "--columns", "prompt=in,output=out", "--out", "."],
+        "is a folder",
+    ),
+    "init_over_a_file": (["init", "-o", "s.yaml"], "s.yaml", "--force"),
+    "init_unknown_model": (["init", "-o", "n.yaml", "--model", "qwen3-8"], "Did you mean qwen3-8b?"),
+    "init_unknown_gpu": (["init", "-o", "n.yaml", "--gpu", "h1000"], "Did you mean h100"),
+    "init_in_no_folder": (["init", "-o", "no/n.yaml"], "cannot be written"),
+    "init_missing_trace": (["init", "-o", "n.yaml", "--trace", "no.csv"], "no such file"),
+    "init_columns_without_trace": (["init", "-o", "n.yaml", "--time-unit", "ms"], "--trace"),
+    "conform_unknown_policy": (["conform", "s.yaml", "--policy", "static"], "Known is vllm"),
+    "conform_no_recording": (["conform", "s.yaml", "--policy", "vllm"], "not a recording"),
+    "conform_missing_file": (["conform", "no.json", "--policy", "vllm"], "cannot be read"),
+    "conform_without_policy": (["conform", "s.yaml"], "--policy"),
+}
+
+
+@pytest.mark.parametrize(("args", "expected"), [(c[0], c[1:]) for c in ARGUMENTS.values()], ids=ARGUMENTS)
+def test_wrong_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[object], expected: tuple[str, ...]
+) -> None:
+    """A wrong argument, option or path is answered in one line."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(TINY)
+    Path("my.csv").write_text("ts,in,out\n0,5,5\n")
+    refused(tmp_path, args, *expected)
+
+
+# name: the trace file (None: there is none), a replacement in the replay scenario, and what the line says
+TRACES = {
+    "missing": (None, ("path: my.csv", "path: no.csv"), "no.csv: no such file"),
+    "missing_says_what_to_fetch": (
+        None,
+        ("path: my.csv", f"path: no.csv, fetch: a.org/no.csv, sha256: {'ab' * 32}"),
+        "Fetch a.org/no.csv",
+        "ab" * 32,
+    ),
+    "wrong_hash": ("ts,in,out\n0,5,5\n", ("path: my.csv", f"path: my.csv, sha256: {'ab' * 32}"), "SHA-256 is"),
+    "hash_is_no_hash": ("ts,in,out\n0,5,5\n", ("path: my.csv", "path: my.csv, sha256: abc"), "64 hexadecimal"),
+    "empty": ("", None, "my.csv: empty"),
+    "header_only": ("ts,in,out\n", None, "a header and no rows"),
+    "all_lengths_zero": ("ts,in,out\n0,0,5\n1,0,7\n", None, "no usable row of 2", "2 with 0 tokens"),
+    "zero_lengths_refused": (
+        "ts,in,out\n0,5,5\n1,5,0\n",
+        ("path: my.csv", "path: my.csv, zero_lengths: error"),
+        "my.csv:3",
+    ),
+    "broken_line": ("ts,in,out\n0,5,5\n1,five,5\n", None, "my.csv:3: in 'five' is not a number of tokens"),
+    "short_line": ("ts,in,out\n0,5,5\n1,5\n", None, "my.csv:3: 2 fields where the header has 3"),
+    "negative_length": ("ts,in,out\n0,-5,5\n", None, "my.csv:2: in '-5' is negative"),
+    "fractional_length": ("ts,in,out\n0,5.5,5\n", None, "my.csv:2"),
+    "nan_time": ("ts,in,out\nnan,5,5\n", None, "my.csv:2"),
+    "infinite_time": ("ts,in,out\ninf,5,5\n", None, "my.csv:2"),
+    "negative_time": ("ts,in,out\n-1,5,5\n", None, "my.csv:2: ts '-1' is negative"),
+    "missing_value": ("ts,in,out\n0,,5\n", None, "my.csv:2: in is missing"),
+    "column_missing": ("ts,prompt,out\n0,5,5\n", None, "no column 'in'"),
+    "unclosed_quote": ('ts,in,out\n0,"5,5\n', None, "my.csv"),
+    "binary": ("\0\1\2", None, "zero bytes"),
+    "time_unit_missing": ("ts,in,out\n0,5,5\n", (", time_unit: ms", ""), "has no unit"),
+    "no_times_to_replay": (
+        "ts,in,out\n0,5,5\n",
+        ("{arrival: ts, prompt: in, output: out}, time_unit: ms", "{prompt: in, output: out}"),
+        "no times",
+    ),
+    "rate_scale_without_by": (
+        "ts,in,out\n0,5,5\n",
+        ("path: my.csv", "path: my.csv, rate_scale: {factor: 2}"),
+        "rate_scale.by is missing",
+    ),
+    "rows_beyond_the_end": (
+        "ts,in,out\n0,5,5\n",
+        ("path: my.csv", "path: my.csv, rows: [5, 9]"),
+        "the file is shorter",
+    ),
+    "rows_and_time": (
+        "ts,in,out\n0,5,5\n",
+        ("path: my.csv", "path: my.csv, rows: [0, 1], time: [0s, 1s]"),
+        "Slice by one",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "change", "expected"), [(c[0], c[1], c[2:]) for c in TRACES.values()], ids=TRACES)
+def test_wrong_trace(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | None,
+    change: tuple[str, str] | None,
+    expected: tuple[str, ...],
+) -> None:
+    """A trace that cannot be replayed as asked names the file, and the line where one is to blame."""
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("my.csv").write_text(content)
+    Path("s.yaml").write_text(REPLAY if change is None else changed(REPLAY, *change))
+    refused(tmp_path, ["run", "s.yaml", "--jobs", 1], *expected)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A results folder that may not be written to is named."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(TINY)
+    Path("locked").mkdir(mode=0o500)
+    refused(tmp_path, ["run", "s.yaml", "--out", "locked"], "locked", "--out")
+
+
+DAMAGE = {
+    "manifest_is_no_json": ("manifest.json", "{", "cannot be read"),
+    "manifest_is_empty_json": ("manifest.json", "{}", "Run the scenario again"),
+    "manifest_is_a_list": ("manifest.json", "[]", "Run the scenario again"),
+    "points_gone": ("points.csv", None, "cannot be read"),
+    "summary_is_empty": ("summary.csv", "", "cannot be read"),
+    "summary_is_another_table": ("summary.csv", "a,b\n1,2\n", "Run the scenario again"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), DAMAGE.values(), ids=DAMAGE)
+def test_damaged_results(tmp_path: Path, ran: Path, name: str, content: str | None, expected: str) -> None:
+    """Results that somebody damaged are named, with the advice to run again."""
+    shutil.copytree(ran, tmp_path / "s")
+    (folder,) = [file.parent for file in tmp_path.glob("s/*/manifest.json")]
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    refused(tmp_path, ["why", folder], str(folder), expected)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PAR1 and no more"], ids=["gone", "empty", "cut"])
+def test_damaged_tables(tmp_path: Path, ran: Path, content: bytes | None) -> None:
+    """A point's table that is gone or cut off is named too."""
+    shutil.copytree(ran, tmp_path / "s")
+    for table in tmp_path.glob("s/points/*/steps.parquet"):
+        table.unlink()
+        if content is not None:
+            table.write_bytes(content)
+    refused(tmp_path, ["why", tmp_path / "s"], "steps cannot be read", "Run the scenario again")
+
+
+WHY = {
+    "policy": (["--policy", "contiguous"], "has no policy contiguous", "static, continuous"),
+    "load": (["--load", "7"], "load 7 was not tested"),
+    "seed": (["--seed", "9"], "seed 9"),
+    "request": (["--request", "99999"], "no request 99999"),
+    "negative_request": (["--request", "-1"], "no request -1"),
+    "slowest": (["--slowest", "-1"], "--slowest"),
+}
+
+
+@pytest.mark.parametrize(("args", "expected"), [(c[0], c[1:]) for c in WHY.values()], ids=WHY)
+def test_why_of_what_was_not_run(ran: Path, args: list[str], expected: tuple[str, ...]) -> None:
+    """A policy, load, seed or request that the run does not have is named, with those it has where they are few."""
+    refused(ran, ["why", ran, *args], *expected)

@@ -1,0 +1,365 @@
+"""The commands at their work: what they print, what they write, and that the same input gives the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
+
+from sim.cli import app
+from sim.point import Setup
+from sim.results import load_results
+from sim.run import run_scenario
+from sim.scenario import load_scenario
+
+WIDTH = 100
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with the tiny scenario."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(TINY)
+    return tmp_path
+
+
+def done(*args: object) -> str:
+    """What a call that must succeed printed; nothing goes to stderr."""
+    result = batchsim(*args)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return result.stdout
+
+
+def parquet(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
+
+
+def test_same_seed_same_bytes(here: Path) -> None:
+    """Two folders, one with two processes: the three tables of all 8 points are the same byte for byte."""
+    run_scenario(load_scenario("s.yaml"), out=here / "a", jobs=1)
+    run_scenario(load_scenario("s.yaml"), out=here / "b", jobs=2)
+    assert len(parquet(here / "a")) == 8 * 3
+    assert parquet(here / "a") == parquet(here / "b")
+
+
+def test_run_prints_a_narrow_table_and_writes_whole_results(here: Path) -> None:
+    """At most 100 columns, the folder last; it holds the tables and five pictures, and no unfinished file."""
+    lines = done("run", "s.yaml", "--jobs", 1).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert any(line.startswith("at 20 req/s offered") for line in lines)
+    assert sum(line.startswith(("static", "continuous")) for line in lines) == 2
+    (folder,) = [path.parent for path in Path("results/s").glob("*/manifest.json")]
+    assert str(folder) in "".join(lines[-2:])
+    assert {path.name for path in folder.iterdir()} >= {"summary.csv", "points.csv", "scenario.yaml", "p99_vs_qps.png"}
+    assert len(list(folder.glob("*.png"))) == 5
+    assert not [name for name in listing(here) if "/." in name]
+
+
+def test_json_counts_every_request(here: Path) -> None:
+    """Per policy, submitted = finished + rejected + cancelled + unfinished, each of the last three by reason."""
+    data = json.loads(done("run", "s.yaml", "--jobs", 1, "--json", "--set", "workload.patience={mean: 60ms}"))
+    assert set(data["policies"]) == {"static", "continuous"}
+    for policy in data["policies"].values():
+        assert policy["submitted"] == 40 * 2 * 2
+        ended = {name: policy[name] for name in ("rejected", "cancelled", "unfinished")}
+        assert policy["submitted"] == policy["finished"] + sum(ended.values())
+        assert {name: sum(policy[f"{name}_by_reason"].values()) for name in ended} == ended
+        assert [entry["load"] for entry in policy["loads"]] == [10, 20]
+    assert data["policies"]["static"]["cancelled"] > 0
+
+
+def test_set_changes_what_runs(here: Path) -> None:
+    """--set adds, replaces and nests; the manifest holds what was run."""
+    done(
+        "run", "s.yaml", "--jobs", 1, "--set", "seeds=1", "--set", "policies={mine: {kind: static, batch_size: 2}}",
+        "--set", "workload.lengths.prompt.tokens=50", "--set", "load.mean_rate=[5/s]",
+    )  # fmt: skip
+    results = load_results("results/s")
+    assert results.points[["policy", "load", "seed"]].to_numpy().tolist() == [["mine", 5.0, 0]]
+    assert set(results.requests("mine", 5, 0)["prompt_tokens"]) == {50}
+    assert results.scenario["workload"]["lengths"]["prompt"]["tokens"] == 50
+
+
+def test_points_are_reused_until_forced(here: Path) -> None:
+    """The same run again simulates nothing, another seed only what is new, --force everything."""
+
+    def counts(*overrides: str) -> tuple[int, int]:
+        manifest = run_scenario(load_scenario("s.yaml", overrides=overrides)).manifest
+        return manifest["points_run"], manifest["points_reused"]
+
+    assert counts() == (8, 0)
+    assert counts() == (0, 8)
+    assert counts("seeds=3") == (4, 8)
+    done("run", "s.yaml", "--jobs", 1, "--force")
+    manifest = load_results("results/s").manifest
+    assert (manifest["points_run"], manifest["points_reused"]) == (8, 0)
+
+
+def test_load_chooses_the_table(here: Path) -> None:
+    """--load shows another of the tested loads than the highest within the SLO."""
+    assert "at 10 req/s offered" in done("run", "s.yaml", "--jobs", 1, "--load", 10)
+
+
+def test_best_of_names_the_best(here: Path) -> None:
+    """Of the listed batch sizes one is reported, by name."""
+    out = done("run", "s.yaml", "--jobs", 1, "--set", "policies.static.batch_size={best_of: [2, 4]}")
+    assert ("static (bs 2)" in out) != ("static (bs 4)" in out)
+
+
+def test_shipped_scenario_is_found_by_name(here: Path) -> None:
+    """`batchsim run bursty` works in any folder; its results are named after it."""
+    small = [
+        "--set",
+        "load.mean_rate=[1/s]",
+        "--set",
+        "seeds=1",
+        "--set",
+        "workload.duration=40s",
+        "--set",
+        "workload.warmup=0s",
+    ]
+    done("run", "bursty", "--jobs", 1, *small, "--set", "policies={continuous: {max_num_seqs: 8,"
+         " max_num_batched_tokens: 512}}")  # fmt: skip
+    assert load_results("results/bursty").manifest["scenario_name"] == "bursty"
+
+
+def test_some_rejections_are_a_warning_or_with_strict_an_error(here: Path) -> None:
+    """A request that can never fit is counted and warned of; --strict makes it exit 2 with the reason."""
+    Path("r.yaml").write_text(REPLAY)
+    Path("my.csv").write_text("ts,in,out\n0,5,5\n9,15990,50\n20,5,5\n")
+    assert "rejected" in done("run", "r.yaml", "--jobs", 1)
+    result = batchsim("run", "r.yaml", "--jobs", 1, "--strict")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "1 of 3 requests rejected" in result.stderr
+
+
+def test_unsorted_duplicate_and_zero_rows_are_noted(here: Path) -> None:
+    """What a trace's reading changed stands in the output: sorted rows, equal times, dropped rows."""
+    Path("r.yaml").write_text(REPLAY)
+    Path("my.csv").write_text("ts,in,out\n50,5,5\n0,5,5\n50,6,6\n70,0,5\n")
+    out = done("run", "r.yaml", "--jobs", 1)
+    for note in ("not in time order (1 steps back)", "1 of 3 rows arrive at the same time", "1 of 4 rows dropped"):
+        assert note in out
+
+
+# ---- trace inspect and init
+
+MY_CSV = "when,in_tok,out_tok\n0,100,10\n500,200,20\n1500,300,30\n1500,400,90\n2500,50,0\n"
+COLUMNS = ("--columns", "arrival=when,prompt=in_tok,output=out_tok", "--time-unit", "ms")
+
+
+def test_inspect_prints_and_draws(here: Path) -> None:
+    """Rate, CV, dispersion, quantiles and notes on stdout; the picture is named after the trace, its bytes fixed."""
+    Path("my.csv").write_text(MY_CSV)
+    out = done("trace", "inspect", "my.csv", *COLUMNS)
+    for text in ("4 requests", "rate 2 requests/s", "at 60 s", "p99", "1 of 5 rows dropped", "my.trace.png"):
+        assert text in out
+    assert max(map(len, out.splitlines())) <= WIDTH
+    first = Path("my.trace.png").read_bytes()
+    done("trace", "inspect", "my.csv", *COLUMNS, "--out", "again.png")
+    assert first.startswith(b"\x89PNG") and first == Path("again.png").read_bytes()
+
+
+def test_inspect_json_is_the_same_figures_and_draws_nothing(here: Path) -> None:
+    """--json prints the figures as data; without --out no file is written."""
+    Path("my.csv").write_text(MY_CSV)
+    before = listing(here)
+    data = json.loads(done("trace", "inspect", "my.csv", *COLUMNS, "--json"))
+    assert (data["rows"], data["arrivals"]["rate_rps"], data["output_tokens"]["max"]) == (4, 2.0, 90)
+    assert listing(here) == before
+
+
+@pytest.mark.parametrize("rows", ["0,5,5\n", "0,5,5\n0,5,5\n", "0,5,5\n9,5,5\n", "0,1,1\n1,1,1\n1,2,1\n"])
+def test_inspect_draws_the_smallest_traces(here: Path, rows: str) -> None:
+    """One row, equal times, equal lengths: drawn without a warning."""
+    Path("my.csv").write_text("when,in_tok,out_tok\n" + rows)
+    done("trace", "inspect", "my.csv", *COLUMNS)
+    assert Path("my.trace.png").stat().st_size > 10_000
+
+
+def test_inspect_of_lengths_only(here: Path) -> None:
+    """A trace without times is drawn without arrivals and says so."""
+    Path("my.csv").write_text("a,b\n5,6\n7,8\n")
+    assert "no arrival times" in done("trace", "inspect", "my.csv", "--columns", "prompt=a,output=b")
+
+
+@pytest.mark.parametrize("args", [[], ["--model", "qwen3-8b", "--gpu", "l40s"], ["--model", "llama-3.1-70b"]])
+def test_init_writes_what_runs(here: Path, args: list[str]) -> None:
+    """The scenario has its header and is accepted; a model larger than one GPU gets as many as it needs."""
+    done("init", "-o", "n.yaml", *args)
+    text = Path("n.yaml").read_text()
+    assert text.startswith("# Question: ")
+    assert "\n# Source: " in text and "\n# Expect: " in text
+    assert ("tp: 2" in text) == ("llama-3.1-70b" in args)
+    Setup.of(load_scenario("n.yaml"))
+    if not args:
+        done("run", "n.yaml", "--jobs", 1, "--set", "load.mean_rate=[1/s]", "--set", "seeds=1")
+
+
+def test_init_from_a_trace(here: Path) -> None:
+    """Path relative to the scenario, columns, unit, the measured rate, and a cap that cuts no output; and it runs."""
+    Path("data").mkdir()
+    Path("data/my trace.csv").write_text(MY_CSV)
+    Path("sub").mkdir()
+    done("init", "--trace", "data/my trace.csv", *COLUMNS, "-o", "sub/n.yaml")
+    text = Path("sub/n.yaml").read_text()
+    workload = yaml.safe_load(text)["workload"]
+    assert workload["trace"]["path"] == "../data/my trace.csv"
+    assert workload["trace"]["columns"] == {"arrival": "when", "prompt": "in_tok", "output": "out_tok"}
+    assert workload["trace"]["time_unit"] == "ms"
+    assert workload["output_cap"] == 128
+    assert "longest output of the trace is 90" in text and "4 requests, 2/s" in text
+    os.chdir("data")  # the path starts from the scenario, not from here
+    assert "trace arrivals" in done("run", "../sub/n.yaml", "--jobs", 1)
+
+
+def test_init_from_lengths_only(here: Path) -> None:
+    """A trace without times gives its lengths to Poisson arrivals."""
+    Path("my.csv").write_text("a,b\n5,6\n7,8\n")
+    done("init", "--trace", "my.csv", "--columns", "prompt=a,output=b", "-o", "n.yaml")
+    workload = yaml.safe_load(Path("n.yaml").read_text())["workload"]
+    assert workload["arrivals"]["kind"] == "poisson" and workload["lengths"] == {"kind": "trace"}
+    done("run", "n.yaml", "--jobs", 1, "--set", "load.mean_rate=[2/s]", "--set", "seeds=1")
+
+
+def test_init_replaces_only_when_forced(here: Path) -> None:
+    """An existing file stays unless --force is given."""
+    assert batchsim("init", "-o", "s.yaml").exit_code == 2
+    assert Path("s.yaml").read_text() == TINY
+    done("init", "-o", "s.yaml", "--force")
+    assert Path("s.yaml").read_text() != TINY
+
+
+# ---- why
+
+
+def test_why_explains_the_slowest_of_every_policy(ran: Path) -> None:
+    """A mean and the slowest for each policy, in 100 columns, each as a sum of parts."""
+    out = done("why", ran, "--slowest", 2)
+    assert max(map(len, out.splitlines())) <= WIDTH
+    assert out.count("  mean of 40: ") == 2 and out.count("  request ") == 4
+    assert "queued:batch" in out.partition("continuous at")[0]
+
+
+def test_why_parts_sum_to_the_latency_in_the_table(ran: Path) -> None:
+    """In --json the parts add up to the request's E2E to the ns, and the slowest come first."""
+    (found,) = json.loads(done("why", ran, "--policy", "static", "--load", 10, "--slowest", 40, "--json"))
+    requests = load_results(ran).requests("static", 10, 0).set_index("request_id")
+    lives = [one["life_ns"] for one in found["slowest"]]
+    assert lives == sorted(lives, reverse=True) and len(lives) == 40
+    for one in found["slowest"]:
+        row: Any = requests.loc[one["request_id"]]
+        assert sum(part["ns"] for part in one["parts"]) == one["life_ns"] == row["delivered_ns"] - row["sent_ns"]
+    assert found["mean_ns"] == pytest.approx(sum(lives) / 40)
+
+
+def test_why_names_who_took_the_place(here: Path) -> None:
+    """A preempted request's part names the request that took its KV."""
+    knobs = "max_num_seqs: 8, max_num_batched_tokens: 512, by: recompute, victim: newest, watermark: 0%"
+    done(
+        "run", "s.yaml", "--jobs", 1, "--set", f"policies={{preemptive: {{{knobs}}}}}", "--set", "kv.tokens=256",
+        "--set", "workload.output_cap=64", "--set", "workload.lengths.output={kind: uniform, min: 20, max: 60}",
+    )  # fmt: skip
+    (found,) = json.loads(done("why", "results/s", "--slowest", 40, "--load", 20, "--json"))
+    parts = [part for one in found["slowest"] for part in one["parts"] if part["part"].startswith("preempted")]
+    assert parts and any(part["blocker"] is not None for part in parts)
+    assert " by request " in done("why", "results/s", "--slowest", 40, "--load", 20)
+
+
+def test_why_compares_one_request_under_every_policy(ran: Path) -> None:
+    """--request shows the same request of every policy."""
+    found = json.loads(done("why", ran, "--request", 7, "--json"))
+    assert [one["policy"] for one in found] == ["static", "continuous"]
+    assert [[r["request_id"] for r in one["slowest"]] for one in found] == [[7], [7]]
+    assert len({one["slowest"][0]["prompt_tokens"] for one in found}) == 1
+
+
+# ---- lists
+
+
+def test_policies_lists_evidence_and_knobs() -> None:
+    """Every registered policy with where it comes from, as text and as JSON."""
+    rows = {row["policy"]: row for row in json.loads(done("policies", "--json"))}
+    assert set(rows) >= {"static", "dynamic", "continuous", "preemptive", "vllm"}
+    assert {row["evidence"] for row in rows.values()} <= {"recorded", "hand-derived", "family"}
+    assert rows["continuous"]["knobs"]["max_num_seqs"] == "required"
+    assert all(f"{name} " in done("policies") for name in rows)
+
+
+def test_catalog_gives_sources() -> None:
+    """Every model and GPU has a source."""
+    data = json.loads(done("catalog", "--json"))
+    assert {"h200", "h100", "a100", "l40s"} <= set(data["gpus"])
+    assert all(item["source"] for kind in data.values() for item in kind.values())
+    assert all(name in done("catalog") for kind in data.values() for name in kind)
+
+
+def test_schema_covers_scenario_and_policies() -> None:
+    """The JSON schema names the top keys and the knobs of each policy, and forbids others."""
+    schema = json.loads(done("schema"))
+    assert {"model", "cost", "workload", "policies", "slo"} <= set(schema["required"])
+    assert schema["additionalProperties"] is False
+    assert "max_num_seqs" in schema["$defs"]["policy continuous"]["properties"]
+
+
+def test_conform_says_which_recording_differs(here: Path) -> None:
+    """An equal recording is exit 0; one with a changed step is exit 1 and named."""
+    folder = os.environ.get("BATCHSIM_GOLDEN")
+    if folder is None:
+        pytest.skip("BATCHSIM_GOLDEN names no folder of recordings")
+    for path in sorted(Path(folder, "vllm-v1").glob("*.json")):
+        recording = json.loads(path.read_text())
+        if "steps" in recording and not recording["meta"].get("enable_prefix_caching", True):
+            break
+    else:
+        pytest.skip("no recording without prefix caching")
+    done("conform", path, "--policy", "vllm")
+    recording["steps"][0]["num_waiting"] += 1
+    Path("changed.json").write_text(json.dumps(recording))
+    result = batchsim("conform", path, "changed.json", "--policy", "vllm")
+    assert result.exit_code == 1
+    assert "changed.json" in result.stdout and "waiting" in result.stdout
+
+
+def _commands(group: Any, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    found: dict[tuple[str, ...], Any] = {}
+    for name, command in group.commands.items():
+        path = (*prefix, name)
+        found |= _commands(command, path) if hasattr(command, "commands") else {path: command}
+    return found
+
+
+COMMANDS = _commands(typer.main.get_command(app))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example(path: tuple[str, ...]) -> None:
+    """--help shows an example that begins with the command itself, and every option is explained."""
+    text = " ".join(done(*path, "--help").split())
+    assert "Example" in text
+    assert f"batchsim {' '.join(path)}" in text.partition("Example")[2]
+    assert all(param.help for param in COMMANDS[path].params if param.name != "help")
+
+
+def test_summary_is_plain_csv(ran: Path) -> None:
+    """summary.csv has a row a policy and load, readable by anything."""
+    (folder,) = [path.parent for path in ran.glob("*/manifest.json")]
+    with (folder / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["policy"], float(row["load"])) for row in rows] == [
+        ("static", 10), ("static", 20), ("continuous", 10), ("continuous", 20),
+    ]  # fmt: skip
+
+
+def test_changing_text_must_match_once() -> None:
+    """The helper of these tests refuses a replacement that would do nothing."""
+    with pytest.raises(AssertionError):
+        changed(TINY, "no such text", "")
