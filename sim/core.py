@@ -10,49 +10,12 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from sim.errors import SchedulerStalled
-from sim.record import (
-    BLOCKED,
-    CANCELLED,
-    DECODE,
-    FINISHED,
-    MISSING,
-    PREEMPTED,
-    PREFILL,
-    RECOMPUTE,
-    REJECTED,
-    SAT_OUT,
-    SWAPPED,
-    UNFINISHED,
-    Recorder,
-    pack_step,
-)
+from sim.journal import ENDED, Journal, Reasons
+from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED, Recorder, pack_step
 from sim.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
 
-_ENDED = -1  # a sequence starts in state 0: queued
 MAX_FRUITLESS_PREEMPTIONS = 10_000
 """Preemptions in a row without any token made by anyone: beyond it the policy is turning in a circle."""
-
-
-class _Life:
-    """What the records need to remember of a request while it lives."""
-
-    __slots__ = (
-        "arrival",
-        "computed_once",
-        "first_token_ns",
-        "last_token_ns",
-        "output_tokens",
-        "preemptions",
-        "recomputed",
-        "scheduled_ns",
-        "swaps",
-    )
-
-    def __init__(self, arrival: Arrival) -> None:
-        self.arrival = arrival
-        self.scheduled_ns = self.first_token_ns = self.last_token_ns = MISSING
-        self.output_tokens = self.preemptions = self.swaps = self.recomputed = 0
-        self.computed_once = 0  # high-water mark of computed tokens: below it, computing again is recompute
 
 
 class EngineCore:
@@ -79,13 +42,11 @@ class EngineCore:
         self.recorder = recorder
         self.max_model_len = max_model_len
         self.max_waiting = max_waiting
-        self.per_chunk_ns = per_chunk_ns
         self.stop_ns = stop_ns
         self.responses: list[Request] = []
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
-        self._lives: dict[Sequence, _Life] = {}
-        self._prefilling: dict[Sequence, None] = {}
+        self.journal = Journal(recorder, per_chunk_ns)
         self._batch: Batch | None = None
         self._fruitless = 0  # preemptions since the last token
         self._stopped = False
@@ -100,19 +61,19 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether any submitted request has not been answered yet."""
-        return bool(self._lives or self._inbox)
+        return bool(self.journal.lives or self._inbox)
 
     @property
     def next_timer_ns(self) -> int | None:
         """When the next deadline or cancel of a request still alive falls due, or the run stops with work left."""
         due_ns = self._next_cancel_ns()
-        if self.stop_ns is None or not self._lives:
+        if self.stop_ns is None or not self.journal.lives:
             return due_ns
         return self.stop_ns if due_ns is None else min(due_ns, self.stop_ns)
 
     def _next_cancel_ns(self) -> int | None:
         timers = self._timers
-        while timers and timers[0][2].state == _ENDED:
+        while timers and timers[0][2].state == ENDED:
             heappop(timers)
         return timers[0][0] if timers else None
 
@@ -126,12 +87,10 @@ class EngineCore:
         if isinstance(work, Idle):
             self._check_idle(work, now_ns, drain)
         else:
-            if work.chunks or work.joined or work.left or work.preempted or work.swap_in or self._prefilling:
-                self._record_changes(work, now_ns, reasons or {})
-            if not (work.chunks or work.num_decode or work.preempted or work.swap_in):
-                raise SchedulerStalled(
-                    f"empty batch at {now_ns} ns with nothing preempted or swapped in. {self._dump()}"
-                )
+            if work.preempted or not work.num_decode:
+                self._check_progress(work, now_ns)
+            if work.chunks or work.joined or work.left or work.preempted or work.swap_in or self.journal.prefilling:
+                self.journal.scheduled(work, now_ns, reasons or {})
         return work
 
     def enter_due(self, now_ns: int) -> None:
@@ -154,7 +113,7 @@ class EngineCore:
             self._fruitless = 0
         self._batch = batch
         self._finished = result.finished
-        self._record_step(batch, now_ns, result.duration_ns, pairs, sampled)
+        self.journal.step(self.scheduler, batch, now_ns, result.duration_ns, pairs, sampled)
         return now_ns + result.duration_ns
 
     def leap(self, batch: Batch, end_ns: int, horizon_ns: float, cost: CostModel) -> int:
@@ -189,20 +148,7 @@ class EngineCore:
         batch, finished = self._batch, self._finished
         assert batch is not None, "complete() without execute()"
         self._batch = None
-        for seq in batch.sampled:
-            life = self._lives[seq]
-            if life.first_token_ns == MISSING:
-                life.first_token_ns = now_ns
-            seq.state = DECODE
-            del self._prefilling[seq]
-        for seq in finished:
-            life = self._lives[seq]
-            life.last_token_ns = now_ns
-            life.output_tokens = seq.num_output_tokens
-            seq.state = _ENDED
-        for seq in batch.sampled:
-            if seq.state == DECODE:
-                self.recorder.state(now_ns, seq.request.id, DECODE)
+        self.journal.tokens(batch, finished, now_ns)
         for seq in self.scheduler.complete(batch, finished, now_ns):
             self._end(seq, now_ns, FINISHED, "")
         if self.scheduler.events:
@@ -211,9 +157,9 @@ class EngineCore:
     def close(self, now_ns: int, reason: str) -> None:
         """Ends everything that is still open as `unfinished`, answers that are being held too."""
         for _, _, arrival in sorted(self._inbox):
-            self._lives[Sequence(arrival.request)] = _Life(arrival)
+            self.journal.begin(Sequence(arrival.request), arrival)
         self._inbox = []
-        for seq in list(self._lives):
+        for seq in list(self.journal.lives):
             self._end(seq, now_ns, UNFINISHED, reason)
 
     # ---- one instant
@@ -224,7 +170,7 @@ class EngineCore:
         while True:
             while timers and timers[0][0] <= now_ns:
                 _, _, seq, reason = heappop(timers)
-                if seq in self._lives and seq.state != _ENDED:
+                if seq in self.journal.lives and seq.state != ENDED:
                     responses = self.scheduler.cancel(seq, now_ns)
                     self._end(seq, now_ns, CANCELLED, reason)
                     for done in responses:
@@ -236,7 +182,7 @@ class EngineCore:
     def _enter(self, arrival: Arrival, now_ns: int) -> None:
         request = arrival.request
         seq = Sequence(request)
-        self._lives[seq] = _Life(arrival)
+        self.journal.begin(seq, arrival)
         if request.prompt_tokens >= self.max_model_len:
             detail = f"prompt of {request.prompt_tokens} tokens, max_model_len {self.max_model_len}"
             self._reject(seq, now_ns, "prompt_too_long", detail)
@@ -248,7 +194,7 @@ class EngineCore:
         self.scheduler.add(seq, now_ns)
         if self.scheduler.events:
             self._drain_events(now_ns)
-        if seq.state == _ENDED:
+        if seq.state == ENDED:
             return
         if request.deadline_ns is not None:
             heappush(self._timers, (request.deadline_ns, request.id, seq, "deadline"))
@@ -263,12 +209,12 @@ class EngineCore:
         if idle.until_ns is not None:
             if idle.until_ns <= now_ns:
                 raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
-        elif drain and self._lives and self._next_cancel_ns() is None:
+        elif drain and self.journal.lives and self._next_cancel_ns() is None:
             raise SchedulerStalled(f"nothing is due after {now_ns} ns and the scheduler waits. {self._dump()}")
 
     def _dump(self) -> str:
         scheduler = self.scheduler
-        first = next(iter(self._lives), None)
+        first = next(iter(self.journal.lives), None)
         return (
             f"{type(scheduler).__name__}: {scheduler.num_waiting} waiting, {scheduler.num_running} running,"
             f" {scheduler.kv.num_free} of {scheduler.kv.num_blocks} KV blocks free; oldest: {first!r}"
@@ -282,13 +228,9 @@ class EngineCore:
         sampled: list[Sequence] = []
         for seq, n in batch.chunks:
             computed = seq.settled_computed_tokens
-            life = self._lives[seq]
             pairs += n * computed + n * (n + 1) // 2
             done = computed + n
-            if computed < life.computed_once:
-                life.recomputed += min(done, life.computed_once) - computed
-            if done > life.computed_once:
-                life.computed_once = done
+            self.journal.computed(seq, done)
             seq.settled_computed_tokens = done
             if done == seq.request.prompt_tokens + seq.settled_output_tokens:
                 seq.settled_output_tokens += 1
@@ -296,111 +238,34 @@ class EngineCore:
         batch.sampled = sampled
         return pairs, len(sampled)
 
-    # ---- records
+    # ---- what the policy says
 
-    def _record_step(self, batch: Batch, start_ns: int, duration_ns: int, pairs: int, sampled: int) -> None:
-        scheduler = self.scheduler
-        swap_blocks = 0
-        if batch.swap_out or batch.swap_in:
-            swap_blocks = sum(n for _, n in batch.swap_out) + sum(n for _, n in batch.swap_in)
-        self.recorder.step_rows += pack_step(
-            start_ns, duration_ns, batch.context_tokens, pairs, batch.pad_context_tokens, batch.num_decode,
-            batch.num_prefill_tokens, len(batch.chunks), sampled, batch.pad_prefill_tokens, batch.pad_decode_rows,
-            swap_blocks, len(batch.preempted), scheduler.kv.num_free, scheduler.num_waiting, scheduler.num_running,
-        )  # fmt: skip
-
-    def _record_changes(self, batch: Batch, now_ns: int, reasons: dict[Sequence, tuple[str, int | None]]) -> None:
-        """State rows from what the batch says changed; `reasons` are those the policy gave in this call."""
-        row = self.recorder.state
-        swapped_out = {seq for seq, _ in batch.swap_out}
-        self._fruitless += len(batch.preempted)
-        if self._fruitless > MAX_FRUITLESS_PREEMPTIONS:
-            raise SchedulerStalled(f"{self._fruitless} preemptions without a token by {now_ns} ns. {self._dump()}")
-        for seq in batch.preempted:
-            life = self._lives[seq]
-            if seq.state in (DECODE, SAT_OUT):
-                life.computed_once = max(life.computed_once, seq.num_tokens - 1)
-            self._prefilling.pop(seq, None)
-            seq.state = SWAPPED if seq in swapped_out else PREEMPTED
-            if seq.state == SWAPPED:
-                life.swaps += 1
-            life.preemptions += 1
-            row(now_ns, seq.request.id, seq.state, *reasons.get(seq, ("", None)))
-        for seq in batch.left:
-            if seq.state == DECODE and seq.group is None:
-                seq.state = SAT_OUT
-                row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("", None)))
-        back = [seq for seq, _ in batch.swap_in] if batch.decodes is None else []
-        for seq in [*batch.joined, *back]:
-            if seq.state in (SAT_OUT, SWAPPED) and seq.group is not None:
-                seq.state = DECODE
-                row(now_ns, seq.request.id, DECODE)
-        for seq, _ in batch.chunks:
-            if seq.state in (PREFILL, RECOMPUTE):
-                continue
-            life = self._lives[seq]
-            if life.scheduled_ns == MISSING:
-                life.scheduled_ns = now_ns
-            seq.state = RECOMPUTE if seq.settled_computed_tokens < life.computed_once else PREFILL
-            self._prefilling[seq] = None
-            row(now_ns, seq.request.id, seq.state)
-        if len(self._prefilling) > len(batch.chunks):
-            running = {seq for seq, _ in batch.chunks}
-            for seq in [seq for seq in self._prefilling if seq not in running]:
-                del self._prefilling[seq]
-                seq.state = SAT_OUT
-                row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("token_budget", None)))
-
-    def _drain_events(self, now_ns: int) -> dict[Sequence, tuple[str, int | None]]:
+    def _drain_events(self, now_ns: int) -> Reasons:
         """Writes queue-head reasons, ends the rejected, and returns the reasons of this call's state changes."""
         events, self.scheduler.events = self.scheduler.events, []
-        reasons: dict[Sequence, tuple[str, int | None]] = {}
+        reasons: Reasons = {}
         for event in events:
             if event.kind == "blocked":
-                self.recorder.state(now_ns, event.seq.request.id, BLOCKED, event.reason, event.blocker)
+                self.journal.blocked(event, now_ns)
             elif event.kind == "rejected":
                 self._reject(event.seq, now_ns, event.reason, event.detail)
             else:
                 reasons[event.seq] = (event.reason, event.blocker)
         return reasons
 
+    def _check_progress(self, batch: Batch, now_ns: int) -> None:
+        """Raises SchedulerStalled for an empty batch, or where preemptions go round without a token."""
+        if not (batch.chunks or batch.num_decode or batch.preempted or batch.swap_in):
+            raise SchedulerStalled(f"empty batch at {now_ns} ns with nothing preempted or swapped in. {self._dump()}")
+        self._fruitless += len(batch.preempted)
+        if self._fruitless > MAX_FRUITLESS_PREEMPTIONS:
+            raise SchedulerStalled(f"{self._fruitless} preemptions without a token by {now_ns} ns. {self._dump()}")
+
     def _end(self, seq: Sequence, now_ns: int, outcome: int, reason: str) -> None:
-        """Writes the request's row, forgets it, and lists it for its client."""
-        life = self._lives.pop(seq)
-        self._prefilling.pop(seq, None)
-        finished = outcome == FINISHED
-        output_tokens = life.output_tokens or seq.num_output_tokens
-        seq.state = _ENDED
-        request = seq.request
-        sent_ns = life.arrival.sent_ns
-        first_delivery = delivered = MISSING
-        if finished:
-            delivered = (life.last_token_ns if self.scheduler.streams else now_ns) + self.per_chunk_ns
-            first_delivery = life.first_token_ns + self.per_chunk_ns if self.scheduler.streams else delivered
-        self.recorder.request(
-            request.id,
-            self.recorder.text(request.klass),
-            self.recorder.text(request.tenant),
-            request.priority,
-            request.arrival_ns if sent_ns is None else sent_ns,
-            request.arrival_ns,
-            request.prompt_tokens,
-            request.max_output_tokens,
-            output_tokens,
-            life.scheduled_ns,
-            life.first_token_ns,
-            life.last_token_ns,
-            first_delivery,
-            delivered,
-            life.last_token_ns if finished else now_ns,
-            outcome,
-            self.recorder.text(reason),
-            life.preemptions,
-            life.swaps,
-            life.recomputed,
-        )
+        """Ends a request and lists it for its client."""
+        self.journal.end(seq, now_ns, outcome, reason, streams=self.scheduler.streams)
         self.executor.end(seq)
-        self.responses.append(request)
+        self.responses.append(seq.request)
 
 
 class SimExecutor:

@@ -27,7 +27,7 @@ class Row:
     `anywhere` are third-party packages it may import, `inside` those only inside functions.
     """
 
-    floor: int
+    floor: float
     modules: tuple[str, ...]
     anywhere: frozenset[str] = frozenset()
     inside: frozenset[str] = frozenset()
@@ -55,6 +55,7 @@ ROWS = (
     _row(2, "sim.workload.*", "numpy", inside="pyarrow"),  # Parquet traces
     _row(3, "sim.core", pure=True),
     _row(2, "sim.record", "numpy", pure=True),  # of floor 3, but below core, which writes it
+    _row(2.5, "sim.journal", pure=True),
     _row(4, "sim.simulate", "simpy", pure=True),
     _row(4, "sim.live"),
     _row(
