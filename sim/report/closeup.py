@@ -67,7 +67,8 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
             fig,
             results,
             f"What ran and what waited {at_load(load_name(results), load)}, seed {seed}",
-            f"measured at: engine · averages over {until_ns / _BINS / NS_PER_S:.2g} s · sequences: linear to 1, "
+            f"measured at: {results.manifest['measured_at']} · averages over {until_ns / _BINS / NS_PER_S:.2g} s"
+            " · sequences: linear to 1, "
             "then logarithmic · dotted: the last arrival",
             handles,
         )
@@ -182,7 +183,7 @@ def latency_cdf(results: Results, path: Path | str, load: float, seed: int) -> N
             fig,
             results,
             f"How latencies spread {at_load(load_name(results), load)}, seed {seed}",
-            "measured at: engine · completed requests sent after the warm-up"
+            f"measured at: {results.manifest['measured_at']} · completed requests sent after the warm-up"
             " · share axis: from 90 to 99 % is as far as from 99 to 99.9 %",
             policy_legend(results, notes),
         )

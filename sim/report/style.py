@@ -130,12 +130,12 @@ def footer(results: Results, *marks: str) -> str:
     """The line under a picture of several seeds: where it was measured, how often, and what its marks mean."""
     seeds = num_seeds(results)
     counted = f"{seeds} seeds · bands and bars ± 95 %" if seeds > 1 else "1 seed, no interval"
-    return " · ".join(("measured at: engine", counted, *marks))
+    return " · ".join((f"measured at: {results.manifest['measured_at']}", counted, *marks))
 
 
 def frame(fig: Figure, results: Results, title: str, foot: str, handles: list[Line2D]) -> None:
     """Puts the title, the run's heading, the legend and the footer around the axes, wrapped to the figure's width."""
-    heading = str(results.manifest["heading"]).removesuffix(" · measured at: engine")  # the footer says so
+    heading = str(results.manifest["heading"]).partition(" · measured at: ")[0]  # the footer says so
     put_around(fig, title, heading, foot, handles)
 
 

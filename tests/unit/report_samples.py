@@ -72,6 +72,7 @@ def sample_results(
         points.reset_index(drop=True),
         {"workload": {"warmup": "10s"}},
         {
+            "measured_at": "engine",
             "heading": f"bursty · llama-3.1-8b bf16 on h200 · {cost} · measured at: engine",
             "kv": "KV 892,800 tokens (55,800 blocks of 16: 141 GB × 0.90 − 15.0 weights − 4.2 reserve)",
             "num_blocks": NUM_BLOCKS,
