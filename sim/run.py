@@ -32,7 +32,7 @@ from sim.record import FINISHED, STEP_DTYPE
 from sim.results import POINTS, Results, load_results
 from sim.scenario import Point, Scenario
 from sim.slo import Slo, parse_slo
-from sim.workload.config import ClosedLoop
+from sim.workload.config import ClosedLoop, Frontend
 
 Progress = Callable[[int, int, str], None]
 """Called with points done, points in all, and what was done last."""
@@ -160,7 +160,7 @@ def run_scenario(
         "num_blocks": setup.kv.num_blocks,
         "workload": _describe_workload(scenario, results),
         "slo": scenario.file.slo,
-        "measured_at": "engine",
+        "measured_at": measured_at(setup),
         "sources": setup.cost.sources(),
         "outcomes": _outcomes(results),
         "details": {reason: text for result in results for reason, text in result["details"].items()},
@@ -193,7 +193,12 @@ def heading(setup: Setup) -> str:
     gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
     dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
     model = f"{setup.model.name} {dtype}{gpu}"
-    return f"{setup.scenario.name} · {model} · {setup.cost.describe()} · measured at: engine"
+    return f"{setup.scenario.name} · {model} · {setup.cost.describe()} · measured at: {measured_at(setup)}"
+
+
+def measured_at(setup: Setup) -> str:
+    """Where latencies are taken: at the engine, or at the client where the scenario models the way there."""
+    return "engine" if setup.scenario.file.workload.frontend == Frontend() else "client, front end modelled"
 
 
 def _run_tasks(tasks: list[Task], todo: list[int], jobs: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -233,8 +238,19 @@ def _sweep_unfinished(points: Path) -> None:
     """Removes what a killed run left half-written; folders of live processes stay."""
     for folder in points.glob(".*-*"):
         pid = folder.name.rpartition("-")[2]
-        if not pid.isdigit() or not Path(f"/proc/{pid}").exists():
+        if not pid.isdigit() or not _is_running(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and that nobody waited for does not count."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:  # not ours, or a system without /proc
+        return True
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
