@@ -6,16 +6,10 @@ A point is written whole or not at all, so a killed run continues where it was.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +21,7 @@ from sim.frames import write_tables
 from sim.inputs import PointInputs
 from sim.metrics import Measured, combine, measure
 from sim.point import Run, Setup, simulate_point
+from sim.pool import is_running, run_all
 from sim.provenance import as_json, identity, point_hash, provenance, short_hash, write_csv, write_text
 from sim.record import FINISHED, STEP_DTYPE
 from sim.results import POINTS, Results, load_results
@@ -141,7 +136,9 @@ def run_scenario(
         _sweep_unfinished(home / POINTS)
         done = {} if force else {i: kept for i, task in enumerate(tasks) if (kept := _kept(task.folder)) is not None}
         reused = len(done)
-        for i, result in _run_tasks(tasks, [i for i in range(len(tasks)) if i not in done], jobs):
+        todo = [i for i in range(len(tasks)) if i not in done]
+        for number, result in run_all(run_point, [tasks[i] for i in todo], jobs):
+            i = todo[number]
             done[i] = result
             if progress is not None:
                 point = tasks[i].point
@@ -201,56 +198,12 @@ def measured_at(setup: Setup) -> str:
     return "engine" if setup.scenario.file.workload.frontend == Frontend() else "client, front end modelled"
 
 
-def _run_tasks(tasks: list[Task], todo: list[int], jobs: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (index, result) as points end; in this process with one job or one point."""
-    if jobs == 1 or len(todo) <= 1:
-        for i in todo:
-            yield i, run_point(tasks[i])
-        return
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(min(jobs, len(todo)), context, initializer=_live_with_the_parent) as pool, _stop(pool):
-        futures = {pool.submit(run_point, tasks[i]): i for i in todo}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-
-
-@contextmanager
-def _stop(pool: ProcessPoolExecutor) -> Iterator[None]:
-    """Leaving early, on Ctrl-C or an error, does not wait for points that nobody will read."""
-    try:
-        yield
-    except BaseException:
-        for process in list((pool._processes or {}).values()):  # no public way to end a running task
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-
-
-def _live_with_the_parent() -> None:
-    """Leaves Ctrl-C to the parent, and makes this worker end with it even where it was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-
-
 def _sweep_unfinished(points: Path) -> None:
     """Removes what a killed run left half-written; folders of live processes stay."""
     for folder in points.glob(".*-*"):
         pid = folder.name.rpartition("-")[2]
-        if not pid.isdigit() or not _is_running(int(pid)):
+        if not pid.isdigit() or not is_running(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and that nobody waited for does not count."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except ProcessLookupError:
-        return False
-    except OSError:  # not ours, or a system without /proc
-        return True
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ ROWS = (
     _row(5, "sim.scenario.*", "numpy pydantic pydantic_core yaml"),
     _row(
         6,
-        "sim.point sim.run sim.results sim.provenance sim.sweep sim.capacity sim.plan sim.conform",
+        "sim.point sim.pool sim.run sim.results sim.provenance sim.sweep sim.capacity sim.plan sim.conform",
         "numpy pandas pyarrow",
     ),
     _row(7, "sim.report.*", "numpy pandas matplotlib jinja2"),
