@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 
 from sim.attribution import attribute
 from sim.core import EngineCore
+from sim.journal import ENDED
 from sim.kv import CountingKV, TableKV
 from sim.live import Traffic, VirtualClock
 from sim.metrics import token_gaps
 from sim.policies import POLICIES
 from sim.record import CANCELLED, FINISHED, MISSING, REJECTED, Records
 from sim.types import Batch, Idle
-from tests.conformance.runs import Case, built, cases
+from tests.conformance.runs import Case, Listed, built, cases
 
 RANDOM = settings(
     max_examples=60,
@@ -132,6 +134,31 @@ def test_pooled_gaps_equal_those_counted_token_by_token(kind: str, data: st.Data
     gaps, counts = token_gaps(records, done)
     pooled = np.sort(np.repeat(gaps, counts))
     assert pooled.tolist() == brute
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_no_policy_sees_a_true_output_length(kind: str, data: st.DataObject) -> None:
+    """Until the first request ends, a workload whose outputs are all as long as their caps is scheduled alike."""
+    case = data.draw(cases(kind))
+    assume(built(case) and not getattr(case.config, "needs_predictor", False))
+    longest = tuple(replace(a, output_tokens=a.request.max_output_tokens) for a in case.workload.known)
+    twin = replace(case, workload=Listed(longest))
+    short, long = (_until_an_end(c) for c in (replace(case, workload=Listed(case.workload.known)), twin))
+    assert long[: len(short)] == short
+
+
+def _until_an_end(case: Case) -> list[list[tuple[int, int]]]:
+    """What each step scheduled, up to the one in which the first sequence finishes."""
+    core, scheduled, seen = case.engine(), [], set()
+    for work in _steps(case, core):
+        if any(seq.state == ENDED for seq in seen):
+            break
+        items = list(work.items())
+        seen |= {seq for seq, _ in items}
+        scheduled.append([(seq.request.id, n) for seq, n in items])
+    return scheduled
 
 
 def _steps(case: Case, core: EngineCore, times: dict[int, list[int]] | None = None) -> Iterator[Batch]:
