@@ -22,12 +22,17 @@ from sim.record import CANCELLED, FINISHED, MISSING, REJECTED, Records
 from sim.types import Batch, Idle
 from tests.conformance.runs import Case, Listed, built, cases
 
-RANDOM = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+
+def random_cases(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+RANDOM, MANY = random_cases(40), random_cases(400)
 every_policy = pytest.mark.parametrize("kind", POLICIES)
 
 
@@ -43,6 +48,19 @@ def same(one: Records, other: Records) -> None:
 @given(data=st.data())
 def test_both_drivers_leaping_or_not_and_both_kv_managers_leave_equal_records(kind: str, data: st.DataObject) -> None:
     """simulate with and without leaping equals live with counted and with tabled blocks, bit for bit."""
+    _all_alike(kind, data)
+
+
+@pytest.mark.slow
+@every_policy
+@MANY
+@given(data=st.data())
+def test_records_are_equal_in_many_more_cases(kind: str, data: st.DataObject) -> None:
+    """The same ten times as often; the first cases are those of the test above."""
+    _all_alike(kind, data)
+
+
+def _all_alike(kind: str, data: st.DataObject) -> None:
     case = data.draw(cases(kind))
     assume(built(case))
     records = case.simulate().recorder.records()
