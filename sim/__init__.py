@@ -26,6 +26,10 @@ _HOME = {
 __all__ = ["Results", "load_results", "load_scenario", "run_scenario"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from sim.errors import SchedulerStalled
+from sim.errors import PolicyError, SchedulerStalled
 from sim.journal import ENDED, Journal, Reasons
 from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED, Recorder, pack_step
 from sim.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
@@ -73,7 +73,7 @@ class EngineCore:
 
     def _next_cancel_ns(self) -> int | None:
         timers = self._timers
-        while timers and timers[0][2].state == ENDED:
+        while timers and timers[0][2] not in self.journal.lives:
             heappop(timers)
         return timers[0][0] if timers else None
 
@@ -87,8 +87,8 @@ class EngineCore:
         if isinstance(work, Idle):
             self._check_idle(work, now_ns, drain)
         else:
-            if work.preempted or not work.num_decode:
-                self._check_progress(work, now_ns)
+            if work.chunks or work.preempted or not work.num_decode:
+                self._check_batch(work, now_ns)
             if work.chunks or work.joined or work.left or work.preempted or work.swap_in or self.journal.prefilling:
                 self.journal.scheduled(work, now_ns, reasons or {})
         return work
@@ -149,8 +149,7 @@ class EngineCore:
         assert batch is not None, "complete() without execute()"
         self._batch = None
         self.journal.tokens(batch, finished, now_ns)
-        for seq in self.scheduler.complete(batch, finished, now_ns):
-            self._end(seq, now_ns, FINISHED, "")
+        self._respond(self.scheduler.complete(batch, finished, now_ns), now_ns)
         if self.scheduler.events:
             self._drain_events(now_ns)
 
@@ -170,11 +169,12 @@ class EngineCore:
         while True:
             while timers and timers[0][0] <= now_ns:
                 _, _, seq, reason = heappop(timers)
-                if seq in self.journal.lives and seq.state != ENDED:
-                    responses = self.scheduler.cancel(seq, now_ns)
-                    self._end(seq, now_ns, CANCELLED, reason)
-                    for done in responses:
-                        self._end(done, now_ns, FINISHED, "")
+                if seq not in self.journal.lives:
+                    continue
+                # One that has its last token but is held back with its batch is given up by its client alone.
+                responses = self.scheduler.cancel(seq, now_ns) if seq.state != ENDED else []
+                self._end(seq, now_ns, CANCELLED, reason)
+                self._respond(responses, now_ns)
             if not inbox or inbox[0][0] > now_ns:
                 return
             self._enter(heappop(inbox)[2], now_ns)
@@ -253,13 +253,43 @@ class EngineCore:
                 reasons[event.seq] = (event.reason, event.blocker)
         return reasons
 
-    def _check_progress(self, batch: Batch, now_ns: int) -> None:
-        """Raises SchedulerStalled for an empty batch, or where preemptions go round without a token."""
+    def _check_batch(self, batch: Batch, now_ns: int) -> None:
+        """Raises PolicyError for a batch no engine could run, SchedulerStalled where a policy gets nowhere.
+
+        A policy may be a user's own; what it got wrong must not become a result.
+        """
+        kv, tokens = self.scheduler.kv, 0
+        for seq, n in batch.chunks:
+            done = seq.settled_computed_tokens + n
+            if n < 1 or done > seq.num_tokens or seq.group is not None:
+                raise self._policy_error(f"schedules {n} tokens of {seq!r}")
+            if kv.held(seq) * kv.block_size < done:
+                raise self._policy_error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
+            tokens += n
+        if tokens != batch.num_prefill_tokens or len({seq for seq, _ in batch.chunks}) != len(batch.chunks):
+            raise self._policy_error(
+                f"num_prefill_tokens {batch.num_prefill_tokens}, or one twice, in chunks of {tokens}"
+            )
         if not (batch.chunks or batch.num_decode or batch.preempted or batch.swap_in):
             raise SchedulerStalled(f"empty batch at {now_ns} ns with nothing preempted or swapped in. {self._dump()}")
         self._fruitless += len(batch.preempted)
         if self._fruitless > MAX_FRUITLESS_PREEMPTIONS:
             raise SchedulerStalled(f"{self._fruitless} preemptions without a token by {now_ns} ns. {self._dump()}")
+
+    def _policy_error(self, what: str) -> PolicyError:
+        return PolicyError(f"{type(self.scheduler).__name__}: {what}. Correct the policy.")
+
+    def check_returned(self) -> None:
+        """Raises PolicyError unless, with nobody left, all KV memory has come back."""
+        kv = self.scheduler.kv
+        if not self._stopped and (kv.num_free, kv.num_swap_free) != (kv.num_blocks, kv.num_swap_blocks):
+            raise self._policy_error(f"{kv.num_free} of {kv.num_blocks} KV blocks are free after the last request")
+
+    def _respond(self, responses: list[Sequence], now_ns: int) -> None:
+        """Sends what the policy releases, but for answers whose clients have given up."""
+        for seq in responses:
+            if seq in self.journal.lives:
+                self._end(seq, now_ns, FINISHED, "")
 
     def _end(self, seq: Sequence, now_ns: int, outcome: int, reason: str) -> None:
         """Ends a request and lists it for its client."""

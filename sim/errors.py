@@ -26,5 +26,9 @@ class ExtrapolationError(BatchsimError):
     """A batch lies outside what a profile was measured on."""
 
 
+class PolicyError(BatchsimError):
+    """A policy asks for what no engine could do."""
+
+
 class SchedulerStalled(BatchsimError):  # noqa: N818
     """A scheduler has work, nothing else is due, and it asks for nothing: it would wait for ever."""

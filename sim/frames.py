@@ -124,6 +124,11 @@ def write_tables(records: Records, folder: Path, replica: int = 0) -> None:
             unfinished.unlink(missing_ok=True)
 
 
+def tables_are_there(folder: Path) -> bool:
+    """Whether the folder holds every table."""
+    return all((folder / f"{name}.parquet").is_file() for name in COLUMN_DOCS)
+
+
 def read_table(folder: Path, name: str) -> pd.DataFrame:
     """The table `requests`, `steps` or `states` that `write_tables` left, equal to the frame it was made from."""
     return pq.read_table(folder / f"{name}.parquet").to_pandas()

@@ -39,7 +39,7 @@ from sim.inputs import PointInputs, between, makespan, of_class, span_of
 from sim.kpis import bound_by, engine_kpis
 from sim.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
 from sim.slo import Sample, Slo, rank
-from sim.stability import is_unstable
+from sim.stability import is_too_short, is_unstable
 from sim.units import NS_PER_S
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
@@ -109,7 +109,9 @@ def measure(inputs: PointInputs) -> Measured:
     values |= engine_kpis(inputs, cohort, span_ns)
     part_ns = _time_by_part(inputs, done)
     values |= _shares(part_ns)
-    unstable = not (inputs.all_at_once or inputs.closed_loop) and is_unstable(requests, inputs.window_ns)
+    judged = not (inputs.all_at_once or inputs.closed_loop)
+    unstable = judged and is_unstable(requests, inputs.window_ns)
+    values["too_short"] = float(judged and is_too_short(requests, inputs.window_ns))
     return Measured(
         values,
         frozenset(few),
@@ -276,12 +278,14 @@ def _objectives(
         "goodput_rps": None,
         "slo_met": float(all(known)) if known else None,
     }
-    if groups and all(slo.per_request for slo, _ in groups):
+    for name in inputs.class_names:
+        own, mine = inputs.class_slos.get(name, inputs.slo), cohort & of_class(records, name)
+        apart = own is not None and own.per_request and bool(mine.any())
+        values[f"in_slo[{name}]"] = float((passes & mine).sum()) / int(mine.sum()) if apart else None
+    judging = [slo for slo, members in groups if (members & cohort).any()] or [slo for slo, _ in groups]
+    if judging and all(slo.per_request for slo in judging):
         offered = int((counted & cohort).sum()) + missing
         values["in_slo"] = float((passes & cohort).sum()) / offered if offered else None
-        for name in inputs.class_names:
-            mine = counted & cohort & of_class(records, name)
-            values[f"in_slo[{name}]"] = float((passes & mine).sum()) / int(mine.sum()) if mine.any() else None
         good = passes & finished & between(requests["delivered_ns"], span_ns)
         if span_ns[1] > span_ns[0]:
             values["goodput_rps"] = float(good.sum()) * NS_PER_S / (span_ns[1] - span_ns[0])

@@ -18,6 +18,8 @@ from sim.types import PolicyContext, Request, Scheduler
 from sim.workload.build import BuiltWorkload, build_workload
 from sim.workload.predictors import build_predictor
 
+_ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -85,7 +87,11 @@ class Setup:
         predictor = None
         if spec.predictor is not None:
             predictor = _Unasked() if workload is None else build_predictor(spec.predictor, workload)
-        return spec.policy(spec.config, PolicyContext(kv, self.max_model_len, predictor, self.cost))
+        scheduler = spec.policy(spec.config, PolicyContext(kv, self.max_model_len, predictor, self.cost))
+        missing = [name for name in _ATTRIBUTES if not hasattr(scheduler, name)]
+        if missing:
+            raise ScenarioError(f"{spec.kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/types.py.")
+        return scheduler
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine for one simulation."""
@@ -126,6 +132,7 @@ def simulate_point(setup: Setup, point: Point) -> Run:
     workload = setup.workload(point.load, point.seed)
     core = setup.engine(point.spec, workload)
     end_ns = simulate(core, workload)
+    core.check_returned()
     return Run(point, workload, core.recorder.records(), core.scheduler.streams, end_ns)
 
 

@@ -66,25 +66,17 @@ class Results:
         for row in self.summary.to_dict("records"):
             metrics = {name: None if isinstance(x, float) and np.isnan(x) else x for name, x in row.items()}
             policies[str(row["policy"])]["loads"].append(metrics)
-        keep = [
-            "scenario_name",
-            "heading",
-            "kv",
-            "workload",
-            "slo",
-            "measured_at",
-            "commit",
-            "code",
-            "packages",
-            "machine",
-        ]
-        return {key: self.manifest[key] for key in keep} | {"path": str(self.path), "policies": policies}
+        return {key: self.manifest[key] for key in _HEAD} | {"path": str(self.path), "policies": policies}
 
     def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
         points = self.points
         found = points[(points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)]
         if found.empty:
-            known = f"policies {', '.join(points['policy'].unique())}; loads {sorted(points['load'].unique())}"
+            listed = {
+                name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in points[name].unique())
+                for name in ("policy", "load", "seed")
+            }
+            known = f"policies {listed['policy']}; loads {listed['load']}; seeds {listed['seed']}"
             raise ScenarioError(f"{self.path}: no point {policy} at load {load:g} with seed {seed}. There are {known}.")
         folder = self.path.parent / POINTS / str(next(iter(found["point"])))
         try:

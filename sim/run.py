@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sim.errors import ScenarioError
-from sim.frames import write_tables
+from sim.frames import tables_are_there, write_tables
 from sim.inputs import PointInputs
 from sim.metrics import Measured, combine, measure
 from sim.point import Run, Setup, simulate_point
@@ -27,6 +27,7 @@ from sim.record import FINISHED, STEP_DTYPE
 from sim.results import POINTS, Results, load_results
 from sim.scenario import Point, Scenario
 from sim.slo import Slo, parse_slo
+from sim.units import format_duration
 from sim.workload.config import ClosedLoop, Frontend
 
 Progress = Callable[[int, int, str], None]
@@ -75,6 +76,7 @@ def run_point(task: Task) -> dict[str, Any]:
     """Simulates, measures and writes one point; returns what its point.json holds."""
     setup = Setup.of(task.scenario)
     run = simulate_point(setup, task.point)
+    _check_cohort(run)
     measured = measure(point_inputs(setup, run))
     point = task.point
     result = {
@@ -99,10 +101,34 @@ def run_point(task: Task) -> dict[str, Any]:
     unfinished.mkdir(parents=True)
     write_tables(run.records, unfinished)
     (unfinished / "point.json").write_text(as_json(result), encoding="utf-8")
-    if task.folder.exists():
-        shutil.rmtree(task.folder)
-    unfinished.rename(task.folder)
+    _put(unfinished, task.folder)
     return result
+
+
+def _put(unfinished: Path, folder: Path) -> None:
+    """Makes `unfinished` be `folder`, in place of what is there. Another run may do the same at the same time."""
+    aside = unfinished.with_name(f".old{unfinished.name}")
+    try:
+        if folder.exists():
+            folder.rename(aside)
+        unfinished.rename(folder)
+    except OSError:  # the other run was faster, with the same bytes
+        if not folder.exists():
+            raise
+        shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_cohort(run: Run) -> None:
+    """ScenarioError where nothing can be measured."""
+    start_ns, end_ns = run.workload.window_ns
+    sent = run.records.requests["sent_ns"]
+    if not ((sent >= start_ns) & (sent <= end_ns)).any() or (end_ns <= start_ns and not run.workload.all_at_once):
+        raise ScenarioError(
+            f"{run.point.spec.name} at load {run.point.load:g}, seed {run.point.seed}: nobody arrives between the end"
+            f" of the warm-up at {format_duration(start_ns)} and the last arrival at {format_duration(end_ns)}."
+            " Lengthen the workload, or use all_at_once."
+        )
 
 
 def _measured(result: dict[str, Any]) -> Measured:
@@ -155,12 +181,14 @@ def run_scenario(
         "heading": heading(setup),
         "kv": str(setup.kv),
         "num_blocks": setup.kv.num_blocks,
-        "workload": _describe_workload(scenario, results),
+        "workload": _describe_workload(results),
         "slo": scenario.file.slo,
+        "objective": _objective(scenario),
         "measured_at": measured_at(setup),
         "sources": setup.cost.sources(),
         "outcomes": _outcomes(results),
         "details": {reason: text for result in results for reason, text in result["details"].items()},
+        "identical_seeds": _identical_seeds(results),
         "points_run": len(tasks) - reused,
         "points_reused": reused,
         "wall_s": round(time.monotonic() - started, 2),
@@ -207,11 +235,13 @@ def _sweep_unfinished(points: Path) -> None:
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
-    """The result of a point that is there already."""
+    """The result of a point that is there already, whole."""
     try:
-        return json.loads((folder / "point.json").read_text(encoding="utf-8"))
+        result = json.loads((folder / "point.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    whole = isinstance(result, dict) and {"seed", "values", "workload"} <= set(result)
+    return result if whole and tables_are_there(folder) else None
 
 
 # ---- tables
@@ -253,11 +283,12 @@ def _tabulate(scenario: Scenario, slo: Slo, results: list[dict[str, Any]]) -> tu
 
 
 def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
-    """How good a variant is at a load: stable first, then more within the SLO, then the lower normalised latency."""
+    """How good a variant is at a load: stable, the SLO met, more within it, the lower normalised latency."""
     combined = combine([_measured(run) for run in runs])
     latency = combined.mean["norm_latency_mean_s"]
     return (
         float(not combined.unstable),
+        float((combined.mean["slo_met"] or 0.0) > 0.5),  # in most seeds
         combined.mean["in_slo"] or 0.0,
         float("-inf") if latency is None else -latency,
     )
@@ -284,8 +315,23 @@ def _outcomes(results: list[dict[str, Any]]) -> dict[str, Any]:
     return counted
 
 
-def _describe_workload(scenario: Scenario, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The arrivals of the middle load and first seed; all notes that any point made."""
-    middle = sorted(scenario.loads)[len(scenario.loads) // 2]
-    described = next(r["workload"] for r in results if r["load"] == middle and r["seed"] == 0)
-    return described | {"load": middle}
+def _describe_workload(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The arrivals of every load and seed, with what was dropped or changed: the same for all policies."""
+    described = {(r["load"], r["seed"]): r["workload"] for r in results}
+    return [{"load": load, "seed": seed, **described[load, seed]} for load, seed in sorted(described)]
+
+
+def _identical_seeds(results: list[dict[str, Any]]) -> bool:
+    """Whether all seeds gave the same: then nothing is random and an interval of 0 says nothing."""
+    by_point: dict[Any, list[Any]] = {}
+    for result in results:
+        by_point.setdefault((result["name"], result["load"]), []).append(result["values"])
+    return all(len(seeds) > 1 and all(seed == seeds[0] for seed in seeds) for seeds in by_point.values())
+
+
+def _objective(scenario: Scenario) -> str:
+    """What `slo_met` means: the SLO, or every class's own where classes have theirs."""
+    classes = scenario.file.workload.classes
+    own = [f"{name} {traffic.slo}" for name, traffic in classes.items() if traffic.slo is not None]
+    others = [scenario.file.slo] if len(own) < len(classes) or not classes else []
+    return f"every class's objective ({'; '.join([*own, *others])})" if own else scenario.file.slo

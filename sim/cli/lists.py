@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.errors import BatchsimError
 
 
 @one_line_errors
@@ -86,14 +87,21 @@ def conform(
     files: Annotated[list[Path], typer.Argument(help="Recorded schedules, JSON.")],
     policy: Annotated[str, typer.Option(help="The policy that must make the same schedule.")],
 ) -> None:
-    """Compare a policy with schedules recorded from the real engine, step by step; exit code 1 if any differs.
+    """Compare a policy with schedules recorded from the real engine, step by step.
 
-    Example: batchsim conform recordings/*.json --policy vllm
+    Exit code 1 if any differs, 2 if any cannot be compared. Example: batchsim conform recordings/*.json --policy vllm
     """
     from sim.conform import conform as compare
 
-    verdicts = [compare(path, policy) for path in files]
-    for verdict in verdicts:
-        typer.echo(str(verdict))
-    if any(verdict.difference for verdict in verdicts):
-        raise typer.Exit(1)
+    differs = refused = False
+    for path in files:
+        try:
+            verdict = compare(path, policy)
+        except BatchsimError as error:
+            typer.echo(str(error), err=True)
+            refused = True
+        else:
+            typer.echo(str(verdict))
+            differs = differs or bool(verdict.difference)
+    if differs or refused:
+        raise typer.Exit(1 if differs else 2)

@@ -298,7 +298,8 @@ class Roofline:
         """One line for the head of a report."""
         e = self.gpu.efficiencies
         degree = f", tp {self.tp}" if self.tp > 1 else ""
-        return f"cost: roofline{degree}, not measured here ({e.compared} ±{100 * e.error_p95:.0f} %)"
+        assumed = ", attention assumed" if e.compared == "matmuls" else ""
+        return f"cost: roofline{degree}, not measured here ({e.compared} ±{100 * e.error_p95:.0f} %{assumed})"
 
     def sources(self) -> list[str]:
         """Lines on where the numbers come from: sheet, fit, host, swap."""

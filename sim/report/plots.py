@@ -263,6 +263,8 @@ def _bounds(results: Results, name: str, percentile: str | None = None) -> list[
     Without `percentile`: all that either the P50 or the P99 panel shows.
     """
     shown = (None, 0.5, 0.99) if percentile is None else (None, float(percentile.removeprefix("p")) / 100)
+    if results.manifest["objective"] != results.manifest["slo"]:
+        return []  # classes have their own, and no line holds for all of them
     bounds = parse_slo(results.manifest["slo"]).bounds
     return [bound.limit_ns / NS_PER_S for bound in bounds if bound.metric == name and bound.share in shown]
 
@@ -273,4 +275,5 @@ def _wide_mark(results: Results) -> list[str]:
 
 
 def _slo_mark(results: Results) -> str:
-    return f"dashed: the SLO {results.manifest['slo']}"
+    objective, slo = results.manifest["objective"], results.manifest["slo"]
+    return f"dashed: the SLO {slo}" if objective == slo else f"SLO: {objective}"

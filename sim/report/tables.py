@@ -55,8 +55,13 @@ def report(results: Results, load: float | None = None) -> str:
     axes = f"{_count(policies, 'policy', 'policies')} × {_count(loads, 'load')} × {_count(seeds, 'seed')}"
     # Policies with best_of run once a variant, so that there are more runs than the product says.
     axes += f" = {_count(runs, 'run')}" if runs == policies * loads * seeds else f", {_count(runs, 'run')} with best_of"
-    head = [manifest["heading"], manifest["kv"], f"{manifest['workload']['text']} · {axes}"]
-    notes = [f"- {note}" for note in manifest["workload"]["notes"]]
+    drawn = [workload for workload in manifest["workload"] if workload["load"] == load]
+    head = [manifest["heading"], manifest["kv"], f"{drawn[0]['text']} · {axes}"]
+    notes = [f"- {note}" for note in drawn[0]["notes"]]
+    if any(workload["notes"] != drawn[0]["notes"] for workload in manifest["workload"]):
+        notes.append("- these are of the load below and its first seed; manifest.json has all")
+    if manifest["identical_seeds"]:
+        notes.append(f"! nothing here is random: the {seeds} seeds are one run, and ± 0 says nothing. Set seeds: 1.")
     table = point_table(results, load)
     lines = [*head, *notes, table, *by_class(results, load), highest_loads(results), *warnings(results, load)]
     return "\n".join(fit(line) for text in lines for line in text.split("\n"))
@@ -89,13 +94,16 @@ def point_table(results: Results, load: float) -> str:
     counted = f"{seeds} seeds, ± = 95 %" if seeds > 1 else "1 seed"
     arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows]))
     # An arrival process with a stated mean need not meet it in a few finite windows.
-    but = f" ({arrived:.3g} in these seeds)" if name == "mean_rate" and abs(arrived / load - 1) > 0.02 else ""
-    head = f"{at_load(name, load)}{but}, same requests for all ({counted})"
+    came = "in these seeds" if seeds > 1 else "came"
+    but = f" ({arrived:.3g} {came})" if name == "mean_rate" and abs(arrived / load - 1) > 0.02 else ""
+    same = "same draws for every user" if name == "users" else "same requests for all"
+    head = f"{at_load(name, load)}{but}, {same} ({counted})"
     marks = []
     if any("~" in cell for cells in grid for cell in cells):
         marks.append("~ fewer than 20 observations beyond the percentile")
     if any(DASH in cells and "unstable" not in cells for cells in grid):
-        marks.append("– not defined (a response sent whole has no tpot)")
+        whole = any(cells[1] not in (DASH, "") and cells[3] == DASH and cells[4] != "unstable" for cells in grid[1:])
+        marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
     return "\n".join([head, *_aligned(grid), *(["   ".join(marks)] if marks else [])])
 
 
@@ -161,6 +169,10 @@ def highest_loads(results: Results) -> str:
     Where a lower load failed, it is named: the SLO is not met all the way up to the one shown.
     """
     parts = []
+    objective = results.manifest["objective"]
+    if not load_name(results):
+        verdicts = [f"{sweep.name} {'yes' if sweep.meets_slo.any() else 'no'}" for sweep in sweeps(results)]
+        return _listed(f"meets {objective}:", verdicts)
     for sweep in sweeps(results):
         good = sweep.loads[sweep.meets_slo]
         if not len(good):
@@ -170,9 +182,13 @@ def highest_loads(results: Results) -> str:
         but = f" (but not {', '.join(f'{load:g}' for load in failed)})" if len(failed) else ""
         parts.append(f"{sweep.name} {good[-1]:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
-    line = f"highest {what} tested that meets {results.manifest['slo']}:"
+    return _listed(f"highest {what} tested that meets {objective}:", parts)
+
+
+def _listed(line: str, parts: list[str]) -> str:
+    """The parts after the line's beginning, and on further lines where they do not fit; none is broken."""
     lines = [line]
-    for part in parts:  # a policy and its load stay on one line
+    for part in parts:
         separator = "  " if lines[-1] == line else "   "
         if len(lines[-1]) + len(separator) + len(part) <= WIDTH:
             lines[-1] += separator + part
@@ -193,6 +209,11 @@ def warnings(results: Results, load: float) -> list[str]:
             where = f"from {load_text(name, start)} on" if for_ever else f"at load {', '.join(f'{x:g}' for x in grows)}"
             lines.append(f"! {sweep.name}: the queue grows {where if name else 'without end'}; no percentiles there")
         i = sweep.index(load)
+        if sweep.values("too_short")[i] > 0:
+            lines.append(
+                f"! {sweep.name}: a request runs for over a quarter of the arrivals' time {at_load(name, load)}:"
+                " too short to tell whether the queue grows"
+            )
         uncompleted = float(sweep.values("uncompleted_share")[i])
         if uncompleted > 0:
             share = _percent(uncompleted)

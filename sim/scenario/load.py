@@ -26,6 +26,7 @@ from sim.workload.predictors import PredictorConfig
 from sim.workload.tagged import kind_of
 
 SHIPPED = "scenarios"
+MAX_LABEL = 40  # letters: what a column of a table can hold
 POLICY_METHODS = ("add", "cancel", "schedule", "repeat", "complete")
 _NAME_SHOWN = 200  # letters of a name in an error
 
@@ -146,6 +147,11 @@ def _specs(label: str, document: Document) -> Iterator[PolicySpec]:
     """The policy of a label, or one for every choice of its `best_of` knobs."""
     path: Keys = ("policies", label)
     entry = dict(document.value["policies"][label] or {})
+    if not label.strip() or not label.isprintable() or "$" in label or len(label) > MAX_LABEL:
+        raise ScenarioError(
+            f"{document.where(path)}: the policy's label {label[:50]!r} does not fit tables and pictures: 1 to"
+            f" {MAX_LABEL} printable letters, not blank, without $. Shorten or rename it."
+        )
     kind = entry.pop("kind", label)
     where = document.where(path)
     if not isinstance(kind, str):

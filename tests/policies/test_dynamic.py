@@ -198,7 +198,7 @@ def test_responses_leave_with_the_batch_or_with_the_row() -> None:
 
 def test_cancels_while_waiting_running_and_held() -> None:
     """A waiting one leaves its level, a running one its step; held responses go out when the last row is cancelled."""
-    records = dynamic("0:4->1c15 0:4->9c15 1:4->1p1c9 2:4->1p1" + LATER, max_batch_size=2, priority_levels=2)
+    records = dynamic("0:4->1 0:4->9c15 1:4->1p1c9 2:4->1p1" + LATER, max_batch_size=2, priority_levels=2)
     assert [outcome for outcome, _ in outcomes(records)[:4]] == ["finished", "cancelled", "cancelled", "finished"]
     assert times(records, "delivered_ns")[:4] == [(20,), (-1,), (-1,), (30,)]
 

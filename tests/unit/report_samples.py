@@ -76,8 +76,13 @@ def sample_results(
             "heading": f"bursty · llama-3.1-8b bf16 on h200 · {cost} · measured at: engine",
             "kv": "KV 892,800 tokens (55,800 blocks of 16: 141 GB × 0.90 − 15.0 weights − 4.2 reserve)",
             "num_blocks": NUM_BLOCKS,
-            "workload": {"text": "on/off arrivals, CV 2.4, IDC(1 s) 6.1", "notes": []},
+            "workload": [
+                {"load": load, "seed": 0, "text": "on/off arrivals, CV 2.4, IDC(1 s) 6.1", "notes": []}
+                for load in summary["load"].unique().tolist()
+            ],
+            "identical_seeds": False,
             "slo": slo,
+            "objective": slo,
             "outcomes": {label: [] for label in summary["label"].unique()},
             "details": {},
             "points_run": len(points),
@@ -113,7 +118,7 @@ def _row(
     ttft_ok = not whole and not unstable and p50["ttft"] * tails["p99"] < 1 and pace < 0.045
     others = {
         "offered_rps": load, "submitted": load * 600, "finished": done * 600, "rejected": 0.0, "cancelled": 0.0,
-        "unfinished": 0.0, "uncompleted_share": 0.0, "throughput_rps": done,
+        "unfinished": 0.0, "uncompleted_share": 0.0, "too_short": 0.0, "throughput_rps": done,
         "output_tokens_per_s": done * OUTPUT_TOKENS, "output_tokens_per_s_per_gpu": done * OUTPUT_TOKENS,
         "user_tokens_per_s_p50": np.nan if whole else 1 / pace,
         "in_slo": 0.994 if ttft_ok else 0.03,

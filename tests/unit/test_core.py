@@ -95,13 +95,13 @@ def test_a_finish_beats_a_cancel(drive: Driver, cancel_ns: int, outcome: str) ->
     assert played.outcome == outcome
 
 
-def test_a_held_response_can_no_longer_be_cancelled(drive: Driver) -> None:
-    """Who has finished and waits for the end of its batch is finished, whatever its deadline; it is delivered then."""
+def test_a_held_response_is_nobodys_once_its_client_gave_up(drive: Driver) -> None:
+    """Who has its last token but not its answer when its deadline passes is cancelled; its batch goes on."""
     config = StaticConfig(batch_size=2)
     core = engine(Static(config, PolicyContext(CountingKV(100, 4), MAX_MODEL_LEN)))
     played = play(drive, core, arrival(0, 0, output=1, deadline_ns=25), arrival(1, 0, output=5))
-    assert played[0] == Outcome("finished", "", 0, 10, 10, 10, 1)
-    assert core.recorder.records().requests["delivered_ns"].tolist() == [50, 50]
+    assert played[0] == Outcome("cancelled", "deadline", 0, 10, 10, 30, 1)
+    assert core.recorder.records().requests["delivered_ns"].tolist() == [MISSING, 50]
 
 
 def test_a_cancelled_request_keeps_what_it_made(drive: Driver) -> None:

@@ -11,7 +11,7 @@ from sim.gaps import token_gaps
 from sim.metrics import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
 from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
 from sim.slo import parse_slo
-from sim.stability import is_unstable
+from sim.stability import is_too_short, is_unstable
 from tests.unit.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm
 
 S = 1_000_000_000
@@ -216,9 +216,16 @@ def _queue(rho: float, count: int, seed: int, service_s: float = 1.0) -> tuple[n
     free = 0.0
     for i in range(count):
         free = left[i] = max(sent[i], free) + service[i]
+    started = left - service
     rows = [
-        {"sent_ns": int(a * S), "delivered_ns": int(b * S), "ended_ns": int(b * S)}
-        for a, b in zip(sent, left, strict=True)
+        {
+            "sent_ns": int(a * S),
+            "scheduled_ns": int(start * S),
+            "last_token_ns": int(b * S),
+            "delivered_ns": int(b * S),
+            "ended_ns": int(b * S),
+        }
+        for a, start, b in zip(sent, started, left, strict=True)
     ]
     return records_of(rows).requests, (0, int(sent[-1] * S))
 
@@ -228,6 +235,18 @@ def test_unstable_tells_a_growing_queue_from_a_long_one(rho, least, most):
     """Of 20 M/M/1 runs of 1,500 requests almost none is called unstable at ρ = 0.8, almost all are at 1.2."""
     found = sum(is_unstable(*_queue(rho, 1500, seed)) for seed in range(20))
     assert least <= found <= most
+
+
+def test_an_engine_that_only_fills_up_is_not_judged():
+    """Requests that run for most of the arrivals' time pile up without any queue: too short to tell."""
+    second = [
+        {"sent_ns": i * S, "scheduled_ns": i * S, "last_token_ns": (i + 30) * S, "delivered_ns": (i + 30) * S}
+        for i in range(40)
+    ]
+    requests = records_of([row | {"ended_ns": row["delivered_ns"]} for row in second]).requests
+    assert is_too_short(requests, (0, 40 * S))
+    assert not is_unstable(requests, (0, 40 * S))
+    assert not is_too_short(requests, (0, 120 * S))
 
 
 def test_backpressure_is_not_growth():

@@ -57,7 +57,7 @@ def test_response_sent_whole_has_no_tpot_and_the_table_says_why():
     """A stable static policy shows – under tpot, never 0, and the dash is explained; without one it is not."""
     table = point_table(sample_results(), 1.0)
     assert cell(table, "static")[3] == "–"
-    assert "– not defined (a response sent whole has no tpot)" in table
+    assert "– not defined (a response sent whole, or of one token, has no tpot)" in table
     assert "not defined" not in point_table(sample_results({"continuous": FOUR["continuous"]}), 8.0)
 
 
@@ -208,7 +208,8 @@ def test_report_counts_the_variants_of_best_of():
 def test_report_says_what_was_run():
     """Heading, KV budget, workload with the number of runs, notes, then the table at the chosen load."""
     results = sample_results()
-    results.manifest["workload"]["notes"] = ["3 requests cut to max_model_len"]
+    for workload in results.manifest["workload"]:
+        workload["notes"] = ["3 requests cut to max_model_len"]
     lines = report(results).splitlines()
     assert " · ".join(lines[:2]) == results.manifest["heading"]
     assert lines[2].startswith("KV 892,800 tokens")

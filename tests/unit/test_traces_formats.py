@@ -267,7 +267,8 @@ def test_sha256_is_of_the_uncompressed_content(tmp_path: Path) -> None:
 def test_missing_file_says_what_to_fetch() -> None:
     """A missing file's error names the place to fetch it from and its hash."""
     digest = "ab" * 32
-    with pytest.raises(TraceError, match=rf"none\.csv: no such file\. Fetch there \(SHA-256 {digest}\)\.$"):
+    told = rf"none\.csv: no such file\. Fetch there \(SHA-256 {digest}\) and put it at none\.csv"
+    with pytest.raises(TraceError, match=told):
         read("none.csv", fetch="there", sha256=digest)
     with pytest.raises(TraceError, match=r"none\.csv: no such file\. Correct trace\.path\.$"):
         read("none.csv")

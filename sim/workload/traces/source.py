@@ -76,7 +76,8 @@ def open_source(config: TraceConfig, base: Path) -> Source:
         if not path.exists():
             fetch = f"Fetch {config.fetch}" if config.fetch else "Correct trace.path"
             digest = f" (SHA-256 {config.sha256.lower()})" if config.sha256 else ""
-            raise TraceError(f"{path}: no such file. {fetch}{digest}.")
+            place = f" and put it at {config.path} in this folder, or in that of --traces" if config.fetch else ""
+            raise TraceError(f"{path}: no such file. {fetch}{digest}{place}.")
         if not path.is_file():
             raise TraceError(f"{path}: not a file. trace.path names one file.")
         if config.sha256 is not None:
