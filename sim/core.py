@@ -266,10 +266,10 @@ class EngineCore:
             if kv.held(seq) * kv.block_size < done:
                 raise self._policy_error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
             tokens += n
-        if tokens != batch.num_prefill_tokens or len({seq for seq, _ in batch.chunks}) != len(batch.chunks):
-            raise self._policy_error(
-                f"num_prefill_tokens {batch.num_prefill_tokens}, or one twice, in chunks of {tokens}"
-            )
+        if tokens != batch.num_prefill_tokens:
+            raise self._policy_error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
+        if len({seq for seq, _ in batch.chunks}) != len(batch.chunks):
+            raise self._policy_error("schedules a sequence twice in one step")
         if not (batch.chunks or batch.num_decode or batch.preempted or batch.swap_in):
             raise SchedulerStalled(f"empty batch at {now_ns} ns with nothing preempted or swapped in. {self._dump()}")
         self._fruitless += len(batch.preempted)

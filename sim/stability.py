@@ -35,6 +35,8 @@ def is_unstable(requests: NDArray[np.void], window_ns: tuple[int, int]) -> bool:
     if completions >= UNSTABLE_COMPLETED_SHARE * arrivals:
         return False
     edges = np.array([middle, (middle + end) // 2, end])
+    if (np.diff(edges) <= 0).any():
+        return False  # a window of a few ns
     third, last = np.diff(_time_in_system(sent, left, edges)) / np.diff(edges)
     return bool(last - third > np.sqrt(2 * arrivals / 3))
 

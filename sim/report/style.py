@@ -6,6 +6,7 @@ Pictures are drawn on bare `Figure` objects, never through pyplot, so nothing he
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,7 +91,8 @@ def policy_styles(policies: list[Sweep]) -> dict[str, PolicyStyle]:
 @contextmanager
 def house_style() -> Iterator[None]:
     """Draws with our settings whatever the user's matplotlibrc says, and leaves theirs as they were."""
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a label the font lacks is a box
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_RC)
         yield

@@ -1,0 +1,85 @@
+"""A policy that asks for what no engine could do is named, and its numbers never become a result."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.core import EngineCore, SimExecutor
+from sim.cost import Constant
+from sim.errors import PolicyError
+from sim.kv import CountingKV
+from sim.live import VirtualClock, live
+from sim.policies.gated import Gated, GatedConfig
+from sim.record import Recorder
+from sim.types import Arrival, Batch, Idle, PolicyContext, Request, Sequence
+from tests.conformance.runs import MS, Listed
+
+
+class NoMemory(Gated):
+    """Schedules prompts and gives their KV blocks back at once."""
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        work = super().schedule(now_ns, drain)
+        if isinstance(work, Batch):
+            for seq, _ in work.chunks:
+                self.kv.free(seq)
+        return work
+
+
+class Understates(Gated):
+    """Says that its prompts have no tokens."""
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        work = super().schedule(now_ns, drain)
+        if isinstance(work, Batch):
+            work.num_prefill_tokens = 0
+        return work
+
+
+class TooLong(Gated):
+    """Schedules more tokens than a prompt has."""
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        work = super().schedule(now_ns, drain)
+        if isinstance(work, Batch):
+            work.chunks = [(seq, n + 1) for seq, n in work.chunks]
+        return work
+
+
+class Leaks(Gated):
+    """Keeps a block of everyone who leaves."""
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        responses = super().complete(batch, finished, now_ns)
+        self.kv.num_free -= len(finished)
+        return responses
+
+
+def run(policy: type[Gated]) -> EngineCore:
+    context = PolicyContext(CountingKV(100, 16), 1000)
+    core = EngineCore(
+        policy(GatedConfig(), context), SimExecutor(Constant(step=MS), 1000), Recorder(), max_model_len=1000
+    )
+    live(core, Listed((Arrival(Request(0, 0, 20, 5), 5), Arrival(Request(1, 0, 30, 5), 5))), VirtualClock())
+    core.check_returned()
+    return core
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (NoMemory, "NoMemory: schedules up to token 20 in 0 KV blocks"),
+        (Understates, "Understates: says num_prefill_tokens 0 for chunks of 50"),
+        (TooLong, "TooLong: schedules 21 tokens of Sequence"),
+        (Leaks, "Leaks: 98 of 100 KV blocks are free after the last request"),
+    ],
+)
+def test_a_broken_policy_is_named_with_what_it_did(policy: type[Gated], message: str) -> None:
+    """Tokens without memory, wrong counts, chunks beyond the prompt and lost blocks are errors, not fast results."""
+    with pytest.raises(PolicyError, match=message):
+        run(policy)
+
+
+def test_the_policy_they_derive_from_is_sound() -> None:
+    """Without the faults nothing is raised."""
+    assert len(run(Gated).recorder.records().requests) == 2
