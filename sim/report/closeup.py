@@ -88,6 +88,9 @@ def draw_timeline(
     While a step runs they are as its scheduler left them; between steps nobody runs, and all in the system wait.
     `num_blocks` is the size of each replica's KV pool. Replicas are added up.
     """
+    if steps.empty:
+        remark(ax, "no step was made")
+        return
     replicas = np.unique(column(steps, "replica"))
     curves = []
     for replica in replicas:
@@ -152,7 +155,7 @@ def _replica_curves(
 
 
 def _ended_ns(steps: pd.DataFrame) -> float:
-    return float((column(steps, "start_ns") + column(steps, "duration_ns")).max())
+    return float((column(steps, "start_ns") + column(steps, "duration_ns")).max()) if len(steps) else 0.0
 
 
 def _in_minutes(span_ns: float) -> bool:

@@ -363,3 +363,52 @@ def test_changing_text_must_match_once() -> None:
     """The helper of these tests refuses a replacement that would do nothing."""
     with pytest.raises(AssertionError):
         changed(TINY, "no such text", "")
+
+
+CLASSES = """\
+  classes:
+    short: {share: 50%, slo: "p99(e2e)<1s"}
+    long: {share: 50%, priority: 1}
+"""
+
+
+def test_classes_with_objectives_of_both_forms(here: Path) -> None:
+    """A class judged by a percentile has no share in SLO; the line of the highest rate names every objective."""
+    Path("s.yaml").write_text(changed(TINY, "  requests: 40\n", "  requests: 40\n" + CLASSES))
+    text = done("run", "s.yaml", "--jobs", 1)
+    assert "short, in SLO:  static –   continuous –" in text
+    assert "every class's objective (short p99(e2e)<1s; ttft<1s & tpot<50ms @ 99%)" in " ".join(text.split())
+
+
+def test_without_a_load_axis_the_verdict_is_yes_or_no(here: Path) -> None:
+    """A single nameless load is no number to be met."""
+    text = done("run", "s.yaml", "--jobs", 1, "--set", "load=null", "--set", "slo=e2e<9s @ 99%")
+    assert "meets e2e<9s @ 99%:  static yes   continuous yes" in text
+
+
+def test_seeds_of_a_replay_are_said_to_be_one_run(here: Path) -> None:
+    """Where nothing is random an interval of 0 says nothing."""
+    Path("my.csv").write_text("ts,in,out\n0,10,3\n50,20,4\n90,30,5\n")
+    Path("r.yaml").write_text(changed(REPLAY, "seeds: 1", "seeds: 2"))
+    assert "nothing here is random: the 2 seeds are one run" in done("run", "r.yaml", "--jobs", 1)
+
+
+def test_a_point_that_lost_a_table_is_made_again(here: Path) -> None:
+    """A results folder from which a file was deleted is repaired by the next run."""
+    done("run", "s.yaml", "--jobs", 1)
+    lost = next(Path("results/s/points").glob("*/steps.parquet"))
+    lost.unlink()
+    done("run", "s.yaml", "--jobs", 1)
+    assert lost.exists()
+    assert load_results("results/s").manifest["points_run"] == 1
+
+
+def test_one_policy_that_takes_nothing_does_not_hide_the_others(here: Path) -> None:
+    """A policy that rejects all is a warning beside the table; an error only if there is no other."""
+    hopeless = "d: {kind: dynamic, max_batch_size: 2, priority_levels: 1}"
+    text = changed(TINY, "  requests: 40\n", "  requests: 40\n  classes: {a: {share: 100%, priority: 3}}\n")
+    Path("s.yaml").write_text(changed(text, "  static: {batch_size: 4, max_wait: 100ms}\n", f"  {hopeless}\n"))
+    assert "! d: 100 % of requests not completed" in done("run", "s.yaml", "--jobs", 1)
+    result = batchsim("run", "s.yaml", "--jobs", 1, "--set", f"policies={{{hopeless}}}")
+    assert result.exit_code == 2
+    assert "requests rejected: unknown_priority" in result.stderr
