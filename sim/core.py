@@ -79,16 +79,17 @@ class EngineCore:
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         """Lets in what is due and asks the scheduler. Raises SchedulerStalled if it would wait for ever."""
-        self.enter_due(now_ns)
-        if self._stopped:
-            return IDLE
+        if self._inbox or self._timers or self.stop_ns is not None:
+            self.enter_due(now_ns)
+            if self._stopped:
+                return IDLE
         work = self.scheduler.schedule(now_ns, drain)
         reasons = self._drain_events(now_ns) if self.scheduler.events else None
         if isinstance(work, Idle):
             self._check_idle(work, now_ns, drain)
         else:
-            if work.chunks or work.preempted or not work.num_decode:
-                self._check_batch(work, now_ns)
+            if work.preempted or not work.num_decode:
+                self._check_progress(work, now_ns)
             if work.chunks or work.joined or work.left or work.preempted or work.swap_in or self.journal.prefilling:
                 self.journal.scheduled(work, now_ns, reasons or {})
         return work
@@ -223,18 +224,33 @@ class EngineCore:
     # ---- counters
 
     def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
-        """Moves computed tokens on and gives a token to those that reached their known ones: (pairs, sampled)."""
-        pairs = 0
+        """Moves computed tokens on and gives a token to those that reached their known ones: (pairs, sampled).
+
+        PolicyError for chunks no engine could run: a policy may be a user's own, and what it got wrong must not become
+        a result.
+        """
+        pairs = tokens = 0
         sampled: list[Sequence] = []
-        for seq, n in batch.chunks:
+        chunks, kv = batch.chunks, self.scheduler.kv
+        for seq, n in chunks:
             computed = seq.settled_computed_tokens
+            known = seq.request.prompt_tokens + seq.settled_output_tokens
             pairs += n * computed + n * (n + 1) // 2
+            tokens += n
             done = computed + n
+            if n < 1 or done > known or seq.group is not None:
+                raise self._policy_error(f"schedules {n} tokens of {seq!r}")
+            if kv.held(seq) * kv.block_size < done:
+                raise self._policy_error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
             self.journal.computed(seq, done)
             seq.settled_computed_tokens = done
-            if done == seq.request.prompt_tokens + seq.settled_output_tokens:
+            if done == known:
                 seq.settled_output_tokens += 1
                 sampled.append(seq)
+        if tokens != batch.num_prefill_tokens:
+            raise self._policy_error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
+        if len(chunks) > 1 and len({seq for seq, _ in chunks}) != len(chunks):
+            raise self._policy_error("schedules a sequence twice in one step")
         batch.sampled = sampled
         return pairs, len(sampled)
 
@@ -253,23 +269,8 @@ class EngineCore:
                 reasons[event.seq] = (event.reason, event.blocker)
         return reasons
 
-    def _check_batch(self, batch: Batch, now_ns: int) -> None:
-        """Raises PolicyError for a batch no engine could run, SchedulerStalled where a policy gets nowhere.
-
-        A policy may be a user's own; what it got wrong must not become a result.
-        """
-        kv, tokens = self.scheduler.kv, 0
-        for seq, n in batch.chunks:
-            done = seq.settled_computed_tokens + n
-            if n < 1 or done > seq.num_tokens or seq.group is not None:
-                raise self._policy_error(f"schedules {n} tokens of {seq!r}")
-            if kv.held(seq) * kv.block_size < done:
-                raise self._policy_error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
-            tokens += n
-        if tokens != batch.num_prefill_tokens:
-            raise self._policy_error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
-        if len({seq for seq, _ in batch.chunks}) != len(batch.chunks):
-            raise self._policy_error("schedules a sequence twice in one step")
+    def _check_progress(self, batch: Batch, now_ns: int) -> None:
+        """Raises SchedulerStalled for an empty batch, or where preemptions go round without a token."""
         if not (batch.chunks or batch.num_decode or batch.preempted or batch.swap_in):
             raise SchedulerStalled(f"empty batch at {now_ns} ns with nothing preempted or swapped in. {self._dump()}")
         self._fruitless += len(batch.preempted)
