@@ -115,7 +115,7 @@ def state_intervals(records: Records) -> Intervals:
     is_last[:-1] = row[1:] != row[:-1]
     end_ns = np.empty(len(row), dtype=np.int64)
     end_ns[:-1] = states["time_ns"][1:]
-    end_ns[is_last] = requests["ended_ns"][row[is_last]]
+    end_ns[is_last] = np.where(_given_up(requests), requests["last_token_ns"], requests["ended_ns"])[row[is_last]]
     return Intervals(row, states["state"], states["reason"], states["blocker"], states["time_ns"], end_ns, is_last)
 
 
@@ -195,7 +195,14 @@ def _ends(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
     finished = np.flatnonzero(requests["outcome"] == FINISHED)
     done = requests[finished]
     yield _piece("response_held", finished, done["delivered_ns"] - per_chunk_ns - done["ended_ns"])
+    lost = np.flatnonzero(_given_up(requests))
+    yield _piece("response_held", lost, requests["ended_ns"][lost] - requests["last_token_ns"][lost])
     yield _piece("frontend", finished, np.full(len(finished), per_chunk_ns))
+
+
+def _given_up(requests: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Those that got their last token, but whose held answer nobody waited for."""
+    return (requests["outcome"] != FINISHED) & (requests["last_token_ns"] != MISSING)
 
 
 def _span(start_ns: Int, end_ns: Int) -> Int:

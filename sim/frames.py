@@ -50,7 +50,7 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "output_tokens": "tokens generated",
         "scheduled_ns": "ns; start of the first step it took part in; null if there was none",
         "first_token_ns": "ns; emission of the first token at the engine; null if there was none",
-        "last_token_ns": "ns; emission of the last token at the engine; null unless finished",
+        "last_token_ns": "ns; emission of the last token at the engine; null if that never came",
         "first_delivery_ns": "ns; first piece of the response at the client; null unless finished",
         "delivered_ns": "ns; last piece of the response at the client; null unless finished",
         "ended_ns": "ns; last token, rejection, cancel or end of the run",

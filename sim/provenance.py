@@ -47,7 +47,7 @@ def point_hash(common: dict[str, Any], point: Point) -> str:
 
 
 def short_hash(value: Any) -> str:
-    return hashlib.sha256(as_json(value).encode()).hexdigest()[:12]
+    return hashlib.sha256(as_json(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @cache
@@ -117,8 +117,8 @@ def write_text(path: Path, text: str) -> None:
     unfinished.replace(path)
 
 
-def as_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, sort_keys=indent is None, ensure_ascii=False, default=_plain)
+def as_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, indent=indent, sort_keys=sort_keys, ensure_ascii=False, default=_plain)
 
 
 def _plain(value: Any) -> Any:

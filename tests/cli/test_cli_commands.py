@@ -96,7 +96,9 @@ def test_points_are_reused_until_forced(here: Path) -> None:
         return manifest["points_run"], manifest["points_reused"]
 
     assert counts() == (8, 0)
+    first = {path.name: path.read_bytes() for path in Path("results/s").glob("*/*.csv")}
     assert counts() == (0, 8)
+    assert {path.name: path.read_bytes() for path in Path("results/s").glob("*/*.csv")} == first
     assert counts("seeds=3") == (4, 8)
     done("run", "s.yaml", "--jobs", 1, "--force")
     manifest = load_results("results/s").manifest
