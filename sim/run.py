@@ -175,7 +175,19 @@ def run_scenario(
     summary, points = _tabulate(scenario, slo, results)
     run_hash = short_hash([task.folder.name for task in tasks])
     folder = home / run_hash
-    manifest = {
+    manifest = _manifest(setup, results, reused) | {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "summary.csv", summary)
+    write_csv(folder / "points.csv", points)
+    write_text(folder / "scenario.yaml", scenario.text)
+    write_text(folder / "manifest.json", as_json(manifest, indent=2))
+    return load_results(folder)
+
+
+def _manifest(setup: Setup, results: list[dict[str, Any]], reused: int) -> dict[str, Any]:
+    """What was run and how it was obtained."""
+    scenario = setup.scenario
+    return {
         "scenario_name": scenario.name,
         "scenario": scenario.plain,
         "heading": heading(setup),
@@ -189,18 +201,10 @@ def run_scenario(
         "outcomes": _outcomes(results),
         "details": {reason: text for result in results for reason, text in result["details"].items()},
         "identical_seeds": _identical_seeds(results),
-        "points_run": len(tasks) - reused,
+        "points_run": len(results) - reused,
         "points_reused": reused,
-        "wall_s": round(time.monotonic() - started, 2),
-        "jobs": jobs,
         **provenance(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "summary.csv", summary)
-    write_csv(folder / "points.csv", points)
-    write_text(folder / "scenario.yaml", scenario.text)
-    write_text(folder / "manifest.json", as_json(manifest, indent=2))
-    return load_results(folder)
 
 
 def _check_inputs(setup: Setup) -> None:

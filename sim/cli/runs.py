@@ -45,7 +45,7 @@ def run(
     if load is not None and load not in loaded.loads:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
-    with _progress() as progress:
+    with _ProgressBar() as progress:
         results = run_scenario(loaded, out=out, jobs=jobs, force=force, progress=progress)
     _check_rejections(results, strict)
     pictures = write_pictures(results, load)
@@ -71,7 +71,7 @@ def _check_rejections(results: Results, strict: bool) -> None:
             )
 
 
-class _progress:  # noqa: N801
+class _ProgressBar:
     """A bar on stderr while points run; nothing where stderr is no terminal."""
 
     def __enter__(self) -> Callable[[int, int, str], None]:

@@ -39,7 +39,7 @@ def inspect(
     if out is None and not as_json:
         out = Path(f"{file.name.partition('.')[0]}.trace.png")
     if out is not None:
-        with _writing(out):
+        with _Writing(out):
             trace_picture(rows, figures, out)
     if as_json:
         print_json(figures)
@@ -73,7 +73,7 @@ def init(
         raise ScenarioError("init: --columns, --time-unit and --format describe a trace. Name it with --trace.")
     figures = None if config is None else inspect_trace(config, Path())
     text = starter_text(model, gpu, output.parent, config, figures)
-    with _writing(output):
+    with _Writing(output):
         output.write_text(text, encoding="utf-8")
     typer.echo(f"{output}   next: batchsim run {output}")
 
@@ -101,7 +101,7 @@ def _column_names(text: str) -> dict[str, str]:
     return names
 
 
-class _writing:  # noqa: N801
+class _Writing:
     """Says in our words that a file cannot be written, and leaves nothing half-written."""
 
     def __init__(self, path: Path) -> None:
