@@ -116,7 +116,9 @@ def test_stepped_erlang_c_tends_to_the_textbook() -> None:
 TWO_POINT = (25, 25, 25, 25, 25, 25, 25, 25, 25, 275)  # mean 50 as below; squared coefficient of variation 2.25
 
 
-@pytest.mark.parametrize("lengths", [(50,), TWO_POINT], ids=["fixed", "two_point"])
+@pytest.mark.parametrize(
+    "lengths", [pytest.param((50,), id="fixed", marks=pytest.mark.slow), pytest.param(TWO_POINT, id="two_point")]
+)
 def test_steps_proportional_to_the_batch_share_the_processor(lengths: tuple[int, ...]) -> None:
     """Mean E2E is S/(1-load) whatever the length law: processor sharing, unlike first come, first served."""
     load, mean_steps = 0.5, float(np.mean(lengths))
