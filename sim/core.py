@@ -87,6 +87,8 @@ class EngineCore:
         reasons = self._drain_events(now_ns) if self.scheduler.events else None
         if isinstance(work, Idle):
             self._check_idle(work, now_ns, drain)
+        elif type(work) is not Batch:
+            raise self._policy_error(f"schedule() returned {work!r}, neither a Batch nor an Idle")
         else:
             if work.preempted or not work.num_decode:
                 self._check_progress(work, now_ns)

@@ -1,7 +1,7 @@
 """Which inputs and which code made a result, and writing it so that it is there whole or not at all.
 
-A point's hash covers everything that determines its records: the resolved scenario, the policy's knobs, load, seed, the
-trace's bytes and batchsim's own code.
+A point's hash covers what determines its records: the resolved scenario, the policy's knobs (and source, if it is a
+user's own), load, seed, the trace's bytes, batchsim's own code and the version of the library that draws.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def identity(setup: Setup) -> dict[str, Any]:
         "cost": [str(source) for source in setup.cost.sources()],
         "trace": None if trace is None else _file_hash(scenario.base / trace.path),
         "code": code_hash(),
+        "numpy": np.__version__,  # whose generators draw the requests
     }
 
 

@@ -19,7 +19,8 @@ from sim.frames import read_table, to_records
 from sim.record import Records
 
 POINTS = "points"
-_HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "measured_at", "machine", "packages", "commit", "code")
+_HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
+_HEAD += ("machine", "packages", "commit", "code")
 _TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by"}
 
 

@@ -91,6 +91,10 @@ VALUES = {
     "utilisation_without_percent": (MEMORY, "kv: {tokens: 16000, utilisation: 0.9}", "like 99%"),
     "block_size_zero": (MEMORY, "kv: {tokens: 16000, block_size: 0}", "at least 1"),
     "kv_smaller_than_a_block": (MEMORY, "kv: {tokens: 8}", "at least one block"),
+    "label_of_a_formula": (CONTINUOUS, '"$x": {kind: gated}', "s.yaml:13: ", "without $"),
+    "label_blank": (CONTINUOUS, '" ": {kind: gated}', "s.yaml:13: ", "not blank"),
+    "predictor_nobody_asks": (CONTINUOUS, "gated: {predictor: {kind: oracle}}", "s.yaml:13: ", "Remove its predictor"),
+    "swap_space_nobody_uses": (MEMORY, "kv: {tokens: 16000, swap_space: 1GB}", "s.yaml:3: ", "no policy swaps"),
     "max_waiting_zero": ("seeds: 2", "seeds: 2\nmax_waiting: 0", "max_waiting is 0"),
     "max_model_len_above_the_models": ("seeds: 2", "seeds: 2\nmax_model_len: 999999", "131072", "Lower it"),
 }

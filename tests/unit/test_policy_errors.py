@@ -46,6 +46,13 @@ class TooLong(Gated):
         return work
 
 
+class Forgets(Gated):
+    """Returns nothing."""
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        return None  # type: ignore[return-value]
+
+
 class Leaks(Gated):
     """Keeps a block of everyone who leaves."""
 
@@ -71,6 +78,7 @@ def run(policy: type[Gated]) -> EngineCore:
         (NoMemory, "NoMemory: schedules up to token 20 in 0 KV blocks"),
         (Understates, "Understates: says num_prefill_tokens 0 for chunks of 50"),
         (TooLong, "TooLong: schedules 21 tokens of Sequence"),
+        (Forgets, r"Forgets: schedule\(\) returned None"),
         (Leaks, "Leaks: 98 of 100 KV blocks are free after the last request"),
     ],
 )
