@@ -3,16 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed
+LIVE := $(VENV)/.live
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test test-all bench lint format clean
+.PHONY: help install demo demo-live test test-all bench lint format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
+	@echo "make demo-live the same plus torch: calibrate a tiny model here, run it live, compare with the simulation"
 	@echo "make test      set up, then the fast tests, under 2 minutes"
-	@echo "make test-all  every test that needs no GPU"
+	@echo "make test-all  every test that needs no GPU; installs torch"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
@@ -23,7 +25,11 @@ $(RUNTIME): pyproject.toml constraints.txt
 	$(PIP) --editable '.[test]'
 	@touch $@
 
-$(TOOLS): $(RUNTIME)
+$(LIVE): $(RUNTIME)
+	$(PIP) --editable '.[test,live-test]'
+	@touch $@
+
+$(TOOLS): $(LIVE)
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
@@ -32,10 +38,16 @@ install: $(RUNTIME)
 demo: $(RUNTIME)
 	$(BIN)/batchsim run scenarios/bursty.yaml
 
+demo-live: $(LIVE)
+	mkdir -p results
+	$(BIN)/batchsim calibrate --model scenarios/tiny-llama.json --device cpu --minutes 1.2 -o results/tiny-llama-cpu.json
+	$(BIN)/batchsim live live-demo --policy continuous --device cpu --set cost=results/tiny-llama-cpu.json
+	$(BIN)/batchsim validate live-demo --device cpu --set cost=results/tiny-llama-cpu.json --at 50%,80% --repeats 3 --name demo --out results --json results/validation-demo.json
+
 test: $(RUNTIME)
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: $(RUNTIME)
+test-all: $(LIVE)
 	$(PYTEST) -m "not gpu"
 
 bench: $(RUNTIME)

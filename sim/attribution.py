@@ -2,9 +2,9 @@
 
 A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was delivered. Parts:
 
-    frontend                on the way to the engine, and the delivery of the last piece
+    frontend                on the way to the engine, a late load source's lag included; delivery of the last piece
     waiting_step            arrived while a step ran, until that step ended
-    queued:REASON           in the queue; REASON is what held its head at the time
+    queued:REASON           in the queue; REASON is what held its head at the time, until that head left
     prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
     decode_alone            decode steps in which nobody had a prefill chunk
     decode_beside_prefill   decode steps that also ran prefill chunks
@@ -12,7 +12,7 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
                             `empty_step`: it only preempted or swapped
     preempted:REASON        lost its place and KV; `blocker` is the request that took them
     swapped:REASON          lost its place, KV kept in host memory
-    host_gap                running while no step ran
+    host_gap                running, or about to and held by nothing, while no step ran
     response_held           last token made, response kept until its batch ended
 """
 
@@ -189,9 +189,8 @@ def _ends(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
     requests = records.requests
     everyone = np.arange(len(requests))
     # The end of a run may come before requests that are still on their way have arrived.
-    yield _piece(
-        "frontend", everyone, _span(requests["sent_ns"], np.minimum(requests["arrival_ns"], requests["ended_ns"]))
-    )
+    handed_ns = requests["arrival_ns"] + requests["lag_ns"]
+    yield _piece("frontend", everyone, _span(requests["sent_ns"], np.minimum(handed_ns, requests["ended_ns"])))
     finished = np.flatnonzero(requests["outcome"] == FINISHED)
     done = requests[finished]
     yield _piece("response_held", finished, done["delivered_ns"] - per_chunk_ns - done["ended_ns"])
@@ -210,32 +209,55 @@ def _span(start_ns: Int, end_ns: Int) -> Int:
 
 
 def _queue(records: Records, intervals: Intervals) -> Iterator[Piece]:
-    """From the arrival to the first state: the rest of the step that ran, then what held the head of the queue."""
+    """From the arrival to the first state: the rest of the step that ran, then what held the head of the queue.
+
+    What nothing held is the host's where the very next step took it in; else its policy gave no reason.
+    """
     requests, steps = records.requests, records.steps
     everyone = np.arange(len(requests))
-    arrival = requests["arrival_ns"]
+    arrival = requests["arrival_ns"] + requests["lag_ns"]
     until = requests["ended_ns"].copy()
     is_first = np.ones(len(intervals.request), dtype=bool)
     is_first[1:] = intervals.is_last[:-1]
     until[intervals.request[is_first]] = intervals.start_ns[is_first]
-    entered = arrival.copy()
+    entered, next_start = arrival.copy(), np.full(len(requests), MISSING)
     if len(steps):
         # A step that starts at the very instant of the arrival is one the request was there for.
         at = np.searchsorted(steps["start_ns"], arrival, "left") - 1
         step_end = np.where(at < 0, 0, steps["start_ns"][at] + steps["duration_ns"][at])
         entered = np.maximum(arrival, np.minimum(step_end, until))
+        next_start[at + 1 < len(steps)] = steps["start_ns"][(at + 1)[at + 1 < len(steps)]]
     yield _piece("waiting_step", everyone, entered - arrival)
     blocked = records.states[records.states["state"] == BLOCKED]
     left = _span(entered, until)
     if len(blocked):
-        end = np.concatenate((blocked["time_ns"][1:], [max(int(until.max()), int(blocked["time_ns"][-1]))]))
-        length = end - blocked["time_ns"]
+        length = _held_until(records, intervals, blocked, int(until.max())) - blocked["time_ns"]
         for code in np.unique(blocked["reason"]):
             at = blocked["reason"] == code
             ns = Coverage(blocked["time_ns"][at], length[at]).between(entered, np.maximum(entered, until))
             left = left - ns
             yield _piece(_named("queued", records.texts[code]), everyone, ns)
-    yield _piece(_named("queued", ""), everyone, left)
+    soon = until <= next_start
+    yield _piece("host_gap", everyone, np.where(soon, left, 0))
+    yield _piece(_named("queued", ""), everyone, np.where(soon, 0, left))
+
+
+def _held_until(records: Records, intervals: Intervals, blocked: NDArray[np.void], end_ns: int) -> Int:
+    """When each reason ceased to hold the queue: at the next reason, or when the head it named left, if sooner."""
+    next_ns = np.append(blocked["time_ns"][1:], max(end_ns, int(blocked["time_ns"][-1])))
+    head = np.searchsorted(records.requests["request_id"], blocked["request_id"])
+    rows, times = np.append(intervals.request, head), np.append(intervals.start_ns, blocked["time_ns"])
+    is_reason = np.arange(len(rows)) >= len(intervals.request)
+    order = np.lexsort((is_reason, times, rows))  # a state of the same instant is the one it was put back by
+    rows, times = np.append(rows[order], -1), times[order]
+    states = np.where(is_reason[order], len(order), np.arange(len(order)))
+    state = np.minimum.accumulate(states[::-1])[::-1]  # the place of the next state at or after each place
+    goes_on = rows[state] == rows[:-1]
+    left_ns = np.where(goes_on, np.append(times, 0)[state], records.requests["ended_ns"][rows[:-1]])
+    of_reason = is_reason[order]
+    found = np.empty(len(blocked), dtype=np.int64)
+    found[order[of_reason] - len(intervals.request)] = left_ns[of_reason]
+    return np.minimum(next_ns, found)
 
 
 def _running(records: Records, intervals: Intervals) -> Iterator[Piece]:

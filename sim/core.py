@@ -101,7 +101,6 @@ class EngineCore:
         if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
             self._take_due(now_ns)
         if self.stop_ns is not None and now_ns >= self.stop_ns:
-            self._stopped = True
             self.close(now_ns, "drain_limit")
 
     def execute(self, batch: Batch, now_ns: int) -> int:
@@ -157,7 +156,8 @@ class EngineCore:
             self._drain_events(now_ns)
 
     def close(self, now_ns: int, reason: str) -> None:
-        """Ends everything that is still open as `unfinished`, answers that are being held too."""
+        """Ends everything still open as `unfinished`, answers being held too; KV memory in use is not returned."""
+        self._stopped = True
         for _, _, arrival in sorted(self._inbox):
             self.journal.begin(Sequence(arrival.request), arrival)
         self._inbox = []

@@ -32,3 +32,14 @@ class PolicyError(BatchsimError):
 
 class SchedulerStalled(BatchsimError):  # noqa: N818
     """A scheduler has work, nothing else is due, and it asks for nothing: it would wait for ever."""
+
+
+class ExecutorError(BatchsimError):
+    """The device failed a step. `reason`, for the records: `out_of_memory` or `step_failed`."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ExecutorError], tuple[str, str]]:
+        return type(self), (str(self), self.reason)

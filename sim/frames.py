@@ -59,6 +59,7 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "num_preemptions": "times it lost its place, swaps included",
         "num_swaps": "times it was moved to host memory",
         "recomputed_tokens": "tokens computed again after preemptions",
+        "lag_ns": "ns; from arrival_ns to when the load source handed it over; 0 in a simulation",
     },
     "steps": _REPLICA
     | {
@@ -164,6 +165,9 @@ def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArra
     named = {"outcome": OUTCOME_NAMES, "state": STATE_NAMES}
     rows = np.empty(len(frame), dtype)
     for name in dtype.names or ():
+        if name == "lag_ns" and name not in frame:  # simulated before there was a lag
+            rows[name] = 0
+            continue
         column = frame[name]
         if name in _CODES or name in named:
             codes = texts if name in _CODES else {text: code for code, text in named[name].items()}

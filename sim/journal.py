@@ -156,7 +156,7 @@ class Journal:
         output_tokens = life.output_tokens or seq.num_output_tokens
         seq.state = ENDED
         request = seq.request
-        sent_ns = life.arrival.sent_ns
+        sent_ns, submitted_ns = life.arrival.sent_ns, life.arrival.submitted_ns
         first_delivery = delivered = MISSING
         if finished:
             delivered = (life.last_token_ns if streams else now_ns) + self.per_chunk_ns
@@ -182,4 +182,5 @@ class Journal:
             life.preemptions,
             life.swaps,
             life.recomputed,
+            0 if submitted_ns is None else submitted_ns - request.arrival_ns,
         )

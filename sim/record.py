@@ -6,8 +6,11 @@ values are `MISSING` in the arrays and null in the tables made from them.
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +69,7 @@ REQUEST_COLUMNS = (
     ("num_preemptions", "i"),
     ("num_swaps", "i"),
     ("recomputed_tokens", "q"),
+    ("lag_ns", "q"),  # from arrival_ns to when the load source handed it over; 0 in a simulation
 )
 
 FINISHED, REJECTED, CANCELLED, UNFINISHED = range(4)
@@ -89,7 +93,7 @@ class Records:
     """A finished run's tables as structured arrays, and the texts their code columns stand for.
 
     `requests` is sorted by request id, `steps` by start; `states` is in the order in which things happened.
-    `details` maps a rejection reason to the numbers of its first case.
+    `details` maps a rejection's reason to the numbers of its first case, and the reason of a cut run to what failed.
     """
 
     requests: NDArray[np.void]
@@ -97,6 +101,22 @@ class Records:
     states: NDArray[np.void]
     texts: tuple[str, ...]
     details: dict[str, str]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All of it as arrays that `np.savez` keeps without pickling."""
+        words = json.dumps({"texts": self.texts, "details": self.details}, ensure_ascii=False)
+        return {"requests": self.requests, "steps": self.steps, "states": self.states, "words": np.array(words)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Records:
+        """The reverse of `arrays`. ValueError or KeyError where a table is missing or has other columns."""
+        tables = {"requests": REQUEST_DTYPE, "steps": STEP_DTYPE, "states": STATE_DTYPE}
+        read = {name: arrays[name] for name in tables}
+        for name, dtype in tables.items():
+            if read[name].dtype != dtype:
+                raise ValueError(f"the columns of {name} are those of another version")
+        words = json.loads(str(arrays["words"]))
+        return cls(texts=tuple(words["texts"]), details=words["details"], **read)
 
 
 class Recorder:

@@ -43,12 +43,14 @@ class Arrival:
 
     `output_tokens` goes to the executor, never to a policy; None leaves the length to the model. `sent_ns` is the
     time the client sent it, where a front end delays the arrival at the engine; None: the arrival itself.
+    `submitted_ns` is when a load source in real time handed it over, at or after its intended time; None: at that time.
     """
 
     request: Request
     output_tokens: int | None
     cancel_ns: int | None = None
     sent_ns: int | None = None
+    submitted_ns: int | None = None
 
 
 class Sequence:

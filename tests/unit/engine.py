@@ -16,7 +16,7 @@ from sim.types import Arrival, Batch, PolicyContext, Request, Scheduler
 STEP_NS = 10
 MAX_MODEL_LEN = 1_000
 DRIVERS: dict[str, Callable[[EngineCore, Requests], int]] = {
-    "live": lambda core, workload: live(core, workload, VirtualClock()),
+    "live": lambda core, workload: live(core, workload, VirtualClock()).end_ns,
     "simulate": simulate,
     "simulate_stepwise": lambda core, workload: simulate(core, workload, leap=False),
 }

@@ -67,7 +67,7 @@ def test_answers_bring_the_next_requests() -> None:
     """A closed loop goes on until its clients send no more; the run ends with the last answer."""
     core = engine(vllm(CountingKV(100, 4)))
     workload = Chain(arrival(0, 0), think_ns=7, total=3)
-    end_ns = live(core, workload, VirtualClock())
+    end_ns = live(core, workload, VirtualClock()).end_ns
     assert workload.answered == [(0, 30), (1, 67), (2, 104)]
     assert end_ns == 104
     assert [o.scheduled_ns for o in outcomes(core.recorder.records())] == [0, 37, 74]

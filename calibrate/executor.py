@@ -1,0 +1,252 @@
+"""The executor that runs the scheduler's batches on a model; `sim.core.SimExecutor` with a model in place of costs.
+
+No policy is in here: it computes what a batch says, where the scheduler's block tables say, and tells who is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.inputs import StepInputs
+from calibrate.mirror import BlockMirror
+from calibrate.padding import padded_chunks, padded_decodes, widened
+from calibrate.prompts import Prompts, RandomPrompts
+from calibrate.runner import ModelRunner, StepTimes
+from calibrate.sampling import GREEDY, Sampling
+from calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence
+from sim.decode import DecodeGroup
+from sim.errors import CalibrationError, PolicyError
+from sim.kv import TableKV
+from sim.types import Batch, Sequence, StepResult
+
+Int64s = NDArray[np.int64]
+
+
+class TorchExecutor:
+    """Runs batches on `runner`, whose KV blocks `kv` deals out. `times` has an entry for every step.
+
+    A decode step costs the host O(members) in arrays, and O(members) in Python where someone joined or left.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        kv: TableKV,
+        *,
+        max_model_len: int,
+        sampling: Sampling = GREEDY,
+        prompts: Prompts | None = None,
+    ) -> None:
+        _check_fit(runner, kv, max_model_len)
+        self.runner = runner
+        self.kv = kv
+        self.max_model_len = max_model_len
+        self.sampling = sampling
+        self.prompts = RandomPrompts(runner.spec.vocab_size) if prompts is None else prompts
+        self.times: list[StepTimes] = []
+        self._eos = np.array(runner.eos_token_ids, dtype=np.int64)
+        self._lives: dict[Sequence, LiveSequence] = {}
+        self._mirror = BlockMirror(runner.num_blocks, runner.block_size, -(-max_model_len // runner.block_size))
+        self._decodes = NOBODY
+        self._last_tokens = NONE  # what the members of _decodes compute next
+
+    # ---- the protocol
+
+    def begin(self, seq: Sequence, output_tokens: int | None) -> None:
+        """Makes the prompt. The answer ends at `output_tokens`, the client's cap or the model's limit.
+
+        Without `output_tokens` it ends at an end-of-text token too, where the model's files name one.
+        """
+        request = seq.request
+        target = min(request.max_output_tokens, self.max_model_len - request.prompt_tokens)
+        if output_tokens is not None:
+            target = min(target, output_tokens)
+        listens = output_tokens is None and len(self._eos) > 0
+        self._lives[seq] = LiveSequence(self.prompts.ids(request), target, listens)
+
+    def end(self, seq: Sequence) -> None:
+        """Forgets a sequence that finished, was cancelled or was rejected."""
+        live = self._lives.pop(seq, None)
+        if live is not None and live.row is not None:
+            self._mirror.drop_row(live.row)
+
+    def tokens(self, seq: Sequence) -> list[int]:
+        """The tokens generated so far; of a sequence that has not ended."""
+        return list(self._lives[seq].generated)
+
+    def quiet_steps(self, batch: Batch) -> int:
+        """0: a model's step is never leapt over."""
+        return 0
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Runs one step. ExecutorError if the device fails, PolicyError for a batch that would spoil another's KV."""
+        start_ns = time.perf_counter_ns()
+        self._move_blocks(batch)
+        kernel_ns = 0
+        finished: list[Sequence] = []
+        if batch.num_decode or batch.chunks or batch.pad_decode_rows:
+            inputs = self._inputs(batch)
+            tokens, times = self.runner.step(inputs, replace(self.sampling, seed=self.sampling.seed + len(self.times)))
+            kernel_ns = times.kernel_ns
+            finished = self._emit(batch, tokens, inputs.num_decode)
+        duration_ns = max(time.perf_counter_ns() - start_ns, 1)
+        self.times.append(StepTimes(kernel_ns, duration_ns - kernel_ns))
+        return StepResult(duration_ns, finished)
+
+    # ---- KV that moves
+
+    def _move_blocks(self, batch: Batch) -> None:
+        """Forgets the KV of the preempted and moves that of the swapped."""
+        out: list[tuple[int, int]] = []
+        for seq, _ in batch.swap_out:
+            live = self._lives[seq]
+            live.slots = self.kv.swap_table(seq)[:]
+            if live.row is not None:
+                out += zip(self._mirror.blocks(live.row), live.slots, strict=False)
+                self._drop_row(live)
+        for seq in batch.preempted:
+            live = self._lives.get(seq)
+            if live is not None and live.row is not None:
+                self._drop_row(live)
+        into: list[tuple[int, int]] = []
+        for seq, _ in batch.swap_in:
+            live = self._lives[seq]
+            if live.slots is None:
+                raise PolicyError(f"request {seq.request.id} is swapped in without having been swapped out.")
+            live.row = self._mirror.new_row()
+            self._mirror.extend(live.row, self.kv.table(seq), len(live.slots), f"request {seq.request.id}")
+            # In the group it has gained nothing since it came back, so the settled counter is the computed one.
+            self._mirror.take(live.row, self.kv.blocks_for(seq.settled_computed_tokens))
+            into += zip(live.slots, self._mirror.blocks(live.row), strict=False)
+            live.slots = None
+        if out or into:
+            self.runner.swap(out, into)
+
+    def _drop_row(self, live: LiveSequence) -> None:
+        assert live.row is not None
+        self._mirror.drop_row(live.row)
+        live.row = None
+
+    # ---- what a step computes
+
+    def _inputs(self, batch: Batch) -> StepInputs:
+        rows = positions = ids = NONE
+        if batch.decodes is not None:
+            rows, positions, ids = self._decode_rows(batch, batch.decodes)
+        chunks = self._chunks(batch)
+        positions = np.concatenate([positions, chunks.positions])
+        token_rows = np.concatenate([rows, np.repeat(chunks.rows, chunks.lens)])
+        seq_lens = np.concatenate([positions[: len(rows)] + 1, chunks.computed + chunks.lens])
+        width = -(-int(seq_lens.max(initial=0)) // self.runner.block_size)
+        step = StepInputs(
+            ids=np.concatenate([ids, chunks.ids]),
+            positions=positions,
+            slots=self._mirror.slots(token_rows, positions),
+            num_decode=len(rows),
+            chunk_lens=chunks.lens.astype(np.int32),
+            seq_lens=seq_lens.astype(np.int32),
+            block_tables=self._mirror.tables[np.concatenate([rows, chunks.rows]), :width],
+        )
+        if not (batch.pad_prefill_tokens or batch.pad_decode_rows or batch.pad_context_tokens):
+            return step
+        padded = padded_decodes(padded_chunks(step, batch), batch, self.max_model_len)
+        return widened(padded, self.runner.block_size)
+
+    def _decode_rows(self, batch: Batch, group: DecodeGroup) -> tuple[Int64s, Int64s, Int64s]:
+        """Mirror row, position and token of every member, with the block that the position lies in known."""
+        if batch.joined or batch.left or group is not self._decodes.group:
+            self._regroup(group)
+        decodes, mirror = self._decodes, self._mirror
+        positions = decodes.base + group.step
+        last_blocks = positions // self.runner.block_size
+        for i in np.flatnonzero(mirror.held[decodes.rows] <= last_blocks).tolist():
+            seq = decodes.members[i]
+            need = int(last_blocks[i]) + 1
+            mirror.extend(int(decodes.rows[i]), self.kv.table(seq), need, f"request {seq.request.id}")
+        return decodes.rows, positions, self._last_tokens
+
+    def _regroup(self, group: DecodeGroup) -> None:
+        members = list(group.members)
+        lives = [self._lives[seq] for seq in members]
+        for seq, live in zip(members, lives, strict=True):
+            if live.row is None:
+                raise PolicyError(f"request {seq.request.id} decodes without computed tokens: {seq!r}.")
+        self._decodes = DecodeRows(
+            group=group,
+            members=members,
+            lives=lives,
+            rows=_int64s([live.row for live in lives]),
+            base=_int64s([seq.settled_computed_tokens - seq.joined_step for seq in members]),
+            made=_int64s([seq.settled_output_tokens - seq.joined_step for seq in members]),
+            targets=_int64s([live.target for live in lives]),
+            listens=np.array([live.listens for live in lives], dtype=np.bool_),
+        )
+        # A member has one known token that is not computed: the last.
+        self._last_tokens = _int64s([live.generated[-1] if live.generated else live.prompt[-1] for live in lives])
+
+    def _chunks(self, batch: Batch) -> ChunkRows:
+        ids, rows, computed = [NONE], [], []
+        for seq, n in batch.chunks:
+            live, start = self._lives[seq], seq.settled_computed_tokens
+            known = live.known(start, start + n)
+            if n < 1 or len(known) != n:
+                raise PolicyError(f"{n} tokens of {seq!r} are scheduled. Correct the policy.")
+            if live.row is None:
+                live.row = self._mirror.new_row()
+            need = self.kv.blocks_for(start + n)
+            if self._mirror.held[live.row] < need:
+                self._mirror.extend(live.row, self.kv.table(seq), need, f"request {seq.request.id}")
+            ids.append(known)
+            rows.append(live.row)
+            computed.append(start)
+        lens = [n for _, n in batch.chunks]
+        return ChunkRows(_int64s(rows), _int64s(computed), _int64s(lens), np.concatenate(ids))
+
+    # ---- what came of it
+
+    def _emit(self, batch: Batch, tokens: list[int], num_decode: int) -> list[Sequence]:
+        """Keeps the tokens of those that sampled one; the sequences that are done, in batch order."""
+        finished: list[Sequence] = []
+        if batch.decodes is not None:
+            decodes = self._decodes
+            sampled = tokens[: len(decodes.members)]
+            for live, token in zip(decodes.lives, sampled, strict=True):
+                live.generated.append(token)
+            self._last_tokens = _int64s(sampled)
+            done = decodes.made + batch.decodes.step + 1 >= decodes.targets
+            if decodes.listens.any():
+                done |= decodes.listens & np.isin(self._last_tokens, self._eos)
+            finished = [decodes.members[i] for i in np.flatnonzero(done).tolist()]
+        for (seq, n), token in zip(batch.chunks, tokens[num_decode:], strict=True):
+            if seq.settled_computed_tokens + n < seq.num_tokens:
+                continue
+            live = self._lives[seq]
+            live.generated.append(token)
+            if len(live.generated) >= live.target or (live.listens and token in self._eos):
+                finished.append(seq)
+        return batch.in_order(finished)
+
+
+def _int64s(values: Iterable[object]) -> Int64s:
+    return np.array(values, dtype=np.int64)
+
+
+def _check_fit(runner: ModelRunner, kv: TableKV, max_model_len: int) -> None:
+    """CalibrationError if the manager deals out what the runner has not."""
+    if kv.block_size != runner.block_size:
+        raise CalibrationError(
+            f"KV blocks of {kv.block_size} tokens; the model was loaded with blocks of {runner.block_size}."
+            " Load it with the same."
+        )
+    for what, asked, there in (
+        ("num_blocks", kv.num_blocks, runner.num_blocks),
+        ("num_swap_blocks", kv.num_swap_blocks, runner.num_swap_blocks),
+        ("max_model_len", max_model_len, runner.max_model_len),
+    ):
+        if asked > there:
+            raise CalibrationError(f"{what} {asked}; the model was loaded with {there}. Load it with more.")

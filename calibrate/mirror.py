@@ -1,0 +1,103 @@
+"""The executor's own copy of who holds which KV blocks, as arrays, and a guard over every write.
+
+The scheduler's KV manager forgets a sequence's blocks the moment it takes them away; this copy knows what was computed
+in them, and refuses a write into a block in which another sequence's tokens lie. Block ids here are the device's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.errors import PolicyError
+
+Int64s = NDArray[np.int64]
+
+
+class BlockMirror:
+    """A row for each sequence that has KV: `tables` [rows, W] are device blocks in token order, 0 beyond `held`.
+
+    `owner` [device blocks] is the row whose tokens lie in a block, plus one; 0: nobody's.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, max_blocks: int) -> None:
+        self.block_size = block_size
+        self.max_blocks = max_blocks
+        self.tables = np.zeros((16, max_blocks), dtype=np.int32)
+        self.held = np.zeros(16, dtype=np.int64)
+        self.owner = np.zeros(num_blocks + 1, dtype=np.int64)
+        self._free = list(range(15, -1, -1))
+
+    def new_row(self) -> int:
+        """A row that holds nothing."""
+        if not self._free:
+            rows = len(self.held)
+            self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
+            self.held = np.concatenate([self.held, np.zeros_like(self.held)])
+            self._free = list(range(2 * rows - 1, rows - 1, -1))
+        return self._free.pop()
+
+    def drop_row(self, row: int) -> None:
+        """Gives the row back; its blocks are nobody's."""
+        self.clear(row)
+        self._free.append(row)
+
+    def blocks(self, row: int) -> list[int]:
+        """The device blocks of a row, in token order."""
+        return self.tables[row, : self.held[row]].tolist()
+
+    def clear(self, row: int) -> None:
+        """Makes the row's blocks nobody's, after a preemption."""
+        mine = self.tables[row, : self.held[row]]
+        self.owner[mine[self.owner[mine] == row + 1]] = 0
+        mine[:] = 0
+        self.held[row] = 0
+
+    def extend(self, row: int, table: list[int], need: int, who: str) -> None:
+        """Takes over what the manager's `table` has beyond the row's blocks; PolicyError below `need` blocks in all."""
+        held = int(self.held[row])
+        new = table[held : self.max_blocks]
+        self.tables[row, held : held + len(new)] = new
+        self.tables[row, held : held + len(new)] += 1
+        self.held[row] = held + len(new)
+        if held + len(new) < need:
+            raise PolicyError(
+                f"{who} writes into KV block {need} of its table, which has {held + len(new)}. Correct the policy."
+            )
+
+    def take(self, row: int, num_blocks: int) -> None:
+        """Makes the first blocks of the row its own: their tokens have just been brought back."""
+        self._own(self.tables[row, :num_blocks], np.full(num_blocks, row + 1))
+
+    def slots(self, rows: Int64s, positions: Int64s) -> Int64s:
+        """Where the tokens at `positions` of `rows` are stored; PolicyError if a place is not theirs, or asked twice.
+
+        A block becomes its writer's with its first token, when nobody's; later tokens must find it so.
+        """
+        blocks = self.tables[rows, positions // self.block_size]
+        offsets = positions % self.block_size
+        firsts = offsets == 0
+        if firsts.any():
+            self._own(blocks[firsts], rows[firsts] + 1)
+        foreign = np.flatnonzero(self.owner[blocks] != rows + 1)
+        if len(foreign):
+            self._refuse(int(blocks[foreign[0]]), int(rows[foreign[0]]) + 1)
+        return blocks.astype(np.int64) * self.block_size + offsets
+
+    def _own(self, blocks: NDArray[np.int32], owners: Int64s) -> None:
+        taken = np.flatnonzero((self.owner[blocks] != 0) | (blocks == 0))
+        if len(taken):
+            self._refuse(int(blocks[taken[0]]), int(owners[taken[0]]))
+        ids, counts = np.unique(blocks, return_counts=True)
+        if len(ids) != len(blocks):
+            twice = int(ids[counts > 1][0]) - 1
+            raise PolicyError(f"KV block {twice} is given to several tokens of one step. Correct the KV manager.")
+        self.owner[blocks] = owners
+
+    def _refuse(self, block: int, writer: int) -> None:
+        owner = int(self.owner[block])
+        holder = f"holds tokens of executor row {owner - 1}" if owner else "was never given to it"
+        raise PolicyError(
+            f"executor row {writer - 1} writes into KV block {block - 1}, which {holder}."
+            " Correct the policy or the KV manager."
+        )

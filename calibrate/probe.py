@@ -1,0 +1,55 @@
+"""What a device reaches at most: copies, matmuls, the host link. The ceilings that measured step times are judged by.
+
+Operands are random, since multiplying zeros draws less power and runs faster than any model does.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+_REPEATS = 15
+_WARM = 3
+# (bytes copied, side of the square matmul) by device: large enough to be bound by bandwidth and by arithmetic.
+_SIZES = {"cuda": (2**31, 8192), "cpu": (2**26, 512)}
+_LINK_BYTES = 2**29
+
+
+def probe(device: str) -> dict[str, float]:
+    """Ceilings of `device`, each the median of repeated runs.
+
+    `copy_bytes_per_s` counts reads and writes, `matmul_flops` is of 16-bit (CPU: 32-bit) square matrices; on CUDA also
+    `host_to_device_bytes_per_s` and `device_to_host_bytes_per_s` of pinned memory.
+    """
+    copied, side = _SIZES[device]
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    source = torch.ones(copied, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    found = {"copy_bytes_per_s": 2 * copied / _median_s(lambda: target.copy_(source), device)}
+    del source, target
+    left, right = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
+    found["matmul_flops"] = 2 * side**3 / _median_s(lambda: left @ right, device)
+    if device == "cuda":
+        host = torch.empty(_LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
+        up = _median_s(lambda: there.copy_(host, non_blocking=True), device)
+        down = _median_s(lambda: host.copy_(there, non_blocking=True), device)
+        found["host_to_device_bytes_per_s"] = _LINK_BYTES / up
+        found["device_to_host_bytes_per_s"] = _LINK_BYTES / down
+    return found
+
+
+def _median_s(run: Callable[[], object], device: str) -> float:
+    """Median duration of `run` in seconds after a few warm ones, each timed to its end on the device."""
+    times = []
+    for i in range(_WARM + _REPEATS):
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if i >= _WARM:
+            times.append(time.perf_counter() - start)
+    return statistics.median(times)

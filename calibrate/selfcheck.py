@@ -1,0 +1,136 @@
+"""Whether the executor computes on this device what it should: kernels against plain torch, and answers that no
+scheduling may change. Takes a small model, so that it takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from calibrate.backend import SdpaBackend
+from calibrate.executor import TorchExecutor
+from calibrate.inputs import StepInputs
+from calibrate.kernel_check import Heads, disagreement
+from calibrate.runner import ModelRunner, build_runner
+from sim.core import EngineCore
+from sim.errors import CalibrationError
+from sim.kv import TableKV
+from sim.live import VirtualClock, live
+from sim.model import ModelSpec
+from sim.policies import POLICIES
+from sim.record import Recorder
+from sim.types import Arrival, Batch, PolicyContext, Request, StepResult
+
+SMALL = ModelSpec("selfcheck", "llama", 256, 4, 8, 2, 32, 704, 2048, 2048, dtype="float32")
+HEADS = (Heads(32, 8, 128, 16), Heads(28, 4, 128, 16))  # of Llama-3.1-8B and of Qwen2.5-7B
+WORST_ERROR = 2e-2
+"""Largest relative error of a row in bf16, whose own rounding is 4e-3 a number and adds up over a row."""
+
+_REQUESTS = [(20 + 13 * i % 90, 6 + 7 * i % 40) for i in range(24)]  # prompt and answer tokens
+_MAX_MODEL_LEN = 160
+_ROOMY, _TIGHT = 400, 26  # KV blocks: for all requests at once, and for a few
+
+
+def selfcheck(device: str) -> dict[str, Any]:
+    """What was compared and the worst found. CalibrationError if anything is not as it should be."""
+    found: dict[str, Any] = {}
+    if device == "cuda":
+        found["worst_kernel_error"] = _check_kernels()
+    expected, _ = _answers(_runner(device, "sdpa"), {"by": "recompute"}, _ROOMY, one_by_one=True)
+    runner = _runner(device, None)
+    for by in ("recompute", "swap"):
+        answers, preempted = _answers(runner, {"by": by}, _TIGHT, one_by_one=False)
+        wrong = [number for number in expected if answers.get(number) != expected[number]]
+        if wrong or not preempted:
+            raise CalibrationError(
+                f"selfcheck on {device}: {len(wrong)} of {len(expected)} answers differ under preemption by {by}"
+                f" ({preempted} preemptions). No measurement of this executor can be trusted."
+            )
+        found[f"preemptions_by_{by}"] = preempted
+    return found | {"answers_equal": len(expected), "graphs": len(runner.graph_buckets)}
+
+
+def _check_kernels() -> float:
+    """The largest error of a Triton kernel against plain torch, in bf16 at the heads of real models."""
+    from calibrate.triton_backend import TritonBackend
+
+    worst = 0.0
+    for heads in HEADS:
+        inputs = StepInputs.synthetic(
+            [1, 17, 300, 2000] * 4,
+            [(0, 700), (500, 33), (0, 1)],
+            block_size=heads.block_size,
+            num_blocks=2000,
+            vocab_size=1000,
+            seed=0,
+        )
+        errors = disagreement(
+            TritonBackend(), SdpaBackend(), inputs, heads, device="cuda", dtype=torch.bfloat16, head_norms=True
+        )
+        for name, error in errors.items():
+            if not error <= WORST_ERROR:  # NaN too
+                raise CalibrationError(
+                    f"selfcheck: kernel {name} is off by {error:.2g}, at most {WORST_ERROR:g} is rounding."
+                    " No measurement of it can be trusted."
+                )
+            worst = max(worst, error)
+    return worst
+
+
+def _runner(device: str, backend: str | None) -> ModelRunner:
+    return build_runner(
+        SMALL,
+        device=device,
+        num_blocks=_ROOMY,
+        num_swap_blocks=_ROOMY,
+        max_num_seqs=len(_REQUESTS),
+        max_num_batched_tokens=64,
+        max_model_len=_MAX_MODEL_LEN,
+        backend=backend,
+        graphs=False if backend == "sdpa" else None,
+    )
+
+
+class _Keeping(TorchExecutor):
+    """Keeps the answer of every request that finished."""
+
+    answers: dict[int, list[int]]
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Runs one step and notes what it finished."""
+        result = super().execute(batch)
+        self.answers |= {seq.request.id: self.tokens(seq) for seq in result.finished}
+        return result
+
+
+class _All:
+    """All requests, there from the start."""
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """The requests in order."""
+        for number, (prompt, answer) in enumerate(_REQUESTS):
+            yield Arrival(Request(number, 0, prompt, answer), answer)
+
+    def responded(self, request: Request, now_ns: int) -> None:
+        """Nobody waits for answers."""
+
+
+def _answers(
+    runner: ModelRunner, knobs: dict[str, Any], num_blocks: int, *, one_by_one: bool
+) -> tuple[dict[int, list[int]], int]:
+    """The answer to every request under preemptive batching with these knobs, and the preemptions it took."""
+    config, policy = POLICIES["preemptive"]
+    slots = 1 if one_by_one else len(_REQUESTS)
+    swaps = num_blocks if knobs["by"] == "swap" else 0
+    kv = TableKV(num_blocks, runner.block_size, swaps)
+    executor = _Keeping(runner, kv, max_model_len=_MAX_MODEL_LEN)
+    executor.answers = {}
+    scheduler = policy(
+        config(max_num_seqs=slots, max_num_batched_tokens=64, victim="newest", watermark=0.0, **knobs),
+        PolicyContext(kv, _MAX_MODEL_LEN),
+    )
+    core = EngineCore(scheduler, executor, Recorder(), max_model_len=_MAX_MODEL_LEN)
+    live(core, _All(), VirtualClock())
+    return executor.answers, int(core.recorder.records().requests["num_preemptions"].sum())

@@ -1,0 +1,73 @@
+"""What the executor knows of the sequences it computes, one by one and as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.decode import DecodeGroup
+from sim.types import Sequence
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class LiveSequence:
+    """What the executor knows of a sequence. `row` is that of its KV in the mirror; None without KV.
+
+    `target` is the number of tokens at which it stops, if no end-of-text does before, where `listens` for one.
+    """
+
+    prompt: Int64s
+    target: int
+    listens: bool
+    generated: list[int] = field(default_factory=list)
+    row: int | None = None
+    slots: list[int] | None = None  # of swap, while it is there
+
+    def known(self, start: int, end: int) -> Int64s:
+        """The tokens from `start` to `end` of prompt and answer."""
+        size = len(self.prompt)
+        if end <= size:
+            return self.prompt[start:end]
+        answer = np.array(self.generated[max(start - size, 0) : end - size], dtype=np.int64)
+        return np.concatenate([self.prompt[start:], answer]) if start < size else answer
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The members of a decode group as arrays, in its order; good until someone joins or leaves.
+
+    `base` + the group's step is a member's position, `made` + the step the number of tokens it has generated.
+    """
+
+    group: DecodeGroup | None
+    members: list[Sequence]
+    lives: list[LiveSequence]
+    rows: Int64s
+    base: Int64s
+    made: Int64s
+    targets: Int64s
+    listens: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """The chunks of a batch: mirror row, computed tokens and length of each; `ids` of all their tokens in a row."""
+
+    rows: Int64s
+    computed: Int64s
+    lens: Int64s
+    ids: Int64s
+
+    @property
+    def positions(self) -> Int64s:
+        """The position of each token."""
+        first = np.cumsum(self.lens) - self.lens
+        return np.arange(len(self.ids)) + np.repeat(self.computed - first, self.lens)
+
+
+NONE = np.empty(0, dtype=np.int64)
+NOBODY = DecodeRows(None, [], [], NONE, NONE, NONE, NONE, np.empty(0, dtype=np.bool_))

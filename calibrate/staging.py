@@ -1,0 +1,101 @@
+"""The way of a step's inputs to the device: one host buffer, pinned where there is CUDA, and one copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calibrate.inputs import StepInputs
+from calibrate.transformer import DeviceInputs, Reads
+
+ALIGN_WORDS = 2  # of 8 bytes: compiled kernels tell pointers apart by whether 16 divides them
+TABLE_MULTIPLE = 16  # a table's width too, and a width of 1 is a case of its own
+
+_TORCH = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
+
+
+def table_width(num_blocks: int) -> int:
+    """`num_blocks` rounded up, so that kernels are not compiled anew for every width."""
+    return -(-max(num_blocks, 1) // TABLE_MULTIPLE) * TABLE_MULTIPLE
+
+
+class Staging:
+    """A host buffer and its twin on the device; on the CPU they are one.
+
+    The tensors of a step lie in it until the next step is put there, which must wait until this one has run. Equal
+    shapes lie at equal addresses, which is what a CUDA graph needs.
+    """
+
+    def __init__(self, max_num_tokens: int, max_num_rows: int, max_num_blocks: int, device: torch.device) -> None:
+        tables = max_num_rows * table_width(max_num_blocks) // 2
+        words = 3 * max_num_tokens + 4 * max_num_rows + 2 * tables + 64  # 2 tables: decodes and the padding's zeros
+        on_cuda = device.type == "cuda"
+        self._host = torch.zeros(words, dtype=torch.int64, pin_memory=on_cuda)
+        self._device = torch.zeros(words, dtype=torch.int64, device=device) if on_cuda else self._host
+        self._words: NDArray[np.int64] = self._host.numpy()
+
+    def put(self, inputs: StepInputs) -> DeviceInputs:
+        """`inputs` on their way to the device; what follows on its stream finds them there."""
+        rows, chunked = inputs.num_decode, len(inputs.chunk_lens) > 0
+        width = table_width(inputs.block_tables.shape[1])
+        arrays: list[NDArray[Any]] = [inputs.ids, inputs.positions, inputs.slots]
+        arrays += [inputs.seq_lens[:rows], _widened(inputs.block_tables[:rows], width)]
+        if chunked:
+            arrays += [inputs.seq_lens[rows:], _widened(inputs.block_tables[rows:], width)]
+            arrays += [_bounds(inputs.chunk_lens), inputs.logit_rows]
+        if len(inputs.pad_reads):
+            arrays += [inputs.pad_reads, np.zeros((len(inputs.pad_reads), width), dtype=np.int32)]
+        tensors = iter(self._copy(arrays))
+        ids, positions, slots = next(tensors), next(tensors), next(tensors)
+        decodes = _reads(next(tensors), next(tensors))
+        chunks = _reads(next(tensors), next(tensors)) if chunked else None
+        return DeviceInputs(
+            ids=ids,
+            positions=positions,
+            slots=slots,
+            num_decode=rows,
+            decodes=decodes if rows else None,
+            chunks=chunks,
+            cu_seqlens=next(tensors) if chunked else None,
+            max_query_len=int(inputs.chunk_lens.max(initial=0)),
+            logit_rows=next(tensors) if chunked else None,
+            pad_reads=_reads(next(tensors), next(tensors)) if len(inputs.pad_reads) else None,
+        )
+
+    def _copy(self, arrays: list[NDArray[Any]]) -> list[Tensor]:
+        """`arrays` behind one another in the buffer, as tensors of the device."""
+        starts, ends, at = [], [], 0
+        for array in arrays:
+            end = at - (-array.nbytes // 8)
+            if end > len(self._words):
+                raise AssertionError(
+                    f"staging of {len(self._words)} words is too small for {[a.shape for a in arrays]}"
+                )
+            self._words[at:end].view(array.dtype)[: array.size] = array.ravel()
+            starts.append(at)
+            ends.append(end)
+            at = -(-end // ALIGN_WORDS) * ALIGN_WORDS
+        if self._device is not self._host:
+            self._device[:at].copy_(self._host[:at], non_blocking=True)
+        return [
+            self._device[start:end].view(_TORCH[array.dtype])[: array.size].view(array.shape)
+            for start, end, array in zip(starts, ends, arrays, strict=True)
+        ]
+
+
+def _reads(seq_lens: Tensor, tables: Tensor) -> Reads:
+    return Reads(tables, seq_lens)
+
+
+def _bounds(lens: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The running sum of `lens`, from 0 on."""
+    return np.concatenate([np.zeros(1, dtype=np.int32), np.cumsum(lens, dtype=np.int32)])
+
+
+def _widened(tables: NDArray[np.int32], width: int) -> NDArray[np.int32]:
+    """`tables` with columns of zeros up to `width`."""
+    return np.pad(tables, ((0, 0), (0, width - tables.shape[1])))

@@ -1,0 +1,64 @@
+"""Engines that run a scheduler on a tiny model, and what is checked of the tokens that come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
+
+from calibrate.executor import TorchExecutor
+from calibrate.prompts import RandomPrompts
+from calibrate.runner import ModelRunner
+from sim.core import EngineCore
+from sim.kv import TableKV
+from sim.live import VirtualClock, live
+from sim.policies import POLICIES
+from sim.record import Recorder
+from sim.types import Arrival, Batch, CostModel, PolicyContext, StepResult
+from tests.unit.engine import Constant, Requests
+
+MAX_MODEL_LEN = 120
+
+
+class Timed(TorchExecutor):
+    """The executor with a cost model's durations, so that a run depends on nothing else; keeps all tokens."""
+
+    def __init__(self, runner: ModelRunner, kv: TableKV, cost: CostModel, max_model_len: int) -> None:
+        super().__init__(runner, kv, max_model_len=max_model_len)
+        self.cost = cost
+        self.answers: dict[int, list[int]] = {}
+
+    def execute(self, batch: Batch) -> StepResult:
+        duration_ns = self.cost.step_ns(batch)
+        finished = super().execute(batch).finished
+        for seq in finished:
+            self.answers[seq.request.id] = self.tokens(seq)
+        return StepResult(duration_ns, finished)
+
+
+def generate(
+    runner: ModelRunner, kind: str, knobs: dict[str, Any], arrivals: list[Arrival], *, num_blocks: int
+) -> tuple[Timed, EngineCore]:
+    """The executor and the engine after all `arrivals` were answered under a policy, with `num_blocks` KV blocks."""
+    kv = TableKV(num_blocks, runner.block_size, runner.num_swap_blocks)
+    kv._free = np.random.default_rng(0).permutation(num_blocks).tolist()  # scattered from the start
+    config, policy = POLICIES[kind]
+    executor = Timed(runner, kv, Constant(), MAX_MODEL_LEN)
+    scheduler = policy(config(**knobs), PolicyContext(kv, MAX_MODEL_LEN))
+    core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN)
+    live(core, Requests(*arrivals), VirtualClock())
+    return executor, core
+
+
+def prompt_of(arrival: Arrival, vocab_size: int) -> list[int]:
+    return RandomPrompts(vocab_size).ids(arrival.request).tolist()
+
+
+def likeliest(model: Any, prompt: list[int], answer: list[int]) -> list[int]:
+    """What transformers finds likeliest after each token that came before one of `answer`."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + answer[:-1]])).logits[0]
+    return logits[len(prompt) - 1 :].argmax(dim=-1).tolist()
