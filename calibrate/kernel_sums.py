@@ -22,6 +22,7 @@ from sim.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Times = dict[tuple[int, int], float]
+Gemms = dict[int, RegularGridInterpolator]
 
 COMPOSITE = "llm_step_composite.csv"
 COMPOSITE_SYSTEMS = {"h200": "h200_sxm", "h100": "h100_sxm"}
@@ -69,7 +70,7 @@ def _from_composite(path: Path, system: str) -> list[KernelSums]:
 
 
 def _from_tables(folder: Path, system: str, version: str) -> list[KernelSums]:
-    gemms = _gemm_times(pd.read_parquet(folder / f"{system}_gemm_{version}_gemm_perf.parquet"))
+    gemms = gemm_times(pd.read_parquet(folder / f"{system}_gemm_{version}_gemm_perf.parquet"))
     attention = {}
     for kind in ("context", "generation"):
         path = folder / f"{system}_attention_{version}_{kind}_attention_perf.parquet"
@@ -77,10 +78,10 @@ def _from_tables(folder: Path, system: str, version: str) -> list[KernelSums]:
     sums: list[KernelSums] = []
     for name in CSV_MODELS.values():
         model = MODELS[name]
-        times = {kind: _attention_times(rows, model, kind) for kind, rows in attention.items() if rows is not None}
+        times = {kind: attention_times(rows, model, kind) for kind, rows in attention.items() if rows is not None}
         points = _points(times.get("generation"))
         is_decode, batch, context = (np.array(column) for column in zip(*points, strict=True))
-        gemm_ms = [_gemm_ms(gemms, model, b if d else b * c, b) for d, b, c in points]
+        gemm_ms = [layers_ms(gemms, model, b if d else b * c) + head_ms(gemms, model, b) for d, b, c in points]
         attention_ms = [_attention_ms(times, d, b, c) * model.num_hidden_layers for d, b, c in points]
         sums.append(
             KernelSums(
@@ -102,7 +103,7 @@ def _points(generation: Times | None) -> list[tuple[bool, int, int]]:
     return decode + [(False, 1, c) for c in _CONTEXTS]
 
 
-def _attention_times(table: pd.DataFrame, model: ModelSpec, kind: str) -> Times:
+def attention_times(table: pd.DataFrame, model: ModelSpec, kind: str) -> Times:
     """Median ms of one layer by (batch, tokens), of the rows with `model`'s heads in bf16 and without a window."""
     rows = table.loc[
         (table.num_heads == model.num_attention_heads)
@@ -122,15 +123,19 @@ def _attention_ms(times: dict[str, Times], is_decode: bool, batch: int, context:
     return times["generation"][batch, context - 1] if is_decode else times["context"][batch, context]
 
 
-def _gemm_ms(gemms: dict[int, RegularGridInterpolator], model: ModelSpec, tokens: int, rows: int) -> float:
+def layers_ms(gemms: Gemms, model: ModelSpec, tokens: int) -> float:
+    """The four matmuls of all layers at `tokens`, an m of the table."""
     hidden, q, kv, mlp = model.hidden_size, model.q_size, model.kv_size, model.intermediate_size
     shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * mlp, hidden), (hidden, mlp))
-    layer = sum(float(gemms[tokens](shape)) for shape in shapes)
-    head = float(gemms[rows]((_LARGEST_N, hidden))) * model.vocab_size / _LARGEST_N
-    return model.num_hidden_layers * layer + head
+    return model.num_hidden_layers * sum(float(gemms[tokens](shape)) for shape in shapes)
 
 
-def _gemm_times(table: pd.DataFrame) -> dict[int, RegularGridInterpolator]:
+def head_ms(gemms: Gemms, model: ModelSpec, rows: int) -> float:
+    """The output matmul for `rows`, an m of the table."""
+    return float(gemms[rows]((_LARGEST_N, model.hidden_size))) * model.vocab_size / _LARGEST_N
+
+
+def gemm_times(table: pd.DataFrame) -> Gemms:
     """By m: ms at any (n, k), linear between entries. The one gap, at the largest n and k, is NaN and stays so."""
     times = table[table.gemm_dtype == "bfloat16"].groupby(["m", "n", "k"]).latency.median()
     grids = {m: times.xs(m, level="m").unstack("k") for m in times.index.unique("m")}

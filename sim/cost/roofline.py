@@ -28,7 +28,16 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost.work import Columns, Terms, columns_of, padded_pairs, padded_work, prefill_pairs, swap_blocks, useful_work
+from sim.cost.work import (
+    Columns,
+    Terms,
+    columns_of,
+    padded_pairs,
+    padded_work,
+    prefill_pairs,
+    swap_blocks,
+    useful_flops_bytes,
+)
 from sim.errors import ScenarioError
 from sim.model import GpuSpec, ModelSpec
 from sim.types import Batch
@@ -273,15 +282,12 @@ class Roofline:
         elementwise kernels and all-reduces.
         """
         k, host = KernelCosts.of(self.model, self.gpu, self.tp), self.host
-        work, useful = padded_work(columns), useful_work(columns)
+        work = padded_work(columns)
         busy = work.tokens > 0
         layers_bytes, layers = _matmul_ns(k.layers, work.tokens)
         head_bytes, head = _matmul_ns(k.head, work.rows)
         constants = k.gemm_constant + k.attention_constant + k.other_constant
-        model = self.model
-        flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows
-        flops = flops + model.attention_flops_per_pair * (useful.pairs + useful.context)
-        matmul_parameters = model.num_hidden_layers * model.layer_matmul_parameters + model.head_parameters
+        flops, moved = useful_flops_bytes(self.model, columns)
         return {
             "weights": (layers_bytes + head_bytes) * busy,
             "kv_reads": k.kv_per_token * work.context,
@@ -290,8 +296,8 @@ class Roofline:
             "host": host.base + host.per_sequence * work.rows + host.per_token * columns["num_prefill_tokens"] * 1.0,
             "swap": columns["swap_blocks"] * (self.block_bytes * NS_PER_S / self.swap_bandwidth),
             "other": constants * busy + k.attention_per_row * work.rows + k.other_per_token * work.tokens,
-            "flops": flops * 1.0,
-            "bytes": matmul_parameters * model.dtype_bytes * busy + model.kv_bytes_per_token * useful.context * 1.0,
+            "flops": flops,
+            "bytes": moved,
         }
 
     def describe(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.model import ModelSpec
 from sim.types import Batch
 
 Columns = Mapping[str, NDArray[Any]]
@@ -96,3 +97,13 @@ def padded_work(columns: Columns) -> Work:
         context=useful.context + c["pad_context_tokens"],
         pairs=np.where(pad > 0, np.maximum(useful.pairs, rectangle), useful.pairs),
     )
+
+
+def useful_flops_bytes(model: ModelSpec, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Operations of each step's useful work, and the bytes of weights and KV it reads; on all GPUs together."""
+    useful = useful_work(columns)
+    flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows
+    flops = flops + model.attention_flops_per_pair * (useful.pairs + useful.context)
+    parameters = model.num_hidden_layers * model.layer_matmul_parameters + model.head_parameters
+    busy = padded_work(columns).tokens > 0
+    return flops * 1.0, parameters * model.dtype_bytes * busy + model.kv_bytes_per_token * useful.context * 1.0

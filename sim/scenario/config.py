@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from sim.cost import Constant, CostConfig, Linear, RooflineConfig
-from sim.errors import ScenarioError
+from sim.cost import Constant, CostConfig, Linear, ProfileConfig, RooflineConfig
+from sim.errors import CalibrationError, ScenarioError
 from sim.units import Rate, Share, Size
 from sim.workload.config import ClosedLoop, WorkloadConfig
 from sim.workload.predictors import PredictorConfig
@@ -76,7 +76,7 @@ class ScenarioFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     model: str
-    cost: Annotated[RooflineConfig | Constant | Linear, ByKind()]
+    cost: Annotated[RooflineConfig | ProfileConfig | Constant | Linear, ByKind()]
     workload: WorkloadConfig
     policies: dict[str, dict[str, Any] | None]
     slo: str
@@ -172,8 +172,8 @@ class Scenario:
         """Puts before an error's text where `key`, a top one or `policies.LABEL`, stands."""
         try:
             yield
-        except ScenarioError as error:
-            raise ScenarioError(f"{self.places.get(key, self.source)}: {error}") from None
+        except (ScenarioError, CalibrationError) as error:
+            raise type(error)(f"{self.places.get(key, self.source)}: {error}") from None
 
     @property
     def cost(self) -> CostConfig:

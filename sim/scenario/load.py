@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from sim.cost import long_form
 from sim.errors import ScenarioError
 from sim.policies import POLICIES
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
@@ -42,7 +43,9 @@ def load_scenario(name_or_path: str, *, overrides: Sequence[str] = (), trace_fol
     if not isinstance(document.value, dict):
         raise ScenarioError(f"{source}: holds no keys. Write at least model, cost, workload, policies and slo.")
     for override in overrides:
+        _lengthen_cost(document)
         _override(document, override)
+    _lengthen_cost(document)
     return _build(document, text, folder, trace_folders)
 
 
@@ -98,10 +101,26 @@ def _override(document: Document, text: str) -> None:
     document.overrides[path] = f"--set {text}"
 
 
+def _lengthen_cost(document: Document) -> None:
+    """Writes `cost: NAME` out, so that --set can change a part of it."""
+    cost = document.value.get("cost")
+    if isinstance(cost, str):
+        try:
+            document.value["cost"] = long_form(cost)
+        except ScenarioError as error:
+            raise ScenarioError(f"{document.where(('cost',))}: {error}") from None
+
+
+def _place_profile(cost: Any, folder: Path) -> None:
+    """Makes a profile's path one from the current folder, if its file stands beside the scenario."""
+    profile = cost.get("profile") if isinstance(cost, dict) else None
+    if isinstance(profile, str) and profile.endswith(".json") and (folder / profile).is_file():
+        cost["profile"] = str(folder / profile)
+
+
 def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[Path]) -> Scenario:
     plain = document.value
-    if isinstance(plain.get("cost"), str):
-        plain["cost"] = {"kind": "roofline", "gpu": plain["cost"]}
+    _place_profile(plain.get("cost"), folder)
     file: ScenarioFile = _validate(ScenarioFile, plain, document, ())
     specs = tuple(spec for label in file.policies for spec in _specs(label, document))
     if isinstance(file.workload.arrivals, ClosedLoop):
@@ -265,15 +284,18 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def _path_of(loc: tuple[int | str, ...], value: Any) -> Keys:
     """The keys of `loc` without the names of union members that a validator puts between them."""
     keys: list[int | str] = []
+    named = False  # the union member of the mapping at hand
     for i, part in enumerate(loc):
         last = i == len(loc) - 1
-        if isinstance(value, dict) and part in value:
-            value = value[part]
+        if isinstance(value, dict) and value.get("kind") == part and not named:
+            named = True
+        elif isinstance(value, dict) and part in value:
+            value, named = value[part], False
             keys.append(part)
         elif isinstance(value, list) and isinstance(part, int):
-            value = value[part] if part < len(value) else None
+            value, named = value[part] if part < len(value) else None, False
             keys.append(part)
-        elif last and isinstance(value, dict) and value.get("kind") != part:
+        elif last and isinstance(value, dict):
             keys.append(part)
     return tuple(keys)
 

@@ -1,0 +1,309 @@
+"""Step times from a profile: measured curves instead of a GPU's sheet. The formula heads `sim.cost.profile`.
+
+All terms are functions of the recorded step columns, so `explain` gives what `step_ns` gave, to a nanosecond.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from math import ceil, inf
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.catalog import GPUS
+from sim.cost.profile import HostTerm, Profile
+from sim.cost.roofline import HOST_LINK_SHARE
+from sim.cost.work import Columns, Terms, padded_pairs, padded_work, swap_blocks, useful_flops_bytes
+from sim.errors import CalibrationError, ExtrapolationError
+from sim.types import Batch
+from sim.units import NS_PER_S, format_duration
+
+Floats = NDArray[np.float64]
+
+
+_Segment = tuple[float, float, float, float, float, float]
+"""(first, last, alone, per_token, least, attention): so many decodes with a total context from `first` to `last` cost,
+in a step of them alone, max(least, alone + per_token · context); `attention` is the part of `alone` that stays in a
+step with chunks. A bare tuple, since every step reads one."""
+
+
+class Calibrated:
+    """The cost of steps on what `profile` was measured on.
+
+    ExtrapolationError from `step_ns` and `recompute_ns` outside the profile's hull, unless `extrapolate`: then the last
+    segments go on. `host` replaces the profile's host term. `block_size` is that of the run, the profile's by default.
+    """
+
+    __slots__ = (
+        "_head",
+        "_latest",
+        "_layers",
+        "_segments",
+        "block_bytes",
+        "extrapolate",
+        "gpu",
+        "host",
+        "memory_bandwidth",
+        "model",
+        "peak_flops",
+        "profile",
+    )
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        extrapolate: bool = False,
+        host: HostTerm | None = None,
+        block_size: int | None = None,
+    ) -> None:
+        self.profile = profile
+        self.model = profile.model
+        self.extrapolate = extrapolate
+        self.host = profile.costs.host if host is None else host
+        self.block_bytes = (block_size or profile.block_size) * profile.model.kv_bytes_per_token
+        self.gpu = None if profile.gpu is None else GPUS.get(profile.gpu)
+        self.peak_flops = None if self.gpu is None else self.gpu.peak_flops
+        self.memory_bandwidth = None if self.gpu is None else self.gpu.memory_bandwidth
+        self._layers: dict[int, float] = {}
+        self._head: dict[int, float] = {}
+        self._segments: dict[int, list[_Segment]] = {}
+        self._latest: dict[int, _Segment] = {}
+
+    # ---- one step
+
+    def step_ns(self, batch: Batch) -> int:
+        """The step's duration, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
+        rows = batch.num_decode + batch.pad_decode_rows
+        if rows:
+            context = batch.context_tokens + batch.pad_context_tokens
+            segment = self._latest.get(rows)
+            if segment is None or context > segment[1] or context < segment[0]:
+                segment = self._find(rows, context)
+            if batch.chunks:
+                ns = self._chunks_ns(batch, rows, segment[5] + segment[3] * context)
+            else:
+                ns = segment[2] + segment[3] * context
+                if ns < segment[4]:
+                    ns = segment[4]
+        elif batch.chunks:
+            ns = self._chunks_ns(batch, 0, 0.0)
+        else:
+            ns = self.host.base
+        if batch.swap_out or batch.swap_in:
+            ns += self.swap_ns(swap_blocks(batch))
+        return int(ns) or 1
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        """Computing `num_tokens` of one sequence from the first on and nothing else, in as many steps as that takes
+        with at most the tokens measured in one."""
+        hull, chunk = self.profile.hull, self.profile.costs.chunk_attention
+        if not self.extrapolate:
+            self._check(num_tokens, hull.max_chunk_context, *_CHUNK)
+        ns, done = 0.0, 0
+        while done < num_tokens:
+            n = num_tokens - done if self.extrapolate else min(hull.max_tokens, num_tokens - done)
+            kernel = chunk.per_chunk + chunk.per_token * n + chunk.per_pair * (n * done + n * (n + 1) // 2)
+            ns += self._total(self.profile.costs.in_situ * kernel + self._matmuls(n, 1), 1, n, launched=True)
+            done += n
+        return int(ns)
+
+    def swap_ns(self, num_blocks: int) -> int:
+        """Moving `num_blocks` over the host link; CalibrationError if neither measured nor known of the GPU."""
+        base, per_block = self._swap_parts()
+        return int(base + per_block * num_blocks) if num_blocks else 0
+
+    def _chunks_ns(self, batch: Batch, rows: int, attention: float) -> float:
+        """A step with chunks beside `rows` decodes whose attention costs `attention`; without its swaps."""
+        pairs = longest = 0
+        for seq, n in batch.chunks:
+            end = seq.settled_computed_tokens + n
+            pairs += n * end - n * (n - 1) // 2
+            if end > longest:
+                longest = end
+        chunks, prefill, pad = len(batch.chunks), batch.num_prefill_tokens, batch.pad_prefill_tokens
+        tokens, costs = prefill + pad, self.profile.costs
+        if not self.extrapolate:
+            longest = max(longest, tokens // chunks) if pad else longest
+            self._check(rows + tokens, self.profile.hull.max_tokens, *_TOKENS)
+            self._check(longest, self.profile.hull.max_chunk_context, *_CHUNK)
+        chunk = costs.chunk_attention
+        kernel = chunk.per_chunk * chunks + chunk.per_token * tokens
+        kernel += chunk.per_pair * padded_pairs(pairs, chunks, prefill, pad)
+        kernel = costs.in_situ * kernel + attention + self._matmuls(rows + tokens, rows + chunks)
+        return self._total(kernel, rows + chunks, prefill, launched=True)
+
+    def _total(self, kernel: float, rows: int, prefill: int, *, launched: bool) -> float:
+        """Kernels and host together; `launched`: op by op, not as a graph."""
+        host = self.host.base + self.host.per_sequence * rows + self.host.per_token * prefill
+        if launched:
+            kernel = max(kernel, self.profile.costs.launch_ns)
+        return kernel + host if self.host.mode == "serial" else max(kernel, host)
+
+    def _matmuls(self, tokens: int, rows: int) -> float:
+        """Layers and head of a step launched op by op."""
+        costs = self.profile.costs
+        if tokens not in self._layers:
+            self._layers[tokens] = costs.in_situ * float(costs.layers.at(np.array([tokens]))[0])
+        if rows not in self._head:
+            self._head[rows] = costs.in_situ * float(costs.head.at(np.array([rows]))[0])
+        return self._layers[tokens] + self._head[rows]
+
+    def _find(self, rows: int, context: int) -> _Segment:
+        """The segment of `rows` decodes that holds `context`. ExtrapolationError outside the hull."""
+        if not self.extrapolate:
+            self._check(rows, self.profile.hull.max_sequences, *_DECODES)
+            self._check(rows, self.profile.hull.max_tokens, *_TOKENS)
+            self._check(context / rows, self.profile.hull.max_context, *_CONTEXT)
+        if rows not in self._segments:
+            self._segments[rows] = self._segments_of(rows)
+        segments = self._segments[rows]
+        i = min(bisect_left(segments, context, key=_LAST), len(segments) - 1)
+        self._latest[rows] = segments[i]
+        return segments[i]
+
+    def _segments_of(self, rows: int) -> list[_Segment]:
+        """All segments of `rows` decodes, in order of context."""
+        costs = self.profile.costs
+        knots = np.array(costs.decode_attention.context)
+        ns = costs.in_situ * costs.decode_attention.at(np.full(len(knots), rows), knots)
+        slopes = [0.0, *(np.diff(ns) / (np.diff(knots) * rows)).tolist()]  # below the first knot its value holds
+        ends = (knots * rows).tolist()
+        limit = inf if self.extrapolate else self.profile.hull.max_context * rows
+        if costs.decode is not None and rows <= costs.decode.x[-1]:
+            matmuls = costs.in_situ * float(costs.decode.holding(np.array([rows]))[0])
+            least = self._total(0.0, rows, 0, launched=False)
+        else:
+            matmuls = self._matmuls(rows, rows)
+            least = self._total(0.0, rows, 0, launched=True)
+        host = self.host.base + self.host.per_sequence * rows if self.host.mode == "serial" else 0.0
+        segments: list[_Segment] = []
+        first = 0.0
+        for end, at_end, slope, last in zip(ends, ns.tolist(), slopes, [*ends[:-1], limit], strict=True):
+            attention = at_end - slope * end
+            segments.append((first, min(last, limit), matmuls + attention + host, slope, least, attention))
+            first = last
+        return segments
+
+    def _check(self, asked: float, limit: float, what: str, option: str) -> None:
+        if asked <= limit:
+            return
+        profile, needed = self.profile, ceil(asked)
+        first = f"Recalibrate with {option} {needed}" if profile.origin == "measured" else f"Use cost: {profile.gpu}"
+        raise ExtrapolationError(
+            f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. {first} or pass"
+            " --set cost.extrapolate=true."
+        )
+
+    def _swap_parts(self) -> tuple[float, float]:
+        """ns of a step that swaps, and of each of its blocks."""
+        swap = self.profile.costs.swap
+        if swap is not None:
+            return swap.base, swap.per_block * self.block_bytes / (
+                self.profile.block_size * self.model.kv_bytes_per_token
+            )
+        if self.gpu is None:
+            raise CalibrationError(
+                f"profile {self.profile.name}: swaps were not measured, and its GPU is not in the catalog. Calibrate"
+                " again with swap blocks, or preempt by recompute."
+            )
+        return 0.0, self.block_bytes * NS_PER_S / (self.gpu.host_link * HOST_LINK_SHARE)
+
+    # ---- recorded steps
+
+    def explain(self, columns: Columns) -> Terms:
+        """What each step's time is made of: ns arrays `weights, kv_reads, matmul, attention, host, swap, other`, which
+        sum to `step_ns`, and `flops` and `bytes` of the useful work.
+
+        `weights` is the matmuls' time at one token, `matmul` what more tokens add; `kv_reads` and `attention` are the
+        attention of decodes and of chunks; `other` is what a step waits for its launches. With an overlapped host,
+        `host` is the part of it that the kernels do not hide.
+        """
+        terms = self._kernels(columns)
+        kernel, host = sum(terms.values(), np.zeros(1)), self.host_ns(columns)
+        swapped = columns["swap_blocks"]
+        base, per_block = self._swap_parts() if swapped.any() else (0.0, 0.0)
+        terms["host"] = host if self.host.mode == "serial" else np.maximum(host - kernel, 0.0)
+        terms["swap"] = base * (swapped > 0) + per_block * swapped
+        terms["flops"], terms["bytes"] = useful_flops_bytes(self.model, columns)
+        return terms
+
+    def kernel_ns(self, columns: Columns) -> Floats:
+        """The kernels of each step, in ns; outside the hull too."""
+        return sum(self._kernels(columns).values(), np.zeros(len(columns["num_decode"])))
+
+    def host_ns(self, columns: Columns) -> Floats:
+        """The whole host time of each step, in ns, hidden or not."""
+        rows, host = padded_work(columns).rows, self.host
+        return host.base + host.per_sequence * rows + host.per_token * columns["num_prefill_tokens"]
+
+    def _kernels(self, columns: Columns) -> Terms:
+        """The kernels' terms of `explain`."""
+        costs, work = self.profile.costs, padded_work(columns)
+        decodes, chunks = columns["num_decode"] + columns["pad_decode_rows"], columns["num_chunks"]
+        one, graph = np.array([1]), np.zeros(len(decodes), dtype=bool)
+        weights = costs.layers.at(one) + costs.head.at(one)
+        matmul = costs.layers.at(work.tokens) + costs.head.at(work.rows)
+        if costs.decode is not None:
+            graph = (chunks == 0) & (decodes > 0) & (decodes <= costs.decode.x[-1])
+            matmul[graph] = costs.decode.holding(decodes[graph])
+            weights = np.where(graph, costs.decode.holding(one), weights)
+        busy = costs.in_situ * (work.tokens > 0)
+        weights = np.minimum(weights, matmul)
+        mean = work.context / np.maximum(decodes, 1)
+        chunk = costs.chunk_attention
+        prefill = columns["num_prefill_tokens"] + columns["pad_prefill_tokens"]
+        terms = {
+            "weights": weights * busy,
+            "kv_reads": costs.decode_attention.at(decodes, mean) * (decodes > 0) * costs.in_situ,
+            "matmul": (matmul - weights) * busy,
+            "attention": (chunk.per_chunk * chunks + chunk.per_token * prefill + chunk.per_pair * work.pairs)
+            * costs.in_situ,
+        }
+        wait = costs.launch_ns - sum(terms.values(), np.zeros(1))
+        return terms | {"other": np.where((work.tokens > 0) & ~graph, np.maximum(wait, 0.0), 0.0)}
+
+    # ---- words
+
+    def describe(self) -> str:
+        """One line for the head of a report."""
+        p = self.profile
+        host = "; host assumed" if self.host.assumed else "; host stated" if self.host != p.costs.host else ""
+        host += "; extrapolates" if self.extrapolate else ""
+        if p.origin == "imported":
+            return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
+        on = p.hardware.get("gpu") or p.hardware.get("cpu") or "an unnamed machine"
+        found = [f"measured on {on}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
+        error = "no held-out steps"
+        if p.held_out is not None:
+            error = f"held-out ±{100 * p.held_out['p50']:.1f} % (median), bias {100 * p.held_out['bias']:+.1f} %"
+        return f"cost: profile {p.name} ({', '.join(found)}; {error}{host})"
+
+    def sources(self) -> list[str]:
+        """Lines on where the numbers come from and what they are not. The first tells the contents apart."""
+        p, host, hull = self.profile, self.host, self.profile.hull
+        digest = hashlib.sha256(p.to_json().encode()).hexdigest()[:12]
+        beyond = "; extrapolated beyond" if self.extrapolate else ""
+        parts = f"{format_duration(host.base)} + {format_duration(host.per_sequence)} a sequence"
+        parts += f" + {format_duration(host.per_token)} a prompt token" if host.per_token else ""
+        swap = "as measured" if p.costs.swap is not None and not p.costs.swap.assumed else "assumed from the host link"
+        return [
+            f"profile {p.name} ({digest}): {p.origin}, executor {p.executor}",
+            f"measured up to {hull.max_sequences} decodes with {hull.max_context:,.0f} mean context tokens,"
+            f" {hull.max_tokens:,} tokens a step, prompts of {hull.max_chunk_context:,}{beyond}",
+            f"host: {parts}, {host.mode}" + (" (assumed)" if host.assumed else ""),
+            f"swap: {swap}" if p.costs.swap is not None or self.gpu is not None else "swap: not known",
+            *(f"missing: {line}" for line in p.missing),
+            *p.notes,
+        ]
+
+
+_LAST = itemgetter(1)  # of a segment
+_DECODES = ("decode sequences", "--max-seqs")
+_TOKENS = ("tokens in a step", "--max-batched-tokens")
+_CONTEXT = ("mean context tokens of the decodes", "--max-model-len")
+_CHUNK = ("tokens of one prompt", "--max-model-len")
+"""What a limit of the hull is of, and the option of `batchsim calibrate` that raises it."""

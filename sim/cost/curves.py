@@ -1,0 +1,90 @@
+"""Times between measured knots: linear, over one quantity or two. Below the first knot its value holds, beyond the last
+the last segment goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """ns at increasing x."""
+
+    x: tuple[float, ...]
+    ns: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_knots("x", self.x)
+        if len(self.ns) != len(self.x):
+            raise ValueError(f"ns has {len(self.ns)} values for {len(self.x)} of x")
+        check_numbers("ns", self.ns)
+
+    def at(self, x: NDArray[Any]) -> Floats:
+        """ns at each x."""
+        i, j, share = _between(self.x, x)
+        ns = np.array(self.ns)
+        return ns[i] * (1 - share) + ns[j] * share
+
+    def holding(self, x: NDArray[Any]) -> Floats:
+        """ns at the smallest knot that is not below each x, as of a graph that x rows are padded to; x within the
+        knots."""
+        return np.array(self.ns)[np.searchsorted(self.x, x)]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """ns[i][j] at sequences[i] and a mean context of context[j] tokens."""
+
+    sequences: tuple[int, ...]
+    context: tuple[float, ...]
+    ns: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        check_knots("sequences", self.sequences)
+        check_knots("context", self.context)
+        if [len(row) for row in self.ns] != [len(self.context)] * len(self.sequences):
+            raise ValueError(f"ns is not {len(self.sequences)} rows of {len(self.context)} values")
+        for row in self.ns:
+            check_numbers("ns", row)
+
+    def at(self, sequences: NDArray[Any], context: NDArray[Any]) -> Floats:
+        """ns at each pair, bilinear."""
+        i, j, down = _between(self.sequences, sequences)
+        k, m, right = _between(self.context, context)
+        ns = np.array(self.ns)
+        first = ns[i, k] * (1 - right) + ns[i, m] * right
+        second = ns[j, k] * (1 - right) + ns[j, m] * right
+        return first * (1 - down) + second * down
+
+
+def _between(knots: Sequence[float], x: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
+    """The two knots around each x, and how far x is from the first to the second: above 1 beyond the last."""
+    last = len(knots) - 1
+    values = np.array(knots, dtype=float)
+    i = np.clip(np.searchsorted(values, x, side="right") - 1, 0, max(last - 1, 0))
+    j = np.minimum(i + 1, last)
+    share = np.maximum(x - values[i], 0.0) / np.where(j > i, values[j] - values[i], math.inf)
+    return i, j, share
+
+
+def check_knots(name: str, knots: Sequence[float]) -> None:
+    """ValueError unless there are some, finite, 0 or more, and increasing."""
+    if not knots or any(a >= b for a, b in pairwise(knots)):
+        raise ValueError(f"{name} does not increase: {list(knots[:8])}")
+    check_numbers(name, knots)
+
+
+def check_numbers(name: str, values: Iterable[float]) -> None:
+    """ValueError unless all are finite and 0 or more."""
+    for value in values:
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {value:g}; it is a finite number, 0 or more")

@@ -1,0 +1,266 @@
+"""What was measured of one executor, model and GPU: the numbers a `Calibrated` cost computes with, as one JSON file.
+
+A step's kernels cost, with the padded work of `sim.cost.work`,
+
+    in_situ · (layers(tokens) + head(rows) + decode_attention(B, context / B) + chunk_attention(chunks))
+
+where `decode(B)` replaces layers and head in a decode-only step that replays a graph. Host and swap times come on top.
+All times are floats of ns. Reading is strict: whatever is not exactly a profile of this version is refused in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+from sim.cost.curves import Curve, Grid, check_numbers
+from sim.errors import CalibrationError
+from sim.model import ModelSpec
+from sim.plain import from_plain, to_plain
+from sim.units import Duration
+
+__all__ = [
+    "ChunkCost",
+    "Curve",
+    "Grid",
+    "HostTerm",
+    "Hull",
+    "Profile",
+    "ProfileConfig",
+    "StatedHost",
+    "StepCosts",
+    "SwapCost",
+    "load_profile",
+    "profile_names",
+]
+
+FORMAT = "batchsim-profile"
+VERSION = 1
+_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+SHIPPED = "calibrate"  # the package whose folder `profiles` holds those that come with batchsim
+_LINE = 200  # letters from which a JSON value is broken into its items
+
+
+@dataclass(frozen=True)
+class ChunkCost:
+    """ns of the attention of a prefill chunk: of the chunk, of its tokens, and of each query-key pair."""
+
+    per_chunk: float
+    per_token: float
+    per_pair: float
+
+    def __post_init__(self) -> None:
+        check_numbers("a part", (self.per_chunk, self.per_token, self.per_pair))
+
+
+@dataclass(frozen=True)
+class HostTerm:
+    """ns a step spends outside its kernels; `per_token` is of prefill tokens.
+
+    `serial`: after the kernels. `overlapped`: beside them, so that the longer of the two counts. `assumed`: nobody
+    measured it.
+    """
+
+    base: float
+    per_sequence: float
+    per_token: float
+    mode: Literal["serial", "overlapped"]
+    assumed: bool
+
+    def __post_init__(self) -> None:
+        check_numbers("a part", (self.base, self.per_sequence, self.per_token))
+
+
+@dataclass(frozen=True)
+class SwapCost:
+    """ns of a step that swaps: once, and for every block that crosses the host link, either way."""
+
+    base: float
+    per_block: float
+    assumed: bool
+
+    def __post_init__(self) -> None:
+        check_numbers("a part", (self.base, self.per_block))
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """The parts of a step's time.
+
+    `layers` is over the tokens of the step, `head` over its rows of logits. `decode`, if any, holds layers and head of
+    decode-only steps by graph size: a step takes the time of the smallest that holds its rows, and one with more rows
+    than the largest is launched op by op. `decode_attention` is beyond these. `launch_ns` is the least that the kernels
+    of a step launched op by op take. `in_situ` is the time of kernels inside an engine over that back to back.
+    """
+
+    layers: Curve
+    head: Curve
+    decode: Curve | None
+    decode_attention: Grid
+    chunk_attention: ChunkCost
+    launch_ns: float
+    in_situ: float
+    host: HostTerm
+    swap: SwapCost | None
+
+    def __post_init__(self) -> None:
+        check_numbers("launch_ns", (self.launch_ns,))
+        if not (math.isfinite(self.in_situ) and self.in_situ > 0):
+            raise ValueError(f"in_situ is {self.in_situ:g}; a factor is above 0")
+
+
+@dataclass(frozen=True)
+class Hull:
+    """How far was measured: decodes of a step, tokens of a step, mean context of its decodes, prefix + chunk."""
+
+    max_sequences: int
+    max_tokens: int
+    max_context: float
+    max_chunk_context: int
+
+    def __post_init__(self) -> None:
+        if min(self.max_sequences, self.max_tokens, self.max_context, self.max_chunk_context) < 1:
+            raise ValueError("a limit is below 1")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Step costs with all that is needed to judge them.
+
+    `gpu` is the catalog's name of the GPU, None if it is not in there. `num_blocks` is the measured number of KV blocks
+    of `block_size` tokens. `residuals` and `held_out` rows hold region, n, p50, p95 (absolute relative errors) and bias
+    (predicted / measured − 1). `samples` are the raw measurements, `missing` names what was not measured. The dicts
+    hold JSON values only: lists, no tuples.
+    """
+
+    name: str
+    origin: Literal["measured", "imported"]
+    executor: str
+    model: ModelSpec
+    gpu: str | None
+    hardware: dict[str, Any]
+    software: dict[str, Any]
+    made: dict[str, Any]
+    block_size: int
+    num_blocks: int | None
+    costs: StepCosts
+    hull: Hull
+    residuals: tuple[dict[str, Any], ...] = ()
+    held_out: dict[str, Any] | None = None
+    samples: tuple[dict[str, Any], ...] = ()
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    energy: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or self.block_size < 1 or (self.num_blocks is not None and self.num_blocks < 1):
+            raise ValueError(f"name {self.name!r}, block_size {self.block_size} or num_blocks {self.num_blocks}")
+        for row in (*self.residuals, *([] if self.held_out is None else [self.held_out])):
+            if not all(isinstance(row.get(key), int | float) for key in ("n", "p50", "p95", "bias")):
+                raise ValueError(f"a row of errors lacks one of n, p50, p95 and bias: {row}")
+
+    def to_json(self) -> str:
+        """The file's text; equal profiles give equal bytes."""
+        return _text({"format": FORMAT, "version": VERSION} | cast("dict[str, Any]", to_plain(self)), 0) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> Profile:
+        """The profile in `text`; CalibrationError, headed `source`, at the first thing that does not belong."""
+
+        def refuse(number: str) -> float:
+            raise CalibrationError(f"{source}: holds {number}, which is no finite number. Calibrate again.")
+
+        def finite(number: str) -> float:
+            return float(number) if math.isfinite(float(number)) else refuse(number)
+
+        try:
+            value = json.loads(text, parse_float=finite, parse_constant=refuse)
+        except (ValueError, RecursionError) as error:
+            raise CalibrationError(f"{source}: is not JSON: {error}. Calibrate again, or copy the file anew.") from None
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise CalibrationError(f"{source}: is not a {FORMAT}. Give a file that `batchsim calibrate` wrote.")
+        if value.get("version") != VERSION:
+            raise CalibrationError(
+                f"{source}: version {value.get('version')!r} of the format; this batchsim reads {VERSION}. Calibrate"
+                " again with this version, or use the batchsim that wrote it."
+            )
+        del value["format"], value["version"]
+        try:
+            return from_plain(cls, value)
+        except ValueError as error:
+            raise CalibrationError(f"{source}: {error}. Calibrate again.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class StatedHost:
+    """Host time as a scenario states it, in place of the profile's."""
+
+    base: Duration
+    per_sequence: Duration = 0
+    per_token: Duration = 0
+    mode: Literal["serial", "overlapped"] = "serial"
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    def __post_init__(self) -> None:
+        if min(self.base, self.per_sequence, self.per_token) < 0:
+            raise ValueError("host: a time is negative. Times are 0 or more.")
+
+    def term(self) -> HostTerm:
+        return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileConfig:
+    """`cost: NAME` or a path to a profile, or its long form. `extrapolate` continues the curves beyond what was
+    measured; `host` replaces the profile's host time."""
+
+    profile: str
+    kind: Literal["profile"] = "profile"
+    extrapolate: bool = False
+    host: StatedHost | None = None
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+
+def profile_names() -> list[str]:
+    """The profiles that come with batchsim."""
+    folder = resources.files(SHIPPED) / "profiles"
+    return sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """The shipped profile of that name, else the one in that file. CalibrationError in one line."""
+    name = str(name_or_path)
+    path = Path(str(resources.files(SHIPPED) / "profiles" / f"{name}.json")) if name in profile_names() else Path(name)
+    try:
+        return Profile.from_json(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name.removesuffix(".json"), profile_names(), n=1)
+        known = "Check the path." if path.suffix == ".json" else f"Shipped are {', '.join(profile_names())}."
+        advice = f"Did you mean {near[0]}?" if near else known
+        raise CalibrationError(f"{name}: neither a shipped profile nor a file. {advice}") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CalibrationError(f"{name[:200]}: cannot be read: {why}. Give a profile's JSON file.") from None
+
+
+# ---- JSON
+
+
+def _text(value: Any, depth: int) -> str:
+    """JSON of `value`, one line for what fits in one and for plain lists of numbers, else one for each item."""
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    scalars = not isinstance(value, dict | list | tuple) or not any(isinstance(v, dict | list | tuple) for v in value)
+    if len(line) + depth <= _LINE or not value or (scalars and not isinstance(value, dict)):
+        return line
+    pad = " " * (depth + 1)
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key, ensure_ascii=False)}: {_text(v, depth + 1)}" for key, v in value.items()]
+        return "{\n" + pad + f",\n{pad}".join(items) + f"\n{' ' * depth}}}"
+    return "[\n" + pad + f",\n{pad}".join(_text(v, depth + 1) for v in value) + f"\n{' ' * depth}]"
