@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+import json
+from dataclasses import dataclass, replace
 
 from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
-from sim.cost import Cost, RooflineConfig, build_cost
+from sim.cost import Calibrated, Cost, RooflineConfig, build_cost
 from sim.errors import ScenarioError
-from sim.kv import CountingKV, KVBlockManager
+from sim.kv import CountingKV
 from sim.model import GpuSpec, KvBudget, ModelSpec, derive_kv
-from sim.record import Recorder, Records
+from sim.record import Records
+from sim.resolved import Resolved, ResolvedPolicy
 from sim.scenario import Point, PolicySpec, Scenario
 from sim.simulate import simulate
-from sim.types import PolicyContext, Request, Scheduler
-from sim.workload.build import BuiltWorkload, build_workload
-from sim.workload.predictors import build_predictor
-
-_ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
+from sim.workload.build import BuiltWorkload
+from sim.workload.table import TraceRows
+from sim.workload.traces import read_trace
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,9 @@ class Setup:
     """What all points of a scenario share. Building it finds unknown models, GPUs and budgets that do not fit."""
 
     scenario: Scenario
-    model: ModelSpec
+    resolved: Resolved
     cost: Cost
     kv: KvBudget
-    max_model_len: int
 
     @classmethod
     def of(cls, scenario: Scenario) -> Setup:
@@ -38,93 +36,63 @@ class Setup:
         with scenario.at("model"):
             model = load_model(scenario.model_path)
         limit = model.max_position_embeddings
-        max_model_len = limit if file.max_model_len is None else file.max_model_len
-        if max_model_len > limit:
+        if file.max_model_len is not None and file.max_model_len > limit:
             raise ScenarioError(
-                f"{scenario.places['max_model_len']}: max_model_len {max_model_len} is above the {limit} positions of"
-                f" {model.name}. Lower it."
+                f"{scenario.places['max_model_len']}: max_model_len {file.max_model_len} is above the {limit} positions"
+                f" of {model.name}. Lower it."
             )
         with scenario.at("cost"):
             cost = build_cost(file.cost, model, block_size=file.kv.block_size)
-            setup = cls(scenario, model, cost, _kv_budget(scenario, model), max_model_len)
+            setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
-                setup.scheduler(spec, setup.new_kv())
+                setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(), None, cost)
         return setup
 
     @property
+    def model(self) -> ModelSpec:
+        return self.resolved.model
+
+    @property
+    def max_model_len(self) -> int:
+        return self.resolved.max_model_len
+
+    @property
     def gpu(self) -> GpuSpec | None:
-        """The GPU of a roofline; other costs have none."""
+        """The GPU of a roofline, or the one a profile was made on if the catalog has it; other costs have none."""
         config = self.scenario.cost
-        return load_gpu(config.gpu) if isinstance(config, RooflineConfig) else None
+        if isinstance(config, RooflineConfig):
+            return load_gpu(config.gpu)
+        return self.cost.gpu if isinstance(self.cost, Calibrated) else None
 
     @property
     def num_gpus(self) -> int:
         config = self.scenario.cost
         return config.tp if isinstance(config, RooflineConfig) else 1
 
-    @cached_property
-    def num_swap_blocks(self) -> int:
-        block_bytes = self.model.kv_bytes_per_token * self.kv.block_size
-        return self.scenario.file.kv.swap_space // block_bytes
-
     def new_kv(self) -> CountingKV:
-        return CountingKV(self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks)
+        return CountingKV(self.kv.num_blocks, self.kv.block_size, self.resolved.num_swap_blocks)
 
     def workload(self, load: float, seed: int) -> BuiltWorkload:
         """The requests of a load and seed: the same for every policy."""
-        scenario = self.scenario
-        return build_workload(
-            scenario.file.workload,
-            load=scenario.load_override(load),
-            seed=seed,
-            max_model_len=self.max_model_len,
-            base=scenario.base,
-        )
-
-    def scheduler(self, spec: PolicySpec, kv: KVBlockManager, workload: BuiltWorkload | None = None) -> Scheduler:
-        """A new scheduler of `spec`. Without a workload its predictor only stands in for one."""
-        predictor = None
-        if spec.predictor is not None:
-            predictor = _Unasked() if workload is None else build_predictor(spec.predictor, workload)
-        scheduler = spec.policy(spec.config, PolicyContext(kv, self.max_model_len, predictor, self.cost))
-        missing = [name for name in _ATTRIBUTES if not hasattr(scheduler, name)]
-        if missing:
-            raise ScenarioError(f"{spec.kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/types.py.")
-        return scheduler
+        return self.resolved.built_workload(load, seed)
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine for one simulation."""
-        drain_ns = self.scenario.file.workload.drain
-        return EngineCore(
-            self.scheduler(spec, self.new_kv(), workload),
-            SimExecutor(self.cost, self.max_model_len),
-            Recorder(),
-            max_model_len=self.max_model_len,
-            max_waiting=self.scenario.file.max_waiting,
-            per_chunk_ns=workload.frontend.per_chunk,
-            stop_ns=None if drain_ns is None else workload.window_ns[1] + drain_ns,
-        )
-
-
-class _Unasked:
-    """Stands for a predictor while a policy's knobs are only being checked."""
-
-    name = "unasked"
-
-    def predict(self, request: Request) -> int:
-        raise AssertionError("a scheduler must not predict before a request arrives")
+        executor = SimExecutor(self.cost, self.max_model_len)
+        return self.resolved.engine(resolved_policy(spec), workload, self.new_kv(), executor, self.cost)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A simulated point."""
+    """A point that was run: what it recorded, and the arrival window (end of warm-up, end of arrivals) in ns."""
 
     point: Point
     workload: BuiltWorkload
     records: Records
     streams: bool
     end_ns: int
+    window_ns: tuple[int, int]
 
 
 def simulate_point(setup: Setup, point: Point) -> Run:
@@ -133,13 +101,74 @@ def simulate_point(setup: Setup, point: Point) -> Run:
     core = setup.engine(point.spec, workload)
     end_ns = simulate(core, workload)
     core.check_returned()
-    return Run(point, workload, core.recorder.records(), core.scheduler.streams, end_ns)
+    return Run(point, workload, core.recorder.records(), core.scheduler.streams, end_ns, workload.window_ns)
 
 
-def _kv_budget(scenario: Scenario, model: ModelSpec) -> KvBudget:
-    kv, cost = scenario.file.kv, scenario.cost
+def resolve(scenario: Scenario) -> Resolved:
+    """All that a machine needs to run `scenario` without reading YAML. Raises what `Setup.of` raises."""
+    return Setup.of(scenario).resolved
+
+
+def resolved_policy(spec: PolicySpec) -> ResolvedPolicy:
+    """`spec` without what only reports and hashes need."""
+    return ResolvedPolicy(spec.label, spec.kind, spec.config, spec.variant, spec.predictor)
+
+
+class _Trace(dict[int, TraceRows]):
+    """The rows of a scenario's trace by seed, read when first asked for."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__()
+        self._scenario = scenario
+
+    def __missing__(self, seed: int) -> TraceRows:
+        trace = self._scenario.file.workload.trace
+        if trace is None:
+            raise KeyError(seed)
+        rows = self[seed] = read_trace(replace(trace, rate_scale=None), self._scenario.base, seed)
+        return rows
+
+
+def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
+    file = scenario.file
+    kv = file.kv
+    return Resolved(
+        name=scenario.name,
+        model=model,
+        model_path=scenario.model_path,
+        block_size=kv.block_size,
+        num_blocks=None if kv.tokens is None else kv.tokens // kv.block_size,
+        num_swap_blocks=kv.swap_space // (model.kv_bytes_per_token * kv.block_size),
+        max_model_len=model.max_position_embeddings if file.max_model_len is None else file.max_model_len,
+        max_waiting=file.max_waiting,
+        workload=file.workload,
+        rows=_Trace(scenario),
+        policies=tuple(resolved_policy(spec) for spec in scenario.specs),
+        load_name=scenario.load_name,
+        loads=scenario.loads,
+        seeds=file.seeds,
+        slo=file.slo,
+        profile=json.loads(cost.profile.to_json()) if isinstance(cost, Calibrated) else None,
+    )
+
+
+def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
+    """The stated blocks, else those a profile measured, else what model and GPU leave room for."""
+    kv, config = scenario.file.kv, scenario.cost
     if kv.tokens is not None:
         return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
-    if not isinstance(cost, RooflineConfig):
-        raise ScenarioError(f"cost {cost.kind} has no GPU to derive KV memory from. Add kv: tokens.")
-    return derive_kv(model, load_gpu(cost.gpu), utilisation=kv.utilisation, block_size=kv.block_size, tp=cost.tp)
+    if isinstance(config, RooflineConfig):
+        return derive_kv(
+            model, load_gpu(config.gpu), utilisation=kv.utilisation, block_size=kv.block_size, tp=config.tp
+        )
+    if not isinstance(cost, Calibrated):
+        raise ScenarioError(f"cost {config.kind} has no GPU to derive KV memory from. Add kv: tokens.")
+    profile = cost.profile
+    if profile.num_blocks is not None and profile.block_size == kv.block_size:
+        return KvBudget(profile.num_blocks, kv.block_size, f"measured, profile {profile.name}")
+    if cost.gpu is None:
+        raise ScenarioError(
+            f"profile {profile.name} has no KV memory measured in blocks of {kv.block_size}, and names no GPU of the"
+            " catalog to derive it from. Add kv: tokens."
+        )
+    return derive_kv(model, cost.gpu, utilisation=kv.utilisation, block_size=kv.block_size)

@@ -1,40 +1,24 @@
-"""Runs all points of a scenario and keeps their results; `sim.results` says where and reads them again.
-
-A point is written whole or not at all, so a killed run continues where it was.
-"""
+"""Runs all points of a scenario and keeps their results; `sim.results` says where and reads them again."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sim.errors import ScenarioError
-from sim.frames import tables_are_there, write_tables
-from sim.inputs import PointInputs
-from sim.metrics import Measured, combine, measure
-from sim.point import Run, Setup, simulate_point
-from sim.pool import is_running, run_all
-from sim.provenance import as_json, identity, point_hash, provenance, short_hash, write_csv, write_text
-from sim.record import FINISHED, STEP_DTYPE
-from sim.results import POINTS, Results, load_results
+from sim.keep import keep_point, keep_run, kept_point, point_inputs, sweep_unfinished
+from sim.point import Setup, simulate_point
+from sim.pool import run_all
+from sim.provenance import identity, point_hash
+from sim.results import POINTS, Results
 from sim.scenario import Point, Scenario
-from sim.slo import Slo, parse_slo
-from sim.units import format_duration
-from sim.workload.config import ClosedLoop, Frontend
+from sim.slo import parse_slo
 
 Progress = Callable[[int, int, str], None]
 """Called with points done, points in all, and what was done last."""
-
-
-# ---- one point
 
 
 @dataclass(frozen=True)
@@ -46,98 +30,11 @@ class Task:
     folder: Path
 
 
-def point_inputs(setup: Setup, run: Run) -> PointInputs:
-    """What the metrics need to know of a simulated point."""
-    file, workload, gpu = setup.scenario.file, run.workload, setup.gpu
-    class_slos = {name: parse_slo(c.slo) for name, c in file.workload.classes.items() if c.slo is not None}
-    steps = run.records.steps
-    return PointInputs(
-        records=run.records,
-        window_ns=workload.window_ns,
-        num_blocks=setup.kv.num_blocks,
-        block_size=setup.kv.block_size,
-        streams=run.streams,
-        num_gpus=setup.num_gpus,
-        num_offered=workload.num_offered,
-        all_at_once=workload.all_at_once,
-        closed_loop=isinstance(file.workload.arrivals, ClosedLoop),
-        max_num_seqs=getattr(run.point.spec.config, "max_num_seqs", None),
-        per_chunk_ns=workload.frontend.per_chunk,
-        slo=parse_slo(file.slo),
-        class_slos=class_slos,
-        class_names=tuple(file.workload.classes),
-        cost_terms=setup.cost.explain({name: steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()}),
-        peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
-        memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,
-    )
-
-
 def run_point(task: Task) -> dict[str, Any]:
     """Simulates, measures and writes one point; returns what its point.json holds."""
     setup = Setup.of(task.scenario)
     run = simulate_point(setup, task.point)
-    _check_cohort(run)
-    measured = measure(point_inputs(setup, run))
-    point = task.point
-    result = {
-        "policy": point.spec.label,
-        "variant": point.spec.variant,
-        "name": point.spec.name,
-        "kind": point.spec.kind,
-        "load": point.load,
-        "seed": point.seed,
-        "point": task.folder.name,
-        "end_ns": run.end_ns,
-        "num_finished": int((run.records.requests["outcome"] == FINISHED).sum()),
-        "unstable": measured.unstable,
-        "bound_by": measured.bound_by,
-        "values": measured.values,
-        "few": sorted(measured.few),
-        "reasons": measured.reasons,
-        "details": run.records.details,
-        "workload": {"notes": run.workload.notes, **run.workload.describe},
-    }
-    unfinished = task.folder.with_name(f".{task.folder.name}-{os.getpid()}")
-    unfinished.mkdir(parents=True)
-    write_tables(run.records, unfinished)
-    (unfinished / "point.json").write_text(as_json(result), encoding="utf-8")
-    _put(unfinished, task.folder)
-    return result
-
-
-def _put(unfinished: Path, folder: Path) -> None:
-    """Makes `unfinished` be `folder`, in place of what is there. Another run may do the same at the same time."""
-    aside = unfinished.with_name(f".old{unfinished.name}")
-    try:
-        if folder.exists():
-            folder.rename(aside)
-        unfinished.rename(folder)
-    except OSError:  # the other run was faster, with the same bytes
-        if not folder.exists():
-            raise
-        shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _check_cohort(run: Run) -> None:
-    """ScenarioError where nothing can be measured."""
-    start_ns, end_ns = run.workload.window_ns
-    sent = run.records.requests["sent_ns"]
-    if not ((sent >= start_ns) & (sent <= end_ns)).any() or (end_ns <= start_ns and not run.workload.all_at_once):
-        raise ScenarioError(
-            f"{run.point.spec.name} at load {run.point.load:g}, seed {run.point.seed}: nobody arrives between the end"
-            f" of the warm-up at {format_duration(start_ns)} and the last arrival at {format_duration(end_ns)}."
-            " Lengthen the workload, or use all_at_once."
-        )
-
-
-def _measured(result: dict[str, Any]) -> Measured:
-    return Measured(
-        result["values"], frozenset(result["few"]), result["reasons"], result["unstable"], result["bound_by"]
-    )
-
-
-# ---- a scenario
+    return keep_point(setup, run, point_inputs(setup, run), task.folder)
 
 
 def run_scenario(
@@ -151,16 +48,16 @@ def run_scenario(
     """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results."""
     started = time.monotonic()
     setup = Setup.of(scenario)
-    with scenario.at("slo"):
-        slo = parse_slo(scenario.file.slo)
-    _check_inputs(setup)
+    check_inputs(setup)
     home = out / scenario.name
     common = identity(setup)
     tasks = [Task(scenario, point, home / POINTS / point_hash(common, point)) for point in scenario.points()]
     try:
         (home / POINTS).mkdir(parents=True, exist_ok=True)
-        _sweep_unfinished(home / POINTS)
-        done = {} if force else {i: kept for i, task in enumerate(tasks) if (kept := _kept(task.folder)) is not None}
+        sweep_unfinished(home / POINTS)
+        done = (
+            {} if force else {i: kept for i, task in enumerate(tasks) if (kept := kept_point(task.folder)) is not None}
+        )
         reused = len(done)
         todo = [i for i in range(len(tasks)) if i not in done]
         for number, result in run_all(run_point, [tasks[i] for i in todo], jobs):
@@ -171,171 +68,17 @@ def run_scenario(
                 progress(len(done), len(tasks), f"{point.spec.name} at {point.load:g}, seed {point.seed}")
     except OSError as error:
         raise ScenarioError(f"{out}: cannot be written: {error.strerror}. Give another folder with --out.") from None
-    results = [done[i] for i in range(len(tasks))]
-    summary, points = _tabulate(scenario, slo, results)
-    run_hash = short_hash([task.folder.name for task in tasks])
-    folder = home / run_hash
-    manifest = _manifest(setup, results, reused) | {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "summary.csv", summary)
-    write_csv(folder / "points.csv", points)
-    write_text(folder / "scenario.yaml", scenario.text)
-    write_text(folder / "manifest.json", as_json(manifest, indent=2))
-    return load_results(folder)
+    facts = {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs}
+    return keep_run(setup, home, [done[i] for i in range(len(tasks))], reused=reused, facts=facts)
 
 
-def _manifest(setup: Setup, results: list[dict[str, Any]], reused: int) -> dict[str, Any]:
-    """What was run and how it was obtained."""
-    scenario = setup.scenario
-    return {
-        "scenario_name": scenario.name,
-        "scenario": scenario.plain,
-        "heading": heading(setup),
-        "kv": str(setup.kv),
-        "num_blocks": setup.kv.num_blocks,
-        "workload": _describe_workload(results),
-        "slo": scenario.file.slo,
-        "objective": _objective(scenario),
-        "measured_at": measured_at(setup),
-        "sources": setup.cost.sources(),
-        "outcomes": _outcomes(results),
-        "details": {reason: text for result in results for reason, text in result["details"].items()},
-        "identical_seeds": _identical_seeds(results),
-        "points_run": len(results) - reused,
-        "points_reused": reused,
-        **provenance(),
-    }
-
-
-def _check_inputs(setup: Setup) -> None:
+def check_inputs(setup: Setup) -> None:
     """Finds, before anything is written, what would make every point fail: a broken trace, a class's wrong SLO."""
     scenario = setup.scenario
+    with scenario.at("slo"):
+        parse_slo(scenario.file.slo)
     for traffic in scenario.file.workload.classes.values():
         if traffic.slo is not None:
             with scenario.at("workload"):
                 parse_slo(traffic.slo)
     setup.workload(min(scenario.loads), seed=0)
-
-
-def heading(setup: Setup) -> str:
-    """Scenario, model, GPU and cost in one line."""
-    gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
-    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
-    model = f"{setup.model.name} {dtype}{gpu}"
-    return f"{setup.scenario.name} · {model} · {setup.cost.describe()} · measured at: {measured_at(setup)}"
-
-
-def measured_at(setup: Setup) -> str:
-    """Where latencies are taken: at the engine, or at the client where the scenario models the way there."""
-    return "engine" if setup.scenario.file.workload.frontend == Frontend() else "client, front end modelled"
-
-
-def _sweep_unfinished(points: Path) -> None:
-    """Removes what a killed run left half-written; folders of live processes stay."""
-    for folder in points.glob(".*-*"):
-        pid = folder.name.rpartition("-")[2]
-        if not pid.isdigit() or not is_running(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kept(folder: Path) -> dict[str, Any] | None:
-    """The result of a point that is there already, whole."""
-    try:
-        result = json.loads((folder / "point.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    whole = isinstance(result, dict) and {"seed", "values", "workload"} <= set(result)
-    return result if whole and tables_are_there(folder) else None
-
-
-# ---- tables
-
-
-def _tabulate(scenario: Scenario, slo: Slo, results: list[dict[str, Any]]) -> tuple[list[dict], list[dict]]:
-    """Rows of summary.csv and points.csv. Of a policy's `best_of` variants only the best at each load is kept."""
-    by_spec: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
-    for result in sorted(results, key=lambda r: r["seed"]):
-        by_spec.setdefault((result["policy"], result["load"], result["variant"]), []).append(result)
-    summary, points = [], []
-    for label in scenario.file.policies:
-        for load in scenario.loads:
-            variants = {key[2]: runs for key, runs in by_spec.items() if key[:2] == (label, load)}
-            best = max(variants, key=lambda variant: _merit(variants[variant]))
-            runs = variants[best]
-            combined = combine([_measured(run) for run in runs])
-            common = {
-                "policy": label,
-                "kind": runs[0]["kind"],
-                "label": runs[0]["name"],
-                "variant": best,
-                "load_name": scenario.load_name,
-                "load": load,
-            }
-            row = common | {
-                "num_seeds": combined.num_seeds,
-                "unstable": combined.unstable,
-                "bound_by": combined.bound_by,
-                "few": " ".join(sorted(combined.few)),
-            }
-            for name, value in combined.mean.items():
-                row[name], row[f"{name}_ci"] = value, combined.half_width[name]
-            summary.append(row)
-            for run in runs:
-                head = common | {key: run[key] for key in ("seed", "point", "unstable", "bound_by")}
-                points.append(head | {"few": " ".join(run["few"])} | run["values"])
-    return summary, points
-
-
-def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
-    """How good a variant is at a load: stable, the SLO met, more within it, the lower normalised latency."""
-    combined = combine([_measured(run) for run in runs])
-    latency = combined.mean["norm_latency_mean_s"]
-    return (
-        float(not combined.unstable),
-        float((combined.mean["slo_met"] or 0.0) > 0.5),  # in most seeds
-        combined.mean["in_slo"] or 0.0,
-        float("-inf") if latency is None else -latency,
-    )
-
-
-def _outcomes(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """By policy (and variant), load and seed: how many requests ended how, and why."""
-    counted: dict[str, Any] = {}
-    for result in results:
-        name = result["name"]
-        by_reason = {outcome: result["reasons"].get(outcome, {}) for outcome in ("rejected", "cancelled", "unfinished")}
-        totals = {outcome: sum(counts.values()) for outcome, counts in by_reason.items()}
-        finished = result["num_finished"]
-        counted.setdefault(name, []).append(
-            {
-                "load": result["load"],
-                "seed": result["seed"],
-                "submitted": finished + sum(totals.values()),
-                "finished": finished,
-                **totals,
-                **{f"{outcome}_by_reason": counts for outcome, counts in by_reason.items()},
-            }
-        )
-    return counted
-
-
-def _describe_workload(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The arrivals of every load and seed, with what was dropped or changed: the same for all policies."""
-    described = {(r["load"], r["seed"]): r["workload"] for r in results}
-    return [{"load": load, "seed": seed, **described[load, seed]} for load, seed in sorted(described)]
-
-
-def _identical_seeds(results: list[dict[str, Any]]) -> bool:
-    """Whether all seeds gave the same: then nothing is random and an interval of 0 says nothing."""
-    by_point: dict[Any, list[Any]] = {}
-    for result in results:
-        by_point.setdefault((result["name"], result["load"]), []).append(result["values"])
-    return all(len(seeds) > 1 and all(seed == seeds[0] for seed in seeds) for seeds in by_point.values())
-
-
-def _objective(scenario: Scenario) -> str:
-    """What `slo_met` means: the SLO, or every class's own where classes have theirs."""
-    classes = scenario.file.workload.classes
-    own = [f"{name} {traffic.slo}" for name, traffic in classes.items() if traffic.slo is not None]
-    others = [scenario.file.slo] if len(own) < len(classes) or not classes else []
-    return f"every class's objective ({'; '.join([*own, *others])})" if own else scenario.file.slo

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from sim.cost import Constant, CostConfig, Linear, ProfileConfig, RooflineConfig
 from sim.errors import CalibrationError, ScenarioError
+from sim.resolved import ResolvedPolicy
 from sim.units import Rate, Share, Size
 from sim.workload.config import ClosedLoop, WorkloadConfig
-from sim.workload.predictors import PredictorConfig
 from sim.workload.tagged import ByKind
 
 MAX_BLOCKS = 2**31 - 1  # what a column of the records holds
@@ -116,26 +116,12 @@ class ScenarioFile:
             )
 
 
-@dataclass(frozen=True)
-class PolicySpec:
-    """One policy to run: a label with one set of knobs.
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec(ResolvedPolicy):
+    """One policy to run, as the scenario names it: `knobs` is what it says, for reports and hashes."""
 
-    `variant` names the choice where `best_of` lists several. `knobs` is what the scenario says, for reports and hashes.
-    """
-
-    label: str
-    kind: str
-    config: Any
     policy: Any
     knobs: dict[str, Any]
-    predictor: PredictorConfig | None = None
-    variant: str = ""
-
-    @property
-    def name(self) -> str:
-        """The label with the chosen variant, and the predictor that knows more of the lengths than an engine does."""
-        told = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
-        return f"{self.label} ({', '.join(filter(None, told))})" if any(told) else self.label
 
 
 @dataclass(frozen=True)
@@ -187,7 +173,3 @@ class Scenario:
             for seed in range(self.file.seeds)
             for spec in self.specs
         ]
-
-    def load_override(self, load: float) -> dict[str, float | int]:
-        """The change of the workload that makes it this load."""
-        return {} if not self.load_name else {self.load_name: int(load) if self.load_name == "users" else load}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from pydantic_core import ErrorDetails
 from sim.cost import long_form
 from sim.errors import ScenarioError
 from sim.policies import POLICIES
+from sim.resolved import find_policy
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from sim.scenario.text import Document, read_document
 from sim.scenario.text import Path as Keys
@@ -28,7 +28,6 @@ from sim.workload.tagged import kind_of
 
 SHIPPED = "scenarios"
 MAX_LABEL = 40  # letters: what a column of a table can hold
-POLICY_METHODS = ("add", "cancel", "schedule", "repeat", "complete")
 _NAME_SHOWN = 200  # letters of a name in an error
 
 
@@ -192,7 +191,7 @@ def _specs(label: str, document: Document) -> Iterator[PolicySpec]:
         if predictor is not None and not getattr(config, "needs_predictor", False):
             raise ScenarioError(f"{where}: {label} asks for no predicted lengths. Remove its predictor.")
         variant = ", ".join(f"{_initials(knob)} {value}" for knob, value in chosen.items())
-        yield PolicySpec(label, kind, config, policy, knobs, predictor, variant)
+        yield PolicySpec(label, kind, config, variant, predictor, policy=policy, knobs=knobs)
 
 
 def _initials(knob: str) -> str:
@@ -208,25 +207,10 @@ def _policy(kind: str, where: str) -> tuple[Any, Any]:
         near = difflib.get_close_matches(kind, POLICIES, n=1)
         advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(POLICIES)}."
         raise ScenarioError(f"{where}: there is no policy {kind}. {advice} Your own is named module:Class.")
-    module_name, _, name = kind.partition(":")
     try:
-        module = importlib.import_module(module_name)
-        policy = getattr(module, name)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ScenarioError(
-            f"{where}: policy {kind} cannot be imported: {error}. Is its folder on PYTHONPATH?"
-        ) from None
-    missing = [method for method in POLICY_METHODS if not callable(getattr(policy, method, None))]
-    if missing:
-        raise ScenarioError(f"{where}: {kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/types.py.")
-    config = getattr(policy.__init__, "__annotations__", {}).get("config")
-    config = getattr(module, config, None) if isinstance(config, str) else config
-    if not is_dataclass(config):
-        raise ScenarioError(
-            f"{where}: {kind}.__init__ has no config that is a dataclass of its module. Write"
-            " def __init__(self, config: MyConfig, context)."
-        )
-    return config, policy
+        return find_policy(kind)
+    except ScenarioError as error:
+        raise ScenarioError(f"{where}: {error}") from None
 
 
 def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None:

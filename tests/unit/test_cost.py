@@ -207,7 +207,7 @@ def test_a_gpu_name_builds_its_roofline() -> None:
     assert long.describe().startswith("cost: roofline, tp 2, ")
     assert long.block_bytes == 32 * 131_072 // 2
     assert build_cost(LINEAR, LLAMA) is LINEAR
-    assert set(COSTS) == {"roofline", "constant", "linear"}
+    assert set(COSTS) == {"roofline", "profile", "constant", "linear"}
 
 
 def test_what_is_assumed_is_said() -> None:

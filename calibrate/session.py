@@ -1,0 +1,299 @@
+"""One point of a scenario on the real model, and what a cost says of the same point; both as one kind of result.
+
+A result is kept as one .npz file, so that a machine with little more than a GPU can leave it and any other read it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core import EngineCore, SimExecutor
+from sim.errors import CalibrationError, ScenarioError
+from sim.kv import CountingKV, TableKV
+from sim.live import INTERRUPTED, VirtualClock, WallClock, live
+from sim.record import Records
+from sim.types import CostModel, StepEstimator
+from sim.workload.build import BuiltWorkload
+from sim.workload.open_loop import OpenWorkload
+
+if TYPE_CHECKING:
+    from calibrate.prompts import Prompts
+    from calibrate.runner import ModelRunner
+    from calibrate.sampling import Sampling
+    from sim.cost.profile import Profile
+    from sim.resolved import Resolved, ResolvedPolicy
+
+FORMAT = "batchsim-live"
+VERSION = 1
+
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LiveResult:
+    """A run of one policy at one load: its records, what each step's kernels and its host took, and how it ended.
+
+    `kernel_ns` and `host_ns` have an entry a step, none where a cost predicted the steps. `rested` are the steps before
+    which nothing was to be run. `window_ns` is (end of warm-up, end of arrivals), `num_offered` what the workload
+    offered in all, None where that is open. `reason` is "" unless the run was cut. `made` says on what it ran.
+    """
+
+    policy: str
+    load: float
+    seed: int
+    repeat: int
+    records: Records
+    kernel_ns: Int
+    host_ns: Int
+    rested: Int
+    end_ns: int
+    window_ns: tuple[int, int]
+    num_offered: int | None
+    streams: bool
+    reason: str
+    num_blocks: int
+    made: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        """Writes all of it to `path`, whole or not at all."""
+        head = {name: getattr(self, name) for name in _HEAD}
+        words = json.dumps({"format": FORMAT, "version": VERSION} | head, ensure_ascii=False)
+        unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        try:
+            with unfinished.open("wb") as file:
+                arrays: dict[str, Any] = {"head": np.array(words), **columns, **self.records.arrays()}
+                np.savez_compressed(file, **arrays)
+            unfinished.replace(path)
+        except OSError as error:
+            raise ScenarioError(f"{path}: cannot be written: {error.strerror}. Give another path.") from None
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+_COLUMNS = ("kernel_ns", "host_ns", "rested")
+_HEAD = ("policy", "load", "seed", "repeat", "end_ns", "window_ns", "num_offered", "streams", "reason")
+_HEAD += ("num_blocks", "made")
+
+
+def load_result(path: Path) -> LiveResult:
+    """The result that `LiveResult.save` wrote to `path`. ScenarioError for any other file."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            head = json.loads(str(arrays["head"]))
+            if (head.pop("format"), head.pop("version")) != (FORMAT, VERSION):
+                raise ValueError(f"not {FORMAT} of version {VERSION}")
+            head["window_ns"] = tuple(head["window_ns"])
+            columns = {name: arrays[name] for name in _COLUMNS}
+            return LiveResult(records=Records.from_arrays(arrays), **columns, **head)
+    except FileNotFoundError:
+        raise ScenarioError(f"{path}: no such file. Give a result of a live run.") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ScenarioError(f"{path}: cannot be read as a live result: {error}. Run it again.") from None
+
+
+def run_live(
+    resolved: Resolved,
+    policy: ResolvedPolicy,
+    load: float,
+    seed: int,
+    runner: ModelRunner,
+    *,
+    repeat: int = 0,
+    estimator: StepEstimator | None = None,
+    sampling: Sampling | None = None,
+    prompts: Prompts | None = None,
+) -> LiveResult:
+    """Replays one point in real time on the model of `runner`; greedy and on random prompts unless told otherwise.
+
+    KV memory is what the scenario states, else all that the runner has. A run that Ctrl-C or the device cuts returns as
+    well, with its `reason`. ScenarioError if the runner's model is another one or its memory too small.
+    """
+    from calibrate.executor import TorchExecutor
+    from calibrate.sampling import GREEDY
+
+    _check_runner(resolved, runner)
+    workload = resolved.built_workload(load, seed)
+    kv = TableKV(resolved.num_blocks or runner.num_blocks, resolved.block_size, resolved.num_swap_blocks)
+    executor = TorchExecutor(
+        runner, kv, max_model_len=resolved.max_model_len, sampling=sampling or GREEDY, prompts=prompts
+    )
+    core = resolved.engine(policy, workload, kv, executor, estimator)
+    warm_up(runner)
+    with settled_memory():
+        run = live(core, workload, WallClock())
+    times = executor.times[: core.recorder.num_steps]
+    return _result(
+        core,
+        workload,
+        (policy.name, load, seed, repeat),
+        kernel_ns=np.array([step.kernel_ns for step in times], np.int64),
+        host_ns=np.array([step.host_ns for step in times], np.int64),
+        rested=np.array(run.rested, np.int64),
+        end_ns=run.end_ns,
+        reason=run.reason,
+        made=made_on(runner),
+    )
+
+
+def predict(
+    resolved: Resolved, policy: ResolvedPolicy, load: float, seed: int, cost: CostModel, *, num_blocks: int
+) -> LiveResult:
+    """The same point in virtual time with steps as long as `cost` says; equal to `simulate`, bit for bit.
+
+    KeyboardInterrupt on Ctrl-C. A cost that estimates recompute and swap times also advises the policy.
+    """
+    workload = resolved.built_workload(load, seed)
+    kv = CountingKV(num_blocks, resolved.block_size, resolved.num_swap_blocks)
+    estimator: Any = cost if hasattr(cost, "recompute_ns") else None
+    core = resolved.engine(policy, workload, kv, SimExecutor(cost, resolved.max_model_len), estimator)
+    run = live(core, workload, VirtualClock())
+    if run.reason == INTERRUPTED:
+        raise KeyboardInterrupt
+    core.check_returned()
+    none = np.empty(0, np.int64)
+    return _result(
+        core,
+        workload,
+        (policy.name, load, seed, 0),
+        kernel_ns=none,
+        host_ns=none,
+        rested=np.array(run.rested, np.int64),
+        end_ns=run.end_ns,
+        reason=run.reason,
+        made={"device": "none: predicted"},
+    )
+
+
+def _result(core: EngineCore, workload: BuiltWorkload, point: tuple[str, float, int, int], **ended: Any) -> LiveResult:
+    policy, load, seed, repeat = point
+    return LiveResult(
+        policy=policy,
+        load=load,
+        seed=seed,
+        repeat=repeat,
+        records=core.recorder.records(),
+        window_ns=workload.window_ns,
+        num_offered=workload.num_offered,
+        streams=core.scheduler.streams,
+        num_blocks=core.scheduler.kv.num_blocks,
+        **ended,
+    )
+
+
+def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: float, seed: int) -> tuple[int, int]:
+    """The most sequences and the most tokens, padding included, that a step of these policies can have.
+
+    ScenarioError for a policy that states no `max_num_seqs`.
+    """
+    workload = resolved.built_workload(load, seed)
+    longest = resolved.max_model_len
+    if isinstance(workload, OpenWorkload):
+        marks = workload.marks
+        longest = min(longest, int((marks.prompt_tokens + marks.max_output_tokens).max()))
+    sequences = tokens = 1
+    for policy in policies:
+        slots = getattr(policy.config, "max_num_seqs", None)
+        if slots is None:
+            raise ScenarioError(
+                f"{policy.name}: its config has no max_num_seqs, which sizes the model's buffers. Give it one."
+            )
+        budget = getattr(policy.config, "max_num_batched_tokens", None)
+        sequences = max(sequences, slots)
+        tokens = max(tokens, slots, slots * longest if budget is None else budget)
+    return sequences, tokens
+
+
+@contextmanager
+def settled_memory() -> Iterator[None]:
+    """Leaves what exists now out of garbage collection: going through all of torch would stop a step for long."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def warm_up(runner: ModelRunner) -> None:
+    """Runs a few steps of both kinds, so that no run pays for first touches of memory. Overwrites the KV cache."""
+    from calibrate.inputs import StepInputs
+
+    rows = min(runner.max_num_seqs, runner.num_blocks, 4)
+    tokens = min(runner.max_num_batched_tokens, runner.max_model_len, runner.block_size)
+    for contexts, chunks in (([1] * rows, []), ([], [(0, tokens)])):
+        inputs = StepInputs.synthetic(
+            contexts,
+            chunks,
+            block_size=runner.block_size,
+            num_blocks=runner.num_blocks,
+            vocab_size=runner.spec.vocab_size,
+            seed=0,
+        )
+        for _ in range(3):
+            runner.step(inputs)
+
+
+def made_on(runner: ModelRunner) -> dict[str, Any]:
+    """Machine, software and model of a runner, as JSON values."""
+    from calibrate.identity import identity
+
+    return identity(runner.device.type) | {
+        "device": runner.device.type,
+        "weights": runner.weights,
+        "backend": runner.backend.name,
+        "graphs": bool(runner.graph_buckets),
+    }
+
+
+def check_machine(profile: Profile, device: str) -> None:
+    """CalibrationError if `profile` is of another machine than this one's `device`."""
+    from calibrate.identity import catalog_gpu, identity
+
+    ours = identity(device)["hardware"]
+    if profile.origin == "measured":
+        key = "gpu" if device == "cuda" else "cpu"
+        its = profile.hardware
+        same = its.get("device") == device and its.get(key) == ours[key]
+        of = str(its.get("gpu") or its.get("cpu"))
+    else:
+        key, of = "gpu", str(profile.gpu)
+        same = catalog_gpu(ours) == profile.gpu
+    if not same:
+        raise CalibrationError(
+            f"profile {profile.name} is of {of}, this is {ours.get('gpu') or ours['cpu']}. Calibrate here: batchsim"
+            f" calibrate --model {profile.model.name} --device {device} -o PROFILE.json, then --set cost=PROFILE.json."
+        )
+
+
+def _check_runner(resolved: Resolved, runner: ModelRunner) -> None:
+    """ScenarioError unless the runner holds the scenario's model and as much KV memory as that states."""
+    for field in fields(resolved.model):
+        ours, its = getattr(resolved.model, field.name), getattr(runner.spec, field.name)
+        if ours != its and field.name != "name":
+            raise ScenarioError(
+                f"{resolved.name}: {field.name} of the model is {ours}, of the loaded one {its}. Load that model."
+            )
+    for what, ours, its in (
+        ("num_blocks", resolved.num_blocks or 0, runner.num_blocks),
+        ("num_swap_blocks", resolved.num_swap_blocks, runner.num_swap_blocks),
+        ("max_model_len", resolved.max_model_len, runner.max_model_len),
+    ):
+        if ours > its:
+            raise ScenarioError(f"{resolved.name}: {what} is {ours}, the loaded model has {its}. Load it with more.")
+    if resolved.block_size != runner.block_size:
+        raise ScenarioError(
+            f"{resolved.name}: KV blocks hold {resolved.block_size} tokens, those of the loaded model"
+            f" {runner.block_size}. Load it with block_size {resolved.block_size}."
+        )

@@ -1,0 +1,205 @@
+"""`batchsim live`: a scenario's requests in real time on the real model. `batchsim resolve`: a scenario as one file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.errors import CalibrationError, ScenarioError
+
+if TYPE_CHECKING:
+    from calibrate.prompts import Prompts
+    from calibrate.runner import ModelRunner
+    from sim.point import Setup
+    from sim.resolved import Resolved, ResolvedPolicy
+    from sim.results import Results
+    from sim.scenario import Point, Scenario
+
+INTERRUPTED_EXIT = 130
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")]
+TracesOption = Annotated[
+    Path | None,
+    typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
+]
+
+
+@one_line_errors
+def live(
+    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
+    policy: Annotated[str, typer.Option(help="A label of the scenario; with best_of, one variant's whole name.")],
+    device: Annotated[str, typer.Option(help="cpu or cuda.")],
+    load: Annotated[
+        float | None, typer.Option(help="A value on the load axis; needed where there are several.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Which repetition's requests.")] = 0,
+    set_: SetOption = None,
+    weights: Annotated[Path | None, typer.Option(help="Hugging Face folder with weights; else random ones.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
+    prompts: Annotated[Path | None, typer.Option(help="Text, a prompt a line; else random tokens.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    graphs: Annotated[bool, typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps.")] = True,
+    traces: TracesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay one point of a scenario in real time on the real model, with the very scheduler of the simulation.
+
+    Exit code 1 if the run was cut or does not count. Example: batchsim live my.yaml --policy continuous --device cpu
+    """
+    require_torch("live")
+    from calibrate.sampling import Sampling
+    from calibrate.session import run_live
+    from sim.live_results import keep_live
+    from sim.point import Setup
+    from sim.run import check_inputs
+    from sim.scenario import Point, load_scenario
+
+    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    setup = Setup.of(loaded)
+    check_inputs(setup)
+    _prepare_machine(setup, device)
+    resolved = replace(setup.resolved, num_blocks=_num_blocks(setup))
+    chosen = resolved.find(policy)
+    point = Point(loaded.specs[resolved.policies.index(chosen)], _load(loaded, load), seed)
+    sampling = Sampling(temperature=temperature, seed=seed)
+    texts = _prompts(prompts, weights or Path(loaded.model_path))
+    runner = _runner(resolved, chosen, point, device=device, weights=weights, graphs=graphs)
+    window_s = resolved.built_workload(point.load, seed).window_ns[1] / 1e9
+    typer.echo(f"{chosen.name} at load {point.load:g}: requests arrive for {window_s:.0f} s ...", err=True)
+    played = run_live(
+        resolved, chosen, point.load, seed, runner, estimator=setup.cost, sampling=sampling, prompts=texts
+    )
+    _say(keep_live(setup, point, played, out), as_json)
+
+
+def _say(results: Results, as_json: bool) -> None:
+    """Prints the run, and exits with 1 or 130 where it was cut or does not count."""
+    from sim.live import INTERRUPTED
+    from sim.live_results import live_lines
+    from sim.report.plots import write_pictures
+    from sim.report.tables import fit, report
+
+    run = results.manifest["live"]
+    lines = [fit(line) for line in live_lines(results)]
+    if as_json:
+        print_json(results.as_json() | {"live": run})
+    else:
+        pictures = write_pictures(results)
+        typer.echo("\n".join([report(results), *lines]))
+        typer.echo(fit(f"{results.path}/  " + "  ".join(["summary.csv", *(p.name for p in pictures)])))
+    if run["reason"] or run["void"]:
+        if as_json:
+            typer.echo("\n".join(lines), err=True)
+        raise typer.Exit(INTERRUPTED_EXIT if run["reason"] == INTERRUPTED else 1)
+
+
+def _prepare_machine(setup: Setup, device: str) -> None:
+    """Refuses a device that is not there and a profile of another machine; sets the threads that the profile had."""
+    from calibrate.identity import check_device, set_cpu_threads
+    from calibrate.session import check_machine
+    from sim.cost import Calibrated
+
+    check_device(device)
+    threads = 1
+    if isinstance(setup.cost, Calibrated):
+        check_machine(setup.cost.profile, device)
+        threads = int(setup.cost.profile.hardware.get("torch_threads", threads))
+    set_cpu_threads(threads)
+
+
+@one_line_errors
+def resolve(
+    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("resolved.json"),
+    set_: SetOption = None,
+    traces: TracesOption = None,
+) -> None:
+    """Write all that a run of a scenario needs into one JSON file, for a machine without YAML, pydantic and traces.
+
+    Example: batchsim resolve bursty -o bursty.json --set seeds=1
+    """
+    from sim.point import resolve as resolved_of
+    from sim.scenario import load_scenario
+
+    text = resolved_of(
+        load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    ).to_json()
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError(f"{output}: cannot be written: {error.strerror}. Give another path with -o.") from None
+    typer.echo(f"{output}   {len(text.encode()):,} bytes")
+
+
+def require_torch(command: str) -> None:
+    """CalibrationError, saying what to install, where torch is not there."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
+
+
+def _num_blocks(setup: Setup) -> int:
+    """The KV blocks to allocate: stated, or measured in the scenario's profile. An estimate from a sheet is neither."""
+    from sim.cost import Calibrated
+
+    resolved, cost = setup.resolved, setup.cost
+    if resolved.num_blocks is not None:
+        return resolved.num_blocks
+    measured = cost.profile.num_blocks if isinstance(cost, Calibrated) else None
+    if measured is None or setup.kv.num_blocks != measured:
+        raise ScenarioError(
+            f"{setup.scenario.source}: says not how much KV memory to allocate. Add kv: {{tokens: N}}, or a measured"
+            " profile as cost."
+        )
+    return measured
+
+
+def _load(scenario: Scenario, load: float | None) -> float:
+    """The load asked for; any value on the axis will do, and none is needed where the scenario has one."""
+    tested = ", ".join(f"{x:g}" for x in scenario.loads)
+    if load is None and len(scenario.loads) == 1:
+        return scenario.loads[0]
+    if load is None:
+        raise ScenarioError(f"--load: is missing and the scenario has {tested}. Write one of them, or another.")
+    if load <= 0 or not (scenario.load_name or load in scenario.loads):
+        raise ScenarioError(f"--load {load:g}: is not on the load axis of the scenario, which has {tested}.")
+    return load
+
+
+def _prompts(texts: Path | None, folder: Path) -> Prompts | None:
+    """The text prompts of a file with the tokenizer in `folder`; None for random ones."""
+    from calibrate.prompts import TextPrompts
+
+    return None if texts is None else TextPrompts(texts, folder)
+
+
+def _runner(
+    resolved: Resolved,
+    policy: ResolvedPolicy,
+    point: Point,
+    *,
+    device: str,
+    weights: Path | None,
+    graphs: bool,
+) -> ModelRunner:
+    """The scenario's model on `device`, with room for the largest step that the policy can ask for."""
+    from calibrate.runner import build_runner
+    from calibrate.session import step_limits
+
+    max_num_seqs, max_tokens = step_limits(resolved, (policy,), point.load, point.seed)
+    assert resolved.num_blocks is not None, "set by the command"
+    return build_runner(
+        resolved.model_path if weights is None else str(weights),
+        device=device,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        num_swap_blocks=resolved.num_swap_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_tokens,
+        max_model_len=resolved.max_model_len,
+        graphs=None if graphs else False,
+    )

@@ -1,0 +1,49 @@
+"""The highest rate at which a policy can serve a scenario's requests: what it completes when all of them wait already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from sim.errors import ScenarioError
+from sim.record import FINISHED, Records
+from sim.resolved import Resolved
+from sim.units import NS_PER_S
+from sim.workload.config import AllAtOnce, TraceLengths
+
+REQUESTS = 1000
+"""Requests in the overloaded run: many times what any batch holds."""
+
+_FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains the batch is left out
+
+
+def overloaded(resolved: Resolved, requests: int = REQUESTS) -> Resolved:
+    """`resolved` with requests of the same lengths and classes, all there at the start, and nobody giving up."""
+    workload = resolved.workload
+    classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
+    lengths = TraceLengths() if workload.lengths is None and workload.trace is not None else workload.lengths
+    trace = workload.trace if workload.trace is None else replace(workload.trace, rate_scale=None)
+    busy = replace(
+        workload,
+        arrivals=AllAtOnce(),
+        lengths=lengths,
+        trace=trace,
+        classes=classes,
+        requests=requests,
+        duration=None,
+        warmup=0,
+        drain=None,
+        deadline=None,
+        patience=None,
+    )
+    return replace(resolved, workload=busy, load_name="", loads=(1.0,), max_waiting=None)
+
+
+def saturation_rps(records: Records) -> float:
+    """Requests completed per second in the middle of an overloaded run. ScenarioError if too few completed."""
+    done = np.sort(records.requests["delivered_ns"][records.requests["outcome"] == FINISHED])
+    first, last = int(_FROM * len(done)), int(_TO * len(done))
+    if len(done) < 10 or done[last] <= done[first]:
+        raise ScenarioError(f"only {len(done)} requests completed under overload: no saturation can be told from them.")
+    return (last - first) * NS_PER_S / float(done[last] - done[first])

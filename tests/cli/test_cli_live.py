@@ -1,0 +1,124 @@
+"""`batchsim live` on a tiny model and `batchsim resolve`: what they print, what they leave, what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_scenario import TINY, batchsim, changed
+
+from sim.resolved import Resolved
+from sim.results import load_results
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 97,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float32",
+}
+LIVE = TINY.replace("model: llama-3.1-8b", "model: tiny.json").replace("requests: 40", "requests: 12")
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    """The tiny scenario with a model that any machine holds, at rates that take a tenth of a second."""
+    (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "s.yaml").write_text(changed(LIVE, "[10/s, 20/s]", "[100/s, 200/s]"))
+    return tmp_path / "s.yaml"
+
+
+@pytest.fixture
+def one_thread() -> None:
+    """Skips where the executor cannot run."""
+    torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
+    torch.set_num_threads(1)
+
+
+# ---- resolve
+
+
+def test_resolve_writes_what_reads_back(scenario: Path) -> None:
+    """The file holds the scenario with its overrides, for a machine that cannot read the YAML."""
+    out = scenario.with_name("r.json")
+    done = batchsim("resolve", scenario, "-o", out, "--set", "seeds=5")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{out}   ")
+    resolved = Resolved.from_json(out.read_text(), "r.json")
+    assert (resolved.seeds, resolved.loads, resolved.num_blocks) == (5, (100.0, 200.0), 1000)
+    assert [policy.name for policy in resolved.policies] == ["static", "continuous"]
+
+
+def test_resolve_refuses_in_one_line(scenario: Path) -> None:
+    """A folder that is not there, and whatever the scenario itself is refused for."""
+    nowhere = batchsim("resolve", scenario, "-o", scenario.parent / "no" / "r.json")
+    assert nowhere.exit_code == 2 and "cannot be written" in nowhere.stderr and nowhere.stderr.count("\n") == 1
+    wrong = batchsim("resolve", scenario, "--set", "kv.tokens=1")
+    assert wrong.exit_code == 2 and "--set kv.tokens=1" in wrong.stderr and wrong.stderr.count("\n") == 1
+
+
+# ---- live
+
+
+@pytest.mark.slow
+def test_live_prints_and_keeps_results_like_a_run(scenario: Path, one_thread: None) -> None:
+    """The table of a run under a heading that says live, the lag, and a folder that everything else reads."""
+    done = batchsim(
+        "live", scenario, "--policy", "continuous", "--device", "cpu", "--load", 200, "--out", scenario.parent / "out"
+    )
+    assert done.exit_code in (0, 1)  # 1: this machine was too busy to send in time, and says so
+    text = " ".join(done.stdout.split())
+    assert "live on cpu" in text and "weights random (seed 0)" in text and "load source: lag mean" in text
+    assert ("! VOID" in text) == (done.exit_code == 1)
+    results = load_results(scenario.parent / "out" / "s-live")
+    requests = results.requests("continuous", 200.0, 0)
+    assert len(requests) == 12 and set(requests["outcome"]) == {"finished"} and (requests["lag_ns"] > 0).all()
+    live = results.manifest["live"]
+    assert (live["device"], live["reason"], live["policy"], live["load"]) == ("cpu", "", "continuous", 200)
+    assert (scenario.parent / "out" / "s-live" / live["raw"]).is_file()
+    why = batchsim("why", scenario.parent / "out" / "s-live", "--json")
+    assert why.exit_code == 0 and len(json.loads(why.stdout)[0]["slowest"]) == 5
+
+
+def test_live_speaks_json(scenario: Path, one_thread: None) -> None:
+    """--json has the metrics of `run --json` and how the run went; a load beyond the tested ones is one, too."""
+    done = batchsim(
+        "live", scenario, "--policy", "static", "--device", "cpu", "--load", 150, "--json", "--out", scenario.parent
+    )
+    said = json.loads(done.stdout)
+    assert said["policies"]["static"]["finished"] == 12 and said["policies"]["static"]["loads"][0]["load"] == 150
+    assert said["live"]["lag_ns"]["requests"] == 12
+
+
+def test_live_refuses_before_it_loads_a_model(scenario: Path, one_thread: None) -> None:
+    """Device, policy, load, missing KV memory and a foreign profile: one line each, exit code 2."""
+    (scenario.parent / "half.json").write_text(json.dumps(CONFIG | {"torch_dtype": "bfloat16"}))
+    text = changed(scenario.read_text(), "kv: {tokens: 16000}\n", "").replace("tiny.json", "half.json")
+    (scenario.parent / "unstated.yaml").write_text(changed(text, "{kind: constant, step: 10ms}", "h200"))
+    common = ("--policy", "continuous", "--device", "cpu")
+    for args, complaint in [
+        ((scenario, "--policy", "continuous", "--device", "tpu"), "--device tpu"),
+        ((scenario, "--policy", "continous", "--device", "cpu", "--load", 100), "has no policy continous"),
+        ((scenario, *common), "--load: is missing and the scenario has 100, 200"),
+        ((scenario, *common, "--load", -1), "--load -1"),
+        ((scenario.parent / "unstated.yaml", *common, "--load", 100), "Add kv: {tokens: N}"),
+        ((scenario, *common, "--load", 100, "--temperature", -1), "--temperature"),
+        ((scenario, *common, "--load", 100, "--prompts", "no.txt"), "tokenizer.json"),
+        ((scenario, *common, "--load", 100, "--weights", "nowhere"), "nowhere"),
+    ]:
+        done = batchsim("live", *args)
+        assert done.exit_code == 2 and complaint in done.stderr, (args, done.stderr, done.exception)
+        assert done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_without_torch_it_says_what_to_install(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the command that installs it, before anything else is looked at."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = batchsim("live", scenario, "--policy", "continuous", "--device", "cpu")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == ("batchsim live: needs torch, which is not installed. pip install 'batchsim[live]'\n")

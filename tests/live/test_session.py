@@ -1,0 +1,187 @@
+"""One point on a tiny real model, in real time: the records are those of the scenario, and a file keeps all of it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
+
+from calibrate.identity import identity
+from calibrate.runner import ModelRunner, build_runner
+from calibrate.session import LiveResult, check_machine, load_result, predict, run_live, step_limits
+from sim.attribution import attribute
+from sim.cost.constant import Constant
+from sim.cost.profile import load_profile, profile_names
+from sim.errors import CalibrationError, ScenarioError
+from sim.model import ModelSpec
+from sim.point import resolve
+from sim.record import FINISHED, Records
+from sim.resolved import Resolved
+from sim.scenario import load_scenario
+
+SCENARIO = """\
+model: {model}
+cost: {{kind: constant, step: 2ms}}
+kv: {{tokens: 1024, swap_space: 1MB}}
+max_model_len: 256
+workload:
+  arrivals: {{kind: poisson, mean_rate: 200/s}}
+  lengths:
+    prompt: {{kind: uniform, min: 4, max: 40}}
+    output: {{kind: uniform, min: 1, max: 12}}
+  output_cap: 16
+  requests: 24
+policies:
+  static: {{batch_size: 4, max_wait: 20ms, respond: row_end}}
+  continuous: {{max_num_seqs: 8, max_num_batched_tokens: 32}}
+  preemptive: {{max_num_seqs: 8, max_num_batched_tokens: 64, by: auto}}
+  uncapped: {{kind: preemptive, max_num_seqs: 3, max_num_batched_tokens: null}}
+slo: ttft<1s @ 90%
+seeds: 1
+"""
+
+CONFIG = """\
+{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "intermediate_size": 64, "vocab_size": 97, "max_position_embeddings": 512, "torch_dtype": "float32"}
+"""
+
+
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory: pytest.TempPathFactory) -> Resolved:
+    """The tiny scenario as a GPU machine would read it."""
+    folder = tmp_path_factory.mktemp("session")
+    (folder / "tiny.json").write_text(CONFIG)
+    (folder / "s.yaml").write_text(SCENARIO.format(model="tiny.json"))
+    return Resolved.from_json(resolve(load_scenario(str(folder / "s.yaml"))).to_json(), "s")
+
+
+@pytest.fixture(scope="module")
+def runner(resolved: Resolved) -> ModelRunner:
+    """The tiny model with room for every policy of the scenario."""
+    max_num_seqs, max_tokens = step_limits(resolved, resolved.policies, 1.0, 0)
+    return build_runner(
+        resolved.model_path,
+        device="cpu",
+        num_blocks=64,
+        num_swap_blocks=resolved.num_swap_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_tokens,
+        max_model_len=resolved.max_model_len,
+    )
+
+
+@pytest.fixture(scope="module")
+def played(resolved: Resolved, runner: ModelRunner) -> LiveResult:
+    """One live run."""
+    return run_live(resolved, resolved.find("continuous"), 1.0, 0, runner)
+
+
+@pytest.mark.parametrize("policy", ["static", "continuous", "preemptive", "uncapped"])
+def test_a_live_run_serves_every_request_of_the_scenario(policy: str, resolved: Resolved, runner: ModelRunner) -> None:
+    """Every request ends with its true length, at its intended arrival, and each ns of its life is explained."""
+    result = run_live(resolved, resolved.find(policy), 1.0, 0, runner, estimator=Constant(2_000_000))
+    requests, steps = result.records.requests, result.records.steps
+    workload = resolved.built_workload(1.0, 0)
+    offered = workload.columns()
+    assert result.reason == "" and set(requests["outcome"]) == {FINISHED}
+    for name in ("request_id", "arrival_ns", "prompt_tokens", "output_tokens"):
+        assert requests[name].tolist() == offered[name].tolist()
+    assert len(result.kernel_ns) == len(result.host_ns) == len(steps)
+    assert (steps["duration_ns"] >= result.kernel_ns).all() and (result.kernel_ns > 0).all()
+    assert (steps["start_ns"][1:] >= (steps["start_ns"] + steps["duration_ns"])[:-1]).all()
+    total = attribute(result.records).groupby("request_id", observed=True)["ns"].sum()
+    assert total.tolist() == (requests["delivered_ns"] - requests["sent_ns"]).tolist()
+
+
+def test_a_live_run_and_a_prediction_are_alike_in_form(resolved: Resolved, played: LiveResult) -> None:
+    """What is true of a point whoever times its steps is equal: window, offered, policy, streaming, KV blocks."""
+    predicted = predict(resolved, resolved.find("continuous"), 1.0, 0, Constant(2_000_000), num_blocks=64)
+    for name in ("policy", "load", "seed", "window_ns", "num_offered", "streams", "num_blocks"):
+        assert getattr(played, name) == getattr(predicted, name)
+    assert len(predicted.kernel_ns) == 0 and (predicted.records.requests["lag_ns"] == 0).all()
+    assert (played.records.requests["lag_ns"] > 0).all() and played.made["weights"] == "random (seed 0)"
+
+
+def test_a_result_comes_back_from_its_file(played: LiveResult, tmp_path: Path) -> None:
+    """Saving and loading give an equal result, and leave nothing else behind."""
+    played.save(tmp_path / "run.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.npz"]
+    again = load_result(tmp_path / "run.npz")
+    for field in fields(LiveResult):
+        ours, its = getattr(played, field.name), getattr(again, field.name)
+        if isinstance(ours, Records):
+            assert (ours.texts, ours.details) == (its.texts, its.details)
+            pairs = [(getattr(ours, name), getattr(its, name)) for name in ("requests", "steps", "states")]
+        elif isinstance(ours, np.ndarray):
+            pairs = [(ours, its)]
+        else:
+            assert ours == its
+            pairs = []
+        assert all(one.dtype == other.dtype and one.tobytes() == other.tobytes() for one, other in pairs)
+
+
+def test_what_is_no_result_is_one_line(played: LiveResult, tmp_path: Path) -> None:
+    """A missing, a foreign and a cut file, and a folder that is not there, are told apart from results."""
+    played.save(tmp_path / "run.npz")
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "run.npz").read_bytes()[:200])
+    (tmp_path / "text.npz").write_text("hello")
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    for name, complaint in [
+        ("none.npz", "no such file"),
+        ("cut.npz", "cannot be read as a live result"),
+        ("text.npz", "cannot be read as a live result"),
+        ("other.npz", "cannot be read as a live result"),
+    ]:
+        with pytest.raises(ScenarioError, match=f"{name}: {complaint}") as caught:
+            load_result(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ScenarioError, match="cannot be written"):
+        played.save(tmp_path / "nowhere" / "run.npz")
+
+
+def test_step_limits_hold_what_a_policy_can_ask_for(resolved: Resolved) -> None:
+    """A token budget bounds a step; without one, as many of the longest requests as there are slots."""
+    marks = resolved.built_workload(1.0, 0).marks
+    longest = int((marks.prompt_tokens + marks.max_output_tokens).max())
+    assert step_limits(resolved, (resolved.find("continuous"),), 1.0, 0) == (8, 32)
+    assert step_limits(resolved, (resolved.find("uncapped"),), 1.0, 0) == (3, 3 * longest)
+    assert step_limits(resolved, (resolved.find("static"),), 1.0, 0) == (4, 4 * longest)
+    nameless = replace(resolved.find("static"), config=object())
+    with pytest.raises(ScenarioError, match="no max_num_seqs"):
+        step_limits(resolved, (nameless,), 1.0, 0)
+
+
+def test_a_runner_of_another_model_or_memory_is_refused(resolved: Resolved, runner: ModelRunner) -> None:
+    """The first thing that differs is named with both values."""
+    policy = resolved.find("continuous")
+    wider = replace(resolved.model, intermediate_size=128)
+    for changed, complaint in [
+        (replace(resolved, model=wider), "intermediate_size of the model is 128, of the loaded one 64"),
+        (replace(resolved, num_blocks=65), "num_blocks is 65, the loaded model has 64"),
+        (replace(resolved, block_size=8), "KV blocks hold 8 tokens, those of the loaded model 16"),
+    ]:
+        with pytest.raises(ScenarioError, match=complaint):
+            run_live(changed, policy, 1.0, 0, runner)
+
+
+def test_a_profile_of_another_machine_is_refused() -> None:
+    """One measured here fits; one of another processor or GPU names both and says what to do."""
+    names = profile_names()
+    if not names:
+        pytest.skip("no profile is shipped")
+    shipped = load_profile(names[0])
+    here = replace(shipped, origin="measured", gpu=None, hardware=identity("cpu")["hardware"])
+    check_machine(here, "cpu")
+    other = replace(here, hardware=here.hardware | {"cpu": "Abacus 9"})
+    for profile, name in ((other, "Abacus 9"), (shipped, str(shipped.gpu))):
+        with pytest.raises(CalibrationError, match=f"is of {name}, this is .*batchsim calibrate --model"):
+            check_machine(profile, "cpu")
+
+
+def test_the_spec_survives_the_json(resolved: Resolved) -> None:
+    """The model that the runner checks against is read back whole."""
+    assert isinstance(resolved.model, ModelSpec) and resolved.model.head_dim == 8

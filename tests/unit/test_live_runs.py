@@ -1,0 +1,212 @@
+"""Live runs that are cut, that run in real time, or whose host takes time: counts add up and every ns is explained."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sim.attribution import attribute
+from sim.core import EngineCore, SimExecutor
+from sim.errors import ExecutorError, TraceError
+from sim.kv import CountingKV
+from sim.live import VirtualClock, WallClock, lag_verdict, live
+from sim.policies import POLICIES
+from sim.record import BLOCKED, FINISHED, MISSING, PREFILL, UNFINISHED, Recorder
+from sim.types import Arrival, Batch, StepResult
+from tests.conformance.runs import built, cases
+from tests.unit.engine import MAX_MODEL_LEN, Constant, Requests, arrival, engine, outcomes, vllm
+from tests.unit.metrics_helpers import records_of
+from tests.unit.test_live import Chain
+
+# ---- cut runs
+
+
+class Breaking(SimExecutor):
+    """A simulated device that fails its n-th step."""
+
+    def __init__(self, step: int, error: BaseException) -> None:
+        super().__init__(Constant(), MAX_MODEL_LEN)
+        self.left, self.error = step, error
+
+    def execute(self, batch: Batch) -> StepResult:
+        self.left -= 1
+        if not self.left:
+            raise self.error
+        return super().execute(batch)
+
+
+def breaking(step: int, error: BaseException) -> EngineCore:
+    scheduler = vllm(CountingKV(100, 4), max_num_seqs=1)
+    return EngineCore(scheduler, Breaking(step, error), Recorder(), max_model_len=MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "detail"),
+    [
+        (ExecutorError("3 GB short. Use fewer blocks.", "out_of_memory"), "out_of_memory", "3 GB short"),
+        (ExecutorError("the device is gone.", "step_failed"), "step_failed", "the device is gone"),
+        (KeyboardInterrupt(), "interrupted", ""),
+    ],
+)
+@pytest.mark.parametrize("clock", [VirtualClock, WallClock])
+def test_a_cut_run_accounts_for_every_request(error, reason, detail, clock):
+    """The finished stay; those that ran, waited or were not yet sent end unfinished with the reason, at the cut."""
+    core = breaking(5, error)
+    arrivals = [arrival(0, 0), arrival(1, 1), arrival(2, 2), arrival(3, 10**15)]
+    ended = live(core, Requests(*arrivals), clock())
+    rows = outcomes(core.recorder.records())
+    assert [(row.outcome, row.reason) for row in rows] == [("finished", "")] + [("unfinished", reason)] * 3
+    assert [row.output_tokens for row in rows] == [3, 1, 0, 0]
+    assert {row.ended_ns for row in rows[1:]} == {ended.end_ns} and ended.reason == reason
+    assert detail in core.recorder.records().details.get(reason, "")
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step():
+    """A signal amid a step cuts the run after it: its tokens count."""
+
+    class Interrupting(SimExecutor):
+        def execute(self, batch: Batch) -> StepResult:
+            signal.raise_signal(signal.SIGINT)
+            return super().execute(batch)
+
+    executor = Interrupting(Constant(), MAX_MODEL_LEN)
+    core = EngineCore(vllm(CountingKV(100, 4)), executor, Recorder(), max_model_len=MAX_MODEL_LEN)
+    before = signal.getsignal(signal.SIGINT)
+    ended = live(core, Requests(arrival(0, 0)), VirtualClock())
+    (row,) = outcomes(core.recorder.records())
+    assert (ended.reason, row.reason, row.output_tokens, row.first_token_ns) == ("interrupted", "interrupted", 1, 10)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_broken_workload_is_raised_in_the_engines_thread():
+    """What the load source's thread raises is not lost with the thread."""
+
+    class Broken(Requests):
+        def arrivals(self) -> Iterator[Arrival]:
+            yield arrival(0, 0)
+            yield arrival(1, 1000)
+            raise TraceError("row 3 is broken")
+
+    with pytest.raises(TraceError, match="row 3"):
+        live(engine(vllm(CountingKV(100, 4))), Broken(), WallClock())
+
+
+# ---- real time
+
+
+def test_the_load_thread_sends_everything_at_or_after_its_time():
+    """Known requests and those that answers cause are all served, none before its time, with the lag on record."""
+    core = engine(vllm(CountingKV(100, 4)))
+    workload = Chain(arrival(0, 0), arrival(1, 200_000), arrival(2, 200_000), think_ns=50_000, total=20)
+    ended = live(core, workload, WallClock())
+    requests = core.recorder.records().requests
+    assert len(requests) == 20 and set(requests["outcome"]) == {FINISHED} and ended.reason == ""
+    assert (requests["lag_ns"] >= 0).all() and (requests["lag_ns"] > 0).any()
+    assert (requests["scheduled_ns"] >= requests["arrival_ns"] + requests["lag_ns"]).all()
+    answered = dict(workload.answered)
+    assert all(requests["arrival_ns"][i] in {ns + 50_000 for ns in answered.values()} for i in range(3, 20))
+    assert sys.getswitchinterval() == pytest.approx(0.005)
+
+
+def test_arrivals_do_not_depend_on_how_late_the_engine_is():
+    """A slow engine changes when requests are answered, never when those known in advance are due."""
+    due = [arrival(i, 1000 * i) for i in range(50)]
+    core = engine(vllm(CountingKV(100, 4), max_num_seqs=1))
+    live(core, Requests(*due), WallClock())
+    assert core.recorder.records().requests["arrival_ns"].tolist() == [1000 * i for i in range(50)]
+
+
+class Creeping:
+    """A clock that moves on by pseudo-random times at every look at it: a host that takes time for everything."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self._now_ns = 0
+
+    def now_ns(self) -> int:
+        self._now_ns += self._random.choice((0, 1, 3, 40, 700))
+        return self._now_ns
+
+    def sleep_until(self, ns: int) -> None:
+        self._now_ns = max(self._now_ns, ns + self._random.choice((0, 5)))
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(data=st.data(), seed=st.integers(0, 2**16))
+def test_parts_sum_to_the_life_where_the_host_takes_time(kind, data, seed):
+    """With gaps between steps and late schedules, attribution still sums to E2E and steps do not overlap."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    core = case.engine()
+    ended = live(core, case.workload, Creeping(seed))
+    records = core.recorder.records()
+    parts = attribute(records)
+    assert (parts["ns"] > 0).all()
+    total = parts.groupby("request_id", observed=True)["ns"].sum()
+    for row in records.requests:
+        end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
+        assert total.get(row["request_id"], 0) == end_ns - row["sent_ns"]
+    starts, durations = records.steps["start_ns"], records.steps["duration_ns"]
+    assert (starts[1:] >= (starts + durations)[:-1]).all()
+    assert list(ended.rested) == sorted(set(ended.rested)) and set(ended.rested) <= set(range(len(starts)))
+
+
+def test_steps_after_a_rest_are_named():
+    """A step that began after nothing was to be run is rested; one that followed at once is not."""
+    core = engine(vllm(CountingKV(100, 4)))
+    ended = live(core, Requests(arrival(0, 5, output=2), arrival(1, 100, output=1)), VirtualClock())
+    assert core.recorder.records().steps["start_ns"].tolist() == [5, 15, 100]
+    assert ended.rested == (0, 2)
+
+
+def test_host_time_before_a_first_step_is_the_hosts():
+    """Scheduling after an arrival at an idle engine is a host gap, whatever held the queue's head before."""
+    records = records_of(
+        [{"sent_ns": 0, "ended_ns": 100}, {"sent_ns": 20, "ended_ns": 130}, {"sent_ns": 200, "ended_ns": 230}],
+        [{"start_ns": start, "duration_ns": 20, "num_chunks": 1} for start in (5, 100, 207)],
+        [
+            (2, 0, PREFILL, 0, MISSING),
+            (26, 1, BLOCKED, 1, MISSING),
+            (98, 1, PREFILL, 0, MISSING),
+            (204, 2, PREFILL, 0, MISSING),
+        ],
+        ("", "no_slot"),
+    )
+    rows = attribute(records)
+    parts = {
+        i: dict(rows.loc[rows["request_id"] == i, ["part", "ns"]].itertuples(index=False, name=None)) for i in (1, 2)
+    }
+    assert parts[1] == {"waiting_step": 5, "host_gap": 1 + 2 + 10, "queued:no_slot": 72, "prefill": 20}
+    assert parts[2] == {"host_gap": 4 + 3 + 3, "prefill": 20}
+
+
+# ---- the load source's lag
+
+
+def late(lag_ns: int, *, ttft_ns: int = 1000, step_ns: int = 100) -> str:
+    return lag_verdict(
+        records_of(
+            [{"arrival_ns": 0, "lag_ns": lag_ns, "first_delivery_ns": ttft_ns, "ended_ns": ttft_ns} for _ in range(3)],
+            [{"start_ns": 0, "duration_ns": step_ns}],
+        )
+    )
+
+
+def test_a_late_load_source_voids_the_run():
+    """Void from a lag above a mean step and 5 % of the mean TTFT on; a run that answered nobody is not judged."""
+    assert late(150) == ""
+    assert "p99 of its lag is 151 ns" in late(151) and "void" in late(151)
+    assert late(151, ttft_ns=2000) == ""
+    assert lag_verdict(records_of([{"lag_ns": 10**9, "outcome": UNFINISHED}])) == ""
