@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -148,6 +149,8 @@ GPUS: dict[str, GpuSpec] = {
 def load_model(name_or_path: str) -> ModelSpec:
     """The model of that catalog name, or of the config.json at that path (a file, or the folder that holds it).
 
+    A file's model is named after the file; after its folder where it is called config.json.
+
     ScenarioError if there is neither, or if the file is not understood.
     """
     if name_or_path in MODELS:
@@ -165,7 +168,8 @@ def load_model(name_or_path: str) -> ModelSpec:
         raise ScenarioError(f"{path}: cannot be read as JSON: {error}. Give a Hugging Face config.json.") from None
     if not isinstance(config, dict):
         raise ScenarioError(f"{path}: holds no JSON object. Give a Hugging Face config.json.")
-    return ModelSpec.from_config(cast("dict[str, object]", config), str(path))
+    spec = ModelSpec.from_config(cast("dict[str, object]", config), str(path))
+    return replace(spec, name=path.resolve().parent.name if path.name == "config.json" else path.stem)
 
 
 def load_gpu(name: str) -> GpuSpec:

@@ -41,13 +41,13 @@ class Row:
         )
 
 
-def _row(floor: int, modules: str, anywhere: str = "", inside: str = "", **rules: bool) -> Row:
+def _row(floor: float, modules: str, anywhere: str = "", inside: str = "", **rules: bool) -> Row:
     return Row(floor, tuple(modules.split()), frozenset(anywhere.split()), frozenset(inside.split()), **rules)
 
 
 SIDE = 9
 ROWS = (
-    _row(0, "sim.errors sim.units sim.types sim.decode", pure=True),
+    _row(0, "sim.errors sim.units sim.types sim.decode sim.plain", pure=True),
     _row(0, "scenarios"),  # data only
     _row(1, "sim.model sim.catalog sim.kv sim.prefix_cache", pure=True),
     _row(2, "sim.policies.*", pure=True),
@@ -56,8 +56,10 @@ ROWS = (
     _row(3, "sim.core", pure=True),
     _row(2, "sim.record", "numpy", pure=True),  # of floor 3, but below core, which writes it
     _row(2.5, "sim.journal", pure=True),
+    _row(3.2, "sim.resolved", "numpy", pure=True),  # a scenario without pydantic and yaml
+    _row(3.4, "sim.saturation", "numpy", pure=True),
     _row(4, "sim.simulate", "simpy", pure=True),
-    _row(4, "sim.live"),
+    _row(4, "sim.live sim.load"),
     _row(
         5,
         "sim.metrics sim.slo sim.inputs sim.attribution sim.gaps sim.kpis sim.stability",
@@ -67,16 +69,22 @@ ROWS = (
     _row(5, "sim.scenario.*", "numpy pydantic pydantic_core yaml"),
     _row(
         6,
-        "sim.point sim.pool sim.run sim.results sim.provenance sim.sweep sim.capacity sim.plan sim.conform",
+        "sim.point sim.pool sim.run sim.keep sim.results sim.live_results sim.provenance sim.sweep sim.capacity"
+        " sim.plan sim.conform sim.validation sim.validation_plan sim.step_error sim.divergence sim.load_shift"
+        " sim.verdicts",
         "numpy pandas pyarrow",
     ),
     _row(7, "sim.report.*", "numpy pandas matplotlib jinja2"),
     _row(8, "sim", lazy=True),  # the public names, fetched when asked for: a GPU box has neither pandas nor simpy
     _row(8, "sim.cli.*", "typer rich", lazy=True),
-    _row(SIDE, "calibrate.fit_roofline calibrate.kernel_sums", "numpy scipy pandas"),  # not for a GPU box
-    _row(SIDE, "calibrate.*", "torch triton numpy scipy yaml typer rich"),
+    _row(  # not for a GPU box
+        SIDE,
+        "calibrate.fit_roofline calibrate.kernel_sums calibrate.import_aiconfigurator",
+        "numpy scipy pandas",
+    ),
+    _row(SIDE, "calibrate.*", "torch triton numpy yaml typer rich", inside="safetensors tokenizers pynvml"),
 )
-CALIBRATE_MAY_IMPORT = 3  # the highest floor of ours that a GPU box can load, and live besides
+CALIBRATE_MAY_IMPORT = 3.4  # the highest floor of ours that a GPU box can load, and live besides
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "logging", "os", "threading", "asyncio", "socket", "subprocess"}
 )

@@ -60,8 +60,8 @@ def live(
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     setup = Setup.of(loaded)
     check_inputs(setup)
-    _prepare_machine(setup, device)
-    resolved = replace(setup.resolved, num_blocks=_num_blocks(setup))
+    prepare_machine(setup, device)
+    resolved = replace(setup.resolved, num_blocks=kv_blocks(setup))
     chosen = resolved.find(policy)
     point = Point(loaded.specs[resolved.policies.index(chosen)], _load(loaded, load), seed)
     sampling = Sampling(temperature=temperature, seed=seed)
@@ -96,7 +96,7 @@ def _say(results: Results, as_json: bool) -> None:
         raise typer.Exit(INTERRUPTED_EXIT if run["reason"] == INTERRUPTED else 1)
 
 
-def _prepare_machine(setup: Setup, device: str) -> None:
+def prepare_machine(setup: Setup, device: str) -> None:
     """Refuses a device that is not there and a profile of another machine; sets the threads that the profile had."""
     from calibrate.identity import check_device, set_cpu_threads
     from calibrate.session import check_machine
@@ -142,7 +142,7 @@ def require_torch(command: str) -> None:
         raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
 
 
-def _num_blocks(setup: Setup) -> int:
+def kv_blocks(setup: Setup) -> int:
     """The KV blocks to allocate: stated, or measured in the scenario's profile. An estimate from a sheet is neither."""
     from sim.cost import Calibrated
 

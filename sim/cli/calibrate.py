@@ -1,0 +1,162 @@
+"""`batchsim calibrate`: measures a model on a device, shows a profile, or makes one of public kernel tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sim.cli.common import OneLineGroup, one_line_errors
+from sim.errors import CalibrationError
+
+calibrate_app = typer.Typer(
+    cls=OneLineGroup,
+    help="Measures step costs on this machine, and looks at profiles.",
+    invoke_without_command=True,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@calibrate_app.callback()
+@one_line_errors
+def calibrate(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Option(help="Catalog name, config.json or Hugging Face folder.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The profile to write.")] = None,
+    minutes: Annotated[float, typer.Option(help="Time for this call; the same call again goes on.")] = 8.0,
+    max_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences of a step.")] = None,
+    max_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of a step.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Most tokens of a sequence.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV pool, instead of measuring it.")] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KV block.")] = 16,
+    graphs: Annotated[bool, typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, inputs and order.")] = 0,
+    name: Annotated[str | None, typer.Option(help="Name in the profile; default: device and model.")] = None,
+) -> None:
+    """Measure what steps of a model cost on this machine and write a profile.
+
+    Examples: batchsim calibrate --model llama-3.1-8b --device cuda -o h200.json; batchsim calibrate show h200.json
+    """
+    if context.invoked_subcommand is not None:
+        return
+    for option, value in (("--model", model), ("--device", device), ("-o", out)):
+        if value is None:
+            raise CalibrationError(f"calibrate: {option} is missing. Give --model, --device and -o PROFILE.")
+    assert model is not None and device is not None and out is not None
+    require_torch("calibrate")
+    from calibrate.calibration import Options
+    from calibrate.calibration import calibrate as measure
+    from sim.report.profile_text import summary
+
+    options = Options(
+        model=model,
+        device=device,
+        minutes=minutes,
+        max_seqs=max_seqs,
+        max_batched_tokens=max_batched_tokens,
+        max_model_len=max_model_len,
+        kv_tokens=kv_tokens,
+        block_size=block_size,
+        graphs=graphs,
+        seed=seed,
+        name=name,
+    )
+    with _ProgressBar() as progress:
+        profile = measure(options, out, progress)
+    typer.echo(summary(profile))
+    typer.echo(f"{out}: use it with cost: {out}, look at it with batchsim calibrate show {out}")
+
+
+@calibrate_app.command()
+@one_line_errors
+def show(
+    profile: Annotated[str, typer.Argument(help="A profile's file, or the name of a shipped one.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to draw it, a .png.")] = None,
+) -> None:
+    """Print a profile, and draw it with -o: measured against fitted, what is left over, the curves.
+
+    Example: batchsim calibrate show h200-llama-3.1-8b-aiconfigurator -o profile.png
+    """
+    from sim.cost.profile import load_profile
+    from sim.report.profile_text import table
+
+    loaded = load_profile(profile)
+    typer.echo(table(loaded))
+    if out is not None:
+        from sim.report.profile import draw_profile
+
+        try:
+            draw_profile(loaded, out)
+        except OSError as error:
+            raise CalibrationError(f"{out}: cannot be written: {error.strerror}. Give -o another path.") from None
+        typer.echo(str(out))
+
+
+@calibrate_app.command("import-aiconfigurator")
+@one_line_errors
+def import_aiconfigurator(
+    folder: Annotated[Path, typer.Argument(help="Folder of the kernel tables.")],
+    gpu: Annotated[str, typer.Option(help="System of the tables: h200_sxm, h100_sxm or a100_sxm.")],
+    model: Annotated[str, typer.Option(help="A catalog model.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The profile to write; default: its name.")] = None,
+) -> None:
+    """Make a profile of public kernel timings. It is labelled imported: no host time, no machine of yours.
+
+    Example: batchsim calibrate import-aiconfigurator tables/ --gpu h200_sxm --model llama-3.1-8b
+    """
+    from calibrate.import_aiconfigurator import import_profile
+    from sim.report.profile_text import summary
+
+    profile = import_profile(folder, gpu, model)
+    path = Path(f"{profile.name}.json") if out is None else out
+    try:
+        path.write_text(profile.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise CalibrationError(f"{path}: cannot be written: {error.strerror}. Give -o another path.") from None
+    typer.echo(summary(profile))
+    typer.echo(str(path))
+
+
+def require_torch(command: str) -> None:
+    """CalibrationError, saying what to install, where torch is not there."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
+
+
+class _ProgressBar:
+    """A bar on stderr; where that is no terminal, a line whenever something else is being done."""
+
+    def __enter__(self) -> Callable[[str, float], None]:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        self._last = ""
+        self._bar: Progress | None = None
+        if not console.is_terminal:
+            return self._say
+        columns = (TextColumn("{task.description:<44}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task("", total=1.0)
+        return self._show
+
+    def _show(self, what: str, share: float) -> None:
+        assert self._bar is not None
+        self._bar.update(self._task, description=what, completed=share)
+
+    def _say(self, what: str, share: float) -> None:
+        stage = what.partition(":")[0]
+        if stage != self._last:
+            self._last = stage
+            typer.echo(f"{share:>4.0%} {stage}", err=True)
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()

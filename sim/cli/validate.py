@@ -1,0 +1,193 @@
+"""`batchsim validate`: the same requests simulated and live, and the error between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sim.cli.common import one_line_errors
+from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine, require_torch
+from sim.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from calibrate.session import LiveResult
+    from sim.point import Setup
+    from sim.validation import Case, Played
+    from sim.validation_plan import PlannedPoint
+
+
+@one_line_errors
+def validate(
+    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu or cuda.")] = "cpu",
+    policy: Annotated[list[str] | None, typer.Option(help="A policy's label; all by default. Repeatable.")] = None,
+    at: Annotated[str | None, typer.Option(metavar="50%,80%", help="Loads as shares of each saturation.")] = None,
+    loads: Annotated[str | None, typer.Option(metavar="2,4", help="Loads on the scenario's own axis.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Live runs of every point, for their spread.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Which draw of the requests.")] = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="Judge the live runs saved there; runs nothing.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the files; the scenario's by default.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for validation-NAME.*")] = Path("results/reference"),
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON here.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
+    ] = None,
+) -> None:
+    """Simulate a scenario and run it live on the same requests; report by how much the simulation was wrong.
+
+    Latencies, step times, the shift along the load axis and the first step that differs, with the spread of the live
+    runs beside each. By default at 50 % and 80 % of every policy's saturation.
+
+    Examples: batchsim validate live-demo --set cost=my-cpu.json; batchsim validate chat --device cuda --policy vllm
+    --at 50%,80%,95%; batchsim validate chat --from campaign/
+    """
+    from sim.point import Setup
+    from sim.scenario import load_scenario
+    from sim.validation import Case
+    from sim.validation_plan import parse_loads, parse_shares, plan, saturations
+
+    shares = None if at is None else parse_shares(at)
+    stated = None if loads is None else parse_loads(loads)
+    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    setup = Setup.of(loaded)
+    resolved = setup.resolved
+    chosen = [resolved.find(label) for label in policy] if policy else list(resolved.policies)
+    case = Case(resolved, setup.cost, setup.kv.num_blocks, seed)
+    stem = out / f"validation-{name or loaded.name}"
+    _make_folder(out)
+    if from_ is not None:
+        case, points, runs = _saved(case, from_, [p.name for p in chosen])
+        saturation = saturations(case, list({p.policy.name: p.policy for p in points}.values()))
+        points = [_with_share(point, saturation) for point in points]
+    else:
+        saturation = saturations(case, chosen)
+        points = plan(case, chosen, saturation, shares=shares, loads=stated)
+        kv_blocks(setup)  # a live run needs a number that holds
+        runs = _live(setup, case, points, device, repeats, stem.with_name(f"{stem.name}-runs"))
+    _finish(setup, case, points, runs, saturation, stem, json_file)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ScenarioError(f"{folder}: cannot be made: {error.strerror}. Give another folder with --out.") from None
+
+
+def _with_share(point: PlannedPoint, saturation_rps: dict[str, float]) -> PlannedPoint:
+    rate = saturation_rps.get(point.policy.name)
+    return point if rate is None else replace(point, share=point.load / rate)
+
+
+def _saved(case: Case, folder: Path, policies: Sequence[str]) -> tuple[Case, list[PlannedPoint], list[list[Played]]]:
+    """The points of the live runs in `folder`, and the runs of each."""
+    from calibrate.session import load_result
+    from sim.validation_plan import PlannedPoint, sort_saved
+
+    files = sorted(folder.glob("*.npz"))
+    if not files:
+        raise ScenarioError(f"--from {folder}: holds no live runs (*.npz). Give the folder of a campaign.")
+    saved = sort_saved(case, [load_result(path) for path in files], policies)
+    if saved.num_others:
+        typer.echo(f"{saved.num_others} of {len(files)} live runs are of other scenarios or policies", err=True)
+    points = [PlannedPoint(case.resolved.find(name), load, None) for name, load in saved.points]
+    return saved.case, points, list(saved.points.values())
+
+
+def _live(
+    setup: Setup, case: Case, points: Sequence[PlannedPoint], device: str, repeats: int, folder: Path
+) -> list[list[Played]]:
+    """Runs every point `repeats` times and keeps each run in `folder`. All points once, then all again: what drifts on
+    the machine then shows in the spread."""
+    require_torch("validate")
+    from calibrate.runner import build_runner
+    from calibrate.session import run_live, step_limits
+    from sim.live import INTERRUPTED
+
+    prepare_machine(setup, device)
+    resolved = case.resolved
+    limits = [step_limits(resolved, (point.policy,), point.load, case.seed) for point in points]
+    runner = build_runner(
+        resolved.model_path,
+        device=device,
+        num_blocks=case.num_blocks,
+        block_size=resolved.block_size,
+        num_swap_blocks=resolved.num_swap_blocks,
+        max_num_seqs=max(sequences for sequences, _ in limits),
+        max_num_batched_tokens=max(tokens for _, tokens in limits),
+        max_model_len=resolved.max_model_len,
+    )
+    _make_folder(folder)
+    for stale in folder.glob("*.npz"):  # of an earlier validation of this name
+        stale.unlink()
+    runs: list[list[Played]] = [[] for _ in points]
+    for repeat in range(repeats):
+        for number, point in enumerate(points):
+            typer.echo(f"{point.policy.name} at load {point.load:.4g}, {repeat + 1} of {repeats}", err=True)
+            run: LiveResult = run_live(
+                resolved, point.policy, point.load, case.seed, runner, repeat=repeat, estimator=case.cost
+            )
+            run.save(folder / f"{number:02}-{repeat}.npz")
+            if run.reason == INTERRUPTED:
+                typer.echo(f"interrupted. The live runs that were done are kept in {folder}.", err=True)
+                raise typer.Exit(INTERRUPTED_EXIT)
+            runs[number].append(run)
+    return runs
+
+
+def _finish(
+    setup: Setup,
+    case: Case,
+    points: Sequence[PlannedPoint],
+    runs: Sequence[Sequence[Any]],
+    saturation_rps: dict[str, float],
+    stem: Path,
+    json_file: Path | None,
+) -> None:
+    """Judges every point, writes the files and prints the report."""
+    from sim.keep import heading
+    from sim.provenance import provenance, write_text
+    from sim.report.validation import Validation, to_json
+    from sim.report.validation_plots import write_pictures
+    from sim.report.validation_text import markdown, report
+    from sim.validation import judge
+    from sim.verdicts import BOUNDS
+
+    made_live = runs[0][0].made
+    on = f"live on {made_live['device']}: " + ", ".join(
+        str(part)
+        for part in (
+            made_live["hardware"].get("gpu") or made_live["hardware"].get("cpu"),
+            f"torch {made_live['software'].get('torch')}",
+            f"weights {made_live['weights']}",
+        )
+    )
+    found = Validation(
+        name=stem.name.removeprefix("validation-"),
+        scenario=setup.scenario.name,
+        heading=f"{heading(setup)} · {on}",
+        load_name=case.resolved.load_name,
+        bounds=BOUNDS[made_live["device"]],
+        made=provenance()
+        | {"live": made_live, "cost": setup.cost.sources(), "kv_blocks": case.num_blocks, "seed": case.seed}
+        | {"scenario": setup.scenario.plain},
+        saturation_rps=saturation_rps,
+        points=tuple(judge(case, p.policy, p.load, p.share, lives) for p, lives in zip(points, runs, strict=True)),
+    )
+    text = to_json(found)
+    pictures = write_pictures(found, stem)
+    files = [stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md"), *pictures]
+    write_text(files[0], text)
+    write_text(files[1], markdown(found, [picture.name for picture in pictures]))
+    if json_file is not None and json_file.resolve() != files[0].resolve():
+        write_text(json_file, text)
+    typer.echo("  ".join(map(str, files)), err=True)
+    typer.echo(report(found))

@@ -1,0 +1,60 @@
+"""Errors along the load axis: by how much the load would have to move for the simulation to equal the measurement.
+
+Near saturation a latency is so steep in the load that its own error says little: there a step time 1 % off moves the
+mean TTFT by tens of percent, and the load axis by 1 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+REACH = 0.20
+"""How far the load is moved, to either side."""
+
+POINTS = 17  # on the grid: one every 2.5 %
+
+Floats = NDArray[np.float64]
+MeasureAt = Callable[[float], Mapping[str, float | None]]
+
+
+def load_shifts(measure_at: MeasureAt, load: float, targets: Mapping[str, float | None]) -> dict[str, float | None]:
+    """For each metric of `targets` (its measured value) the shift at which the simulation has that value.
+
+    +0.01: simulated at a load 1 % higher it equals the measurement, so the simulation is optimistic by that much. None
+    where no shift within REACH does it, or where the metric is not defined. `measure_at` simulates the same requests at
+    a load.
+    """
+    shifts = np.linspace(-REACH, REACH, POINTS)
+    simulated = [measure_at(load * (1 + shift)) for shift in shifts]
+    return {name: crossing(shifts, [values[name] for values in simulated], target) for name, target in targets.items()}
+
+
+def crossing(shifts: Floats, values: list[float | None], target: float | None) -> float | None:
+    """Where the values, made increasing, reach `target`; the middle of where they stay at it; None if nowhere."""
+    known = [value for value in values if value is not None]
+    if target is None or len(known) < len(values):
+        return None
+    rising = increasing(np.array(known))
+    if not rising[0] <= target <= rising[-1]:
+        return None
+    levels, first, counts = np.unique(rising, return_index=True, return_counts=True)
+    middles = (shifts[first] + shifts[first + counts - 1]) / 2
+    return float(np.interp(target, levels, middles))
+
+
+def increasing(values: Floats) -> Floats:
+    """The nearest sequence, in least squares, that never falls: neighbours that do are replaced by their mean.
+
+    Source: the pool-adjacent-violators algorithm (Ayer et al., 1955).
+    """
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = float(value), 1
+        while pools and pools[-1][0] > mean:
+            before, size = pools.pop()
+            mean, count = (before * size + mean * count) / (size + count), size + count
+        pools.append((mean, count))
+    return np.concatenate([np.full(count, mean) for mean, count in pools])

@@ -1,0 +1,189 @@
+"""A validation for people: what the command prints, and the Markdown page that it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from sim.load_shift import REACH
+from sim.report.tables import fit
+from sim.report.validation import Validation
+from sim.step_error import RegionError
+from sim.validation import METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
+from sim.verdicts import all_steps
+
+DASH = "–"
+_SHOWN = {
+    "ttft mean": "ttft_mean_s",
+    "tpot mean": "tpot_mean_s",
+    "e2e mean": "e2e_mean_s",
+    "e2e p99": "e2e_p99_s",
+    "done/s": "throughput_rps",
+}
+LEGEND = (
+    "errors in %: simulated / live − 1, ± half the range of the live repeats"
+    f" · = within {SPREADS}x that: agrees · ~ fewer than 20 observations beyond the percentile"
+    f" · load-eq.: load at which the simulation has the live mean E2E / the load − 1; >{100 * REACH:.0f}: beyond ±"
+)
+
+Grid = list[list[str]]
+
+
+def report(found: Validation) -> str:
+    """Everything in brief for a terminal, the error table last."""
+    lines = [found.heading]
+    if found.saturation_rps:
+        lines.append(_saturation(found))
+    lines += [f"! {line}" for line in found.warnings()]
+    lines.append("first step that differs, in the first live run that counts:")
+    for point in found.points:
+        lines += [f"- {found.where(point)}: {_parts(run)}" for run in point.counted[:1]]
+    grid = step_grid(all_steps(found.points))
+    verdicts = [f"{v.word}: {v.what} {v.bound}: {v.found}" for v in found.verdicts]
+    told = [*lines, "", *_aligned(grid), "", *verdicts, "", LEGEND]
+    return "\n".join([*map(fit, told), *_aligned(error_grid(found))])
+
+
+def _saturation(found: Validation) -> str:
+    rates = " · ".join(f"{name} {rate:.4g}/s" for name, rate in found.saturation_rps.items())
+    return f"saturation in simulation, all requests waiting from the start: {rates}"
+
+
+def _parts(run: LiveRun) -> str:
+    steps = len(run.played.records.steps)
+    return f"none in {steps} steps" if run.divergence is None else run.divergence.text
+
+
+# ---- tables
+
+
+def error_grid(found: Validation) -> Grid:
+    """A row a point: the step-time bias, the errors that matter with the live spread, the load-equivalent error."""
+    grid = [["policy", "load", "step bias", *_SHOWN, "load-eq."]]
+    for point in found.points:
+        steps = point.steps
+        share = "" if point.share is None else f" {point.share:.0%}"
+        grid.append(
+            [
+                f"! {point.policy.name}" if point.unfit else point.policy.name,
+                f"{point.load:.4g}{share}",
+                _short(steps[-1].bias) if steps else DASH,
+                *(_cell(point, name) for name in _SHOWN.values()),
+                _shift(point, "e2e_mean_s"),
+            ]
+        )
+    return grid
+
+
+def _cell(point: PointReport, name: str) -> str:
+    """`~-3.1±2.0=`."""
+    metric = point.metric(name)
+    if metric.error is None:
+        return DASH
+    spread = "" if metric.spread is None else f"±{_short(metric.spread).removeprefix('+')}"
+    return f"{'~' if metric.few else ''}{_short(metric.error)}{spread}{'=' if point.agrees(metric) else ''}"
+
+
+def _short(share: float) -> str:
+    """In %, with a decimal where that says something."""
+    return f"{100 * share:+.1f}" if abs(share) < 0.0995 else f"{100 * share:+.0f}"
+
+
+def _shift(point: PointReport, name: str) -> str:
+    if name not in point.shifts:
+        return DASH
+    shift = point.shifts[name]
+    return f">{100 * REACH:.0f}" if shift is None else _short(shift)
+
+
+def step_grid(rows: Sequence[RegionError]) -> Grid:
+    """Step-time errors by region, in %."""
+    grid = [["live steps", "n", "of the time", "median", "p95", "bias", "kernels' bias", "host's bias"]]
+    for row in rows:
+        parts = [DASH if bias is None else f"{100 * bias:+.2f}" for bias in (row.kernel_bias, row.host_bias)]
+        numbers = [f"{100 * row.p50:.2f}", f"{100 * row.p95:.2f}", f"{100 * row.bias:+.2f}", *parts]
+        grid.append([row.region, f"{row.n:,}", f"{row.share:.0%}", *numbers])
+    return grid
+
+
+def metric_grid(point: PointReport) -> Grid:
+    """All figures of a point."""
+    grid = [["", "simulated", "live", "error", "live spread", "", "load-equivalent"]]
+    for name in METRICS:
+        metric = point.metric(name)
+        percentages = [DASH if x is None else f"{100 * x:+.1f} %" for x in (metric.error, metric.spread)]
+        shift = _shift(point, name) + (" %" if point.shifts.get(name) is not None else "") if name in SHIFTED else ""
+        grid.append(
+            [
+                ("~ " if metric.few else "") + label_of(name),
+                _value(name, metric.simulated),
+                _value(name, metric.live),
+                percentages[0],
+                percentages[1].replace("+", "± "),
+                "agrees" if point.agrees(metric) else "",
+                shift,
+            ]
+        )
+    return grid
+
+
+def _value(name: str, value: float | None) -> str:
+    if value is None:
+        return DASH
+    if name.endswith("_per_s") or name.endswith("_rps"):
+        return f"{value:.4g}/s"
+    return f"{1e3 * value:.4g} ms" if name.endswith("_s") else f"{value:.4g}"
+
+
+def _aligned(grid: Grid) -> list[str]:
+    """First column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    return [
+        "  ".join(
+            [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for cells in grid
+    ]
+
+
+def _markdown_table(grid: Grid) -> str:
+    rule = ["---", *(["---:"] * (len(grid[0]) - 1))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [grid[0], rule, *grid[1:]])
+
+
+# ---- the page
+
+
+def markdown(found: Validation, pictures: Sequence[str]) -> str:
+    """The page that a reader judges by: verdicts, errors, step times, every point, and what made it."""
+    parts = [f"# Simulated against live: {found.name}", found.heading]
+    if found.warnings():
+        parts.append("\n".join(f"- **{line}**" for line in found.warnings()))
+    parts.append(
+        _markdown_table(
+            [["bound", "asked", "found", ""], *([v.what, v.bound, v.found, v.word] for v in found.verdicts)]
+        )
+    )
+    parts += [_markdown_table(error_grid(found)), LEGEND]
+    parts.append("## Step time\n\nPredicted against measured periods of all steps that ran live; errors in %.")
+    parts.append(_markdown_table(step_grid(all_steps(found.points))))
+    if found.saturation_rps:
+        parts.append(_saturation(found))
+    parts += [f"![{picture}]({picture})" for picture in pictures]
+    for point in found.points:
+        parts += _page_of(found, point)
+    parts.append("## How it was made\n\n```json\n" + json.dumps(found.made, indent=1, ensure_ascii=False) + "\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _page_of(found: Validation, point: PointReport) -> list[str]:
+    simulated = point.simulated.records
+    lines = [f"- simulated: {len(simulated.steps):,} steps, {len(simulated.requests):,} requests"]
+    for run in point.runs:
+        steps = len(run.played.records.steps)
+        told = f"void: {run.void}" if run.void else f"first step that differs: {_parts(run)}"
+        lines.append(f"- live, repeat {run.played.repeat}: {steps:,} steps; {told}")
+    parts = [f"## {found.where(point)}", "\n".join(lines)]
+    if point.counted:
+        parts += [_markdown_table(metric_grid(point)), _markdown_table(step_grid(point.steps))]
+    return parts

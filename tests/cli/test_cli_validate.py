@@ -1,0 +1,102 @@
+"""`batchsim validate`, on live runs that were saved, and once on a real tiny model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_scenario import batchsim
+
+from calibrate.session import predict
+from sim.cost import Linear
+from sim.point import Setup
+from sim.scenario import load_scenario
+
+LOAD = 12.0
+SLOWER = Linear(base=2_244_000, per_token=81_600, per_sequence=255_000, per_context_token=612)  # 2 % than the demo's
+MADE = {
+    "device": "cpu",
+    "weights": "random (seed 0)",
+    "backend": "sdpa",
+    "graphs": False,
+    "hardware": {"device": "cpu", "cpu": "a made-up CPU", "torch_threads": 1},
+    "software": {"torch": "2.0"},
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two "live" runs of the demo, each predicted by a cost 2 % above the scenario's. To be read, not changed."""
+    folder = tmp_path_factory.mktemp("saved")
+    setup = Setup.of(load_scenario("live-demo"))
+    resolved = setup.resolved
+    run = predict(resolved, resolved.find("continuous"), LOAD, 0, SLOWER, num_blocks=setup.kv.num_blocks)
+    for repeat in (0, 1):
+        replace(run, repeat=repeat, made=MADE).save(folder / f"run-{repeat}.npz")
+    return folder
+
+
+def test_saved_runs_are_judged(saved: Path, tmp_path: Path) -> None:
+    """The distortion comes back as the bias; four files are written, a copy of the JSON too; the table ends stdout."""
+    copy = tmp_path / "copy.json"
+    done = batchsim("validate", "live-demo", "--from", saved, "--out", tmp_path, "--name", "x", "--json", copy)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads((tmp_path / "validation-x.json").read_text())
+    (whole,) = (row for row in found["steps"] if row["region"] == "all")
+    assert whole["bias"] == pytest.approx(1 / 1.02 - 1, abs=1e-4)
+    assert copy.read_text() == (tmp_path / "validation-x.json").read_text()
+    assert found["made"]["live"] == MADE
+    assert {file.name for file in tmp_path.glob("validation-x*")} == {
+        f"validation-x{end}" for end in (".json", ".md", ".png", "-steps.png")
+    }
+    assert done.stdout.splitlines()[-1].startswith("continuous  12 ")
+    assert "a made-up CPU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--from", "{saved}", "--set", "workload.requests=61"], "none of which served the requests"),
+        (["--from", "{saved}", "--policy", "static"], "none of which served the requests"),
+        (["--from", "{empty}"], "holds no live runs"),
+        (["--policy", "sjf"], "has no policy sjf"),
+        (["--at", "fast"], "not shares of saturation"),
+        (["--at", "50%", "--loads", "2"], "both are given"),
+        (["--loads", "2/s"], "not loads"),
+    ],
+)
+def test_what_cannot_be_judged_is_said_in_one_line(
+    arguments: list[str], told: str, saved: Path, tmp_path: Path
+) -> None:
+    """Exit 2 and what to do."""
+    given = [argument.format(saved=saved, empty=tmp_path) for argument in arguments]
+    done = batchsim("validate", "live-demo", "--out", tmp_path, *given)
+    assert done.exit_code == 2
+    assert told in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_no_live_run_is_named(tmp_path: Path) -> None:
+    """One line with the file."""
+    (tmp_path / "odd.npz").write_bytes(b"no")
+    done = batchsim("validate", "live-demo", "--from", tmp_path, "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "odd.npz" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_tiny_model_is_run_and_judged(tmp_path: Path) -> None:
+    """Real runs are kept and can be judged again with the same result; the machine and the weights are named."""
+    pytest.importorskip("torch", reason="runs a model")
+    few = ("--set", "workload.requests=8", "--policy", "continuous", "--loads", "8")
+    done = batchsim("validate", "live-demo", *few, "--repeats", 2, "--out", tmp_path, "--name", "t")
+    assert done.exit_code == 0, done.stderr
+    first = json.loads((tmp_path / "validation-t.json").read_text())
+    assert len(first["points"][0]["live"]) == 2
+    assert "weights random" in done.stdout and "live on cpu" in done.stdout
+    kept = tmp_path / "validation-t-runs"
+    again = batchsim("validate", "live-demo", *few[:4], "--from", kept, "--out", tmp_path, "--name", "u")
+    assert again.exit_code == 0, again.stderr
+    second = json.loads((tmp_path / "validation-u.json").read_text())
+    assert second["points"] == first["points"]

@@ -1,0 +1,354 @@
+"""Simulated against live, on live runs that are simulations with a known distortion."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sim.cost.work import TIME_TERMS, Columns, Terms
+from sim.errors import ScenarioError
+from sim.load_shift import REACH, crossing, increasing, load_shifts
+from sim.record import STEP_DTYPE
+from sim.report.validation import Validation, to_json
+from sim.report.validation_plots import write_pictures
+from sim.report.validation_text import error_grid, markdown, report
+from sim.step_error import ALL, REGIONS, StepPairs, periods_ns, regions
+from sim.validation import METRICS, MetricError, PointReport, judge, label_of
+from sim.validation_plan import parse_loads, parse_shares, plan, saturations, sort_saved
+from sim.verdicts import BOUNDS, verdicts
+from tests.unit.validation_samples import Sample, case, late, played, resolved
+
+LOAD = 14.0
+
+
+@cache
+def point(policy: str = "continuous", *factors: float, share: float | None = 0.5) -> PointReport:
+    """A point whose live runs are slower than the simulation by these factors."""
+    lives = [played(policy, LOAD, factor, repeat=i) for i, factor in enumerate(factors)]
+    return judge(case(), resolved().find(policy), LOAD, share, lives)
+
+
+def validation(*points: PointReport, device: str = "cpu") -> Validation:
+    rates = {found.policy.name: 20.0 for found in points}
+    return Validation("x", "live-demo", "demo · a machine", "mean_rate", BOUNDS[device], {"seed": 0}, rates, points)
+
+
+# ---- step times
+
+
+def test_steps_slower_by_two_percent_are_predicted_two_percent_short() -> None:
+    """Median, 95th percentile and bias of every region are what the distortion says, and the shares add up."""
+    rows = point("preemptive", 1.02).steps
+    assert [row.region for row in rows[:-1]] == [name for name in REGIONS if name in {row.region for row in rows}]
+    assert rows[-1].region == ALL and rows[-1].n == sum(row.n for row in rows[:-1])
+    assert sum(row.share for row in rows[:-1]) == pytest.approx(1)
+    for row in rows:
+        assert (row.p50, row.p95, row.bias) == pytest.approx((0.02 / 1.02, 0.02 / 1.02, 1 / 1.02 - 1), abs=1e-6)
+
+
+def steps_of(*rows: dict[str, int]) -> np.ndarray:
+    made = np.zeros(len(rows), STEP_DTYPE)
+    for i, row in enumerate(rows):
+        for name, value in row.items():
+            made[i][name] = value
+    return made
+
+
+def test_a_period_reaches_to_the_next_step_unless_the_engine_rested() -> None:
+    """The gap to the next step counts, but not one in which there was nothing to run, nor one after the last step."""
+    steps = steps_of(
+        {"start_ns": 0, "duration_ns": 10},
+        {"start_ns": 13, "duration_ns": 10},
+        {"start_ns": 90, "duration_ns": 10},
+    )
+    assert periods_ns(steps, [0, 2]).tolist() == [13, 10, 10]
+
+
+def test_regions_count_rows_with_their_padding() -> None:
+    """Decode steps go by rows, those of ended sequences too; chunks alone are prefill, beside decodes mixed."""
+    steps = steps_of(
+        {"num_decode": 8},
+        {"num_decode": 8, "pad_decode_rows": 1},
+        {"num_decode": 65},
+        {"num_chunks": 1},
+        {"num_chunks": 1, "num_decode": 1},
+    )
+    assert [REGIONS[code] for code in regions(steps)] == list(REGIONS)
+
+
+class HostApart:
+    """A step takes 80 ns of kernels and 20 ns of host."""
+
+    def explain(self, columns: Columns) -> Terms:
+        ones = np.ones(len(columns["num_decode"]))
+        return {name: ones * {"matmul": 80.0, "host": 20.0}.get(name, 0.0) for name in TIME_TERMS}
+
+
+def test_kernels_and_host_are_judged_apart_where_both_were_measured() -> None:
+    """100 ns of kernels in a period of 130 ns: kernels a fifth short, host a third; without kernel times, neither."""
+    steps = steps_of({"duration_ns": 100, "num_decode": 1}, {"start_ns": 130, "duration_ns": 130, "num_decode": 1})
+    apart = StepPairs.of(steps, [], np.array([100, 100]), HostApart()).errors()[-1]
+    assert (apart.kernel_bias, apart.host_bias) == pytest.approx((-0.2, -1 / 3))
+    whole = StepPairs.of(steps, [], np.empty(0), HostApart()).errors()[-1]
+    assert (whole.kernel_bias, whole.host_bias) == (None, None)
+    assert whole.bias == pytest.approx(100 / 130 - 1)
+
+
+# ---- figures
+
+
+def test_equal_runs_agree_in_everything() -> None:
+    """A live run that is the simulation has no error, no spread over its repeats, and parts nowhere."""
+    same = point("preemptive", 1.0, 1.0)
+    assert all(metric.error in (0.0, None) for metric in same.metrics)
+    assert all(metric.agrees for metric in same.metrics if metric.error is not None)
+    assert [run.divergence for run in same.runs] == [None, None]
+    assert {metric.name for metric in same.metrics} == set(METRICS)
+
+
+def test_errors_are_against_the_mean_of_the_live_runs_and_spreads_half_their_range() -> None:
+    """Checked by hand on mean TPOT of two live runs."""
+    both = point("continuous", 1.0, 1.04).metric("tpot_mean_s")
+    one, other = (point("continuous", f).metric("tpot_mean_s").live for f in (1.0, 1.04))
+    assert one is not None and other is not None and both.simulated == one
+    assert both.live == pytest.approx((one + other) / 2)
+    assert both.error == pytest.approx(one / ((one + other) / 2) - 1)
+    assert both.spread == pytest.approx((other - one) / (one + other))
+    assert both.agrees
+
+
+@pytest.mark.parametrize(
+    ("error", "spread", "agrees"),
+    [(0.02, 0.01, True), (-0.021, 0.01, False), (0.0, None, False), (None, 0.1, False)],
+)
+def test_agreement_is_an_error_within_twice_the_spread(error: float, spread: float, agrees: bool) -> None:
+    """Without a spread, or an error, nothing agrees."""
+    assert MetricError("e2e_mean_s", 1.0, 1.0, error, spread, few=False).agrees is agrees
+
+
+# ---- the load axis
+
+
+def test_a_run_at_a_higher_load_is_found_on_the_load_axis() -> None:
+    """Live figures that are the simulation's own at 5 % more load give +5 %, on the grid exactly."""
+
+    def at(load: float) -> dict[str, float | None]:
+        return dict(case().measure(case().simulate(resolved().find("continuous"), load)).values)
+
+    load = 20.0
+    found = load_shifts(at, load, {"e2e_mean_s": at(load * 1.05)["e2e_mean_s"]})
+    assert found["e2e_mean_s"] == pytest.approx(0.05, abs=0.003)
+
+
+def test_a_shift_is_interpolated_and_ends_with_the_reach() -> None:
+    """On a queue's curve the shift is exact to the interpolation; what lies beyond the grid is not guessed."""
+
+    def at(load: float) -> dict[str, float | None]:
+        return {"t": 1 / (10 - load)}
+
+    targets = {"t": 1 / (10 - 7 * 1.033)}
+    assert load_shifts(at, 7.0, targets)["t"] == pytest.approx(0.033, abs=1e-3)
+    assert load_shifts(at, 7.0, {"t": 1 / (10 - 7 * (1 + REACH + 0.01))})["t"] is None
+    assert load_shifts(at, 7.0, {"t": None})["t"] is None
+
+
+def test_falling_neighbours_are_pooled_and_a_level_is_met_in_its_middle() -> None:
+    """The nearest rising curve, and on its flat parts the middle."""
+    assert increasing(np.array([1.0, 3.0, 2.0, 4.0])).tolist() == [1.0, 2.5, 2.5, 4.0]
+    assert crossing(np.array([-0.1, 0.0, 0.1, 0.2]), [1.0, 3.0, 2.0, 4.0], 2.5) == pytest.approx(0.05)
+    assert crossing(np.array([-0.1, 0.1]), [1.0, None], 1.0) is None
+
+
+# ---- what counts
+
+
+def test_runs_that_were_cut_or_whose_source_was_late_do_not_count() -> None:
+    """They are left out of every figure and named; where none is left, nothing is claimed."""
+    good, cut = played("continuous", LOAD), replace(played("continuous", LOAD, 1.3, repeat=1), reason="out_of_memory")
+    behind = late(played("continuous", LOAD, 1.3, repeat=2), 10**9)
+    found = judge(case(), resolved().find("continuous"), LOAD, 0.5, [good, cut, behind])
+    assert [run.played.repeat for run in found.counted] == [0]
+    assert found.metric("e2e_mean_s").error == 0
+    said = " ".join(validation(found).warnings())
+    assert "repeat 1: VOID, left out: cut: out_of_memory" in said and "repeat 2: VOID" in said
+    nothing = judge(case(), resolved().find("continuous"), LOAD, 0.5, [cut, behind])
+    assert nothing.pairs is None and nothing.metric("e2e_mean_s").live is None
+    assert "no live run counts" in " ".join(validation(nothing).warnings())
+    assert {verdict.met for verdict in validation(nothing).verdicts} == {None}
+
+
+def test_a_machine_whose_runs_spread_too_far_is_unfit_and_judges_nothing() -> None:
+    """Half a range above a tenth of mean TPOT is said loudly, and the point drops out of the verdicts."""
+    found = point("continuous", 1.0, 1.5)
+    assert "tpot" in found.unfit
+    assert "UNFIT" in validation(found).warnings()[0]
+    assert {verdict.met for verdict in validation(found).verdicts} == {None}
+    assert point("continuous", 1.0, 1.02).unfit == ""
+    assert any(metric.agrees for metric in found.metrics)
+    assert not any(row["agrees"] for row in json.loads(to_json(validation(found)))["points"][0]["errors"])
+    assert "=" not in "".join(error_grid(validation(found))[1])
+    both = validation(found, point("static", 1.0))
+    assert all("1 of 2 points not judged" in verdict.found for verdict in both.verdicts)
+
+
+def test_bounds_are_met_and_missed_where_they_lie() -> None:
+    """A simulation 3 % short misses the CPU's bias of 2 % and nothing else; on a GPU latencies miss as well."""
+    found = point("continuous", 1.03)
+    cpu = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS["cpu"])}
+    assert cpu == {
+        "signed bias of step time": False,
+        "median error of step time": True,
+        "tpot mean": True,
+        "e2e mean": True,
+        "ttft mean": True,
+    }
+    gpu = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS["cuda"])}
+    assert gpu["median error of step time"] is False and gpu["95th percentile of step-time error"] is True
+    assert gpu["tpot mean"] is False
+    bias = verdicts([found, point("static", 1.05)], BOUNDS["cpu"])[0]
+    assert "largest: static -4.76%" in bias.found
+
+
+def test_a_wide_spread_widens_the_bound_of_a_latency_on_a_cpu_alone() -> None:
+    """An error of 12 % beside a spread of 8 % is within two spreads: enough for the CPU's bounds, not the GPU's."""
+    found = point("continuous", 1.03, 1.15)
+    e2e = found.metric("e2e_mean_s")
+    assert e2e.error is not None and e2e.spread is not None
+    assert 0.10 < abs(e2e.error) < 2 * e2e.spread and not found.unfit
+    for device, met in (("cpu", True), ("cuda", False)):
+        told = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS[device])}
+        assert told["e2e mean"] is met
+
+
+def test_near_saturation_the_load_axis_and_the_throughput_are_judged() -> None:
+    """From 90 % of saturation on a GPU's latencies have no bound of their own."""
+    near = point("continuous", 1.0, share=0.95)
+    told = {verdict.what: verdict.met for verdict in verdicts([near], BOUNDS["cuda"])}
+    assert told["e2e mean"] is None and told["load-equivalent error"] is True and told["throughput rps"] is True
+    off = point("continuous", 1.1, share=0.95)
+    told = {verdict.what: verdict.met for verdict in verdicts([off], BOUNDS["cuda"])}
+    assert told["load-equivalent error"] is False
+
+
+# ---- which points
+
+
+def test_points_are_shares_of_each_policys_own_saturation() -> None:
+    """Half and four fifths unless told otherwise; stated loads get the share that they are."""
+    policies = list(resolved().policies)
+    rates = saturations(case(), policies)
+    assert rates["static"] < rates["continuous"] < rates["preemptive"]
+    chosen = plan(case(), policies, rates, shares=None, loads=None)
+    assert [(p.policy.name, p.share) for p in chosen[:2]] == [("static", 0.5), ("static", 0.8)]
+    assert chosen[1].load == pytest.approx(0.8 * rates["static"])
+    (stated,) = plan(case(), policies[:1], rates, shares=None, loads=[3.0])
+    assert stated.share == pytest.approx(3 / rates["static"])
+
+
+def test_without_a_rate_the_scenarios_own_loads_are_taken() -> None:
+    """A load axis that is no rate has no saturation: no shares of it, and none may be asked for."""
+    other = replace(case(), resolved=replace(resolved(), load_name="", loads=(1.0,)))
+    policies = list(resolved().policies)[:1]
+    assert saturations(other, policies) == {}
+    (only,) = plan(other, policies, {}, shares=None, loads=None)
+    assert (only.load, only.share) == (1.0, None)
+    with pytest.raises(ScenarioError, match="no saturation rate"):
+        plan(other, policies, {}, shares=[0.5], loads=None)
+    with pytest.raises(ScenarioError, match="both are given"):
+        plan(case(), policies, {}, shares=[0.5], loads=[1.0])
+
+
+@pytest.mark.parametrize("text", ["50", "0%", "x%", "50%,", "nan%", "-5%"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    """One line that shows how shares are written."""
+    with pytest.raises(ScenarioError, match="50%,80%"):
+        parse_shares(text)
+
+
+def test_shares_and_loads_are_read() -> None:
+    """Shares may exceed saturation; loads are plain numbers above 0."""
+    assert parse_shares("50%, 110%") == pytest.approx([0.5, 1.1])
+    assert parse_loads("2,4.5") == [2.0, 4.5]
+    for text in ("2/s", "", "0", "inf"):
+        with pytest.raises(ScenarioError, match="--loads"):
+            parse_loads(text)
+
+
+def test_saved_runs_are_sorted_and_those_of_others_left_out() -> None:
+    """Runs of other requests are counted and dropped, the rest ordered by policy, load and repeat."""
+    runs: list[Sample] = [
+        played("continuous", LOAD, repeat=1),
+        played("static", LOAD),
+        played("continuous", LOAD),
+        replace(played("continuous", LOAD), load=LOAD + 1),
+        replace(played("continuous", LOAD), policy="sjf"),
+    ]
+    saved = sort_saved(case(), runs, [])
+    assert list(saved.points) == [("static", LOAD), ("continuous", LOAD)]
+    assert [run.repeat for run in saved.points["continuous", LOAD]] == [0, 1]
+    assert saved.num_others == 2
+    with pytest.raises(ScenarioError, match="none of which served the requests"):
+        sort_saved(case(), runs[3:], [])
+    with pytest.raises(ScenarioError, match="differ"):
+        sort_saved(case(), [runs[1], replace(runs[2], num_blocks=7)], [])
+    with pytest.raises(ScenarioError, match="on another"):
+        sort_saved(case(), [runs[1], replace(runs[2], made={"hardware": {"gpu": "another"}})], [])
+
+
+# ---- what is written
+
+
+def test_the_json_holds_both_sides_arrivals_and_all_figures() -> None:
+    """Intended and actual arrivals, steps, errors and spreads of every point, with lists of numbers on one line."""
+    behind = late(played("continuous", LOAD), 1000)
+    found = validation(judge(case(), resolved().find("continuous"), LOAD, 0.5, [behind]))
+    text = to_json(found)
+    (told,) = json.loads(text)["points"]
+    intended = told["intended_arrival_ns"]
+    assert len(intended) == 60
+    assert told["simulated"]["actual_arrival_ns"] == intended
+    assert told["live"][0]["actual_arrival_ns"] == [ns + 1000 for ns in intended]
+    assert told["simulated"]["num_steps"] == told["live"][0]["num_steps"] > 0
+    assert {row["name"] for row in told["errors"]} == set(METRICS)
+    assert max(map(len, text.splitlines())) > 300
+    assert label_of("output_tokens_per_s") == "output tokens per s" and label_of("ttft_p99_s") == "ttft p99"
+
+
+def test_the_report_ends_with_the_error_table_and_keeps_its_width() -> None:
+    """A line a point, errors with their spread; no line is wider than a terminal."""
+    found = validation(point("continuous", 1.0, 1.02), point("static", 1.02))
+    lines = report(found).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert [line.split()[0] for line in lines[-3:]] == ["policy", "continuous", "static"]
+    assert "arrived at" in report(found) or "none in" in report(found)
+    cells = error_grid(found)[1]
+    assert cells[1] == "14 50%" and "±" in cells[4]
+
+
+def test_a_policy_that_streams_nothing_has_no_pace_to_compare(tmp_path: Path) -> None:
+    """Without TPOT on either side its cell is a dash, the verdict is on the others, and the picture says so."""
+    whole = replace(played("static", LOAD), streams=False)
+    spec = resolved().find("static")
+    silent = replace(spec, config=replace(spec.config, respond="batch_end"))
+    found = validation(judge(case(), silent, LOAD, None, [whole]))
+    assert error_grid(found)[1][4] == "–"
+    assert write_pictures(found, tmp_path / "v")[0].stat().st_size > 10_000
+
+
+def test_the_page_and_the_pictures_are_written(tmp_path: Path) -> None:
+    """Markdown with a section a point, and two pictures; without a live run that counts, only one."""
+    found = validation(point("continuous", 1.0, 1.02), point("static", 1.02))
+    pictures = write_pictures(found, tmp_path / "validation-x")
+    assert [picture.name for picture in pictures] == ["validation-x.png", "validation-x-steps.png"]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    page = markdown(found, [picture.name for picture in pictures])
+    assert page.count("\n## ") == 4 and "| ttft mean |" in page and "validation-x-steps.png" in page
+    cut = replace(played("continuous", LOAD), reason="interrupted")
+    nothing = validation(judge(case(), resolved().find("continuous"), LOAD, None, [cut]))
+    assert len(write_pictures(nothing, tmp_path / "n")) == 1
+    assert "VOID" in markdown(nothing, [])

@@ -1,0 +1,101 @@
+"""A small scenario and runs of it that stand for live ones: the simulation with a known distortion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.core import SimExecutor
+from sim.cost import Linear
+from sim.kv import CountingKV
+from sim.live import VirtualClock, live
+from sim.point import Setup
+from sim.record import Records
+from sim.resolved import Resolved
+from sim.scenario import load_scenario
+from sim.types import Batch
+from sim.validation import Case
+
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "live-demo.yaml"
+COST = Linear(base=2_200_000, per_token=80_000, per_sequence=250_000, per_context_token=600)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A run with the fields of a live result."""
+
+    policy: str
+    load: float
+    seed: int
+    repeat: int
+    records: Records
+    kernel_ns: NDArray[np.int64]
+    rested: NDArray[np.int64]
+    end_ns: int
+    streams: bool
+    num_blocks: int
+    made: dict[str, Any]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Slower:
+    """`cost` with every step longer by `factor`, and by up to `jitter` of itself more, step by step at random."""
+
+    cost: Linear
+    factor: float
+    jitter: float
+    rng: np.random.Generator
+
+    def step_ns(self, batch: Batch) -> int:
+        return round(self.cost.step_ns(batch) * self.factor * (1 + self.jitter * self.rng.random()))
+
+
+@cache
+def resolved() -> Resolved:
+    """The shipped demo."""
+    return Setup.of(load_scenario(str(SCENARIO))).resolved
+
+
+@cache
+def case(cost: Linear = COST) -> Case:
+    """The demo as `cost` predicts it."""
+    blocks = resolved().num_blocks
+    assert blocks is not None, "the demo states its KV memory"
+    return Case(resolved(), cost, blocks, seed=0)
+
+
+def played(policy: str, load: float, factor: float = 1.0, *, jitter: float = 0.0, repeat: int = 0) -> Sample:
+    """A run of the demo whose steps take `factor` times what COST says, and up to `jitter` more."""
+    scenario, spec = resolved(), resolved().find(policy)
+    workload = scenario.built_workload(load, 0)
+    kv = CountingKV(case().num_blocks, scenario.block_size, scenario.num_swap_blocks)
+    cost = Slower(COST, factor, jitter, np.random.default_rng(repeat))
+    core = scenario.engine(spec, workload, kv, SimExecutor(cost, scenario.max_model_len), COST)
+    run = live(core, workload, VirtualClock())
+    records = core.recorder.records()
+    return Sample(
+        policy,
+        load,
+        0,
+        repeat,
+        records,
+        np.empty(0, np.int64),
+        np.array(run.rested, np.int64),
+        run.end_ns,
+        core.scheduler.streams,
+        kv.num_blocks,
+        {"device": "cpu", "hardware": {"cpu": "none"}},
+    )
+
+
+def late(sample: Sample, lag_ns: int) -> Sample:
+    """The same run, had its load source handed every request over `lag_ns` late."""
+    requests = sample.records.requests.copy()
+    requests["lag_ns"] = lag_ns
+    return replace(sample, records=replace(sample.records, requests=requests))
