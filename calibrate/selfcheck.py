@@ -19,7 +19,7 @@ from sim.errors import CalibrationError
 from sim.kv import TableKV
 from sim.live import VirtualClock, live
 from sim.model import ModelSpec
-from sim.policies import POLICIES
+from sim.policies.preemptive import Preemptive, PreemptiveConfig
 from sim.record import Recorder
 from sim.types import Arrival, Batch, PolicyContext, Request, StepResult
 
@@ -121,14 +121,13 @@ def _answers(
     runner: ModelRunner, knobs: dict[str, Any], num_blocks: int, *, one_by_one: bool
 ) -> tuple[dict[int, list[int]], int]:
     """The answer to every request under preemptive batching with these knobs, and the preemptions it took."""
-    config, policy = POLICIES["preemptive"]
     slots = 1 if one_by_one else len(_REQUESTS)
     swaps = num_blocks if knobs["by"] == "swap" else 0
     kv = TableKV(num_blocks, runner.block_size, swaps)
     executor = _Keeping(runner, kv, max_model_len=_MAX_MODEL_LEN)
     executor.answers = {}
-    scheduler = policy(
-        config(max_num_seqs=slots, max_num_batched_tokens=64, victim="newest", watermark=0.0, **knobs),
+    scheduler = Preemptive(
+        PreemptiveConfig(max_num_seqs=slots, max_num_batched_tokens=64, victim="newest", watermark=0.0, **knobs),
         PolicyContext(kv, _MAX_MODEL_LEN),
     )
     core = EngineCore(scheduler, executor, Recorder(), max_model_len=_MAX_MODEL_LEN)

@@ -1,0 +1,255 @@
+"""From raw measurements to a profile: fits, errors, and the list of what is missing."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.engine_runs import COLUMNS, EngineSteps, RunSpec
+from calibrate.fit import Kernels, errors, fit_host, fit_kernels, robust_nnls, short
+from calibrate.identity import catalog_gpu
+from calibrate.measure import Sample
+from calibrate.plan import BLOCKS, Point, columns
+from calibrate.raw import Raw
+from sim.cost.calibrated import Calibrated
+from sim.cost.curves import Curve
+from sim.cost.profile import HostTerm, Hull, Profile, StepCosts
+from sim.cost.roofline import HostCost
+from sim.model import ModelSpec
+
+Floats = NDArray[np.float64]
+
+REGIONS = ("decode 1-8", "decode 9-64", "decode 65+", "prefill", "mixed")
+_DISTURBED = 3.0  # a step this many times its expected duration was interrupted by something else on the machine
+_FEWEST_STEPS = 30  # of training runs, for a host term
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is being calibrated, apart from what was measured: the model, its graphs and all that there is to do."""
+
+    name: str
+    model: ModelSpec
+    block_size: int
+    buckets: tuple[int, ...]
+    device: str
+    points: tuple[Point, ...]  # of all blocks
+    rounds: int
+    runs: tuple[RunSpec, ...]
+    swap: bool  # whether there are swap slots to measure
+
+
+def assemble(job: Job, raw: Raw) -> Profile:
+    """The profile of what is there. CalibrationError if that is too little for a fit."""
+    samples = [s for s in raw.samples.values() if s.rounds]
+    fitted = [s for s in samples if s.point.block != "H"]
+    kernels = fit_kernels(
+        job.model,
+        [s.point for s in fitted],
+        [s.ns for s in fitted],
+        buckets=job.buckets,
+        measured_grid=job.device == "cuda",
+    )
+    bare = _profile(job, raw, samples, _costs(kernels, 1.0, HostTerm(0.0, 0.0, 0.0, "serial", assumed=True), raw))
+    training = [run for run in raw.runs if run.spec.training]
+    notes = list(raw.notes)
+    in_engine, host = _engine_terms(bare, training)
+    if host is None:
+        stated = HostCost()
+        host = HostTerm(stated.base, stated.per_sequence, stated.per_token, "serial", assumed=True)
+        notes.append("host: assumed as for a roofline, since too few engine runs were made")
+    profile = replace(
+        bare,
+        costs=_costs(in_engine.apply(kernels), in_engine.factor, host, raw),
+        made=bare.made | {"in_engine": asdict(in_engine)},
+    )
+    held_out = [run for run in raw.runs if not run.spec.training]
+    return replace(
+        profile,
+        residuals=tuple(_rows(bare, fitted)),
+        held_out=_held_out(profile, bare, [s for s in samples if s.point.block == "H"], held_out),
+        missing=tuple(_missing(job, raw)),
+        notes=tuple(notes),
+    )
+
+
+def _costs(kernels: Kernels, in_situ: float, host: HostTerm, raw: Raw) -> StepCosts:
+    return StepCosts(
+        layers=kernels.layers,
+        head=kernels.head,
+        decode=kernels.decode,
+        decode_attention=kernels.decode_attention,
+        chunk_attention=kernels.chunk_attention,
+        launch_ns=kernels.launch_ns,
+        in_situ=in_situ,
+        host=host,
+        swap=raw.swap,
+    )
+
+
+def _profile(job: Job, raw: Raw, samples: Sequence[Sample], costs: StepCosts) -> Profile:
+    hardware, software = raw.key["hardware"], raw.key["software"]
+    made: dict[str, Any] = {
+        "on": datetime.date.today().isoformat(),
+        "seconds": round(raw.seconds, 1),
+        "options": raw.key["options"],
+        "rounds": min((len(s.rounds) for s in samples), default=0),
+        "engine_runs": {run.spec.name: len(run.period_ns) for run in raw.runs},
+    }
+    if raw.memory:
+        made["memory"] = raw.memory
+    if raw.telemetry:
+        made["telemetry"] = raw.telemetry
+    return Profile(
+        name=job.name,
+        origin="measured",
+        executor="batchsim",
+        model=job.model,
+        gpu=catalog_gpu(hardware),
+        hardware=hardware,
+        software=software,
+        made=made,
+        block_size=job.block_size,
+        num_blocks=raw.num_blocks,
+        costs=costs,
+        hull=_hull([s.point for s in samples]),
+        samples=tuple(s.to_row() for s in samples),
+        energy=raw.energy,
+    )
+
+
+def _hull(points: Sequence[Point]) -> Hull:
+    """How far the points of the fit reach."""
+    even = [p for p in points if p.block == "A"]
+    return Hull(
+        max_sequences=max((len(p.decode) for p in even), default=1),
+        max_tokens=max(p.tokens for p in points if p.block != "H"),
+        max_context=float(max((p.decode[0] for p in even), default=1)),
+        max_chunk_context=max((prefix + n for p in points if p.block in "CDE" for prefix, n in p.chunks), default=1),
+    )
+
+
+def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], Floats, Floats, NDArray[np.str_]]:
+    """Columns, kernel times, periods and regions of all steps of `runs`."""
+    table = {name: np.concatenate([run.columns[name] for run in runs]) for name in COLUMNS}
+    kernel, period = (np.concatenate([getattr(run, name) for run in runs]) for name in ("kernel_ns", "period_ns"))
+    return table, kernel, period, np.concatenate([run.regions() for run in runs])
+
+
+@dataclass(frozen=True)
+class InEngine:
+    """What kernels take inside an engine, where each step starts with cold caches: a factor on their time back to back,
+    and constants in ns of the step, of each chunk and of each decode."""
+
+    factor: float = 1.0
+    step_ns: float = 0.0
+    chunk_ns: float = 0.0
+    decode_ns: float = 0.0
+
+    def apply(self, kernels: Kernels) -> Kernels:
+        """`kernels` with the constants, such that the factor on all of it gives the times inside an engine."""
+        step, chunk, decode = (ns / self.factor for ns in (self.step_ns, self.chunk_ns, self.decode_ns))
+        grid, chunks = kernels.decode_attention, kernels.chunk_attention
+        rows = zip(grid.sequences, grid.ns, strict=True)
+        return replace(
+            kernels,
+            layers=_raised(kernels.layers, step),
+            decode=None if kernels.decode is None else _raised(kernels.decode, step),
+            decode_attention=replace(grid, ns=tuple(tuple(short(ns + b * decode) for ns in row) for b, row in rows)),
+            chunk_attention=replace(chunks, per_chunk=short(chunks.per_chunk + chunk)),
+            launch_ns=short(kernels.launch_ns * self.factor + self.step_ns) if kernels.launch_ns else 0.0,
+        )
+
+
+def _raised(curve: Curve, ns: float) -> Curve:
+    return Curve(curve.x, tuple(short(value + ns) for value in curve.ns))
+
+
+def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEngine, HostTerm | None]:
+    """The times inside an engine and the host's term, from steps of engine runs; no term if there are too few.
+
+    Steps that something else on the machine interrupted count with at most `_DISTURBED` times what was expected.
+    """
+    if sum(len(run.period_ns) for run in training) < _FEWEST_STEPS:
+        return InEngine(), None
+    table, kernel, period, _ = joined(training)
+    alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
+    parts = (alone, np.ones(len(alone)), table["num_chunks"], table["num_decode"])
+    design = np.stack(parts, axis=1).astype(np.float64)
+    # Cold caches only ever add; how fast the machine was meanwhile is then a factor on all of it.
+    found = robust_nnls(design, kernel - alone, scale=kernel) + np.array([1.0, 0.0, 0.0, 0.0])
+    typical = design @ found
+    found *= np.minimum(kernel, _DISTURBED * typical).sum() / typical.sum()
+    base, per_sequence, per_token = fit_host(table, kernel, period)
+    rows = table["num_decode"] + table["num_chunks"]
+    host = base + per_sequence * rows + per_token * table["num_prefill_tokens"]
+    beyond = np.minimum(period - kernel, host + (_DISTURBED - 1) * (host + typical)) - host
+    base = max(base + float(beyond.mean()), 0.0)  # medians leave out the tail that every long run has
+    terms = (short(value) for value in (base, per_sequence, per_token))
+    return InEngine(*(short(float(value)) for value in found)), HostTerm(*terms, mode="serial", assumed=False)
+
+
+def _rows(bare: Profile, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Errors by region of kernels run back to back, and of all together."""
+    if not samples:
+        return []
+    predicted = Calibrated(bare, extrapolate=True).kernel_ns(columns([s.point for s in samples]))
+    measured = np.array([s.ns for s in samples])
+    return _by_region(predicted, measured, np.array([s.point.region for s in samples]))
+
+
+def _by_region(predicted: Floats, measured: Floats, regions: NDArray[np.str_]) -> list[dict[str, Any]]:
+    chosen = [(name, regions == name) for name in REGIONS] + [("all", np.ones(len(regions), dtype=bool))]
+    return [errors(predicted[mine], measured[mine], name) for name, mine in chosen if mine.any()]
+
+
+def _held_out(
+    profile: Profile, bare: Profile, batches: Sequence[Sample], runs: Sequence[EngineSteps]
+) -> dict[str, Any] | None:
+    """Errors on what no fit has seen: whole steps of engine runs, and kernels of sampled batches; None without any."""
+    found: dict[str, Any] = {}
+    if runs:
+        table, kernel, period, regions = joined(runs)
+        cost = Calibrated(profile, extrapolate=True)
+        kernels = cost.kernel_ns(table)
+        rows = _by_region(kernels + cost.host_ns(table), period, regions)
+        found |= {"what": "whole steps of engine runs with other requests and another policy"}
+        found |= {name: value for name, value in rows[-1].items() if name != "region"}
+        found |= {"kernel_bias": errors(kernels, kernel, "")["bias"], "steps": rows}
+    if batches:
+        rows = _rows(bare, batches)
+        if not runs:
+            found |= {"what": "kernels of sampled batches"}
+            found |= {name: value for name, value in rows[-1].items() if name != "region"}
+        found["batches"] = rows
+    return found or None
+
+
+def _missing(job: Job, raw: Raw) -> list[str]:
+    """What is not in the profile. Entries that begin with `block` are there after another run of the same command."""
+    missing = []
+    for block in BLOCKS:
+        todo = [p for p in job.points if p.block == block]
+        lacking = sum(p not in raw.samples or not raw.samples[p].rounds for p in todo)
+        if lacking:
+            missing.append(f"block {block}: {lacking} of {len(todo)} steps not measured")
+    done = [run.spec for run in raw.runs]
+    for training, name in ((True, "host"), (False, "held out")):
+        specs = [spec for spec in job.runs if spec.training is training]
+        if lacking := sum(spec not in done for spec in specs):
+            missing.append(f"block {name}: {lacking} of {len(specs)} engine runs not made")
+    if job.swap and raw.swap is None:
+        missing.append("block swap: bandwidth not measured")
+    fewest = min((len(raw.samples[p].rounds) if p in raw.samples else 0 for p in job.points), default=0)
+    if fewest < job.rounds:
+        missing.append(f"rounds: {fewest} of {job.rounds} done")
+    if raw.num_blocks is None:
+        missing.append("num_blocks: not measured, state kv.tokens in the scenario")
+    if raw.energy is None:
+        missing.append("energy: not measured" + (" on a CPU" if job.device == "cpu" else ", or no counter"))
+    return missing

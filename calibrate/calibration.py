@@ -1,0 +1,311 @@
+"""`calibrate`: measures one model on one device within a time budget and writes its profile.
+
+Work is done in order of value, and what is there is on disk every few seconds: the profile as soon as a fit is
+possible, with a list of what is missing, and the raw measurements beside it until all is done. The same call goes on
+from there and measures nothing twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate import memory, schedules
+from calibrate.assemble import Job, assemble
+from calibrate.engine_runs import EngineSteps, RunSpec, run_engine, run_specs
+from calibrate.identity import catalog_gpu, check_device, identity, set_cpu_threads
+from calibrate.measure import Bench, Sample
+from calibrate.options import LEAST_MINUTES, Options, limits_of
+from calibrate.plan import Limits, Point, plan
+from calibrate.raw import Raw, check_key, write_text
+from calibrate.runner import ModelRunner, build_runner
+from calibrate.telemetry import Telemetry
+from sim.catalog import load_model
+from sim.cost.profile import Profile, load_profile
+from sim.errors import CalibrationError
+from sim.model import ModelSpec
+
+__all__ = ["Options", "Progress", "calibrate"]
+
+Progress = Callable[[str, float], None]
+"""Told what is being done and which share of all work is done."""
+
+_ROUNDS = {"cuda": 3, "cpu": 4}
+_HELD_OUT = {"cuda": 150, "cpu": 40}
+_RUN_S = {"cuda": 5.0, "cpu": 1.0}  # of an engine run
+_SAVE_S = 10.0
+_MARGIN_S = 3.0  # kept for the last fit and files
+_SWAP_BLOCKS = 64
+_ENERGY_S = 6.0
+
+
+def calibrate(options: Options, out: Path, progress: Progress = lambda what, share: None) -> Profile:
+    """The profile, which is also in `out`. CalibrationError in one line for whatever cannot be measured.
+
+    Where the time is short, and on Ctrl-C (which is raised again), `out` is a profile that lists what is `missing`, if
+    there is enough for one. The same call then goes on; on a finished profile it measures nothing.
+    """
+    end_s = time.monotonic() + 60 * options.minutes - _MARGIN_S
+    if options.minutes < LEAST_MINUTES:
+        raise CalibrationError(f"--minutes {options.minutes:g} is too short. Give it at least {LEAST_MINUTES:g}.")
+    check_device(options.device)
+    if options.device == "cpu":
+        set_cpu_threads(1)  # with more, the steps of a small model scatter by an order of magnitude
+    model = load_model(options.model)
+    limits = limits_of(options, model)
+    asked = {key: value for key, value in asdict(options).items() if key not in ("minutes", "name")}
+    key = identity(options.device) | {"options": asked}
+    _check_out(out)
+    partial = out.with_name(f"{out.name.removesuffix('.json')}.partial.json")
+    if out.exists() and not partial.exists():
+        return _finished(out, key)
+    raw = Raw.load(partial, key)
+    progress("loading the model", 0.0)
+    with Telemetry(options.device) as telemetry:
+        run = Run(options, model, limits, raw, out, partial, progress, end_s, telemetry)
+        return run.all()
+
+
+def _check_out(out: Path) -> None:
+    """CalibrationError unless a file can be written at `out`."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out.with_name(f".{out.name}-probe"), "")
+        out.with_name(f".{out.name}-probe").unlink()
+    except OSError as error:
+        raise CalibrationError(f"{out}: cannot be written: {error.strerror}. Give -o another path.") from None
+
+
+def _finished(out: Path, key: dict[str, Any]) -> Profile:
+    """The profile that an earlier call finished, if it is what this call would make."""
+    profile = load_profile(str(out))
+    advice = f"Delete {out} to measure anew, or write to another file."
+    if profile.origin != "measured":
+        raise CalibrationError(f"{out}: is an imported profile. Write to another file.")
+    found = {
+        "hardware": profile.hardware,
+        "software": profile.software,
+        "options": profile.made.get("options", {}),
+    }
+    check_key(found, key, str(out), advice)
+    return profile
+
+
+class Run:
+    """One call: does what is left of the work in order of value until the time is up."""
+
+    def __init__(
+        self,
+        options: Options,
+        model: ModelSpec,
+        limits: Limits,
+        raw: Raw,
+        out: Path,
+        partial: Path,
+        progress: Progress,
+        end_s: float,
+        telemetry: Telemetry,
+    ) -> None:
+        self.options = options
+        self.raw = raw
+        self.out = out
+        self.partial = partial
+        self.progress = progress
+        self.telemetry = telemetry
+        self._began_s = self._saved_s = time.monotonic()
+        self._end_s = end_s
+        self._spent_s = raw.seconds
+        self._notes, self._telemetry = raw.notes, raw.telemetry  # of earlier calls
+        self.runner, self.limits = self._load(model, limits)
+        runner = self.runner
+        steps = plan(
+            self.limits,
+            block_size=runner.block_size,
+            buckets=runner.graph_buckets,
+            fine=options.device == "cuda",
+        )
+        count = _HELD_OUT[options.device]
+        held_out = schedules.held_out_batches(self.limits, runner.block_size, count, options.seed)
+        shown = catalog_gpu(raw.key["hardware"]) or str(raw.key["hardware"].get("gpu", "cpu")).replace(" ", "-").lower()
+        self.job = Job(
+            name=options.name or f"{shown}-{Path(model.name).stem if '/' in model.name else model.name}",
+            model=runner.spec,
+            block_size=runner.block_size,
+            buckets=runner.graph_buckets,
+            device=options.device,
+            points=(*steps, *held_out),
+            rounds=_ROUNDS[options.device],
+            runs=tuple(run_specs(self.limits, _ROUNDS[options.device], options.seed)),
+            swap=runner.num_swap_blocks > 0,
+        )
+        middle = [p for p in steps if p.block == "A"]
+        self.bench = Bench(runner, middle[len(middle) // 2], options.seed)
+        self._before = {point: list(sample.rounds) for point, sample in raw.samples.items()}
+        self._runs_before = raw.runs
+        self._runs: list[tuple[float, EngineSteps]] = []
+        self._visits: dict[Point, list[tuple[float, float]]] = {}
+
+    # ---- the device
+
+    def _load(self, model: ModelSpec, limits: Limits) -> tuple[ModelRunner, Limits]:
+        """The runner with its KV pool, whose size is measured on CUDA unless it is stated."""
+        options, raw = self.options, self.raw
+        if limits.kv_tokens:
+            return self._build(limits, limits.kv_tokens // options.block_size), limits
+        if raw.num_blocks is None:
+            runner = self._build(limits, memory.blocks_of_largest_steps(limits, options.block_size))
+            raw.num_blocks, raw.memory = memory.measured_blocks(runner, limits)
+            del runner
+            memory.give_back()
+        limits = replace(limits, kv_tokens=raw.num_blocks * options.block_size)
+        runner = self._build(limits, raw.num_blocks)
+        self.progress("filling every KV block", 0.02)
+        memory.run_full(runner, limits)
+        return runner, limits
+
+    def _build(self, limits: Limits, num_blocks: int) -> ModelRunner:
+        options = self.options
+        return build_runner(
+            options.model,
+            device=options.device,
+            num_blocks=num_blocks,
+            block_size=options.block_size,
+            num_swap_blocks=min(_SWAP_BLOCKS, num_blocks),
+            max_num_seqs=limits.max_seqs,
+            max_num_batched_tokens=limits.max_tokens,
+            max_model_len=limits.max_context,
+            graphs=options.graphs and options.device == "cuda",
+            seed=options.seed,
+        )
+
+    # ---- the work
+
+    def all(self) -> Profile:
+        """Does all that is left and that there is time for; returns the profile."""
+        try:
+            for i in range(self.job.rounds):
+                self._round(i)
+            self._energy()
+        except _OutOfTimeError:
+            pass
+        except BaseException:  # Ctrl-C too: what is there is kept
+            self._save()
+            raise
+        profile = self._save()
+        if profile is None:
+            raise CalibrationError(
+                f"{self.out.name}: {self.options.minutes:g} minutes were too short for a first fit. What was measured"
+                " is kept: run the same command again."
+            )
+        return profile
+
+    def _round(self, number: int) -> None:
+        """Visits every point once more, and makes the engine runs of this round."""
+        held_out = [p for p in self.job.points if p.block == "H"]
+        half = len(held_out) // 2
+        first = [p for p in self.job.points if p.block in "ACD"] + held_out[:half]
+        then = [p for p in self.job.points if p.block in "BE"] + held_out[half:]
+        per_round = len(self.job.runs) // self.job.rounds
+        specs = self.job.runs[number * per_round : (number + 1) * per_round]
+        self._visit(first, number)
+        self._engine([spec for spec in specs if spec.training])
+        self._visit(then, number)
+        self._engine([spec for spec in specs if not spec.training])
+        if self.job.swap and self.raw.swap is None:
+            self._check_time(1.0)
+            self.raw.swap = memory.measured_swap(self.runner)
+
+    def _visit(self, points: list[Point], number: int) -> None:
+        """One visit, in random order, of each of `points` that has had no more than `number`."""
+        todo = [p for p in points if self._count(p) <= number]
+        for i in np.random.default_rng(self.options.seed + number).permutation(len(todo)):
+            point = todo[i]
+            self._check_time(0.5)
+            self._tell(f"round {number + 1} of {self.job.rounds}: block {point.block}")
+            self.bench.watch()
+            self._visits.setdefault(point, []).append((time.monotonic(), self.bench.visit(point)))
+            if time.monotonic() - self._saved_s > _SAVE_S:
+                self._save()
+        self._save()
+
+    def _count(self, point: Point) -> int:
+        return len(self._before.get(point, ())) + len(self._visits.get(point, ()))
+
+    def _engine(self, specs: list[RunSpec]) -> None:
+        """Makes those of `specs` that were not made yet, between two looks at the sentinel."""
+        done = [run.spec for run in (*self._runs_before, *(run for _, run in self._runs))]
+        seconds = min(_RUN_S[self.options.device], 60 * self.options.minutes / 30)
+        for spec in specs:
+            if spec not in done:
+                self._check_time(seconds + 1.0)
+                self._tell(f"engine run, {spec.name}")
+                if not self._runs:
+                    run_engine(self.runner, self.limits, spec, seconds / 4)  # warms up what only engine runs touch
+                for _ in range(2):
+                    self.bench.watch(now=True)
+                self._runs.append(
+                    self.bench.calmest(lambda spec=spec: run_engine(self.runner, self.limits, spec, seconds))
+                )
+                for _ in range(2):
+                    self.bench.watch(now=True)
+                self._save()
+
+    def _energy(self) -> None:
+        """Joules of two steps under steady load: the most decodes, and the most prefill tokens."""
+        chosen = {}
+        for block, name in (("A", "decode"), ("C", "prefill")):
+            chosen[name] = max((p for p in self.job.points if p.block == block), key=lambda p: (p.tokens, p.context))
+        if self.raw.energy is not None or self.telemetry.joules(lambda: 1) is None:
+            return
+        found = {}
+        for name, point in chosen.items():
+            self._check_time(_ENERGY_S + 1)
+            self._tell(f"energy of {name}")
+            once = self.bench.visit(point)
+            steps = max(1, round(_ENERGY_S * 1e9 / once))
+            found[name] = {
+                "step": point.to_row(),
+                "joules": self.telemetry.joules(lambda n=steps: len(self.runner.replay(n))),
+            }
+        self.raw.energy = found
+
+    # ---- bookkeeping
+
+    def _check_time(self, needed_s: float) -> None:
+        if time.monotonic() + needed_s > self._end_s:
+            raise _OutOfTimeError
+
+    def _tell(self, what: str) -> None:
+        visits = sum(min(self._count(p), self.job.rounds) for p in self.job.points)
+        runs = 10 * (len(self._runs_before) + len(self._runs))
+        self.progress(what, (visits + runs) / (self.job.rounds * len(self.job.points) + 10 * len(self.job.runs)))
+
+    def _save(self) -> Profile | None:
+        """Writes the profile and, while anything is left to do, the raw measurements; None without enough for a fit."""
+        raw = self.raw
+        for point, visits in self._visits.items():
+            new = [ns / self.bench.factor(seconds) for seconds, ns in visits]
+            raw.samples[point] = Sample(point, self._before.get(point, []) + new)
+        raw.runs = [*self._runs_before, *(run.divided(self.bench.factor(seconds)) for seconds, run in self._runs)]
+        raw.seconds = self._spent_s + time.monotonic() - self._began_s
+        raw.notes = [*self._notes, *self.bench.notes()]
+        raw.telemetry = [*self._telemetry, *filter(None, [self.telemetry.summary()])]
+        raw.save(self.partial)
+        self._saved_s = time.monotonic()
+        try:
+            profile = assemble(self.job, raw)
+        except CalibrationError:
+            return None
+        write_text(self.out, profile.to_json())
+        if not [m for m in profile.missing if m.startswith(("block", "rounds"))]:
+            self.partial.unlink()
+        return profile
+
+
+class _OutOfTimeError(Exception):
+    """The time is up."""

@@ -1,0 +1,138 @@
+"""What a campaign is to do: the plan in its file, and the stages that follow from it, the most valuable first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sim.errors import CalibrationError
+from sim.resolved import Resolved, ResolvedPolicy
+
+SHIPPED = Path(__file__).parent / "campaigns"
+
+_PROBE_S, _SELFCHECK_S, _PROFILE_S = 20.0, 60.0, 60.0  # a stage is begun only with this much time left
+_CHECKS_MOST_S = 240.0  # kernels are compiled at their first use
+_LIVE_S = 15.0  # what a live run takes beyond its arrivals: warming up, draining, predicting
+_OVERRUN = 2.0  # a live run is stopped at this many times what was expected of it
+
+
+@dataclass(frozen=True)
+class LivePoint:
+    """One live run: a scenario of the plan, a policy's name, the share of its saturation, which repetition."""
+
+    scenario: str
+    policy: str
+    share: float
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        policy = re.sub(r"[^\w.]+", "-", self.policy).strip("-")
+        return f"live-{self.scenario}-{policy}-{round(100 * self.share)}-{self.repeat}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One piece of work. It needs `needs_s` to be begun and is stopped after `most_s`.
+
+    Stages of one `group` run in one process, so that live runs share a model and a profile finds an empty device.
+    """
+
+    name: str
+    group: str
+    needs_s: float
+    most_s: float
+    model: str = ""
+    point: LivePoint | None = None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What earlier live runs have settled, so that repetitions are of the same point; None where none has."""
+
+    saturation_rps: float | None
+    num_blocks: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do. `options` are those of a calibration, without device, output and time; `digest` is of all of it."""
+
+    model: str
+    second_model: str | None
+    profile_minutes: float
+    options: dict[str, Any]
+    scenarios: dict[str, Resolved]
+    points: tuple[LivePoint, ...]
+    digest: str
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan in a JSON file; its scenarios are files beside it. CalibrationError if it cannot be read."""
+        try:
+            text = path.read_text(encoding="utf-8")
+            plain = json.loads(text)
+            files = {
+                name: (path.parent / file).read_text(encoding="utf-8") for name, file in plain["scenarios"].items()
+            }
+            plan = cls(
+                model=plain["model"],
+                second_model=plain["second_model"],
+                profile_minutes=float(plain["profile_minutes"]),
+                options=dict(plain["options"]),
+                scenarios={name: Resolved.from_json(file, f"{path}: {name}") for name, file in files.items()},
+                points=tuple(LivePoint(*point) for point in plain["points"]),
+                digest=hashlib.sha256("\0".join([text, *files.values()]).encode()).hexdigest()[:12],
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            example = SHIPPED / "gpu.json"
+            raise CalibrationError(f"{path}: cannot be read as a plan: {error!r}. Copy {example}.") from None
+        plan._check(path)
+        return plan
+
+    def _check(self, path: Path) -> None:
+        for point in self.points:
+            if point.scenario not in self.scenarios:
+                raise CalibrationError(f"{path}: {point.name} names no scenario of the plan. Add it to scenarios.")
+            self.policy(point)
+            axis = self.scenarios[point.scenario].load_name
+            if axis != "mean_rate":
+                raise CalibrationError(
+                    f"{path}: {point.scenario} has the load axis {axis or 'none'}, and shares of saturation are of"
+                    " mean_rate. Take another scenario."
+                )
+        names = [stage.name for stage in self.stages()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise CalibrationError(f"{path}: {', '.join(twice)} is there twice. Give points other repetitions.")
+
+    def policy(self, point: LivePoint) -> ResolvedPolicy:
+        """The policy of a point. ScenarioError if its scenario does not have it."""
+        return self.scenarios[point.scenario].find(point.policy)
+
+    def stages(self) -> list[Stage]:
+        """All stages in order of value: a profile that is wrong spoils all, a second one only adds."""
+        found = [
+            Stage("probe", "checks", _PROBE_S, _CHECKS_MOST_S),
+            Stage("selfcheck", "checks", _SELFCHECK_S, _CHECKS_MOST_S),
+            self._profile(self.model),
+        ]
+        for point in self.points:
+            resolved = self.scenarios[point.scenario]
+            seconds = resolved.built_workload(resolved.loads[0], 0).window_ns[1] / 1e9 + _LIVE_S
+            found.append(Stage(point.name, "live", seconds, _OVERRUN * seconds, point=point))
+        return found + ([] if self.second_model is None else [self._profile(self.second_model)])
+
+    def _profile(self, model: str) -> Stage:
+        name = profile_name(model)
+        return Stage(name, name, _PROFILE_S, 60 * self.profile_minutes + 60, model)
+
+
+def profile_name(model: str) -> str:
+    """The name of a model's profile in the campaign's folder: `profile-` and the last part of its path."""
+    path = Path(model)
+    return f"profile-{path.stem if model.endswith('.json') else path.name}"

@@ -1,0 +1,128 @@
+"""Runs of the real engine, to see what a step costs besides its kernels run back to back.
+
+EngineCore, a scheduler, block tables and the model work as in a live run; all requests are there at once and the run is
+cut after some seconds. What lies between a step's kernels and the next step's start is the host's: scheduler, records,
+input preparation, copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate import schedules
+from calibrate.executor import TorchExecutor
+from calibrate.plan import Limits, region_of_decodes
+from calibrate.runner import ModelRunner
+from sim.core import EngineCore
+from sim.errors import ExecutorError
+from sim.kv import TableKV
+from sim.live import WallClock, live
+from sim.record import Recorder
+
+COLUMNS = (
+    "num_decode",
+    "num_prefill_tokens",
+    "num_chunks",
+    "context_tokens",
+    "prefill_pairs",
+    "pad_prefill_tokens",
+    "pad_decode_rows",
+    "pad_context_tokens",
+    "swap_blocks",
+)
+_WARM_STEPS = 5  # left out at the head of a run: first touches of memory
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: the policy and its slots, whether the fit may use it, and which requests."""
+
+    kind: str
+    max_seqs: int
+    training: bool
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """For progress lines and lists."""
+        return f"{'fit' if self.training else 'held out'}: {self.kind}, {self.max_seqs} sequences, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class EngineSteps:
+    """The steps of one run as arrays: their work by column, the time of their kernels, and their period, in ns."""
+
+    spec: RunSpec
+    columns: dict[str, NDArray[np.int64]]
+    kernel_ns: NDArray[np.float64]
+    period_ns: NDArray[np.float64]
+
+    def regions(self) -> NDArray[np.str_]:
+        """The region of every step."""
+        c = self.columns
+        decodes = [region_of_decodes(int(n)) for n in c["num_decode"]]
+        return np.where(c["num_chunks"] == 0, decodes, np.where(c["num_decode"] > 0, "mixed", "prefill"))
+
+    def divided(self, factor: float) -> EngineSteps:
+        """With all times divided by `factor`."""
+        return replace(self, kernel_ns=self.kernel_ns / factor, period_ns=self.period_ns / factor)
+
+    def to_row(self) -> dict[str, Any]:
+        """As JSON, for a cut calibration."""
+        spec = self.spec
+        return {
+            "run": [spec.kind, spec.max_seqs, spec.training, spec.seed],
+            "columns": {name: values.tolist() for name, values in self.columns.items()},
+            "kernel_ns": [round(x) for x in self.kernel_ns],
+            "period_ns": [round(x) for x in self.period_ns],
+        }
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> EngineSteps:
+        """The steps that `to_row` wrote."""
+        columns = {name: np.array(row["columns"][name], dtype=np.int64) for name in COLUMNS}
+        times = (np.array(row[name], dtype=np.float64) for name in ("kernel_ns", "period_ns"))
+        return cls(RunSpec(*row["run"]), columns, *times)
+
+
+def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
+    """For each round the runs to fit the host's time on, at several numbers of slots, then those held out.
+
+    Held out are other requests, longer ones, and another policy besides.
+    """
+    levels = sorted({limits.max_seqs, max(1, limits.max_seqs // 4), max(1, limits.max_seqs // 16)}, reverse=True)
+    specs = []
+    for i in range(rounds):
+        specs += [RunSpec("continuous", level, True, seed + 10 * i) for level in levels]
+        specs += [
+            RunSpec("vllm", limits.max_seqs, False, seed + 10 * i + 1),
+            RunSpec("continuous", max(1, limits.max_seqs // 2), False, seed + 10 * i + 2),
+        ]
+    return specs
+
+
+def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: float) -> EngineSteps:
+    """The steps of one run, cut after `seconds`. ExecutorError if the device fails, KeyboardInterrupt on Ctrl-C."""
+    kv = TableKV(runner.num_blocks, runner.block_size)
+    executor = TorchExecutor(runner, kv, max_model_len=limits.max_context)
+    scheduler = schedules.scheduler(spec.kind, spec.max_seqs, limits, kv)
+    recorder = Recorder()
+    core = EngineCore(scheduler, executor, recorder, max_model_len=limits.max_context, stop_ns=round(seconds * 1e9))
+    requests = schedules.all_at_once(8 * spec.max_seqs + 32, limits, spec.seed, longer=not spec.training)
+    ended = live(core, requests, WallClock())
+    if ended.reason == "interrupted":
+        raise KeyboardInterrupt
+    if ended.reason:
+        raise ExecutorError(f"a run of {spec.name} ended early: {recorder.details.get(ended.reason, '')}", ended.reason)
+    steps = recorder.records().steps
+    kernel = np.array([times.kernel_ns for times in executor.times], dtype=np.float64)
+    period = np.diff(steps["start_ns"]).astype(np.float64)
+    rests = np.isin(np.arange(1, len(steps)), ended.rested)
+    period = np.where(rests, steps["duration_ns"][:-1], period)
+    kept = slice(min(_WARM_STEPS, len(period) // 2), len(period))  # the last step has no next one
+    columns = {name: steps[name].astype(np.int64)[:-1][kept] for name in COLUMNS}
+    return EngineSteps(spec, columns, kernel[:-1][kept], period[kept])

@@ -1,0 +1,290 @@
+"""From measured steps to the coefficients of a profile: least squares on relative errors, coefficients at least 0.
+
+A measured step is explained as layers(tokens) + head(rows) + decode attention + chunk attention. Two neighbours are
+never allowed to fall: the layers' curve is a sum of ramps with slopes at least 0. What the points cannot tell apart,
+the head's time from the layers', is shared by the sizes of their matrices. Numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.plan import Point, columns, doublings
+from sim.cost.profile import ChunkCost, Curve, Grid
+from sim.errors import CalibrationError
+from sim.model import ModelSpec
+
+Floats = NDArray[np.float64]
+
+_FEWEST = 8  # points below which no fit is tried
+_DIGITS = 6  # of a coefficient in a profile
+_FLOOR_SHARE = 1.03  # steps this close to the quickest launched one show the launches, not the kernels
+
+
+def nnls(a: Floats, b: Floats, start: Floats | None = None) -> Floats:
+    """The x >= 0 that minimises |a·x − b|: the active-set method of Lawson and Hanson (1974, chapter 23).
+
+    A `start` near the answer makes it quicker and changes nothing else.
+    """
+    scale = np.sqrt((a * a).sum(axis=0))
+    scale[scale == 0] = 1.0
+    a = a / scale
+    gram, target = a.T @ a, a.T @ b
+    x = np.zeros(len(target)) if start is None else start * scale
+    free = x > 0
+    tiny = 1e-10 * max(float(np.abs(target).max(initial=0.0)), 1e-300)
+    if free.any():
+        x = _toward(gram, target, x, free)
+    for _ in range(10 * len(target)):
+        slope = target - gram @ x
+        slope[free] = -np.inf
+        best = int(np.argmax(slope))
+        if slope[best] <= tiny:
+            break
+        free[best] = True
+        x = _toward(gram, target, x, free)
+    return x / scale
+
+
+def _toward(gram: Floats, target: Floats, x: Floats, free: NDArray[np.bool_]) -> Floats:
+    """Least squares over the `free` ones; those that would go below 0 on the way stop there and are free no more."""
+    while free.any():
+        tried = np.zeros(len(x))
+        part = gram[np.ix_(free, free)]
+        # A grain on the diagonal, for columns that depend on each other.
+        tried[free] = np.linalg.solve(part + 1e-13 * np.eye(len(part)), target[free])
+        if tried[free].min() > 0:
+            return tried
+        bad = np.flatnonzero(free & (tried <= 0))
+        shares = x[bad] / np.maximum(x[bad] - tried[bad], 1e-300)
+        x = x + shares.min() * (tried - x)
+        x[bad[shares == shares.min()]] = 0.0
+        free &= x > 0
+    return np.zeros(len(x))
+
+
+def robust_nnls(
+    a: Floats, y: Floats, *, scale: Floats | None = None, fixed_rows: Floats | None = None, rounds: int = 12
+) -> Floats:
+    """The x >= 0 with a·x close to y, errors as shares of `scale` (y itself), far ones counting not by their square.
+
+    Soft-L1 by reweighting: residuals beyond about three times the typical one lose weight, so that a few disturbed
+    measurements do not bend the fit. `fixed_rows` are equations a·x = 0 that keep their weight.
+    """
+    extra = np.zeros((0, a.shape[1])) if fixed_rows is None else fixed_rows
+    unit = y if scale is None else scale
+    relative, goal, weight = a / unit[:, None], y / unit, np.ones(len(y))
+    x = None
+    for _ in range(rounds):
+        root = np.sqrt(weight)
+        x = nnls(np.vstack([relative * root[:, None], extra]), np.concatenate([goal * root, np.zeros(len(extra))]), x)
+        residual = relative @ x - goal
+        spread = max(1.5 * float(np.median(np.abs(residual))), 0.002)
+        weight = 1.0 / np.sqrt(1.0 + (residual / (2.0 * spread)) ** 2)
+    assert x is not None
+    return x
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernel part of a profile's costs."""
+
+    layers: Curve
+    head: Curve
+    decode: Curve | None
+    decode_attention: Grid
+    chunk_attention: ChunkCost
+    launch_ns: float
+
+
+def fit_kernels(
+    model: ModelSpec, points: Sequence[Point], ns: Sequence[float], *, buckets: Sequence[int], measured_grid: bool
+) -> Kernels:
+    """Coefficients from the medians `ns` of `points`.
+
+    `buckets` are the sizes of the graphs that decode-only steps replay, () without. `measured_grid` keeps the measured
+    decode attention at every point of block A, as a device wants whose attention is no plane in sequences and context,
+    and every measured number of tokens as a knot. Without it decode-only steps have a time of their own for each number
+    of sequences, if all were measured: matmuls of few rows are uneven on a CPU. CalibrationError if there are too few
+    points.
+    """
+    if len(points) < _FEWEST or not any(p.decode for p in points) or not any(p.chunks for p in points):
+        raise CalibrationError(f"{len(points)} measured points are too few for a fit. Give it more --minutes.")
+    times = np.asarray(ns, dtype=np.float64)
+    tokens, rows = _padded(points, buckets)
+    knots = _knots(tokens, points) if measured_grid else doublings(int(tokens.max()))
+    sizes = [] if measured_grid else _every_size(points)
+    launched = np.array([bool(p.chunks) for p in points]) if buckets else np.zeros(len(points), dtype=bool)
+    launch_ns = _launch_ns(times, launched, points)
+    kept = ~launched | (times > _FLOOR_SHARE * launch_ns)
+    design = _design(points, tokens, rows, knots, sizes)
+    hints = np.vstack([_head_hint(model, knots, design.shape[1]), _own_hints(knots, sizes)]) / np.median(times)
+    x = robust_nnls(design[kept], times[kept], fixed_rows=hints)
+    steps, (head_row,), attention, chunk, own = np.split(x, np.cumsum([len(knots), 1, 3, 3]))
+    most_rows = int(max(rows.max(), 2))
+    kernels = Kernels(
+        layers=_curve(knots, np.cumsum(steps)),
+        head=_curve([1, most_rows], np.array([head_row, head_row * most_rows])),
+        decode=_curve(sizes, own) if sizes else None,
+        decode_attention=_plane(attention, points),
+        chunk_attention=ChunkCost(*(short(float(value)) for value in chunk)),
+        launch_ns=short(launch_ns),
+    )
+    return _with_measured(kernels, attention, points, times, buckets) if measured_grid else kernels
+
+
+def _design(
+    points: Sequence[Point], tokens: Floats, rows: Floats, knots: Sequence[int], sizes: Sequence[int]
+) -> Floats:
+    """A row a point, whose columns are the layers' constant and ramps, the head's rows, decode attention (constant,
+    sequence, context token), chunk attention (chunk, token, pair), and for each of `sizes` whether it is that many
+    decodes and nothing else, which then has neither layers nor head."""
+    table = columns(points)
+    decodes, chunks = table["num_decode"], table["num_chunks"]
+    own = (chunks == 0)[:, None] & (decodes[:, None] == np.array(sizes, dtype=np.int64)[None, :])
+    launched = ~own.any(axis=1, keepdims=True)
+    parts = (
+        _ramps(tokens, knots) * launched,
+        rows[:, None] * launched,
+        np.stack([decodes > 0, decodes, table["context_tokens"]], axis=1),
+        np.stack([chunks, table["num_prefill_tokens"], table["prefill_pairs"]], axis=1),
+        own,
+    )
+    return np.hstack([part.astype(np.float64) for part in parts])
+
+
+def _every_size(points: Sequence[Point]) -> list[int]:
+    """1, 2, 3 ... decodes, if each number of them up to the most is among the decode-only points; else nothing."""
+    found = {len(p.decode) for p in points if not p.chunks}
+    return sorted(found) if found == set(range(1, max(found) + 1)) else []
+
+
+def _padded(points: Sequence[Point], buckets: Sequence[int]) -> tuple[Floats, Floats]:
+    """Tokens and rows of logits of each point, those of a decode-only step filled up to its graph."""
+    tokens = np.array([float(p.tokens) for p in points])
+    rows = np.array([float(len(p.decode) + len(p.chunks)) for p in points])
+    for i, p in enumerate(points):
+        if not p.chunks:
+            tokens[i] = rows[i] = next((b for b in buckets if b >= len(p.decode)), len(p.decode))
+    return tokens, rows
+
+
+def _knots(tokens: Floats, points: Sequence[Point]) -> list[int]:
+    """Knots of the layers' curve: the tokens of blocks A and C, as far as they were measured."""
+    found = {int(t) for t, p in zip(tokens, points, strict=True) if p.block in "AC"}
+    return sorted(found | {int(tokens.max())})
+
+
+def _ramps(tokens: Floats, knots: Sequence[int]) -> Floats:
+    """A constant, then for each stretch between knots how much of it lies below `tokens`."""
+    ramps = [np.clip((tokens - low) / (high - low), 0.0, 1.0) for low, high in pairwise(knots)]
+    return np.stack([np.ones(len(tokens)), *ramps], axis=1)
+
+
+def _head_hint(model: ModelSpec, knots: Sequence[int], width: int) -> Floats:
+    """The equation, in ns: a row of the head costs what a token of the layers does, by the sizes of their matrices."""
+    share = model.head_parameters / (model.num_hidden_layers * model.layer_matmul_parameters)
+    row = np.zeros((1, width))
+    row[0, 1 : len(knots)] = share
+    row[0, len(knots)] = -max(knots[-1] - knots[0], 1)
+    return row
+
+
+def _own_hints(knots: Sequence[int], sizes: Sequence[int]) -> Floats:
+    """For each of `sizes` the equation, in ns: so many decodes alone take what layers and head say of that many tokens.
+
+    It counts as much as a measured point of middling time, so that a few disturbed measurements are held in check.
+    """
+    rows = np.array(sizes, dtype=np.float64)
+    return np.hstack([_ramps(rows, knots), rows[:, None], np.zeros((len(rows), 6)), -np.eye(len(rows))])
+
+
+def _launch_ns(times: Floats, launched: NDArray[np.bool_], points: Sequence[Point]) -> float:
+    """The least time of a step launched op by op, if steps of few tokens are no quicker than it; else 0.
+
+    With graphs only: there the same kernels without their launches show whether launches bind.
+    """
+    few = np.array([p.tokens <= 32 for p in points])
+    if not (launched & few).any() or not (~launched & few).any():
+        return 0.0
+    floor = float(np.median(times[launched & few]))
+    return floor if floor > 1.1 * float(np.min(times[~launched & few])) else 0.0
+
+
+def _plane(attention: Floats, points: Sequence[Point]) -> Grid:
+    """Constant + a part for each decode + a part for each token they read, which four corners hold exactly."""
+    constant, per_decode, per_token = attention
+    sequences = (1, max(2, *(len(p.decode) for p in points)))
+    context = (0.0, float(max(1, *(max(p.decode, default=0) for p in points))))
+    ns = tuple(tuple(short(constant + b * (per_decode + per_token * c)) for c in context) for b in sequences)
+    return Grid(sequences, context, ns)
+
+
+def _with_measured(
+    kernels: Kernels, attention: Floats, points: Sequence[Point], times: Floats, buckets: Sequence[int]
+) -> Kernels:
+    """`kernels` with the decode attention of block A as measured, and with the time of every size of graph.
+
+    At the shortest context the fitted plane says what is attention; a cell that the pool could not hold continues its
+    row by the plane's slope.
+    """
+    constant, per_decode, per_token = (float(v) for v in attention)
+    measured = {(len(p.decode), p.decode[0]): float(t) for p, t in zip(points, times, strict=True) if p.block == "A"}
+    shortest = min(c for _, c in measured)
+    found = sorted({c for _, c in measured})
+    sequences = sorted({b for b, c in measured if c != shortest} & {b for b, c in measured if c == shortest})
+    if not sequences or len(found) < 2:
+        return kernels
+    least = {b: constant + b * (per_decode + per_token * shortest) for b, c in measured if c == shortest}
+    base = {b: measured[b, shortest] - reading for b, reading in least.items()}
+    grid = []
+    for b in sequences:
+        row = [least[b]]
+        for before, c in pairwise(found):
+            beyond = measured.get((b, c))
+            follow = row[-1] + per_token * b * (c - before)
+            row.append(follow if beyond is None else max(row[-1], beyond - base[b]))
+        grid.append(tuple(short(v) for v in row))
+    sizes = [b for b in buckets if b in base]
+    floor = np.maximum.accumulate([max(base[b], 0.0) for b in sizes]) if sizes else np.zeros(0)
+    return Kernels(
+        layers=kernels.layers,
+        head=kernels.head,
+        decode=_curve(sizes, floor) if sizes else None,
+        decode_attention=Grid(tuple(sequences), tuple(float(c) for c in found), tuple(grid)),
+        chunk_attention=kernels.chunk_attention,
+        launch_ns=kernels.launch_ns,
+    )
+
+
+def fit_host(steps: Mapping[str, NDArray[np.int64]], kernel_ns: Floats, period_ns: Floats) -> Floats:
+    """Base, part of a sequence and part of a prefill token of what `period_ns` has beyond `kernel_ns`, in ns."""
+    rows = steps["num_decode"] + steps["num_chunks"]
+    a = np.stack([np.ones(len(rows)), rows, steps["num_prefill_tokens"]], axis=1).astype(np.float64)
+    return robust_nnls(a, period_ns - kernel_ns, scale=period_ns)
+
+
+def errors(predicted: Floats, measured: Floats, region: str) -> dict[str, str | int | float]:
+    """The row of a table of errors: absolute relative ones by quantile, and the bias of the sums."""
+    error = np.abs(predicted / measured - 1.0)
+    return {
+        "region": region,
+        "n": len(measured),
+        "p50": short(float(np.median(error))),
+        "p95": short(float(np.quantile(error, 0.95))),
+        "bias": short(float(predicted.sum() / measured.sum() - 1.0)),
+    }
+
+
+def _curve(x: Sequence[int], ns: Floats) -> Curve:
+    return Curve(tuple(float(v) for v in x), tuple(short(float(v)) for v in ns))
+
+
+def short(value: float) -> float:
+    """`value` with as many digits as a profile keeps."""
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,121 @@
+"""Batches as schedulers make them, to hold out of the fit: simulated runs of lognormal requests, sampled.
+
+The costs of these runs are rough, in proportion to the work. They decide only which batches come about, and many
+mixtures of decodes and chunks do under any cost.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.plan import Limits, Point
+from sim.core import EngineCore, SimExecutor
+from sim.cost import Linear
+from sim.kv import TableKV
+from sim.live import VirtualClock, live
+from sim.policies.continuous import Continuous, ContinuousConfig
+from sim.policies.systems.vllm import Vllm, VllmConfig
+from sim.record import Recorder
+from sim.types import Batch, PolicyContext, Scheduler, StepResult
+from sim.workload.build import BuiltWorkload, build_workload
+from sim.workload.config import AllAtOnce, Lengths, PoissonArrivals, WorkloadConfig
+from sim.workload.laws import LognormalTokens
+
+_ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_context_token=50)
+_LOADS = (0.5, 1.0, 2.0)  # shares of what the rough costs sustain, about
+
+
+class _Tap(SimExecutor):
+    """An executor of simulated steps that notes what each batch holds."""
+
+    def __init__(self, max_model_len: int) -> None:
+        super().__init__(_ROUGH, max_model_len)
+        self.seen: list[Point] = []
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Notes the batch and runs it."""
+        decode = [seq.num_computed_tokens for seq in batch.decodes.members] if batch.decodes is not None else []
+        chunks = [(seq.settled_computed_tokens, n) for seq, n in batch.chunks]
+        self.seen.append(Point("H", tuple(decode), tuple(chunks)))
+        return super().execute(batch)
+
+
+def lengths(limits: Limits, *, longer: bool = False) -> Lengths:
+    """Requests of a shape that fits `limits`; `longer` has other means, for runs held out."""
+    share = 5 if longer else 8
+    prompt, output = min(512, limits.max_context // share), min(256, limits.max_context // (share + 2))
+    most = limits.max_context // 2
+    return Lengths(
+        prompt=LognormalTokens(mean=max(prompt, 2), cv=1.0, max=max(most - 1, 2)),
+        output=LognormalTokens(mean=max(output, 2), cv=0.8, max=max(limits.max_context - most - 1, 2)),
+    )
+
+
+def workload(config: WorkloadConfig, limits: Limits, seed: int) -> BuiltWorkload:
+    """The requests that `config` asks for."""
+    return build_workload(config, load={}, seed=seed, max_model_len=limits.max_context, base=Path())
+
+
+def all_at_once(requests: int, limits: Limits, seed: int, *, longer: bool = False) -> BuiltWorkload:
+    """`requests` of `lengths`, all at time 0, whose reservations know the true length."""
+    shape = lengths(limits, longer=longer)
+    config = WorkloadConfig(arrivals=AllAtOnce(), output_cap="exact", lengths=shape, requests=requests)
+    return workload(config, limits, seed)
+
+
+def scheduler(kind: str, max_seqs: int, limits: Limits, kv: TableKV) -> Scheduler:
+    """A policy of that kind, `continuous` or `vllm`, with the token budget of `limits`."""
+    context = PolicyContext(kv, limits.max_context)
+    if kind == "vllm":
+        config = VllmConfig(
+            enable_prefix_caching=False,
+            async_scheduling=False,
+            max_num_seqs=max_seqs,
+            max_num_batched_tokens=limits.max_tokens,
+        )
+        return Vllm(config, context)
+    return Continuous(ContinuousConfig(max_seqs, limits.max_tokens), context)
+
+
+def held_out_batches(limits: Limits, block_size: int, count: int, seed: int) -> list[Point]:
+    """Up to `count` different batches of simulated runs at low, high and too high load, in random order.
+
+    Half of them, where there are so many, hold a chunk.
+    """
+    shape = lengths(limits)
+    tokens = shape.prompt.mean_tokens + shape.output.mean_tokens
+    service_s = tokens * (_ROUGH.per_token + _ROUGH.base / max(limits.max_seqs / 2, 1)) / 1e9
+    seen: list[Point] = []
+    for i, load in enumerate(_LOADS):
+        config = WorkloadConfig(
+            arrivals=PoissonArrivals(mean_rate=load / service_s),
+            output_cap="exact",
+            lengths=shape,
+            requests=max(40, 3 * limits.max_seqs),
+        )
+        kv = TableKV(limits.kv_tokens // block_size, block_size)
+        tap = _Tap(limits.max_context)
+        core = EngineCore(
+            scheduler("continuous", limits.max_seqs, limits, kv), tap, Recorder(), max_model_len=limits.max_context
+        )
+        live(core, workload(config, limits, seed + i), VirtualClock())
+        seen += tap.seen
+    return _spread([p for p in dict.fromkeys(seen) if p.fits(limits, block_size)], count, seed)
+
+
+def _spread(batches: list[Point], count: int, seed: int) -> list[Point]:
+    """`count` of `batches` in random order: half with chunks, and all sizes alike, by doublings of their decodes."""
+    random = np.random.default_rng(seed)
+    shuffled = [batches[i] for i in random.permutation(len(batches))]
+    chosen: list[Point] = []
+    for with_chunks, most in ((True, count // 2), (False, count - count // 2)):
+        by_size: dict[int, list[Point]] = {}
+        for point in shuffled:
+            if bool(point.chunks) is with_chunks:
+                by_size.setdefault(len(point.decode).bit_length(), []).append(point)
+        turns = zip_longest(*(by_size[size] for size in sorted(by_size)))
+        chosen += [point for turn in turns for point in turn if point is not None][:most]
+    return [chosen[i] for i in random.permutation(len(chosen))]

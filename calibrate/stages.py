@@ -1,0 +1,144 @@
+"""The work of a campaign's stages, inside one process: what it finds is in files, what it returns is a summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from calibrate.calibration import Options, calibrate
+from calibrate.campaign_plan import Known, LivePoint, Plan, Stage, profile_name
+from calibrate.identity import identity, set_cpu_threads
+from calibrate.memory import give_back
+from calibrate.options import limits_of
+from calibrate.probe import probe
+from calibrate.runner import ModelRunner, build_runner
+from calibrate.selfcheck import selfcheck
+from calibrate.session import predict, run_live
+from sim.cost.calibrated import Calibrated
+from sim.cost.profile import Profile, load_profile
+from sim.errors import CalibrationError, ExecutorError
+from sim.live import INTERRUPTED, lag_verdict
+from sim.resolved import Resolved, ResolvedPolicy
+from sim.saturation import overloaded, saturation_rps
+
+_TALK_S = 20.0  # between two lines on how far a calibration is
+_SMALLER_POOL = 0.97  # of the measured KV blocks, where all of them do not fit
+
+
+class Stages:
+    """Runs stages one after another and keeps the model of live runs between them."""
+
+    def __init__(self, plan: Plan, out: Path, device: str) -> None:
+        self.plan = plan
+        self.out = out
+        self.device = device
+        if device == "cpu":
+            set_cpu_threads(1)  # with more, small steps scatter widely
+        self.identity = identity(device)
+        self._runner: ModelRunner | None = None
+
+    def run(self, stage: Stage, minutes: float, known: Known) -> dict[str, Any]:
+        """What the stage found, as JSON. KeyboardInterrupt if it was stopped; any error if it failed."""
+        if stage.point is not None:
+            return self._live(stage.point, known)
+        if stage.model:
+            return self._profile(stage, minutes)
+        return {"probe": probe, "selfcheck": selfcheck}[stage.name](self.device)
+
+    def _profile(self, stage: Stage, minutes: float) -> dict[str, Any]:
+        options = Options(model=stage.model, device=self.device, minutes=minutes, **self.plan.options)
+        profile = calibrate(options, self.out / f"{stage.name}.json", _talk(stage.name))
+        held_out = {name: value for name, value in (profile.held_out or {}).items() if isinstance(value, float)}
+        return {"num_blocks": profile.num_blocks, "held_out": held_out, "missing": list(profile.missing)}
+
+    def _live(self, point: LivePoint, known: Known) -> dict[str, Any]:
+        """Replays one point on the model; says beside it what the new profile predicts."""
+        profile = load_profile(str(self.out / f"{profile_name(self.plan.model)}.json"))
+        resolved, policy = self.plan.scenarios[point.scenario], self.plan.policy(point)
+        cost = Calibrated(profile, extrapolate=True)
+        runner = self._runner_for(profile, resolved, known.num_blocks)
+        num_blocks = runner.num_blocks
+        saturation = known.saturation_rps or _saturation(resolved, policy, cost, num_blocks)
+        load = point.share * saturation
+        live = run_live(resolved, policy, load, 0, runner, repeat=point.repeat, estimator=cost)
+        folder = self.out / point.scenario
+        folder.mkdir(exist_ok=True)
+        live.save(folder / f"{point.name}.npz")
+        if live.reason == INTERRUPTED:
+            raise KeyboardInterrupt
+        if live.reason:
+            raise ExecutorError(live.records.details.get(live.reason, "the run was cut"), live.reason)
+        predicted = predict(resolved, policy, load, 0, cost, num_blocks=num_blocks)
+        measured_s, predicted_s = (float(run.records.steps["duration_ns"].sum()) / 1e9 for run in (live, predicted))
+        return {
+            "saturation_rps": saturation,
+            "load_rps": load,
+            "num_blocks": num_blocks,
+            "steps": len(live.records.steps),
+            "busy_s": measured_s,
+            "predicted_busy_s": predicted_s,
+            "void": lag_verdict(live.records),
+        }
+
+    def _runner_for(self, profile: Profile, resolved: Resolved, known_blocks: int | None) -> ModelRunner:
+        """The plan's model with the scenario's KV memory, else what earlier runs had, else what the profile found.
+
+        A model that is there is kept if it has just that. The measured memory is tried a little smaller where it does
+        not fit, which the run then says.
+        """
+        num_blocks = resolved.num_blocks or known_blocks or profile.num_blocks
+        if num_blocks is None:
+            raise CalibrationError(f"{profile.name}: holds no num_blocks. State kv.tokens in the scenario.")
+        wanted = (num_blocks, resolved.num_swap_blocks)
+        if self._runner is None or (self._runner.num_blocks, self._runner.num_swap_blocks) != wanted:
+            self._runner = None
+            give_back()
+            try:
+                self._runner = self._built(profile, *wanted)
+                return self._runner
+            except (CalibrationError, ExecutorError):
+                if resolved.num_blocks is not None or known_blocks is not None:
+                    raise
+            give_back()  # after the handler: until then the error holds what was half built
+            self._runner = self._built(profile, int(_SMALLER_POOL * num_blocks), resolved.num_swap_blocks)
+        return self._runner
+
+    def _built(self, profile: Profile, num_blocks: int, num_swap_blocks: int) -> ModelRunner:
+        options = Options(model=self.plan.model, device=self.device, **self.plan.options)
+        limits = limits_of(options, profile.model)
+        return build_runner(
+            self.plan.model,
+            device=self.device,
+            num_blocks=num_blocks,
+            block_size=profile.block_size,
+            num_swap_blocks=num_swap_blocks,
+            max_num_seqs=limits.max_seqs,
+            max_num_batched_tokens=limits.max_tokens,
+            max_model_len=limits.max_context,
+            graphs=options.graphs and self.device == "cuda",
+            seed=options.seed,
+        )
+
+
+def _saturation(resolved: Resolved, policy: ResolvedPolicy, cost: Calibrated, num_blocks: int) -> float:
+    """The rate that `policy` sustains by `cost`."""
+    many = overloaded(resolved)
+    return saturation_rps(predict(many, policy, many.loads[0], 0, cost, num_blocks=num_blocks).records)
+
+
+def _talk(name: str) -> Callable[[str, float], None]:
+    """Prints how far a calibration is, now and then: whoever reads the log of an unattended run sees where it stood."""
+    began_s = time.monotonic()
+    next_s = began_s
+
+    def talk(what: str, share: float) -> None:
+        nonlocal next_s
+        now_s = time.monotonic()
+        if now_s >= next_s:
+            next_s = now_s + _TALK_S
+            print(f"  {now_s - began_s:5.0f} s  {name}  {share:4.0%}  {what}", file=sys.stderr, flush=True)
+
+    return talk

@@ -1,0 +1,114 @@
+"""From raw measurements to a profile, made by a law: what a GPU's graphs and an engine's runs become."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the engine runs of a calibration need torch: pip install 'batchsim[live]'")
+
+from calibrate.assemble import Job, assemble
+from calibrate.engine_runs import COLUMNS, EngineSteps, run_specs
+from calibrate.measure import Sample
+from calibrate.plan import Limits, Point, columns, plan
+from calibrate.raw import Raw
+from calibrate.schedules import held_out_batches
+from sim.catalog import MODELS
+from sim.cost.calibrated import Calibrated
+from sim.cost.profile import Profile, SwapCost
+
+LIMITS = Limits(max_seqs=64, max_tokens=1024, max_context=2048, kv_tokens=64 * 2048)
+GRAPHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+LAUNCHES_NS = 5e6
+FACTOR, STEP_NS, HOST_NS, HOST_PER_SEQUENCE_NS = 1.02, 40_000, 350_000, 3_000
+IDENTITY = {"hardware": {"device": "cuda", "gpu": "NVIDIA H200"}, "software": {"torch": "2.11"}, "options": {}}
+
+
+def kernel_ns(table: dict[str, np.ndarray]) -> np.ndarray:
+    """Times back to back: decode-only steps fill their graph, all others wait for their launches."""
+    decodes, chunks = table["num_decode"], table["num_chunks"]
+    alone = chunks == 0
+    rows = np.where(alone, np.array([next(g for g in GRAPHS if g >= max(n, 1)) for n in decodes]), decodes + chunks)
+    tokens = np.where(alone, rows, decodes + table["num_prefill_tokens"])
+    ns = 4e6 + 6_000 * tokens + 30_000 * np.maximum(tokens - 256, 0) + 1_000 * rows
+    ns = ns + 5_000 * decodes + 30 * table["context_tokens"] + 200_000 * chunks + 0.8 * table["prefill_pairs"]
+    return np.where(alone, ns, np.maximum(ns, LAUNCHES_NS))
+
+
+def job(rounds: int = 1) -> Job:
+    """All that there is to do on a GPU with these limits."""
+    steps = plan(LIMITS, block_size=16, buckets=GRAPHS, fine=True)
+    points = (*steps, *held_out_batches(LIMITS, 16, 60, 0))
+    runs = tuple(run_specs(LIMITS, rounds, 0))
+    return Job("made", MODELS["llama-3.1-8b"], 16, GRAPHS, "cuda", points, rounds, runs, swap=True)
+
+
+def engine_steps(work: Job) -> list[EngineSteps]:
+    """Runs whose steps are the held-out batches, slower by what an engine adds."""
+    made = []
+    for number, spec in enumerate(work.runs):
+        random = np.random.default_rng(number)
+        chosen = [p for p in work.points if p.block == "H" and len(p.decode) <= spec.max_seqs]
+        table = columns([chosen[i] for i in random.integers(0, len(chosen), 200)])
+        kernel = FACTOR * kernel_ns(table) + STEP_NS
+        host = HOST_NS + HOST_PER_SEQUENCE_NS * (table["num_decode"] + table["num_chunks"])
+        made.append(EngineSteps(spec, {name: table[name] for name in COLUMNS}, kernel, kernel + host))
+    return made
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    """The profile of everything measured, without noise."""
+    work = job()
+    times = kernel_ns(columns(work.points))
+    samples = {p: Sample(p, [float(ns)]) for p, ns in zip(work.points, times, strict=True)}
+    swap = SwapCost(10_000.0, 40_000.0, assumed=False)
+    return assemble(work, Raw(IDENTITY, num_blocks=55_000, samples=samples, runs=engine_steps(work), swap=swap))
+
+
+def test_what_an_engine_adds_is_found(profile: Profile) -> None:
+    """Whole steps that took no part in the fit come out within 1 %, without bias."""
+    held_out = profile.held_out
+    assert held_out is not None
+    assert held_out["p50"] < 0.01
+    assert abs(held_out["bias"]) < 0.002
+    assert abs(held_out["kernel_bias"]) < 0.002
+
+
+def test_graphs_and_launches_are_in_the_profile(profile: Profile) -> None:
+    """Every size of graph has its time, and the launches of all other steps their floor, as inside an engine."""
+    assert profile.costs.decode is not None
+    assert profile.costs.decode.x == GRAPHS
+    assert profile.costs.launch_ns == pytest.approx(FACTOR * LAUNCHES_NS + STEP_NS, rel=0.002)
+
+
+def test_the_host_and_the_kernels_stay_apart(profile: Profile) -> None:
+    """The host's time of a step of 30 decodes is the one put in, to 3 %."""
+    table = columns([Point("H", (500,) * 30)])
+    host = Calibrated(profile).host_ns(table)[0]
+    assert host == pytest.approx(HOST_NS + 30 * HOST_PER_SEQUENCE_NS, rel=0.03)
+    assert not profile.costs.host.assumed
+
+
+def test_identity_and_gaps_are_written_down(profile: Profile) -> None:
+    """The catalog's GPU, the measured blocks and the hull are there; only energy is missing; JSON keeps it all."""
+    assert (profile.gpu, profile.num_blocks) == ("h200", 55_000)
+    assert (profile.hull.max_sequences, profile.hull.max_tokens) == (64, 1024)
+    assert (profile.hull.max_context, profile.hull.max_chunk_context) == (2047, 2048)
+    assert [what.partition(":")[0] for what in profile.missing] == ["energy"]
+    assert Profile.from_json(profile.to_json(), "made.json") == profile
+
+
+def test_without_engine_runs_the_host_is_assumed_and_said_to_be() -> None:
+    """Points alone make a profile, whose host term is assumed, with a note, and whose gaps are listed by block."""
+    work = job()
+    chosen = [p for p in work.points if p.block in "AC"]
+    times = kernel_ns(columns(chosen))
+    raw = Raw(IDENTITY, samples={p: Sample(p, [float(ns)]) for p, ns in zip(chosen, times, strict=True)})
+    partial = assemble(work, raw)
+    assert partial.costs.host.assumed
+    assert partial.costs.in_situ == 1.0
+    assert any("host: assumed" in note for note in partial.notes)
+    lacking = {what.partition(":")[0] for what in partial.missing}
+    assert {"block B", "block D", "block E", "block H", "block host", "block held out", "block swap"} <= lacking
+    assert partial.held_out is None
