@@ -21,10 +21,10 @@ from sim.cost.curves import Curve
 from sim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from sim.cost.roofline import HostCost
 from sim.model import ModelSpec
+from sim.periods import REGIONS, regions
 
 Floats = NDArray[np.float64]
 
-REGIONS = ("decode 1-8", "decode 9-64", "decode 65+", "prefill", "mixed")
 _DISTURBED = 3.0  # a step this many times its expected duration was interrupted by something else on the machine
 _FEWEST_STEPS = 30  # of training runs, for a host term
 
@@ -134,11 +134,11 @@ def _hull(points: Sequence[Point]) -> Hull:
     )
 
 
-def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], Floats, Floats, NDArray[np.str_]]:
-    """Columns, kernel times, periods and regions of all steps of `runs`."""
+def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], Floats, Floats]:
+    """Columns, kernel times and periods of all steps of `runs`."""
     table = {name: np.concatenate([run.columns[name] for run in runs]) for name in COLUMNS}
     kernel, period = (np.concatenate([getattr(run, name) for run in runs]) for name in ("kernel_ns", "period_ns"))
-    return table, kernel, period, np.concatenate([run.regions() for run in runs])
+    return table, kernel, period
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     """
     if sum(len(run.period_ns) for run in training) < _FEWEST_STEPS:
         return InEngine(), None
-    table, kernel, period, _ = joined(training)
+    table, kernel, period = joined(training)
     alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
     parts = (alone, np.ones(len(alone)), table["num_chunks"], table["num_decode"])
     design = np.stack(parts, axis=1).astype(np.float64)
@@ -198,13 +198,15 @@ def _rows(bare: Profile, samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """Errors by region of kernels run back to back, and of all together."""
     if not samples:
         return []
-    predicted = Calibrated(bare, extrapolate=True).kernel_ns(columns([s.point for s in samples]))
+    table = columns([s.point for s in samples])
     measured = np.array([s.ns for s in samples])
-    return _by_region(predicted, measured, np.array([s.point.region for s in samples]))
+    return _by_region(Calibrated(bare, extrapolate=True).kernel_ns(table), measured, table)
 
 
-def _by_region(predicted: Floats, measured: Floats, regions: NDArray[np.str_]) -> list[dict[str, Any]]:
-    chosen = [(name, regions == name) for name in REGIONS] + [("all", np.ones(len(regions), dtype=bool))]
+def _by_region(predicted: Floats, measured: Floats, table: dict[str, NDArray[np.int64]]) -> list[dict[str, Any]]:
+    region = regions(table)
+    chosen = [(name, region == code) for code, name in enumerate(REGIONS)]
+    chosen.append(("all", np.ones(len(region), dtype=bool)))
     return [errors(predicted[mine], measured[mine], name) for name, mine in chosen if mine.any()]
 
 
@@ -214,10 +216,10 @@ def _held_out(
     """Errors on what no fit has seen: whole steps of engine runs, and kernels of sampled batches; None without any."""
     found: dict[str, Any] = {}
     if runs:
-        table, kernel, period, regions = joined(runs)
+        table, kernel, period = joined(runs)
         cost = Calibrated(profile, extrapolate=True)
         kernels = cost.kernel_ns(table)
-        rows = _by_region(kernels + cost.host_ns(table), period, regions)
+        rows = _by_region(kernels + cost.host_ns(table), period, table)
         found |= {"what": "whole steps of engine runs with other requests and another policy"}
         found |= {name: value for name, value in rows[-1].items() if name != "region"}
         found |= {"kernel_bias": errors(kernels, kernel, "")["bias"], "steps": rows}

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from calibrate import schedules
 from calibrate.executor import TorchExecutor
-from calibrate.plan import Limits, region_of_decodes
+from calibrate.plan import Limits
 from calibrate.runner import ModelRunner
 from sim.core import EngineCore
 from sim.errors import ExecutorError
 from sim.kv import TableKV
 from sim.live import WallClock, live
+from sim.periods import periods_ns
 from sim.record import Recorder
 
 COLUMNS = (
@@ -60,12 +61,6 @@ class EngineSteps:
     columns: dict[str, NDArray[np.int64]]
     kernel_ns: NDArray[np.float64]
     period_ns: NDArray[np.float64]
-
-    def regions(self) -> NDArray[np.str_]:
-        """The region of every step."""
-        c = self.columns
-        decodes = [region_of_decodes(int(n)) for n in c["num_decode"]]
-        return np.where(c["num_chunks"] == 0, decodes, np.where(c["num_decode"] > 0, "mixed", "prefill"))
 
     def divided(self, factor: float) -> EngineSteps:
         """With all times divided by `factor`."""
@@ -120,9 +115,7 @@ def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: floa
         raise ExecutorError(f"a run of {spec.name} ended early: {recorder.details.get(ended.reason, '')}", ended.reason)
     steps = recorder.records().steps
     kernel = np.array([times.kernel_ns for times in executor.times], dtype=np.float64)
-    period = np.diff(steps["start_ns"]).astype(np.float64)
-    rests = np.isin(np.arange(1, len(steps)), ended.rested)
-    period = np.where(rests, steps["duration_ns"][:-1], period)
+    period = periods_ns(steps, ended.rested)[:-1]
     kept = slice(min(_WARM_STEPS, len(period) // 2), len(period))  # the last step has no next one
     columns = {name: steps[name].astype(np.int64)[:-1][kept] for name in COLUMNS}
     return EngineSteps(spec, columns, kernel[:-1][kept], period[kept])

@@ -63,13 +63,6 @@ class Point:
         """Query-key pairs of the chunks."""
         return sum(n * prefix + n * (n + 1) // 2 for prefix, n in self.chunks)
 
-    @property
-    def region(self) -> str:
-        """The part of the hull it belongs to, as tables of errors name it."""
-        if self.chunks:
-            return "mixed" if self.decode else "prefill"
-        return region_of_decodes(len(self.decode))
-
     def lengths(self) -> list[int]:
         """Tokens of every sequence after the step."""
         return [c + 1 for c in self.decode] + [prefix + n for prefix, n in self.chunks]
@@ -99,11 +92,6 @@ class Point:
         if isinstance(decode, dict):
             decode = [decode["context"]] * decode["B"]
         return cls(row["block"], tuple(decode), tuple((prefix, n) for prefix, n in row["chunks"]))
-
-
-def region_of_decodes(num_decode: int) -> str:
-    """The region of a decode-only step."""
-    return "decode 1-8" if num_decode <= 8 else "decode 9-64" if num_decode <= 64 else "decode 65+"
 
 
 def columns(points: Sequence[Point]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The highest rate at which a policy can serve a scenario's requests: what it completes when all of them wait already."""
+"""The highest rate at which a policy can serve a scenario: what it completes when all its requests wait already."""
 
 from __future__ import annotations
 

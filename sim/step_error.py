@@ -1,8 +1,6 @@
 """How wrong a cost model is about the steps that a real engine ran: by region, whole, kernels and host apart.
 
-The measured time of a step is its period: from its start to the next step's start, so that it holds the scheduler, the
-records and all else that lies between two steps. Where the engine rested before the next step (nothing to run, or a
-wait that the policy chose) the period is the step's own duration. The prediction is for the very work of that step.
+The measured time of a step is its period (see `sim.periods`); the prediction is for the very work of that step.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ from numpy.typing import NDArray
 
 from sim.cost.work import TIME_TERMS, Columns, Terms
 from sim.metrics import percentile
+from sim.periods import REGIONS, periods_ns, regions
 from sim.record import STEP_DTYPE
-
-REGIONS = ("decode 1-8", "decode 9-64", "decode 65+", "prefill", "mixed")
-"""Steps that only decode, by their rows, padding included; steps of chunks alone; steps of both."""
 
 ALL = "all"
 HOST_TERMS = ("host", "swap")
@@ -111,22 +107,3 @@ def _bias(predicted: Floats, measured: Floats) -> float | None:
     """Signed and weighted by time; None where nothing was measured."""
     total = measured.sum()
     return float(predicted.sum() / total - 1) if total > 0 else None
-
-
-def regions(steps: NDArray[np.void]) -> NDArray[np.int64]:
-    """The region of every step, as an index of REGIONS."""
-    rows = steps["num_decode"] + steps["pad_decode_rows"]
-    decode = np.select([rows <= 8, rows <= 64], [0, 1], 2)
-    with_chunks = np.where(rows > 0, 4, 3)
-    return np.where(steps["num_chunks"] > 0, with_chunks, decode).astype(np.int64)
-
-
-def periods_ns(steps: NDArray[np.void], rested: Sequence[int]) -> Floats:
-    """What each step took until the engine could start the next one. `rested`: steps that began after a rest."""
-    periods = steps["duration_ns"].astype(np.float64)
-    follows = np.ones(len(steps), bool)  # whether the next step began without a rest
-    follows[-1:] = False
-    before = np.asarray(rested, np.int64) - 1
-    follows[before[before >= 0]] = False
-    apart = np.diff(steps["start_ns"], append=0)
-    return np.where(follows, apart, periods)

@@ -58,6 +58,7 @@ ROWS = (
     _row(2.5, "sim.journal", pure=True),
     _row(3.2, "sim.resolved", "numpy", pure=True),  # a scenario without pydantic and yaml
     _row(3.4, "sim.saturation", "numpy", pure=True),
+    _row(3.4, "sim.periods", "numpy", pure=True),
     _row(4, "sim.simulate", "simpy", pure=True),
     _row(4, "sim.live sim.load"),
     _row(

@@ -12,11 +12,12 @@ from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from sim.inputs import between
+from sim.periods import REGIONS
 from sim.record import FINISHED, Records
 from sim.report.reading import short_load
 from sim.report.style import GREY, figure, house_style, put_around, remark, save, time_axis_log
 from sim.report.validation import Validation
-from sim.step_error import REGIONS, StepPairs
+from sim.step_error import StepPairs
 from sim.units import NS_PER_S
 from sim.validation import PointReport
 

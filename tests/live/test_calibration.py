@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="calibration runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.calibration import Options, calibrate  # noqa: E402
-from calibrate.plan import Point, columns  # noqa: E402
-from calibrate.raw import Raw  # noqa: E402
-from sim.cli.calibrate import calibrate_app  # noqa: E402
-from sim.cost.calibrated import Calibrated  # noqa: E402
-from sim.cost.profile import Profile, load_profile  # noqa: E402
-from sim.errors import CalibrationError  # noqa: E402
-from sim.report.profile import draw_profile  # noqa: E402
-from sim.report.profile_text import summary, table  # noqa: E402
+from calibrate.calibration import Options, calibrate
+from calibrate.plan import Point, columns
+from calibrate.raw import Raw
+from sim.cli.calibrate import calibrate_app
+from sim.cost.calibrated import Calibrated
+from sim.cost.profile import Profile, load_profile
+from sim.errors import CalibrationError
+from sim.report.profile import draw_profile
+from sim.report.profile_text import summary, table
 
 torch.set_num_threads(1)
 

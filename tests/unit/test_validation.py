@@ -13,11 +13,12 @@ import pytest
 from sim.cost.work import TIME_TERMS, Columns, Terms
 from sim.errors import ScenarioError
 from sim.load_shift import REACH, crossing, increasing, load_shifts
+from sim.periods import REGIONS, periods_ns, regions
 from sim.record import STEP_DTYPE
 from sim.report.validation import Validation, to_json
 from sim.report.validation_plots import write_pictures
 from sim.report.validation_text import error_grid, markdown, report
-from sim.step_error import ALL, REGIONS, StepPairs, periods_ns, regions
+from sim.step_error import ALL, StepPairs
 from sim.validation import METRICS, MetricError, PointReport, judge, label_of
 from sim.validation_plan import parse_loads, parse_shares, plan, saturations, sort_saved
 from sim.verdicts import BOUNDS, verdicts
