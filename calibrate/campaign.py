@@ -31,7 +31,7 @@ _MARGIN_S = 20.0  # kept free at the end of the time given, so that what runs th
 _LAST_S = 8.0  # kept for a profile's last fit
 _BEGIN_S = 20.0  # what a new process is expected to take until its model stands
 _START_S = 120.0  # in which it has to say that it is there
-_GIVE_UP = 2  # failures in a row after which the rest of their group is left for another call
+_GIVE_UP = 2  # stages in a row that did not end well, after which the rest of their group is left for another call
 _PARTIAL, _VOID, _NOT_RUN = "partial", "void", "not run"
 
 
@@ -49,7 +49,7 @@ class Campaign:
         self._checked = False  # that this is the machine of earlier calls
         self._worker: Worker | None = None
         self._group = ""
-        self._failures = 0  # in a row, of this group
+        self._failures = 0  # in a row, in this group
 
     def _read(self) -> dict[str, Any]:
         """What earlier calls left, or a beginning. CalibrationError if it is of another plan or device."""
@@ -82,11 +82,11 @@ class Campaign:
                     self._leave()
                     self._group, self._failures = stage.group, 0
                 why_not = self._why_not(stage)
-                if why_not:
-                    self.state["stages"].setdefault(stage.name, {"state": _NOT_RUN, "seconds": 0.0, "reason": why_not})
-                    self._save()
-                else:
+                if not why_not:
                     self._do(stage)
+                elif "call" not in self._record(stage):  # else it says how an earlier call fared
+                    self.state["stages"][stage.name] = {"state": _NOT_RUN, "seconds": 0.0, "reason": why_not}
+                    self._save()
         finally:
             self._leave()
 
@@ -120,7 +120,7 @@ class Campaign:
     def _why_not(self, stage: Stage) -> str:
         """Why the stage cannot be begun now; "" if it can."""
         if self._failures >= _GIVE_UP:
-            return f"{_GIVE_UP} before it failed in a row"
+            return f"the {_GIVE_UP} before it failed or were cut"
         if stage.point is not None and not (self.out / f"{profile_name(self.plan.model)}.json").is_file():
             return "there is no profile yet"
         needs_s = stage.needs_s + (_BEGIN_S if self._worker is None else 0.0)
@@ -149,7 +149,7 @@ class Campaign:
         self._note(stage, reply, started_s)
         if reply.lost:
             self._leave()
-        self._failures = self._failures + 1 if reply.state == FAILED else 0
+        self._failures = 0 if reply.state == DONE else self._failures + 1
 
     def _ready_worker(self) -> Worker:
         """The process of this group. CalibrationError if it cannot start at all, or is of another machine."""

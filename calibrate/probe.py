@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-_REPEATS = 15
-_WARM = 3
+_REPEATS = 9
+_AT_ONCE = {"cuda": 10, "cpu": 1}  # runs between two looks at the clock, so that a launch's latency does not count
+_WARM_S = {"cuda": 0.5, "cpu": 0.05}  # under load until the clocks are up
 # (bytes copied, side of the square matmul) by device: large enough to be bound by bandwidth and by arithmetic.
 _SIZES = {"cuda": (2**31, 8192), "cpu": (2**26, 512)}
 _LINK_BYTES = 2**29
@@ -29,7 +30,6 @@ def probe(device: str) -> dict[str, float]:
     source = torch.ones(copied, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     found = {"copy_bytes_per_s": 2 * copied / _median_s(lambda: target.copy_(source), device)}
-    del source, target
     left, right = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
     found["matmul_flops"] = 2 * side**3 / _median_s(lambda: left @ right, device)
     if device == "cuda":
@@ -43,13 +43,17 @@ def probe(device: str) -> dict[str, float]:
 
 
 def _median_s(run: Callable[[], object], device: str) -> float:
-    """Median duration of `run` in seconds after a few warm ones, each timed to its end on the device."""
-    times = []
-    for i in range(_WARM + _REPEATS):
-        start = time.perf_counter()
+    """Median duration of `run` in seconds under load, timed to its end on the device."""
+    warm_until_s = time.perf_counter() + _WARM_S[device]
+    while time.perf_counter() < warm_until_s:
+        _timed_s(run, device)
+    return statistics.median(_timed_s(run, device) for _ in range(_REPEATS))
+
+
+def _timed_s(run: Callable[[], object], device: str) -> float:
+    start_s = time.perf_counter()
+    for _ in range(_AT_ONCE[device]):
         run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if i >= _WARM:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start_s) / _AT_ONCE[device]

@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from calibrate.backend import SdpaBackend
 from calibrate.executor import TorchExecutor
 from calibrate.inputs import StepInputs
 from calibrate.kernel_check import Heads, disagreement
+from calibrate.prompts import RandomPrompts
 from calibrate.runner import ModelRunner, build_runner
 from sim.core import EngineCore
 from sim.errors import CalibrationError
@@ -28,6 +30,9 @@ HEADS = (Heads(32, 8, 128, 16), Heads(28, 4, 128, 16))  # of Llama-3.1-8B and of
 WORST_ERROR = 2e-2
 """Largest relative error of a row in bf16, whose own rounding is 4e-3 a number and adds up over a row."""
 
+_TIE = 1e-3
+"""Of the spread of the logits: far above what another order of sums in fp32 changes, far below what a bug does."""
+
 _REQUESTS = [(20 + 13 * i % 90, 6 + 7 * i % 40) for i in range(24)]  # prompt and answer tokens
 _MAX_MODEL_LEN = 160
 _ROOMY, _TIGHT = 400, 26  # KV blocks: for all requests at once, and for a few
@@ -38,18 +43,19 @@ def selfcheck(device: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if device == "cuda":
         found["worst_kernel_error"] = _check_kernels()
-    expected, _ = _answers(_runner(device, "sdpa"), {"by": "recompute"}, _ROOMY, one_by_one=True)
-    runner = _runner(device, None)
+    reference, runner = _runner(device, "sdpa"), _runner(device, None)
+    expected, _ = _answers(reference, {"by": "recompute"}, _ROOMY, one_by_one=True)
     for by in ("recompute", "swap"):
         answers, preempted = _answers(runner, {"by": by}, _TIGHT, one_by_one=False)
-        wrong = [number for number in expected if answers.get(number) != expected[number]]
+        others = [number for number in expected if answers[number] != expected[number]]
+        wrong = [number for number in others if not _is_tie(reference, number, expected[number], answers[number])]
         if wrong or not preempted:
             raise CalibrationError(
                 f"selfcheck on {device}: {len(wrong)} of {len(expected)} answers differ under preemption by {by}"
                 f" ({preempted} preemptions). No measurement of this executor can be trusted."
             )
-        found[f"preemptions_by_{by}"] = preempted
-    return found | {"answers_equal": len(expected), "graphs": len(runner.graph_buckets)}
+        found |= {f"preemptions_by_{by}": preempted, f"answers_equal_by_{by}": len(expected) - len(others)}
+    return found | {"answers": len(expected), "graphs": len(runner.graph_buckets)}
 
 
 def _check_kernels() -> float:
@@ -86,7 +92,7 @@ def _runner(device: str, backend: str | None) -> ModelRunner:
         num_blocks=_ROOMY,
         num_swap_blocks=_ROOMY,
         max_num_seqs=len(_REQUESTS),
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=_MAX_MODEL_LEN,
         max_model_len=_MAX_MODEL_LEN,
         backend=backend,
         graphs=False if backend == "sdpa" else None,
@@ -110,11 +116,38 @@ class _All:
 
     def arrivals(self) -> Iterator[Arrival]:
         """The requests in order."""
-        for number, (prompt, answer) in enumerate(_REQUESTS):
-            yield Arrival(Request(number, 0, prompt, answer), answer)
+        for number in range(len(_REQUESTS)):
+            yield _arrival(number)
 
     def responded(self, request: Request, now_ns: int) -> None:
         """Nobody waits for answers."""
+
+
+def _arrival(number: int) -> Arrival:
+    prompt, answer = _REQUESTS[number]
+    return Arrival(Request(number, 0, prompt, answer), answer)
+
+
+def _is_tie(reference: ModelRunner, number: int, expected: list[int], found: list[int]) -> bool:
+    """Whether the first token of `found` that is another is as likely as the expected one, up to rounding."""
+    if len(expected) != len(found):
+        return False
+    first = next(i for i, (ours, theirs) in enumerate(zip(expected, found, strict=True)) if ours != theirs)
+    prompt = RandomPrompts(SMALL.vocab_size).ids(_arrival(number).request)
+    ids = np.concatenate([prompt, np.array(expected[:first], np.int64)])
+    positions = np.arange(len(ids))
+    blocks = np.arange(1, 2 + len(ids) // reference.block_size, dtype=np.int32)
+    inputs = StepInputs(
+        ids=ids,
+        positions=positions,
+        slots=reference.block_size + positions,
+        num_decode=0,
+        chunk_lens=np.array([len(ids)], np.int32),
+        seq_lens=np.array([len(ids)], np.int32),
+        block_tables=blocks[None, :],
+    )
+    logits = reference.logits(inputs)[0]
+    return abs(float(logits[expected[first]] - logits[found[first]])) <= _TIE * float(logits.std())
 
 
 def _answers(

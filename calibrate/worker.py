@@ -102,7 +102,10 @@ def _serve(pipe: Connection, plan: Path, out: Path, device: str) -> None:
     except (EOFError, OSError, KeyboardInterrupt):
         return
     except Exception as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends anyway
         pipe.send(_failure(error))
+    finally:
+        pipe.close()
 
 
 def _run(stages: Stages, stage: Stage, minutes: float, known: Known) -> Reply:
