@@ -103,6 +103,8 @@ def _profile(job: Job, raw: Raw, samples: Sequence[Sample], costs: StepCosts) ->
     }
     if raw.memory:
         made["memory"] = raw.memory
+    if raw.sentinel:
+        made["sentinel"] = raw.sentinel
     if raw.telemetry:
         made["telemetry"] = raw.telemetry
     return Profile(

@@ -294,6 +294,7 @@ class Run:
         raw.runs = [*self._runs_before, *(run.divided(self.bench.factor(seconds)) for seconds, run in self._runs)]
         raw.seconds = self._spent_s + time.monotonic() - self._began_s
         raw.notes = [*self._notes, *self.bench.notes()]
+        raw.sentinel = self.bench.usual() or raw.sentinel
         raw.telemetry = [*self._telemetry, *filter(None, [self.telemetry.summary()])]
         raw.save(self.partial)
         self._saved_s = time.monotonic()

@@ -17,6 +17,7 @@ from calibrate import schedules
 from calibrate.executor import TorchExecutor
 from calibrate.plan import Limits
 from calibrate.runner import ModelRunner
+from calibrate.session import settled_memory
 from sim.core import EngineCore
 from sim.errors import ExecutorError
 from sim.kv import TableKV
@@ -108,7 +109,8 @@ def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: floa
     recorder = Recorder()
     core = EngineCore(scheduler, executor, recorder, max_model_len=limits.max_context, stop_ns=round(seconds * 1e9))
     requests = schedules.all_at_once(8 * spec.max_seqs + 32, limits, spec.seed, longer=not spec.training)
-    ended = live(core, requests, WallClock())
+    with settled_memory():
+        ended = live(core, requests, WallClock())
     if ended.reason == "interrupted":
         raise KeyboardInterrupt
     if ended.reason:

@@ -134,6 +134,14 @@ class Bench:
             return 1.0
         return 1.0 + moved - math.copysign(scatter, moved)
 
+    def usual(self) -> dict[str, Any] | None:
+        """The sentinel with its usual time, to which all others are corrected; None without a reading."""
+        if not self.drift:
+            return None
+        ns = [value for _, value in self.drift]
+        smooth = [statistics.median(ns[max(0, i - 1) : i + 2]) for i in range(len(ns))]
+        return {"step": self.sentinel.to_row(), "ns": round(statistics.median(smooth))}
+
     def notes(self) -> list[str]:
         """What is to be said of drift and of a busy machine; nothing where all was calm."""
         found = []

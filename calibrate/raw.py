@@ -31,6 +31,7 @@ class Raw:
     notes: list[str] = field(default_factory=list)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0  # spent in all
+    sentinel: dict[str, Any] | None = None  # the step that shows drift, and its usual ns
 
     def save(self, path: Path) -> None:
         """Writes the file, whole or not at all."""
@@ -46,6 +47,7 @@ class Raw:
             "notes": self.notes,
             "telemetry": self.telemetry,
             "seconds": self.seconds,
+            "sentinel": self.sentinel,
         }
         write_text(path, json.dumps(value))
 
@@ -77,6 +79,7 @@ class Raw:
             notes=value["notes"],
             telemetry=value["telemetry"],
             seconds=value["seconds"],
+            sentinel=value["sentinel"],
         )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from calibrate.prompts import Prompts
     from calibrate.runner import ModelRunner
     from calibrate.sampling import Sampling
+    from calibrate.sentinel import Sentinel
     from sim.cost.profile import Profile
     from sim.resolved import Resolved, ResolvedPolicy
 
@@ -114,11 +115,13 @@ def run_live(
     estimator: StepEstimator | None = None,
     sampling: Sampling | None = None,
     prompts: Prompts | None = None,
+    sentinel: Sentinel | None = None,
 ) -> LiveResult:
     """Replays one point in real time on the model of `runner`; greedy and on random prompts unless told otherwise.
 
     KV memory is what the scenario states, else all that the runner has. A run that Ctrl-C or the device cuts returns as
-    well, with its `reason`. ScenarioError if the runner's model is another one or its memory too small.
+    well, with its `reason`. With a `sentinel`, how far the machine drifted before and after the run is in `made`.
+    ScenarioError if the runner's model is another one or its memory too small.
     """
     from calibrate.executor import TorchExecutor
     from calibrate.sampling import GREEDY
@@ -131,8 +134,11 @@ def run_live(
     )
     core = resolved.engine(policy, workload, kv, executor, estimator)
     warm_up(runner)
+    drift = [] if sentinel is None else [sentinel.drift(runner)]
     with settled_memory():
         run = live(core, workload, WallClock())
+    if sentinel is not None and not run.reason:
+        drift.append(sentinel.drift(runner))
     times = executor.times[: core.recorder.num_steps]
     return _result(
         core,
@@ -143,7 +149,7 @@ def run_live(
         rested=np.array(run.rested, np.int64),
         end_ns=run.end_ns,
         reason=run.reason,
-        made=made_on(runner),
+        made=made_on(runner) | ({"drift": drift} if drift else {}),
     )
 
 

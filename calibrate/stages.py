@@ -16,6 +16,7 @@ from calibrate.options import limits_of
 from calibrate.probe import probe
 from calibrate.runner import ModelRunner, build_runner
 from calibrate.selfcheck import selfcheck
+from calibrate.sentinel import Sentinel
 from calibrate.session import predict, run_live
 from sim.cost.calibrated import Calibrated
 from sim.cost.profile import Profile, load_profile
@@ -63,7 +64,8 @@ class Stages:
         num_blocks = runner.num_blocks
         saturation = known.saturation_rps or _saturation(resolved, policy, cost, num_blocks)
         load = point.share * saturation
-        live = run_live(resolved, policy, load, 0, runner, repeat=point.repeat, estimator=cost)
+        sentinel = Sentinel.of(profile)
+        live = run_live(resolved, policy, load, 0, runner, repeat=point.repeat, estimator=cost, sentinel=sentinel)
         folder = self.out / point.scenario
         folder.mkdir(exist_ok=True)
         live.save(folder / f"{point.name}.npz")

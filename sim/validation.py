@@ -1,14 +1,16 @@
 """Simulated and live runs of the same requests, side by side: how wrong the simulation was, and how sure that is.
 
 A point is one policy at one load. Its live runs are repeated; `spread` is half the range of a figure over the repeats,
-as a share of their mean, and an error within SPREADS times the spread counts as agreement. Runs that were cut, or whose
-load source came late, are left out, and said. On a machine whose spread is above UNFIT no claim is made.
+as a share of their mean, and an error within SPREADS times the spread counts as agreement. Runs that were cut, whose
+load source came late, or that something else on the machine disturbed are left out, and said. On a machine whose spread
+is above UNFIT no claim is made. Where the machine runs slower or faster than when the cost was measured (a step of the
+profile is timed again beside every run), the prediction is moved by as much, and that is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from sim.core import SimExecutor
 from sim.cost import Cost
+from sim.cost.slower import Slower
 from sim.divergence import Divergence, first_divergence
 from sim.inputs import PointInputs
 from sim.kv import CountingKV
@@ -27,11 +30,21 @@ from sim.resolved import Resolved, ResolvedPolicy
 from sim.saturation import overloaded, saturation_rps
 from sim.simulate import simulate
 from sim.step_error import RegionError, StepPairs
+from sim.units import format_duration
 from sim.workload.build import BuiltWorkload
 from sim.workload.config import ClosedLoop
 from sim.workload.open_loop import OpenWorkload
 
 SPREADS = 2
+DRIFT_CORRECTED, DRIFT_FLAGGED = 0.01, 0.05
+"""Drift of the machine above which predictions are moved, and above which a warning says so. Source: the measurement
+protocol of calibrations, which treats their own drift alike."""
+
+DISTURBED_SHARE, DISTURBED_FACTOR = 0.10, 1.25
+"""A run is void if for this share of its time steps took that many times what the rest of it makes them take."""
+
+_WINDOW_NS = 250e6  # of busy time, in which a disturbance is looked for
+_FEWEST_WINDOWS = 4
 UNFIT = 0.10
 """The largest spread of mean TPOT and mean E2E at which anything can be said."""
 
@@ -94,9 +107,15 @@ class Case:
     """What all points of a validation share: the scenario, the cost model that predicts, the KV blocks, the seed."""
 
     resolved: Resolved
-    cost: Cost
+    cost: Cost | Slower
     num_blocks: int
     seed: int
+
+    def drifted(self, drift: float | None) -> Case:
+        """The same on a machine that is slower by `drift`; as it is where that is not known or too little to tell."""
+        if drift is None or abs(drift) <= DRIFT_CORRECTED:
+            return self
+        return replace(self, cost=Slower(self.cost, 1 + drift))
 
     def simulate(self, policy: ResolvedPolicy, load: float) -> Simulated:
         """One point in simulated time."""
@@ -176,7 +195,8 @@ class LiveRun:
 class PointReport:
     """One policy at one load, judged. `share` is that of the policy's saturation, None where that is not known.
 
-    `shifts` are load-equivalent errors by figure, empty where the load axis is not a rate.
+    `shifts` are load-equivalent errors by figure, empty where the load axis is not a rate. `drift`: how much slower the
+    machine was than when the cost was measured, None where that is not known; the simulation is of that machine.
     """
 
     policy: ResolvedPolicy
@@ -187,6 +207,7 @@ class PointReport:
     metrics: tuple[MetricError, ...]
     pairs: StepPairs | None
     shifts: dict[str, float | None]
+    drift: float | None
 
     @property
     def counted(self) -> list[LiveRun]:
@@ -216,12 +237,16 @@ class PointReport:
 
 def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, lives: Sequence[Played]) -> PointReport:
     """Compares the live runs of a point, which served its requests, with its simulation."""
+    voids = [void(live, case.cost) for live in lives]
+    counted = [live for live, why in zip(lives, voids, strict=True) if not why]
+    drifts = [drift for live in counted if (drift := drift_of(live)) is not None]
+    drift = float(np.mean(drifts)) if drifts else None
+    case = case.drifted(drift)
     simulated = case.simulate(policy, load)
     runs = tuple(
-        LiveRun(live, _void(live), None if live.reason else first_divergence(simulated.records, live.records))
-        for live in lives
+        LiveRun(live, why, None if live.reason else first_divergence(simulated.records, live.records))
+        for live, why in zip(lives, voids, strict=True)
     )
-    counted = [run.played for run in runs if not run.void]
     predicted = case.measure(simulated)
     measured = [measure(case.inputs(live.records, simulated.workload, live.streams)) for live in counted]
     metrics = tuple(_metric_error(name, predicted, measured) for name in METRICS)
@@ -230,12 +255,43 @@ def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, 
     if counted and case.resolved.load_name in ("mean_rate", "rate_scale"):
         targets = {metric.name: metric.live for metric in metrics if metric.name in SHIFTED}
         shifts = load_shifts(lambda at: case.measure(case.simulate(policy, at)).values, load, targets)
-    return PointReport(policy, load, share, simulated, runs, metrics, StepPairs.join(pairs) if pairs else None, shifts)
+    return PointReport(
+        policy, load, share, simulated, runs, metrics, StepPairs.join(pairs) if pairs else None, shifts, drift
+    )
 
 
-def _void(live: Played) -> str:
-    """Why a run does not count."""
-    return f"cut: {live.reason}" if live.reason else lag_verdict(live.records)
+def drift_of(live: Played) -> float | None:
+    """How much slower the machine was around the run than when the cost was measured; None where nobody looked."""
+    readings = live.made.get("drift")
+    return float(np.mean(readings)) if readings else None
+
+
+def void(live: Played, cost: Cost | Slower) -> str:
+    """Why a run does not count; "" if it does."""
+    if live.reason:
+        return f"cut: {live.reason}"
+    return lag_verdict(live.records) or _disturbance(live, cost)
+
+
+def _disturbance(live: Played, cost: Cost | Slower) -> str:
+    """What something else on the machine did to a run, told by the run itself: whether for a while its steps took much
+    longer than in the rest of it. How well `cost` predicts them on the whole does not matter."""
+    pairs = StepPairs.of(live.records.steps, live.rested.tolist(), live.kernel_ns, cost)
+    window = (np.cumsum(pairs.measured) / _WINDOW_NS).astype(np.int64)
+    measured, predicted = (np.bincount(window, weights=part) for part in (pairs.measured, pairs.predicted))
+    there = predicted > 0
+    if there.sum() < _FEWEST_WINDOWS:
+        return ""
+    ratio = measured[there] / predicted[there]
+    slow = ratio > DISTURBED_FACTOR * np.median(ratio)
+    slow_ns, busy_ns = float(measured[there][slow].sum()), float(measured.sum())
+    if slow_ns <= DISTURBED_SHARE * busy_ns:
+        return ""
+    times = float(np.median(ratio[slow]) / np.median(ratio))
+    return (
+        f"disturbed: for {format_duration(round(slow_ns))} of {format_duration(round(busy_ns))} its steps took"
+        f" {times:.1f} times as long as in the rest of the run. Something else used the machine"
+    )
 
 
 def served(workload: BuiltWorkload, records: Records) -> bool:

@@ -109,8 +109,11 @@ def _live(
     the machine then shows in the spread."""
     require_torch("validate")
     from calibrate.runner import build_runner
+    from calibrate.sentinel import Sentinel
     from calibrate.session import run_live, step_limits
+    from sim.cost import Calibrated
     from sim.live import INTERRUPTED
+    from sim.validation import void
 
     prepare_machine(setup, device)
     resolved = case.resolved
@@ -128,18 +131,33 @@ def _live(
     _make_folder(folder)
     for stale in folder.glob("*.npz"):  # of an earlier validation of this name
         stale.unlink()
+    sentinel = Sentinel.of(setup.cost.profile) if isinstance(setup.cost, Calibrated) else None
     runs: list[list[Played]] = [[] for _ in points]
-    for repeat in range(repeats):
+    counting = [0] * len(points)
+    for repeat in range(2 * repeats):  # the second half: again, for those that did not count
         for number, point in enumerate(points):
-            typer.echo(f"{point.policy.name} at load {point.load:.4g}, {repeat + 1} of {repeats}", err=True)
+            if counting[number] >= min(repeat + 1, repeats):
+                continue
+            typer.echo(f"{point.policy.name} at load {point.load:.4g}, {counting[number] + 1} of {repeats}", err=True)
             run: LiveResult = run_live(
-                resolved, point.policy, point.load, case.seed, runner, repeat=repeat, estimator=case.cost
+                resolved,
+                point.policy,
+                point.load,
+                case.seed,
+                runner,
+                repeat=repeat,
+                estimator=case.cost,
+                sentinel=sentinel,
             )
             run.save(folder / f"{number:02}-{repeat}.npz")
             if run.reason == INTERRUPTED:
                 typer.echo(f"interrupted. The live runs that were done are kept in {folder}.", err=True)
                 raise typer.Exit(INTERRUPTED_EXIT)
             runs[number].append(run)
+            why = void(run, case.cost)
+            counting[number] += not why
+            if why:
+                typer.echo(f"  does not count: {why}", err=True)
     return runs
 
 

@@ -10,7 +10,7 @@ from sim.provenance import as_json
 from sim.record import FINISHED, Records
 from sim.report.reading import load_text
 from sim.units import NS_PER_S
-from sim.validation import UNFIT, LiveRun, PointReport
+from sim.validation import DRIFT_FLAGGED, UNFIT, LiveRun, PointReport
 from sim.verdicts import Bounds, Verdict, all_steps, verdicts
 
 _NUMBERS = re.compile(r"\[\s*(-?\d+(?:,\s+-?\d+)*)\s*\]")
@@ -55,6 +55,12 @@ class Validation:
                 lines.append(f"{where}: THIS MACHINE IS UNFIT (limit ± {UNFIT:.0%}): {point.unfit}. Nothing is claimed")
             elif len(point.counted) == 1:
                 lines.append(f"{where}: one live run, so its spread is not known")
+            if point.drift is not None and abs(point.drift) > DRIFT_FLAGGED:
+                word = "slower" if point.drift > 0 else "faster"
+                lines.append(
+                    f"{where}: the machine was {abs(point.drift):.0%} {word} than when the profile was made; the"
+                    " prediction is moved by as much"
+                )
         return lines
 
 
@@ -85,6 +91,7 @@ def _point(point: PointReport) -> dict[str, Any]:
         "load": point.load,
         "share_of_saturation": point.share,
         "unfit": point.unfit,
+        "machine_drift": point.drift,
         "errors": [asdict(metric) | {"agrees": point.agrees(metric)} for metric in point.metrics],
         "load_equivalent": point.shifts,
         "steps": [asdict(row) for row in point.steps],
@@ -100,6 +107,7 @@ def _run(run: LiveRun) -> dict[str, Any]:
         "repeat": run.played.repeat,
         "end_ns": run.played.end_ns,
         "void": run.void,
+        "machine_drift": run.played.made.get("drift"),
         "first_step_that_differs": None if divergence is None else asdict(divergence),
     }
 

@@ -23,6 +23,7 @@ _SHOWN = {
 LEGEND = (
     "errors in %: simulated / live − 1, ± half the range of the live repeats"
     f" · = within {SPREADS}x that: agrees · ~ fewer than 20 observations beyond the percentile"
+    " · drift: machine now / when the profile was made − 1, predictions moved by it · steps: bias of step times"
     f" · load-eq.: load at which the simulation has the live mean E2E / the load − 1; >{100 * REACH:.0f}: beyond ±"
 )
 
@@ -58,8 +59,8 @@ def _parts(run: LiveRun) -> str:
 
 
 def error_grid(found: Validation) -> Grid:
-    """A row a point: the step-time bias, the errors that matter with the live spread, the load-equivalent error."""
-    grid = [["policy", "load", "step bias", *_SHOWN, "load-eq."]]
+    """A row a point: the machine's drift, the step-time bias, the errors that matter with the live spread, the load-equivalent error."""
+    grid = [["policy", "load", "drift", "steps", *_SHOWN, "load-eq."]]
     for point in found.points:
         steps = point.steps
         share = "" if point.share is None else f" {point.share:.0%}"
@@ -67,6 +68,7 @@ def error_grid(found: Validation) -> Grid:
             [
                 f"! {point.policy.name}" if point.unfit else point.policy.name,
                 f"{point.load:.4g}{share}",
+                DASH if point.drift is None else _short(point.drift),
                 _short(steps[-1].bias) if steps else DASH,
                 *(_cell(point, name) for name in _SHOWN.values()),
                 _shift(point, "e2e_mean_s"),

@@ -19,10 +19,10 @@ from sim.report.validation import Validation, to_json
 from sim.report.validation_plots import write_pictures
 from sim.report.validation_text import error_grid, markdown, report
 from sim.step_error import ALL, StepPairs
-from sim.validation import METRICS, MetricError, PointReport, judge, label_of
+from sim.validation import METRICS, MetricError, PointReport, judge, label_of, void
 from sim.validation_plan import parse_loads, parse_shares, plan, saturations, sort_saved
 from sim.verdicts import BOUNDS, verdicts
-from tests.unit.validation_samples import Sample, case, late, played, resolved
+from tests.unit.validation_samples import COST, Sample, case, late, played, resolved
 
 LOAD = 14.0
 
@@ -183,6 +183,25 @@ def test_runs_that_were_cut_or_whose_source_was_late_do_not_count() -> None:
     assert {verdict.met for verdict in validation(nothing).verdicts} == {None}
 
 
+def test_the_prediction_is_moved_by_what_the_machine_drifted() -> None:
+    """Runs 8 % slower on a machine seen to be 8 % slower have no error left, and the drift is said."""
+    runs = [replace(run := played("vllm", LOAD, 1.08), made=run.made | {"drift": [0.07, 0.09]})]
+    found = judge(case(), resolved().find("vllm"), LOAD, None, runs)
+    assert found.drift == pytest.approx(0.08)
+    assert abs(found.steps[-1].bias) < 1e-6
+    assert found.metric("e2e_mean_s").error == pytest.approx(0, abs=1e-3)
+    assert any("8% slower than when the profile was made" in line for line in validation(found).warnings())
+    unknown = judge(case(), resolved().find("vllm"), LOAD, None, [played("vllm", LOAD, 1.08)])
+    assert unknown.drift is None and unknown.steps[-1].bias == pytest.approx(1 / 1.08 - 1, abs=1e-6)
+
+
+def test_a_run_that_was_disturbed_for_a_while_does_not_count() -> None:
+    """Steps twice as long for a while void the run; all steps longer by as much are no disturbance."""
+    assert "its steps took 2.0 times as long" in void(played("vllm", LOAD, burst=range(200, 330)), COST)
+    assert void(played("vllm", LOAD, 2.0), COST) == ""
+    assert void(played("vllm", LOAD, burst=range(200, 210)), COST) == ""
+
+
 def test_a_machine_whose_runs_spread_too_far_is_unfit_and_judges_nothing() -> None:
     """Half a range above a tenth of mean TPOT is said loudly, and the point drops out of the verdicts."""
     found = point("continuous", 1.0, 1.5)
@@ -337,7 +356,7 @@ def test_a_policy_that_streams_nothing_has_no_pace_to_compare(tmp_path: Path) ->
     spec = resolved().find("static")
     silent = replace(spec, config=replace(spec.config, respond="batch_end"))
     found = validation(judge(case(), silent, LOAD, None, [whole]))
-    assert error_grid(found)[1][4] == "–"
+    assert error_grid(found)[1][5] == "–"
     assert write_pictures(found, tmp_path / "v")[0].stat().st_size > 10_000
 
 

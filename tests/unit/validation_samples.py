@@ -43,17 +43,23 @@ class Sample:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Slower:
-    """`cost` with every step longer by `factor`, and by up to `jitter` of itself more, step by step at random."""
+@dataclass
+class Distorted:
+    """`cost` with every step longer by `factor`, and by up to `jitter` of itself more, step by step at random.
+
+    The steps numbered in `burst` take twice as long."""
 
     cost: Linear
     factor: float
     jitter: float
     rng: np.random.Generator
+    burst: range
+    steps: int = 0
 
     def step_ns(self, batch: Batch) -> int:
-        return round(self.cost.step_ns(batch) * self.factor * (1 + self.jitter * self.rng.random()))
+        self.steps += 1
+        burst = 2 if self.steps in self.burst else 1
+        return round(self.cost.step_ns(batch) * self.factor * burst * (1 + self.jitter * self.rng.random()))
 
 
 @cache
@@ -70,12 +76,14 @@ def case(cost: Linear = COST) -> Case:
     return Case(resolved(), cost, blocks, seed=0)
 
 
-def played(policy: str, load: float, factor: float = 1.0, *, jitter: float = 0.0, repeat: int = 0) -> Sample:
-    """A run of the demo whose steps take `factor` times what COST says, and up to `jitter` more."""
+def played(
+    policy: str, load: float, factor: float = 1.0, *, jitter: float = 0.0, repeat: int = 0, burst: range = range(0)
+) -> Sample:
+    """A run of the demo whose steps take `factor` times what COST says, and up to `jitter` more; twice in a `burst`."""
     scenario, spec = resolved(), resolved().find(policy)
     workload = scenario.built_workload(load, 0)
     kv = CountingKV(case().num_blocks, scenario.block_size, scenario.num_swap_blocks)
-    cost = Slower(COST, factor, jitter, np.random.default_rng(repeat))
+    cost = Distorted(COST, factor, jitter, np.random.default_rng(repeat), burst)
     core = scenario.engine(spec, workload, kv, SimExecutor(cost, scenario.max_model_len), COST)
     run = live(core, workload, VirtualClock())
     records = core.recorder.records()
