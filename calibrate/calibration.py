@@ -143,8 +143,9 @@ class Run:
             runs=tuple(run_specs(self.limits, _ROUNDS[options.device], options.seed)),
             swap=runner.num_swap_blocks > 0,
         )
-        middle = [p for p in steps if p.block == "A"]
-        self.bench = Bench(runner, middle[len(middle) // 2], options.seed)
+        decodes = [p for p in steps if p.block == "A"]
+        short = [p for p in decodes if p.decode[0] == min(q.decode[0] for q in decodes)]  # fits into most pools
+        self.bench = Bench(runner, short[len(short) // 2], options.seed)
         self._before = {point: list(sample.rounds) for point, sample in raw.samples.items()}
         self._runs_before = raw.runs
         self._runs: list[tuple[float, EngineSteps]] = []

@@ -28,8 +28,12 @@ class Sentinel:
         found = profile.made.get("sentinel")
         return None if found is None else cls(Point.from_row(found["step"]), found["ns"])
 
-    def drift(self, runner: ModelRunner) -> float:
-        """The share by which the step takes longer now, negative where it is shorter. Overwrites the KV cache."""
+    def drift(self, runner: ModelRunner) -> list[float]:
+        """The share by which the step takes longer now, negative where it is shorter; none if the runner is too small
+        for it. Overwrites the KV cache."""
+        blocks = sum(-(-n // runner.block_size) for n in self.point.lengths())
+        if blocks > runner.num_blocks or len(self.point.decode) > runner.max_num_seqs:
+            return []
         inputs = StepInputs.synthetic(
             self.point.decode,
             self.point.chunks,
@@ -42,4 +46,4 @@ class Sentinel:
         runner.replay(3)
         least, most = _REPLAYS
         replays = min(max(math.ceil(_READING_S * 1e9 / self.ns), least), most)
-        return statistics.median(runner.replay(replays)) / self.ns - 1
+        return [statistics.median(runner.replay(replays)) / self.ns - 1]

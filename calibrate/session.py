@@ -134,11 +134,11 @@ def run_live(
     )
     core = resolved.engine(policy, workload, kv, executor, estimator)
     warm_up(runner)
-    drift = [] if sentinel is None else [sentinel.drift(runner)]
+    drift = [] if sentinel is None else sentinel.drift(runner)
     with settled_memory():
         run = live(core, workload, WallClock())
     if sentinel is not None and not run.reason:
-        drift.append(sentinel.drift(runner))
+        drift += sentinel.drift(runner)
     times = executor.times[: core.recorder.num_steps]
     return _result(
         core,

@@ -59,7 +59,7 @@ def _parts(run: LiveRun) -> str:
 
 
 def error_grid(found: Validation) -> Grid:
-    """A row a point: the machine's drift, the step-time bias, the errors that matter with the live spread, the load-equivalent error."""
+    """A row a point: drift, step-time bias, the errors that matter with the live spread, the load-equivalent error."""
     grid = [["policy", "load", "drift", "steps", *_SHOWN, "load-eq."]]
     for point in found.points:
         steps = point.steps
