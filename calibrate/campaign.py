@@ -1,4 +1,4 @@
-"""Everything a GPU machine should do in one lease, unattended, the most valuable first.
+"""Everything a GPU machine should do in one visit, unattended, the most valuable first.
 
     python -m calibrate.campaign --out DIR --minutes 9
 
@@ -6,7 +6,8 @@ Needs torch, numpy, pyyaml, typer and rich, nothing else. Stages: ceilings of th
 the profile of the plan's model; live runs at shares of saturation; the profile of a second model. What a stage found
 is in DIR as soon as it ends, and DIR/campaign.json says how each ended. Called again with the same DIR it goes on where
 it stopped: what is done is kept; what failed, was cut or is void is tried again. The exit code is 0 when all is done,
-1 when something is left, 2 when it cannot run here, 130 after Ctrl-C.
+1 when something is left, 2 when it cannot run here, 130 after Ctrl-C. A profile that lacks nothing but rounds serves
+as it is: later calls complete it after their live runs. On CUDA the report says which speeds are as they should be.
 
 On any machine `batchsim validate SCENARIO --set cost=DIR/profile-MODEL.json --from DIR/SCENARIO` judges the live runs.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -23,7 +25,9 @@ from typing import Annotated, Any
 import typer
 
 from calibrate.campaign_plan import SHIPPED, Known, Plan, Stage, profile_name
+from calibrate.targets import line, targets
 from calibrate.worker import CUT, DONE, FAILED, Reply, Worker
+from sim.cost.profile import load_profile
 from sim.errors import BatchsimError, CalibrationError
 
 _FORMAT = "batchsim-campaign 1"
@@ -32,6 +36,7 @@ _LAST_S = 8.0  # kept for a profile's last fit
 _BEGIN_S = 20.0  # what a new process is expected to take until its model stands
 _START_S = 120.0  # in which it has to say that it is there
 _GIVE_UP = 2  # stages in a row that did not end well, after which the rest of their group is left for another call
+_FEWEST_ROUNDS = 2  # of a profile that live runs can do with
 _PARTIAL, _VOID, _NOT_RUN = "partial", "void", "not run"
 
 
@@ -75,7 +80,7 @@ class Campaign:
     def run(self) -> None:
         """All stages in order; one that fails is noted and the next is tried. CalibrationError on another machine."""
         try:
-            for stage in self.plan.stages():
+            for stage in self.stages():
                 if self._record(stage).get("state") == DONE:
                     continue
                 if stage.group != self._group:
@@ -90,8 +95,15 @@ class Campaign:
         finally:
             self._leave()
 
+    def stages(self) -> list[Stage]:
+        """The plan's stages in the order of this call: a profile that will do is completed after the live runs."""
+        stages = self.plan.stages()
+        late = [s for s in stages if s.model == self.plan.model and _good_enough(self._record(s))]
+        second = [s for s in stages if s.model not in ("", self.plan.model)]
+        return [s for s in stages if s not in late + second] + late + second
+
     def report(self) -> str:
-        """A line a stage: how it ended, in which call, how long it took, what it found in short."""
+        """A line a stage: how it ended, in which call, how long it took, what it found in short; then the targets."""
         lines = []
         for stage in self.plan.stages():
             record = self._record(stage) or {"state": _NOT_RUN, "seconds": 0.0}
@@ -100,9 +112,11 @@ class Campaign:
             lines.append(
                 f"{stage.name:<32} {record['state']:<8} {call:<7} {record['seconds']:>6.1f} s  {found}".rstrip()
             )
-        done = sum(self._record(stage).get("state") == DONE for stage in self.plan.stages())
+        lines += [line(row) for row in self.state.get("targets", ())]
+        stages = self.plan.stages()
+        done = sum(self._record(stage).get("state") == DONE for stage in stages)
         last = "" if self.is_done else " The same command goes on."
-        return "\n".join([*lines, f"{done} of {len(lines)} stages done.{last}"])
+        return "\n".join([*lines, f"{done} of {len(stages)} stages done.{last}"])
 
     @property
     def is_done(self) -> bool:
@@ -199,7 +213,16 @@ class Campaign:
             self.state["saturation_rps"][_served(stage)] = found["saturation_rps"]
             if self.plan.scenarios[stage.point.scenario].num_blocks is None:
                 self.state["num_blocks"] = found["num_blocks"]
+        if stage.point is None:
+            self._hold_against_targets()
         self._save()
+
+    def _hold_against_targets(self) -> None:
+        """Notes what the profile and the ceilings say of the executor's speed; nothing without either or a GPU."""
+        ceilings = self.state["stages"].get("probe", {}).get("result")
+        profile = self.out / f"{profile_name(self.plan.model)}.json"
+        if self.device == "cuda" and ceilings and profile.is_file():
+            self.state["targets"] = targets(load_profile(profile), ceilings)
 
     def _leave(self) -> None:
         """Ends the process, and with it whatever it holds of the device."""
@@ -218,6 +241,13 @@ class Campaign:
 
 class _NoWorkerError(Exception):
     """A process for the stage did not start, though one did before."""
+
+
+def _good_enough(record: dict[str, Any]) -> bool:
+    """Whether a stage left a profile that lacks only rounds, and has had enough of them."""
+    lacking = [m for m in record.get("result", {}).get("missing", ()) if m.startswith(("block", "rounds"))]
+    rounds = re.match(r"rounds: (\d+) of", lacking[0]) if len(lacking) == 1 else None
+    return rounds is not None and int(rounds[1]) >= _FEWEST_ROUNDS
 
 
 def _served(stage: Stage) -> str:

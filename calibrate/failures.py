@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,12 +15,22 @@ _NO_MEMORY = ("allocate memory", "not enough memory")  # what the CPU's allocato
 
 @contextmanager
 def device_errors(what: str) -> Iterator[None]:
-    """ExecutorError for what torch raises when the device fails; `what` was being done."""
+    """ExecutorError for what torch and Triton raise when the device fails; `what` was being done."""
     try:
         yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one of them
+    except Exception as error:
+        if not isinstance(error, RuntimeError) and not _is_tritons(error):  # torch.OutOfMemoryError is a RuntimeError
+            raise
         text = (str(error).splitlines() or [type(error).__name__])[0]
+        if not isinstance(error, RuntimeError):  # Triton says where in a kernel it failed before it says why
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY):
             message = f"{what}: out of memory: {text} Use fewer KV blocks or smaller steps."
             raise ExecutorError(message, "out_of_memory") from error
         raise ExecutorError(f"{what}: the device failed: {text}", "step_failed") from error
+
+
+def _is_tritons(error: Exception) -> bool:
+    """Whether Triton could not compile or launch a kernel. Who never imported it has no such error."""
+    triton = sys.modules.get("triton.errors")
+    return triton is not None and isinstance(error, triton.TritonError)

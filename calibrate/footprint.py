@@ -15,7 +15,7 @@ GB = 1e9
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """The largest step a runner takes: sequences (padding rows too), tokens, and tokens of one sequence."""
 
     max_num_seqs: int
@@ -23,7 +23,7 @@ class Limits:
     max_model_len: int
 
 
-def check_limits(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> None:
+def check_limits(spec: ModelSpec, limits: StepLimits, num_blocks: int, block_size: int) -> None:
     """CalibrationError for a count below 1, or sequences longer than the model was made for."""
     counts = {"num_blocks": num_blocks, "block_size": block_size} | vars(limits)
     for name, count in counts.items():

@@ -50,10 +50,22 @@ class TextPrompts:
             lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise ScenarioError(f"{texts}: cannot be read as text: {error}. Give one prompt a line.") from None
-        tokenizer = Tokenizer.from_file(str(file))
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing more special
+            raise ScenarioError(f"{file}: is no tokenizer: {error}. Download it again.") from None
         self._lines = [np.array(e.ids, dtype=np.int64) for e in tokenizer.encode_batch(lines) if e.ids]
         if not self._lines:
             raise ScenarioError(f"{texts}: holds no text. Give one prompt a line.")
+        self._largest = max(int(line.max()) for line in self._lines)
+        self._tokenizer = file
+
+    def check(self, vocab_size: int) -> None:
+        """ScenarioError if a token of the prompts is none of the model's."""
+        if self._largest >= vocab_size:
+            raise ScenarioError(
+                f"{self._tokenizer}: makes token {self._largest}, the model has {vocab_size}. Give the model's own."
+            )
 
     def ids(self, request: Request) -> NDArray[np.int64]:
         """`request.prompt_tokens` ids."""

@@ -164,5 +164,6 @@ def _answers(
         PolicyContext(kv, _MAX_MODEL_LEN),
     )
     core = EngineCore(scheduler, executor, Recorder(), max_model_len=_MAX_MODEL_LEN)
-    live(core, _All(), VirtualClock())
+    if error := live(core, _All(), VirtualClock()).error:
+        raise error
     return executor.answers, int(core.recorder.records().requests["num_preemptions"].sum())

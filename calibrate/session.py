@@ -22,6 +22,7 @@ from sim.core import EngineCore, SimExecutor
 from sim.errors import CalibrationError, ScenarioError
 from sim.kv import CountingKV, TableKV
 from sim.live import INTERRUPTED, VirtualClock, WallClock, live
+from sim.plain import to_plain
 from sim.record import Records
 from sim.types import CostModel, StepEstimator
 from sim.workload.build import BuiltWorkload
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from sim.resolved import Resolved, ResolvedPolicy
 
 FORMAT = "batchsim-live"
-VERSION = 1
+VERSION = 2
+EXECUTOR = "batchsim"
+"""Of every live run, and of every profile that was measured here."""
 
 Int = NDArray[np.int64]
 
@@ -47,7 +50,8 @@ class LiveResult:
 
     `kernel_ns` and `host_ns` have an entry a step, none where a cost predicted the steps. `rested` are the steps before
     which nothing was to be run. `window_ns` is (end of warm-up, end of arrivals), `num_offered` what the workload
-    offered in all, None where that is open. `reason` is "" unless the run was cut. `made` says on what it ran.
+    offered in all, None where that is open. `reason` is "" unless the run was cut; `error` is what cut it, which is not
+    saved. `made` says on what it ran.
     """
 
     policy: str
@@ -65,6 +69,7 @@ class LiveResult:
     reason: str
     num_blocks: int
     made: dict[str, Any]
+    error: Exception | None = None
 
     def save(self, path: Path) -> None:
         """Writes all of it to `path`, whole or not at all."""
@@ -119,19 +124,19 @@ def run_live(
 ) -> LiveResult:
     """Replays one point in real time on the model of `runner`; greedy and on random prompts unless told otherwise.
 
-    KV memory is what the scenario states, else all that the runner has. A run that Ctrl-C or the device cuts returns as
-    well, with its `reason`. With a `sentinel`, how far the machine drifted before and after the run is in `made`.
-    ScenarioError if the runner's model is another one or its memory too small.
+    KV memory is what the scenario states, else all that the runner has. A run that was cut, by Ctrl-C or by any error,
+    returns as well, with its `reason`. With a `sentinel`, how far the machine drifted before and after the run is in
+    `made`. ScenarioError if the runner's model is another one or its memory too small.
     """
     from calibrate.executor import TorchExecutor
     from calibrate.sampling import GREEDY
 
+    sampling = sampling or GREEDY
     _check_runner(resolved, runner)
+    made = made_on(runner) | _made_of(resolved, policy, sampling)
     workload = resolved.built_workload(load, seed)
     kv = TableKV(resolved.num_blocks or runner.num_blocks, resolved.block_size, resolved.num_swap_blocks)
-    executor = TorchExecutor(
-        runner, kv, max_model_len=resolved.max_model_len, sampling=sampling or GREEDY, prompts=prompts
-    )
+    executor = TorchExecutor(runner, kv, max_model_len=resolved.max_model_len, sampling=sampling, prompts=prompts)
     core = resolved.engine(policy, workload, kv, executor, estimator)
     warm_up(runner)
     drift = [] if sentinel is None else sentinel.drift(runner)
@@ -149,7 +154,8 @@ def run_live(
         rested=np.array(run.rested, np.int64),
         end_ns=run.end_ns,
         reason=run.reason,
-        made=made_on(runner) | ({"drift": drift} if drift else {}),
+        error=run.error,
+        made=made | ({"drift": drift} if drift else {}),
     )
 
 
@@ -178,6 +184,7 @@ def predict(
         rested=np.array(run.rested, np.int64),
         end_ns=run.end_ns,
         reason=run.reason,
+        error=run.error,
         made={"device": "none: predicted"},
     )
 
@@ -257,14 +264,34 @@ def made_on(runner: ModelRunner) -> dict[str, Any]:
 
     return identity(runner.device.type) | {
         "device": runner.device.type,
+        "executor": EXECUTOR,
+        "model": to_plain(runner.spec),
+        "block_size": runner.block_size,
         "weights": runner.weights,
         "backend": runner.backend.name,
         "graphs": bool(runner.graph_buckets),
     }
 
 
+def _made_of(resolved: Resolved, policy: ResolvedPolicy, sampling: Sampling) -> dict[str, Any]:
+    """What a run was asked for, as JSON values. ScenarioError if the policy's knobs have no plain form."""
+    try:
+        knobs = to_plain(policy)
+    except TypeError as error:
+        raise ScenarioError(f"{policy.name}: cannot be written as JSON: {error}. Use plain knobs.") from None
+    return {
+        "knobs": knobs,
+        "num_swap_blocks": resolved.num_swap_blocks,
+        "max_model_len": resolved.max_model_len,
+        "sampling": to_plain(sampling),
+    }
+
+
 def check_machine(profile: Profile, device: str) -> None:
-    """CalibrationError if `profile` is of another machine than this one's `device`."""
+    """CalibrationError if `profile` is of another machine than this one's `device`.
+
+    An imported one is of another executor anywhere; it only has to be of this GPU.
+    """
     from calibrate.identity import catalog_gpu, identity
 
     ours = identity(device)["hardware"]
@@ -281,6 +308,22 @@ def check_machine(profile: Profile, device: str) -> None:
             f"profile {profile.name} is of {of}, this is {ours.get('gpu') or ours['cpu']}. Calibrate here: batchsim"
             f" calibrate --model {profile.model.name} --device {device} -o PROFILE.json, then --set cost=PROFILE.json."
         )
+
+
+def graphs_of(profile: Profile, device: str, asked: bool | None = None) -> bool | None:
+    """Whether a runner needs CUDA graphs to run as `profile` was measured; None: as `build_runner` has it by default.
+
+    CalibrationError if something else was `asked`.
+    """
+    measured = profile.made.get("options", {}).get("graphs") if profile.origin == "measured" else None
+    if device != "cuda" or measured is None:
+        return False if asked is False else None
+    if asked is not None and asked != measured:
+        had, option = ("with", "--graphs") if measured else ("without", "--no-graphs")
+        raise CalibrationError(
+            f"profile {profile.name} was measured {had} CUDA graphs. Run with {option}, or calibrate again."
+        )
+    return measured
 
 
 def _check_runner(resolved: Resolved, runner: ModelRunner) -> None:

@@ -17,7 +17,7 @@ from calibrate.probe import probe
 from calibrate.runner import ModelRunner, build_runner
 from calibrate.selfcheck import selfcheck
 from calibrate.sentinel import Sentinel
-from calibrate.session import predict, run_live
+from calibrate.session import graphs_of, predict, run_live
 from sim.cost.calibrated import Calibrated
 from sim.cost.profile import Profile, load_profile
 from sim.errors import CalibrationError, ExecutorError
@@ -71,8 +71,8 @@ class Stages:
         live.save(folder / f"{point.name}.npz")
         if live.reason == INTERRUPTED:
             raise KeyboardInterrupt
-        if live.reason:
-            raise ExecutorError(live.records.details.get(live.reason, "the run was cut"), live.reason)
+        if live.error is not None:
+            raise live.error
         predicted = predict(resolved, policy, load, 0, cost, num_blocks=num_blocks)
         measured_s, predicted_s = (float(run.records.steps["duration_ns"].sum()) / 1e9 for run in (live, predicted))
         return {
@@ -120,7 +120,7 @@ class Stages:
             max_num_seqs=limits.max_seqs,
             max_num_batched_tokens=limits.max_tokens,
             max_model_len=limits.max_context,
-            graphs=options.graphs and self.device == "cuda",
+            graphs=graphs_of(profile, self.device),
             seed=options.seed,
         )
 

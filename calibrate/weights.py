@@ -17,6 +17,7 @@ from torch import Tensor
 from calibrate.architecture import Architecture
 from sim.errors import CalibrationError
 
+_FLOATS = ("BF16", "F16", "F32")  # dtypes of tensors as safetensors names them
 STD = 0.02
 """Of random weights; the `initializer_range` that the families' configs share."""
 
@@ -140,6 +141,11 @@ def _check_names(architecture: Architecture, files: dict[str, Any], folder: Path
             raise CalibrationError(
                 f"{folder}: {name} is {list(found)}, its config.json says {list(shape)}."
                 " Give the config.json of these weights."
+            )
+        dtype = files[name].get_slice(name).get_dtype()
+        if dtype not in _FLOATS:
+            raise CalibrationError(
+                f"{folder}: {name} is {dtype}; known are {', '.join(_FLOATS)}. Give a checkpoint without quantisation."
             )
     # A tied head may be stored all the same; inverse frequencies are derived, not learnt.
     for name in files:

@@ -113,7 +113,7 @@ def _run(stages: Stages, stage: Stage, minutes: float, known: Known) -> Reply:
         return Reply(DONE, json.loads(json.dumps(stages.run(stage, minutes, known))))
     except KeyboardInterrupt:
         return Reply(CUT, {}, "interrupted", lost=True)
-    except Exception as error:  # the machine is lent: whatever fails, the next stage is worth trying
+    except Exception as error:  # whatever fails, the next stage is worth trying
         return _failure(error)
 
 

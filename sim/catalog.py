@@ -158,6 +158,8 @@ def load_model(name_or_path: str) -> ModelSpec:
     path = Path(name_or_path)
     if path.is_dir():
         path /= "config.json"
+        if not path.is_file():
+            raise ScenarioError(f"model: {path}: no such file. Give the folder of a Hugging Face model, or a name.")
     try:
         config: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

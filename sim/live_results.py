@@ -14,40 +14,28 @@ from typing import Any, Protocol
 from sim.cost import Calibrated
 from sim.errors import ScenarioError
 from sim.keep import keep_point, keep_run, measured_at, point_inputs
-from sim.live import lag_verdict
+from sim.live import lag_verdict, sent_lags_ns, tail_ns
 from sim.model import KvBudget
 from sim.point import Run, Setup
 from sim.provenance import identity, short_hash
-from sim.record import Records
 from sim.results import POINTS, Results
 from sim.scenario import Point
 from sim.units import NS_PER_S, format_duration
+from sim.validation import Played
 
 RAW = "raw"
 
 
-class Played(Protocol):
-    """A live run, as `calibrate.session` leaves it."""
+class Kept(Played, Protocol):
+    """A live run as `calibrate.session` leaves it, which can be saved."""
 
     @property
-    def records(self) -> Records: ...
-    @property
-    def end_ns(self) -> int: ...
-    @property
     def window_ns(self) -> tuple[int, int]: ...
-    @property
-    def streams(self) -> bool: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def made(self) -> dict[str, Any]: ...
 
     def save(self, path: Path) -> None: ...
 
 
-def keep_live(setup: Setup, point: Point, played: Played, out: Path) -> Results:
+def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
     """Writes the raw run, its tables and metrics, and a manifest whose `live` says how it went; reads them again.
 
     `live` holds device, weights, software, the reason of a cut run, the lag and, in `void`, why it does not count, ""
@@ -62,7 +50,8 @@ def keep_live(setup: Setup, point: Point, played: Played, out: Path) -> Results:
         workload = setup.workload(point.load, point.seed)
         run = Run(point, workload, played.records, played.streams, played.end_ns, _window_ns(played))
         inputs = point_inputs(setup, run)
-        if not isinstance(setup.cost, Calibrated):  # a cost that was not measured here explains nothing of these steps
+        if not (isinstance(setup.cost, Calibrated) and setup.cost.profile.origin == "measured"):
+            # A cost of another executor explains nothing of these steps.
             inputs = replace(inputs, cost_terms=None, peak_flops=None, memory_bandwidth=None)
         result = keep_point(setup, run, inputs, home / POINTS / name)
         facts = {
@@ -100,7 +89,7 @@ def _only(setup: Setup, point: Point, num_blocks: int) -> Setup:
     return replace(setup, scenario=replace(scenario, file=file, specs=(point.spec,), loads=(point.load,)), kv=kv)
 
 
-def _window_ns(played: Played) -> tuple[int, int]:
+def _window_ns(played: Kept) -> tuple[int, int]:
     """The arrival window; of a run that was cut, up to the cut, since nothing can be said of the time after it."""
     start_ns, end_ns = played.window_ns
     return (start_ns, min(end_ns, played.end_ns) if played.reason and played.end_ns > start_ns else end_ns)
@@ -119,10 +108,9 @@ def _heading(setup: Setup, made: dict[str, Any]) -> str:
     return f"{setup.scenario.name} · {model.name} {dtype} · {on}, {weights} · measured at: {measured_at(setup)}"
 
 
-def _live_facts(played: Played, point: Point) -> dict[str, Any]:
-    requests = played.records.requests
-    sent = requests[requests["ended_ns"] >= requests["arrival_ns"]]
-    lags = sorted(int(ns) for ns in sent["lag_ns"]) or [0]
+def _live_facts(played: Kept, point: Point) -> dict[str, Any]:
+    lags_ns = sent_lags_ns(played.records)
+    num_sent, lags_ns = len(lags_ns), lags_ns or [0]
     return {
         "policy": point.spec.name,
         "load": point.load,
@@ -131,10 +119,10 @@ def _live_facts(played: Played, point: Point) -> dict[str, Any]:
         "void": lag_verdict(played.records),
         "end_ns": played.end_ns,
         "lag_ns": {
-            "mean": sum(lags) / len(lags),
-            "p99": lags[-(-99 * len(lags) // 100) - 1],
-            "max": lags[-1],
-            "requests": len(sent),
+            "mean": sum(lags_ns) / len(lags_ns),
+            "p99": tail_ns(lags_ns),
+            "max": lags_ns[-1],
+            "requests": num_sent,
         },
         **played.made,
     }

@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from heapq import heappop, heappush
+from math import inf
 from typing import Protocol
 
 from sim.core import EngineCore
@@ -65,17 +66,25 @@ class Inbox(Protocol):
 
 
 class Traffic:
-    """A workload's arrivals in time order: those known in advance and those that responses cause."""
+    """A workload's arrivals in time order: those known in advance and those that responses cause.
+
+    `failure` is what the workload raised: it is not asked any more, and what it gave before can still be submitted.
+    """
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._known = workload.arrivals()
         self._ahead: list[tuple[int, int, Arrival]] = []
+        self.failure: Exception | None = None
         self._pull()
 
     def _pull(self) -> None:
         """Keeps the next arrival known in advance among those ahead."""
-        arrival = next(self._known, None)
+        try:
+            arrival = None if self.failure else next(self._known, None)
+        except Exception as error:
+            self.failure = error
+            raise
         self._last_known = None if arrival is None else arrival.request.id
         if arrival is not None:
             self._push(arrival)
@@ -92,17 +101,30 @@ class Traffic:
         """Tells the clients what was answered; their next requests lie ahead."""
         answered, core.responses = core.responses, []
         for request in answered:
-            following = self._workload.responded(request, now_ns)
+            try:
+                following = self._workload.responded(request, now_ns)
+            except Exception as error:
+                self.failure = error
+                raise
             if following is not None:
                 self._push(following)
+
+    def submit_rest(self, inbox: Inbox) -> None:
+        """Submits every arrival that can still be had."""
+        try:
+            self.submit_due(inbox, inf)
+        except Exception:
+            if self.failure is None:
+                raise
+            self.submit_due(inbox, inf)  # those that responses have caused
 
     def submit_due(self, inbox: Inbox, now_ns: float) -> None:
         """Submits every arrival at or before `now_ns`."""
         while self._ahead and self._ahead[0][0] <= now_ns:
             arrival = heappop(self._ahead)[2]
+            inbox.submit(arrival)
             if arrival.request.id == self._last_known:
                 self._pull()
-            inbox.submit(arrival)
 
 
 class Inline:
@@ -120,6 +142,11 @@ class Inline:
         return now_ns
 
     @property
+    def failure(self) -> Exception | None:
+        """What broke the load source."""
+        return self._traffic.failure
+
+    @property
     def is_over(self) -> bool:
         """Whether no arrival will come unless something is answered."""
         return self._traffic.next_ns is None
@@ -134,7 +161,7 @@ class Inline:
 
     def submit_rest(self, core: EngineCore) -> None:
         """Submits all that has not been sent."""
-        self._traffic.submit_due(core, float("inf"))
+        self._traffic.submit_rest(core)
 
 
 class LoadThread:
@@ -147,7 +174,7 @@ class LoadThread:
         self._traffic = Traffic(workload)
         self._clock = clock
         self._sent: list[Arrival] = []
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._stopped = False
         self._changed = threading.Condition()
         self._switch_s = sys.getswitchinterval()
@@ -165,10 +192,15 @@ class LoadThread:
                     if left_ns is None or left_ns > 0:
                         self._changed.notify_all()
                         self._changed.wait(None if left_ns is None else left_ns / 1e9)
-        except BaseException as error:  # raised where the engine runs
+        except Exception as error:  # raised where the engine runs
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+
+    @property
+    def failure(self) -> Exception | None:
+        """What broke the load source, in either thread."""
+        return self._failure or self._traffic.failure
 
     def submit(self, arrival: Arrival) -> None:
         """Notes that `arrival` is sent now."""
@@ -218,4 +250,4 @@ class LoadThread:
         """Submits all that has not been taken or sent. After `stop`."""
         for arrival in self._sent:
             core.submit(arrival)
-        self._traffic.submit_due(core, float("inf"))
+        self._traffic.submit_rest(core)

@@ -12,14 +12,15 @@ from sim.resolved import Resolved
 from sim.units import NS_PER_S
 from sim.workload.config import AllAtOnce, TraceLengths
 
-REQUESTS = 1000
-"""Requests in the overloaded run: many times what any batch holds."""
+REQUESTS, BATCHES = 1000, 10
+"""Of the overloaded run: at least that many requests, and that many times what the largest batch holds."""
 
 _FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains the batch is left out
 
 
-def overloaded(resolved: Resolved, requests: int = REQUESTS) -> Resolved:
+def overloaded(resolved: Resolved) -> Resolved:
     """`resolved` with requests of the same lengths and classes, all there at the start, and nobody giving up."""
+    slots = [slots for policy in resolved.policies if (slots := getattr(policy.config, "max_num_seqs", None))]
     workload = resolved.workload
     classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
     lengths = TraceLengths() if workload.lengths is None and workload.trace is not None else workload.lengths
@@ -30,7 +31,7 @@ def overloaded(resolved: Resolved, requests: int = REQUESTS) -> Resolved:
         lengths=lengths,
         trace=trace,
         classes=classes,
-        requests=requests,
+        requests=max(REQUESTS, BATCHES * max(slots, default=0)),
         duration=None,
         warmup=0,
         drain=None,

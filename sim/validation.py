@@ -2,15 +2,16 @@
 
 A point is one policy at one load. Its live runs are repeated; `spread` is half the range of a figure over the repeats,
 as a share of their mean, and an error within SPREADS times the spread counts as agreement. Runs that were cut, whose
-load source came late, or that something else on the machine disturbed are left out, and said. On a machine whose spread
-is above UNFIT no claim is made. Where the machine runs slower or faster than when the cost was measured (a step of the
-profile is timed again beside every run), the prediction is moved by as much, and that is said.
+load source came late, or that something else on the machine disturbed are left out, and said. No claim is made where
+the spread is above UNFIT, where more than half of the runs are left out, or where the machine is slower or faster than
+when the cost was measured by more than UNFIT_DRIFT (a step of the profile is timed again beside every run). The
+prediction is never moved by that drift; the step bias that an unmoved machine would have had is said beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 
 from sim.core import SimExecutor
 from sim.cost import Cost
-from sim.cost.slower import Slower
 from sim.divergence import Divergence, first_divergence
 from sim.inputs import PointInputs
 from sim.kv import CountingKV
 from sim.live import lag_verdict
 from sim.load_shift import load_shifts
 from sim.metrics import Measured, measure
+from sim.periods import periods_ns
 from sim.record import Records
 from sim.resolved import Resolved, ResolvedPolicy
 from sim.saturation import overloaded, saturation_rps
@@ -36,17 +37,17 @@ from sim.workload.config import ClosedLoop
 from sim.workload.open_loop import OpenWorkload
 
 SPREADS = 2
-DRIFT_CORRECTED, DRIFT_FLAGGED = 0.01, 0.05
-"""Drift of the machine above which predictions are moved, and above which a warning says so. Source: the measurement
-protocol of calibrations, which treats their own drift alike."""
+UNFIT = 0.10
+"""The largest spread of mean TPOT and mean E2E at which anything can be said."""
+
+UNFIT_DRIFT = 0.05
+"""The largest drift of the machine since its calibration. Source: calibrations flag their own drift from there on."""
 
 DISTURBED_SHARE, DISTURBED_FACTOR = 0.10, 1.25
-"""A run is void if for this share of its time steps took that many times what the rest of it makes them take."""
+"""A run is void if for this share of its time steps took that many times what is usual in it."""
 
 _WINDOW_NS = 250e6  # of busy time, in which a disturbance is looked for
 _FEWEST_WINDOWS = 4
-UNFIT = 0.10
-"""The largest spread of mean TPOT and mean E2E at which anything can be said."""
 
 _ROUNDING = 1e-9  # of the mean of equal figures
 
@@ -107,15 +108,9 @@ class Case:
     """What all points of a validation share: the scenario, the cost model that predicts, the KV blocks, the seed."""
 
     resolved: Resolved
-    cost: Cost | Slower
+    cost: Cost
     num_blocks: int
     seed: int
-
-    def drifted(self, drift: float | None) -> Case:
-        """The same on a machine that is slower by `drift`; as it is where that is not known or too little to tell."""
-        if drift is None or abs(drift) <= DRIFT_CORRECTED:
-            return self
-        return replace(self, cost=Slower(self.cost, 1 + drift))
 
     def simulate(self, policy: ResolvedPolicy, load: float) -> Simulated:
         """One point in simulated time."""
@@ -196,7 +191,7 @@ class PointReport:
     """One policy at one load, judged. `share` is that of the policy's saturation, None where that is not known.
 
     `shifts` are load-equivalent errors by figure, empty where the load axis is not a rate. `drift`: how much slower the
-    machine was than when the cost was measured, None where that is not known; the simulation is of that machine.
+    machine was than when the cost was measured, None where that is not known.
     """
 
     policy: ResolvedPolicy
@@ -219,6 +214,16 @@ class PointReport:
         """Step-time errors by region, all steps last; none without a live run that counts."""
         return [] if self.pairs is None else self.pairs.errors()
 
+    @property
+    def bias(self) -> float | None:
+        """Signed bias of all step times; None without a live run that counts."""
+        return self.steps[-1].bias if self.pairs is not None else None
+
+    @property
+    def bias_at_par(self) -> float | None:
+        """`bias` had the machine not drifted; None where either is not known."""
+        return None if self.bias is None or self.drift is None else (1 + self.bias) * (1 + self.drift) - 1
+
     def metric(self, name: str) -> MetricError:
         return next(metric for metric in self.metrics if metric.name == name)
 
@@ -229,19 +234,28 @@ class PointReport:
     @property
     def unfit(self) -> str:
         """Why this machine cannot be judged on at this point; "" if it can, or if nothing tells (one run)."""
+        found: list[str] = []
+        if 2 * len(self.counted) < len(self.runs):
+            found.append("more than half of the live runs do not count")
+        if self.drift is not None and abs(self.drift) > UNFIT_DRIFT:
+            word = "slower" if self.drift > 0 else "faster"
+            found.append(
+                f"the machine was {abs(self.drift):.1%} {word} than when the profile was made (limit"
+                f" {UNFIT_DRIFT:.0%}): calibrate again"
+            )
         for metric in (self.metric("tpot_mean_s"), self.metric("e2e_mean_s")):
             if metric.spread is not None and metric.spread > UNFIT:
-                return f"live runs spread by ± {metric.spread:.0%} in {label_of(metric.name)}"
-        return ""
+                spread = f"± {metric.spread:.0%} (limit {UNFIT:.0%})"
+                found.append(f"live runs spread by {spread} in {label_of(metric.name)}")
+        return "; ".join(found)
 
 
 def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, lives: Sequence[Played]) -> PointReport:
     """Compares the live runs of a point, which served its requests, with its simulation."""
-    voids = [void(live, case.cost) for live in lives]
+    voids = [void(live) for live in lives]
     counted = [live for live, why in zip(lives, voids, strict=True) if not why]
     drifts = [drift for live in counted if (drift := drift_of(live)) is not None]
     drift = float(np.mean(drifts)) if drifts else None
-    case = case.drifted(drift)
     simulated = case.simulate(policy, load)
     runs = tuple(
         LiveRun(live, why, None if live.reason else first_divergence(simulated.records, live.records))
@@ -266,31 +280,32 @@ def drift_of(live: Played) -> float | None:
     return float(np.mean(readings)) if readings else None
 
 
-def void(live: Played, cost: Cost | Slower) -> str:
-    """Why a run does not count; "" if it does."""
+def void(live: Played) -> str:
+    """Why a run does not count; "" if it does. No cost has a say in it."""
     if live.reason:
         return f"cut: {live.reason}"
-    return lag_verdict(live.records) or _disturbance(live, cost)
+    return lag_verdict(live.records) or _disturbance(live)
 
 
-def _disturbance(live: Played, cost: Cost | Slower) -> str:
+def _disturbance(live: Played) -> str:
     """What something else on the machine did to a run, told by the run itself: whether for a while its steps took much
-    longer than in the rest of it. How well `cost` predicts them on the whole does not matter."""
-    pairs = StepPairs.of(live.records.steps, live.rested.tolist(), live.kernel_ns, cost)
-    window = (np.cumsum(pairs.measured) / _WINDOW_NS).astype(np.int64)
-    measured, predicted = (np.bincount(window, weights=part) for part in (pairs.measured, pairs.predicted))
-    there = predicted > 0
-    if there.sum() < _FEWEST_WINDOWS:
+    longer than its usual step of as many rows. Asked of steps that only decode; a second of them tells the least."""
+    steps = live.records.steps
+    plain = (steps["num_chunks"] == 0) & (steps["swap_blocks"] == 0)
+    periods = periods_ns(steps, live.rested.tolist())[plain]
+    group = np.unique((steps["num_decode"] + steps["pad_decode_rows"])[plain], return_inverse=True)[1]
+    medians = np.array([np.median(periods[group == code]) for code in range(group.max(initial=-1) + 1)])
+    window = np.unique((np.cumsum(periods) / _WINDOW_NS).astype(np.int64), return_inverse=True)[1]
+    if window.max(initial=-1) + 1 < _FEWEST_WINDOWS:
         return ""
-    ratio = measured[there] / predicted[there]
-    slow = ratio > DISTURBED_FACTOR * np.median(ratio)
-    slow_ns, busy_ns = float(measured[there][slow].sum()), float(measured.sum())
+    taken, usual = (np.bincount(window, weights=part) for part in (periods, medians[group]))
+    slow = taken > DISTURBED_FACTOR * usual
+    slow_ns, busy_ns = float(taken[slow].sum()), float(taken.sum())
     if slow_ns <= DISTURBED_SHARE * busy_ns:
         return ""
-    times = float(np.median(ratio[slow]) / np.median(ratio))
     return (
-        f"disturbed: for {format_duration(round(slow_ns))} of {format_duration(round(busy_ns))} its steps took"
-        f" {times:.1f} times as long as in the rest of the run. Something else used the machine"
+        f"disturbed: for {format_duration(round(slow_ns))} of {format_duration(round(busy_ns))} of decoding its steps"
+        f" took {slow_ns / usual[slow].sum():.1f} times as long as is usual in it. Something else used the machine"
     )
 
 

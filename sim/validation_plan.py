@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from sim.cost import Calibrated, Cost
 from sim.errors import ScenarioError
+from sim.plain import to_plain
 from sim.resolved import ResolvedPolicy
 from sim.validation import Case, Played, served
 
@@ -43,6 +46,15 @@ def parse_loads(text: str) -> list[float]:
     except ValueError:
         raise ScenarioError(f"--loads {text}: not loads. Write numbers above 0, like 2,4.") from None
     return loads
+
+
+def check_profile(cost: Cost) -> None:
+    """ScenarioError for a profile of another executor: what it misses by would not be the simulator's error."""
+    if isinstance(cost, Calibrated) and cost.profile.origin != "measured":
+        raise ScenarioError(
+            f"profile {cost.profile.name} is of {cost.profile.executor}, live runs are of our own executor: the error"
+            " would not be the simulator's. Give a profile of batchsim calibrate, with --set cost=PROFILE.json."
+        )
 
 
 def saturations(case: Case, policies: Sequence[ResolvedPolicy]) -> dict[str, float]:
@@ -96,8 +108,8 @@ class Saved:
 def sort_saved(case: Case, runs: Sequence[Played], policies: Sequence[str]) -> Saved:
     """The runs among `runs` that served the scenario's requests under its policies; the others are counted.
 
-    The case gets the seed and the KV blocks of the runs. ScenarioError if none fits, or if they differ in these or in
-    the machine.
+    The case gets the seed and the KV blocks of the runs. ScenarioError if none fits; if they differ in these or in the
+    machine; and if one had another model, other knobs, or another machine than the profile in the case.
     """
     names = {policy.name for policy in case.resolved.policies if not policies or policy.name in policies}
     mine = [run for run in runs if run.policy in names and _fits(case, run)]
@@ -106,6 +118,8 @@ def sort_saved(case: Case, runs: Sequence[Played], policies: Sequence[str]) -> S
             f"{len(runs)} live runs, none of which served the requests of {case.resolved.name} under"
             f" {', '.join(sorted(names))}. Give the scenario, and the --set, that they were made with."
         )
+    for run in mine:
+        _check(case, run)
     kinds = {(run.seed, run.num_blocks, _machine(run)) for run in mine}
     if len(kinds) > 1:
         told = ", ".join(f"seed {seed} with {blocks} KV blocks on {machine}" for seed, blocks, machine in sorted(kinds))
@@ -121,9 +135,47 @@ def sort_saved(case: Case, runs: Sequence[Played], policies: Sequence[str]) -> S
 
 def _machine(run: Played) -> str:
     """What it ran on."""
-    hardware = run.made["hardware"]
+    return _name(run.made.get("hardware", {}))
+
+
+def _name(hardware: Mapping[str, Any]) -> str:
     return str(hardware.get("gpu") or hardware.get("cpu"))
 
 
 def _fits(case: Case, run: Played) -> bool:
     return served(case.resolved.built_workload(run.load, run.seed), run.records)
+
+
+def _check(case: Case, run: Played) -> None:
+    """ScenarioError unless the run had the model, memory and knobs of the scenario, on the machine of its profile."""
+    resolved, made = case.resolved, run.made
+    told = f"the live run of {run.policy} at load {run.load:.4g}, repeat {run.repeat},"
+    asked = {
+        "model": to_plain(replace(resolved.model, name="")),
+        "block_size": resolved.block_size,
+        "num_swap_blocks": resolved.num_swap_blocks,
+        "max_model_len": resolved.max_model_len,
+        "knobs": to_plain(resolved.find(run.policy)),
+    }
+    had = made | {"model": made.get("model", {}) | {"name": ""}}
+    for name, ours in asked.items():
+        if differs := _difference(name, ours, had.get(name)):
+            raise ScenarioError(f"{told} had {differs}. Give the scenario, and the --set, that it was made with.")
+    if not isinstance(case.cost, Calibrated) or case.cost.profile.origin != "measured":
+        return
+    profile = case.cost.profile
+    key, its = "gpu" if made.get("device") == "cuda" else "cpu", made.get("hardware", {})
+    if made.get("device") != profile.hardware.get("device") or its.get(key) != profile.hardware.get(key):
+        raise ScenarioError(
+            f"{told} ran on {_name(its)}, profile {profile.name} is of {_name(profile.hardware)}. Give the profile of"
+            " the machine that it ran on."
+        )
+
+
+def _difference(path: str, ours: object, its: object) -> str:
+    """The first value in which two plain objects differ, in words; "" if none does."""
+    if isinstance(ours, dict) and isinstance(its, dict):
+        names = dict.fromkeys([*ours, *its])
+        told = (_difference(f"{path}.{name}", ours.get(name), its.get(name)) for name in names)
+        return next(filter(None, told), "")
+    return "" if ours == its else f"{path} {its}, the scenario {ours}"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.common import OneLineGroup, one_line_errors
+from sim.cli.common import OneLineGroup, one_line_errors, require_torch
 from sim.errors import CalibrationError
 
 calibrate_app = typer.Typer(
@@ -119,14 +119,6 @@ def import_aiconfigurator(
         raise CalibrationError(f"{path}: cannot be written: {error.strerror}. Give -o another path.") from None
     typer.echo(summary(profile))
     typer.echo(str(path))
-
-
-def require_torch(command: str) -> None:
-    """CalibrationError, saying what to install, where torch is not there."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
 
 
 class _ProgressBar:

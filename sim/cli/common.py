@@ -11,7 +11,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from sim.errors import BatchsimError
+from sim.errors import BatchsimError, CalibrationError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,6 +61,14 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(130) from None
 
     return wrapped
+
+
+def require_torch(command: str) -> None:
+    """CalibrationError, saying what to install, where torch is not there."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
 
 
 def print_json(value: Any) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, one_line_errors, print_json
-from sim.errors import CalibrationError, ScenarioError
+from sim.cli.common import JsonOption, one_line_errors, print_json, require_torch
+from sim.errors import BatchsimError, ScenarioError
 
 if TYPE_CHECKING:
     from calibrate.prompts import Prompts
@@ -41,7 +41,10 @@ def live(
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
     prompts: Annotated[Path | None, typer.Option(help="Text, a prompt a line; else random tokens.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
-    graphs: Annotated[bool, typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps.")] = True,
+    graphs: Annotated[
+        bool | None,
+        typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps; by default as the profile's."),
+    ] = None,
     traces: TracesOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,7 +63,7 @@ def live(
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     setup = Setup.of(loaded)
     check_inputs(setup)
-    prepare_machine(setup, device)
+    graphs = prepare_machine(setup, device, graphs)
     resolved = replace(setup.resolved, num_blocks=kv_blocks(setup))
     chosen = resolved.find(policy)
     point = Point(loaded.specs[resolved.policies.index(chosen)], _load(loaded, load), seed)
@@ -72,7 +75,16 @@ def live(
     played = run_live(
         resolved, chosen, point.load, seed, runner, estimator=setup.cost, sampling=sampling, prompts=texts
     )
-    _say(keep_live(setup, point, played, out), as_json)
+    try:
+        results = keep_live(setup, point, played, out)
+    except ScenarioError as error:
+        if played.error is None:
+            raise
+        raise ScenarioError(f"{error} The run was cut: {played.reason}: {played.error}") from played.error
+    if played.error is not None and not isinstance(played.error, BatchsimError):
+        typer.echo(f"{results.path}/  holds the run up to this error, which is a bug:", err=True)
+        raise played.error
+    _say(results, as_json)
 
 
 def _say(results: Results, as_json: bool) -> None:
@@ -96,18 +108,23 @@ def _say(results: Results, as_json: bool) -> None:
         raise typer.Exit(INTERRUPTED_EXIT if run["reason"] == INTERRUPTED else 1)
 
 
-def prepare_machine(setup: Setup, device: str) -> None:
-    """Refuses a device that is not there and a profile of another machine; sets the threads that the profile had."""
+def prepare_machine(setup: Setup, device: str, graphs: bool | None = None) -> bool | None:
+    """Whether `build_runner` gets `graphs`, as asked and as the profile had them; sets the threads that it had.
+
+    Refuses a device that is not there, a profile of another machine, and graphs that the profile had not.
+    """
     from calibrate.identity import check_device, set_cpu_threads
-    from calibrate.session import check_machine
+    from calibrate.session import check_machine, graphs_of
     from sim.cost import Calibrated
 
     check_device(device)
-    threads = 1
-    if isinstance(setup.cost, Calibrated):
-        check_machine(setup.cost.profile, device)
-        threads = int(setup.cost.profile.hardware.get("torch_threads", threads))
-    set_cpu_threads(threads)
+    if not isinstance(setup.cost, Calibrated):
+        set_cpu_threads(1)
+        return False if graphs is False else None
+    profile = setup.cost.profile
+    check_machine(profile, device)
+    set_cpu_threads(int(profile.hardware.get("torch_threads", 1)))
+    return graphs_of(profile, device, graphs)
 
 
 @one_line_errors
@@ -132,14 +149,6 @@ def resolve(
     except OSError as error:
         raise ScenarioError(f"{output}: cannot be written: {error.strerror}. Give another path with -o.") from None
     typer.echo(f"{output}   {len(text.encode()):,} bytes")
-
-
-def require_torch(command: str) -> None:
-    """CalibrationError, saying what to install, where torch is not there."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
 
 
 def kv_blocks(setup: Setup) -> int:
@@ -184,7 +193,7 @@ def _runner(
     *,
     device: str,
     weights: Path | None,
-    graphs: bool,
+    graphs: bool | None,
 ) -> ModelRunner:
     """The scenario's model on `device`, with room for the largest step that the policy can ask for."""
     from calibrate.runner import build_runner
@@ -201,5 +210,5 @@ def _runner(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_tokens,
         max_model_len=resolved.max_model_len,
-        graphs=None if graphs else False,
+        graphs=graphs,
     )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.common import one_line_errors
-from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine, require_torch
-from sim.errors import ScenarioError
+from sim.cli.common import one_line_errors, require_torch
+from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
+from sim.errors import BatchsimError, ScenarioError
 
 if TYPE_CHECKING:
     from calibrate.session import LiveResult
@@ -52,12 +52,13 @@ def validate(
     from sim.point import Setup
     from sim.scenario import load_scenario
     from sim.validation import Case
-    from sim.validation_plan import parse_loads, parse_shares, plan, saturations
+    from sim.validation_plan import check_profile, parse_loads, parse_shares, plan, saturations
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     setup = Setup.of(loaded)
+    check_profile(setup.cost)
     resolved = setup.resolved
     chosen = [resolved.find(label) for label in policy] if policy else list(resolved.policies)
     case = Case(resolved, setup.cost, setup.kv.num_blocks, seed)
@@ -115,7 +116,7 @@ def _live(
     from sim.live import INTERRUPTED
     from sim.validation import void
 
-    prepare_machine(setup, device)
+    graphs = prepare_machine(setup, device)
     resolved = case.resolved
     limits = [step_limits(resolved, (point.policy,), point.load, case.seed) for point in points]
     runner = build_runner(
@@ -127,6 +128,7 @@ def _live(
         max_num_seqs=max(sequences for sequences, _ in limits),
         max_num_batched_tokens=max(tokens for _, tokens in limits),
         max_model_len=resolved.max_model_len,
+        graphs=graphs,
     )
     _make_folder(folder)
     for stale in folder.glob("*.npz"):  # of an earlier validation of this name
@@ -153,8 +155,10 @@ def _live(
             if run.reason == INTERRUPTED:
                 typer.echo(f"interrupted. The live runs that were done are kept in {folder}.", err=True)
                 raise typer.Exit(INTERRUPTED_EXIT)
+            if run.error is not None and not isinstance(run.error, BatchsimError):
+                raise run.error  # a bug; the run up to it is kept
             runs[number].append(run)
-            why = void(run, case.cost)
+            why = void(run)
             counting[number] += not why
             if why:
                 typer.echo(f"  does not count: {why}", err=True)

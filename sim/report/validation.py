@@ -10,7 +10,7 @@ from sim.provenance import as_json
 from sim.record import FINISHED, Records
 from sim.report.reading import load_text
 from sim.units import NS_PER_S
-from sim.validation import DRIFT_FLAGGED, UNFIT, LiveRun, PointReport
+from sim.validation import LiveRun, PointReport
 from sim.verdicts import Bounds, Verdict, all_steps, verdicts
 
 _NUMBERS = re.compile(r"\[\s*(-?\d+(?:,\s+-?\d+)*)\s*\]")
@@ -49,18 +49,14 @@ class Validation:
             lines += [
                 f"{where}, repeat {run.played.repeat}: VOID, left out: {run.void}" for run in point.runs if run.void
             ]
+            if lost := len(point.runs) - len(point.counted):
+                lines.append(f"{where}: {lost} of {len(point.runs)} live runs do not count")
             if not point.counted:
                 lines.append(f"{where}: no live run counts, nothing is claimed")
             elif point.unfit:
-                lines.append(f"{where}: THIS MACHINE IS UNFIT (limit ± {UNFIT:.0%}): {point.unfit}. Nothing is claimed")
+                lines.append(f"{where}: THIS MACHINE IS UNFIT: {point.unfit}. Nothing is claimed")
             elif len(point.counted) == 1:
                 lines.append(f"{where}: one live run, so its spread is not known")
-            if point.drift is not None and abs(point.drift) > DRIFT_FLAGGED:
-                word = "slower" if point.drift > 0 else "faster"
-                lines.append(
-                    f"{where}: the machine was {abs(point.drift):.0%} {word} than when the profile was made; the"
-                    " prediction is moved by as much"
-                )
         return lines
 
 
@@ -91,7 +87,11 @@ def _point(point: PointReport) -> dict[str, Any]:
         "load": point.load,
         "share_of_saturation": point.share,
         "unfit": point.unfit,
+        "live_runs": len(point.runs),
+        "live_runs_not_counted": len(point.runs) - len(point.counted),
         "machine_drift": point.drift,
+        "step_bias": point.bias,
+        "step_bias_at_par": point.bias_at_par,
         "errors": [asdict(metric) | {"agrees": point.agrees(metric)} for metric in point.metrics],
         "load_equivalent": point.shifts,
         "steps": [asdict(row) for row in point.steps],

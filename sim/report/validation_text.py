@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from sim.load_shift import REACH
-from sim.report.tables import fit
+from sim.report.tables import WIDTH, fit
 from sim.report.validation import Validation
 from sim.step_error import RegionError
 from sim.validation import METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
@@ -23,8 +23,9 @@ _SHOWN = {
 LEGEND = (
     "errors in %: simulated / live − 1, ± half the range of the live repeats"
     f" · = within {SPREADS}x that: agrees · ~ fewer than 20 observations beyond the percentile"
-    " · drift: machine now / when the profile was made − 1, predictions moved by it · steps: bias of step times"
-    f" · load-eq.: load at which the simulation has the live mean E2E / the load − 1; >{100 * REACH:.0f}: beyond ±"
+    " · drift: a step of the profile timed again / then − 1 · steps: bias of step times · at par: that bias had the"
+    " machine not drifted"
+    f" · shift: load at which the simulation has the live mean E2E / the load − 1; >{100 * REACH:.0f}: beyond ±"
 )
 
 Grid = list[list[str]]
@@ -42,7 +43,8 @@ def report(found: Validation) -> str:
     grid = step_grid(all_steps(found.points))
     verdicts = [f"{v.word}: {v.what} {v.bound}: {v.found}" for v in found.verdicts]
     told = [*lines, "", *_aligned(grid), "", *verdicts, "", LEGEND]
-    return "\n".join([*map(fit, told), *_aligned(error_grid(found))])
+    lines = "\n".join(map(fit, told)).split("\n")
+    return "\n".join([*map(fit, lines), *_aligned(error_grid(found))])
 
 
 def _saturation(found: Validation) -> str:
@@ -59,17 +61,16 @@ def _parts(run: LiveRun) -> str:
 
 
 def error_grid(found: Validation) -> Grid:
-    """A row a point: drift, step-time bias, the errors that matter with the live spread, the load-equivalent error."""
-    grid = [["policy", "load", "drift", "steps", *_SHOWN, "load-eq."]]
+    """A row a point: drift, step-time bias as it is and without the drift, the errors that matter with the live spread,
+    the load-equivalent error."""
+    grid = [["policy", "load", "drift", "steps", "at par", *_SHOWN, "shift"]]
     for point in found.points:
-        steps = point.steps
         share = "" if point.share is None else f" {point.share:.0%}"
         grid.append(
             [
                 f"! {point.policy.name}" if point.unfit else point.policy.name,
-                f"{point.load:.4g}{share}",
-                DASH if point.drift is None else _short(point.drift),
-                _short(steps[-1].bias) if steps else DASH,
+                f"{point.load:.3g}{share}",
+                *(DASH if x is None else _short(x) for x in (point.drift, point.bias, point.bias_at_par)),
                 *(_cell(point, name) for name in _SHOWN.values()),
                 _shift(point, "e2e_mean_s"),
             ]
@@ -138,10 +139,11 @@ def _value(name: str, value: float | None) -> str:
 
 
 def _aligned(grid: Grid) -> list[str]:
-    """First column to the left, the others to the right."""
+    """First column to the left, the others to the right; close together where they are many."""
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
     return [
-        "  ".join(
+        gap.join(
             [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
         ).rstrip()
         for cells in grid

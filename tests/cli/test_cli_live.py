@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from tiny_scenario import TINY, batchsim, changed
 
+from calibrate.session import predict
+from sim.cost import Calibrated
+from sim.live_results import keep_live
+from sim.point import Setup
 from sim.resolved import Resolved
 from sim.results import load_results
+from sim.scenario import load_scenario
 
 CONFIG = {
     "model_type": "llama",
@@ -93,6 +100,63 @@ def test_live_speaks_json(scenario: Path, one_thread: None) -> None:
     said = json.loads(done.stdout)
     assert said["policies"]["static"]["finished"] == 12 and said["policies"]["static"]["loads"][0]["load"] == 150
     assert said["live"]["lag_ns"]["requests"] == 12
+
+
+OWN = """\
+from sim.errors import PolicyError
+from sim.policies.continuous import Continuous, ContinuousConfig
+from sim.types import PolicyContext
+
+class Own(Continuous):
+    def __init__(self, config: ContinuousConfig, context: PolicyContext) -> None:
+        super().__init__(config, context)
+        self.left = 9
+
+    def schedule(self, now_ns, drain):
+        self.left -= 1
+        if not self.left:
+            raise ERROR("lost my way")
+        return super().schedule(now_ns, drain)
+"""
+
+
+@pytest.mark.parametrize("error", ["PolicyError", "KeyError"])
+def test_live_keeps_a_run_that_a_policy_breaks(
+    scenario: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """All requests are in the results with the reason. An error of ours is said there; any other shows as it is."""
+    monkeypatch.syspath_prepend(scenario.parent)
+    (scenario.parent / f"own_{error}.py").write_text(OWN.replace("ERROR", error))
+    scenario.write_text(
+        changed(
+            scenario.read_text(),
+            "policies:\n",
+            f'policies:\n  mine: {{kind: "own_{error}:Own", max_num_seqs: 8, max_num_batched_tokens: 512}}\n',
+        )
+    )
+    done = batchsim("live", scenario, "--policy", "mine", "--device", "cpu", "--load", 200, "--out", scenario.parent)
+    assert done.exit_code == 1, done.stderr
+    requests = load_results(scenario.parent / "s-live").requests("mine", 200.0, 0)
+    assert len(requests) == 12 and "policy_failed" in set(requests["reason"])
+    if error == "KeyError":
+        assert isinstance(done.exception, KeyError) and "holds the run" in done.stderr
+    else:
+        assert "policy_failed: lost my way" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("origin", ["measured", "imported"])
+def test_only_a_measured_cost_explains_a_live_run(tmp_path: Path, origin: Literal["measured", "imported"]) -> None:
+    """The terms of another executor's profile would say what these steps were not made of."""
+    (tmp_path / "s.yaml").write_text(changed(TINY, "{kind: constant, step: 10ms}", "h200-llama-3.1-8b-aiconfigurator"))
+    setup = Setup.of(load_scenario(str(tmp_path / "s.yaml")))
+    assert isinstance(setup.cost, Calibrated)
+    setup = replace(setup, cost=Calibrated(replace(setup.cost.profile, origin=origin), extrapolate=True))
+    policy = setup.resolved.find("continuous")
+    made = {"hardware": {"cpu": "some"}, "software": {"torch": "2"}, "weights": "none", "device": "cpu"}
+    played = replace(predict(setup.resolved, policy, 10.0, 0, setup.cost, num_blocks=1000), made=made)
+    point = next(p for p in setup.scenario.points() if p.spec.name == "continuous")
+    (row,) = keep_live(setup, point, played, tmp_path).points.to_dict("records")
+    assert (row["mfu"] > 0) == (origin == "measured")
 
 
 def test_live_refuses_before_it_loads_a_model(scenario: Path, one_thread: None) -> None:

@@ -10,7 +10,8 @@ import pytest
 from tiny_scenario import batchsim
 
 from calibrate.session import predict
-from sim.cost import Linear
+from sim.cost import Linear, profile_names
+from sim.plain import to_plain
 from sim.point import Setup
 from sim.scenario import load_scenario
 
@@ -33,8 +34,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     setup = Setup.of(load_scenario("live-demo"))
     resolved = setup.resolved
     run = predict(resolved, resolved.find("continuous"), LOAD, 0, SLOWER, num_blocks=setup.kv.num_blocks)
+    knobs = to_plain(resolved.find("continuous"))
+    asked = {"knobs": knobs, "num_swap_blocks": resolved.num_swap_blocks, "max_model_len": resolved.max_model_len}
+    made = MADE | asked | {"model": to_plain(resolved.model), "block_size": resolved.block_size}
     for repeat in (0, 1):
-        replace(run, repeat=repeat, made=MADE).save(folder / f"run-{repeat}.npz")
+        replace(run, repeat=repeat, made=made).save(folder / f"run-{repeat}.npz")
     return folder
 
 
@@ -47,11 +51,11 @@ def test_saved_runs_are_judged(saved: Path, tmp_path: Path) -> None:
     (whole,) = (row for row in found["steps"] if row["region"] == "all")
     assert whole["bias"] == pytest.approx(1 / 1.02 - 1, abs=1e-4)
     assert copy.read_text() == (tmp_path / "validation-x.json").read_text()
-    assert found["made"]["live"] == MADE
+    assert found["made"]["live"]["hardware"] == MADE["hardware"]
     assert {file.name for file in tmp_path.glob("validation-x*")} == {
         f"validation-x{end}" for end in (".json", ".md", ".png", "-steps.png")
     }
-    assert done.stdout.splitlines()[-1].startswith("continuous  12 ")
+    assert done.stdout.splitlines()[-1].startswith("continuous 12 ")
     assert "a made-up CPU" in done.stdout
 
 
@@ -60,6 +64,8 @@ def test_saved_runs_are_judged(saved: Path, tmp_path: Path) -> None:
     [
         (["--from", "{saved}", "--set", "workload.requests=61"], "none of which served the requests"),
         (["--from", "{saved}", "--policy", "static"], "none of which served the requests"),
+        (["--from", "{saved}", "--set", "policies.continuous.max_num_seqs=8"], "had knobs.config.max_num_seqs 16"),
+        (["--set", "model=llama-3.1-8b", "--set", "cost={imported}"], "the error would not be the simulator's"),
         (["--from", "{empty}"], "holds no live runs"),
         (["--policy", "sjf"], "has no policy sjf"),
         (["--at", "fast"], "not shares of saturation"),
@@ -71,7 +77,8 @@ def test_what_cannot_be_judged_is_said_in_one_line(
     arguments: list[str], told: str, saved: Path, tmp_path: Path
 ) -> None:
     """Exit 2 and what to do."""
-    given = [argument.format(saved=saved, empty=tmp_path) for argument in arguments]
+    imported = next(name for name in profile_names() if "llama-3.1-8b" in name)
+    given = [argument.format(saved=saved, empty=tmp_path, imported=imported) for argument in arguments]
     done = batchsim("validate", "live-demo", "--out", tmp_path, *given)
     assert done.exit_code == 2
     assert told in done.stderr and done.stderr.count("\n") == 1
@@ -93,7 +100,9 @@ def test_a_tiny_model_is_run_and_judged(tmp_path: Path) -> None:
     done = batchsim("validate", "live-demo", *few, "--repeats", 2, "--out", tmp_path, "--name", "t")
     assert done.exit_code == 0, done.stderr
     first = json.loads((tmp_path / "validation-t.json").read_text())
-    assert len(first["points"][0]["live"]) == 2
+    (point,) = first["points"]
+    assert len(point["live"]) == point["live_runs"] >= 2  # more where some did not count
+    assert point["live_runs_not_counted"] == sum(run["void"] != "" for run in point["live"])
     assert "weights random" in done.stdout and "live on cpu" in done.stdout
     kept = tmp_path / "validation-t-runs"
     again = batchsim("validate", "live-demo", *few[:4], "--from", kept, "--out", tmp_path, "--name", "u")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch", reason="calibration runs on torch: pip install 'batchsim[live]'")
 
 from calibrate.calibration import Options, calibrate
+from calibrate.measure import Bench, Sample
 from calibrate.plan import Point, columns
 from calibrate.raw import Raw
+from calibrate.runner import build_runner
 from sim.cli.calibrate import calibrate_app
 from sim.cost.calibrated import Calibrated
-from sim.cost.profile import Profile, load_profile
+from sim.cost.profile import Profile, SwapCost, load_profile
 from sim.errors import CalibrationError
 from sim.report.profile import draw_profile
 from sim.report.profile_text import summary, table
@@ -217,6 +220,54 @@ def test_an_unreadable_partial_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "p.partial.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(CalibrationError, match="no calibration that was cut short"):
         calibrate(Options(model_file(tmp_path), "cpu", **HULL), tmp_path / "p.json")
+
+
+def partial(folder: Path, **changes: Any) -> Path:
+    """The file of a calibration that was cut short, with `changes`; None takes a key away."""
+    raw = Raw({"options": {}}, samples={Point("A", (3,)): Sample(Point("A", (3,)), [5.0])}, swap=SwapCost(1, 2, False))
+    raw.save(folder / "p.json")
+    value = json.loads((folder / "p.json").read_text(encoding="utf-8")) | changes
+    kept = {name: found for name, found in value.items() if changes.get(name, 0) is not None}
+    (folder / "p.json").write_text(json.dumps(kept), encoding="utf-8")
+    return folder / "p.json"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": "batchsim-calibration-partial 1"},
+        {"key": None},
+        {"key": 3},
+        {"samples": [{"block": "A"}]},
+        {"samples": 3},
+        {"runs": [{"run": ["vllm", 2, True, 0], "columns": {}, "kernel_ns": [], "period_ns": []}]},
+        {"swap": {"base": 1}},
+        {"swap": {"base": "1", "per_block": 2, "assumed": False}},
+        {"num_blocks": "many"},
+        {"sentinel": {"ns": 5}},
+        {"seconds": None},
+    ],
+    ids=str,
+)
+def test_a_partial_file_that_is_damaged_is_said_in_one_line(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Missing keys and wrong types are the error that any other file is, and an undamaged one is read."""
+    assert Raw.load(partial(tmp_path), {"options": {}}).samples
+    with pytest.raises(CalibrationError, match="no calibration that was cut short"):
+        Raw.load(partial(tmp_path, **changes), {"options": {}})
+
+
+def test_a_later_call_is_brought_to_the_first_ones_speed(tmp_path: Path) -> None:
+    """Where the sentinel takes 10 % longer than in the first call, so does all else; it is said, and corrected."""
+    sizes = {"num_blocks": 4, "max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32}
+    runner = build_runner(model_file(tmp_path), device="cpu", **sizes)
+    for first_ns, level in ((None, 1.0), (1000.0, 1.1)):
+        bench = Bench(runner, Point("A", (3,)), 0, first_ns)
+        assert bench.factor(0.0) == 1.0
+        bench.drift = [(float(i), 1100.0) for i in range(8)]
+        assert bench.factor(3.5) == pytest.approx(level)
+        assert [note.partition(" (")[0] for note in bench.notes()] == (
+            [] if first_ns is None else ["drift: the machine was 10.0 % slower than in the first call"]
+        )
 
 
 def test_a_point_as_columns_has_the_work_that_it_holds() -> None:

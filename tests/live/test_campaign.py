@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch", reason="a campaign runs on torch: pip install 'batchsim[live]'")
 
 from calibrate import selfcheck
+from calibrate.campaign import Campaign
 from calibrate.campaign_plan import SHIPPED, Known, Plan
 from calibrate.session import load_result
-from calibrate.worker import CUT, DONE, Worker
+from calibrate.worker import CUT, DONE, Reply, Worker
 from sim.cli import app
 from sim.cost.profile import load_profile
 from sim.errors import BatchsimError
@@ -314,7 +315,7 @@ def test_a_plan_that_cannot_be_run_is_refused(place: Place, change: dict[str, An
 
 
 def test_the_shipped_plan_does_the_most_valuable_first() -> None:
-    """The order in which a short lease should be spent, and a live run is begun only if its arrivals can end."""
+    """The order in which a short visit should be spent, and a live run is begun only if its arrivals can end."""
     stages = Plan.read(SHIPPED / "gpu.json").stages()
     assert [stage.name for stage in stages] == [
         "probe",
@@ -331,6 +332,45 @@ def test_the_shipped_plan_does_the_most_valuable_first() -> None:
         "profile-qwen2.5-7b",
     ]
     assert all(60 < stage.needs_s < stage.most_s for stage in stages if stage.point is not None)
+
+
+@pytest.mark.parametrize(
+    ("missing", "waits"),
+    [
+        (["rounds: 2 of 3 done", "energy: not measured"], True),
+        (["rounds: 1 of 3 done"], False),
+        (["rounds: 2 of 3 done", "block held out: 1 of 6 engine runs not made"], False),
+    ],
+)
+def test_a_profile_that_lacks_only_rounds_waits(tmp_path: Path, missing: list[str], waits: bool) -> None:
+    """Two rounds will do for live runs; one, or a block that was not measured, will not."""
+    plan = Plan.read(SHIPPED / "gpu.json")
+    name = plan.stages()[2].name
+    stages = {name: {"state": "partial", "call": 1, "seconds": 1.0, "result": {"missing": missing}}}
+    state = STATE | {"plan": plan.digest, "model": plan.model, "device": "cuda", "stages": stages}
+    (tmp_path / "campaign.json").write_text(json.dumps(state), encoding="utf-8")
+    names = [stage.name for stage in Campaign(SHIPPED / "gpu.json", tmp_path, "cuda", 1.0).stages()]
+    planned = [stage.name for stage in plan.stages()]
+    assert names == ([*planned[:2], *planned[3:-1], name, planned[-1]] if waits else planned)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_report_says_which_speeds_are_as_they_should_be(tmp_path: Path, device: str) -> None:
+    """From the profile and the ceilings of the probe, kept with the state; nothing of a CPU."""
+    plan = Plan.read(SHIPPED / "gpu.json")
+    profile = plan.stages()[2]
+    text = load_profile("h200-llama-3.1-8b-aiconfigurator").to_json()
+    (tmp_path / f"{profile.name}.json").write_text(text, encoding="utf-8")
+    probed = {"state": "done", "call": 1, "seconds": 1.0, "result": {"matmul_flops": 2000e12}}
+    state = STATE | {"plan": plan.digest, "model": plan.model, "device": device, "stages": {"probe": probed}}
+    (tmp_path / "campaign.json").write_text(json.dumps(state | {"calls": 1}), encoding="utf-8")
+    campaign = Campaign(SHIPPED / "gpu.json", tmp_path, device, 1.0)
+    campaign._note(profile, Reply(DONE, {"missing": []}), 0.0)
+    *lines, last = campaign.report().splitlines()
+    told = [line for line in lines if line.endswith("%: NOT MET") and line.startswith("matmul ceiling in a prefill")]
+    assert len(told) == (device == "cuda") and last.startswith("2 of 12 stages done.")
+    kept = json.loads((tmp_path / "campaign.json").read_text(encoding="utf-8"))
+    assert ("targets" in kept) == (device == "cuda")
 
 
 @pytest.mark.parametrize(

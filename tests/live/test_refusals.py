@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the executor runs on torch: pip ins
 from calibrate.architecture import Llama3Scaling, load_architecture
 from calibrate.backend import SdpaBackend
 from calibrate.inputs import StepInputs
-from calibrate.runner import Limits, ModelRunner, build_runner
+from calibrate.runner import ModelRunner, StepLimits, build_runner
 from calibrate.sampling import Sampling, sample
 from calibrate.transformer import Transformer
 from calibrate.weights import random_weights
@@ -179,15 +180,34 @@ FAILURES = {
 def test_a_device_that_fails_a_step_is_named_with_its_reason(runner: ModelRunner, reason: str) -> None:
     """One line with the step, the device's own first line, and the reason that the records keep."""
     failure, words = FAILURES[reason]
+    error = step_error(runner, failure)
+    assert isinstance(error, ExecutorError) and error.reason == reason
+    assert re.fullmatch(f"a step of 1 decodes and 0 chunks, 1 tokens: .*{words}.*", str(error))
+
+
+def test_a_kernel_that_cannot_be_compiled_is_a_failed_step(runner: ModelRunner) -> None:
+    """Triton's errors are no RuntimeErrors; whatever is neither torch's nor Triton's goes through as it is."""
+    errors = pytest.importorskip("triton.runtime.errors", reason="needs triton: pip install 'batchsim[live]'")
+    for failure, words in (
+        (errors.OutOfResources(300_000, 232_448, "shared memory"), "OutOfResources: .*shared memory"),
+        (errors.PTXASError("bad code\nat line 3"), "PTXASError: .*bad code at line 3"),
+    ):
+        error = step_error(runner, failure)
+        assert isinstance(error, ExecutorError) and error.reason == "step_failed"
+        assert re.search(f"1 tokens: the device failed: {words}", str(error)) and "\n" not in str(error)
+    assert isinstance(step_error(runner, AssertionError("ours")), AssertionError)
+
+
+def step_error(runner: ModelRunner, failure: Exception) -> Exception:
+    """What a step raises on a device that fails with `failure`."""
     transformer = Transformer(
         load_architecture(runner.spec), random_weights(load_architecture(runner.spec), runner.device, 0),
         Failing(failure), torch.zeros(2, 2, 9, 16, 2, 16), 128,
     )  # fmt: skip
-    failing = ModelRunner(transformer, Limits(4, 64, 128))
-    with pytest.raises(ExecutorError, match=f"a step of 1 decodes and 0 chunks, 1 tokens: .*{words}") as error:
+    failing = ModelRunner(transformer, StepLimits(4, 64, 128))
+    with pytest.raises(Exception) as error:
         failing.step(StepInputs.synthetic([3], [], block_size=16, num_blocks=8, vocab_size=101, seed=0))
-    assert error.value.reason == reason
-    assert "\n" not in str(error.value)
+    return error.value
 
 
 # ---- sampling

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the executor runs on torch: pip ins
 
 from calibrate.identity import identity
 from calibrate.runner import ModelRunner, build_runner
-from calibrate.session import LiveResult, check_machine, load_result, predict, run_live, step_limits
+from calibrate.session import LiveResult, check_machine, graphs_of, load_result, predict, run_live, step_limits
 from sim.attribution import attribute
 from sim.cost.constant import Constant
 from sim.cost.profile import load_profile, profile_names
@@ -180,6 +181,48 @@ def test_a_profile_of_another_machine_is_refused() -> None:
     for profile, name in ((other, "Abacus 9"), (shipped, str(shipped.gpu))):
         with pytest.raises(CalibrationError, match=f"is of {name}, this is .*batchsim calibrate --model"):
             check_machine(profile, "cpu")
+
+
+def test_graphs_are_those_that_the_profile_was_measured_with() -> None:
+    """On CUDA a profile decides unless it says nothing, and what is asked against it is refused; a CPU has none."""
+    shipped = load_profile("h200-llama-3.1-8b-aiconfigurator")
+    for had in (True, False):
+        measured = replace(shipped, origin="measured", made={"options": {"graphs": had}})
+        assert graphs_of(measured, "cuda") is had and graphs_of(measured, "cuda", had) is had
+        assert graphs_of(measured, "cpu", not had) in (None, False)
+        words = "with CUDA graphs. Run with --graphs" if had else "without CUDA graphs. Run with --no-graphs"
+        with pytest.raises(CalibrationError, match=f"was measured {words}"):
+            graphs_of(measured, "cuda", not had)
+    assert graphs_of(shipped, "cuda") is None and graphs_of(shipped, "cuda", False) is False
+
+
+class FailingRunner:
+    """Says all that the real one does, and fails its third step."""
+
+    def __init__(self, runner: ModelRunner, error: Exception) -> None:
+        self._runner, self._error, self._left = runner, error, 9
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def step(self, *args: Any) -> Any:
+        self._left -= 1
+        if not self._left:
+            raise self._error
+        return self._runner.step(*args)
+
+
+def test_a_run_that_a_bug_cuts_comes_back_whole(resolved: Resolved, runner: ModelRunner, tmp_path: Path) -> None:
+    """Every request is on record, the error is handed back, and the file holds all but it."""
+    bug = AssertionError("ours")
+    failing: Any = FailingRunner(runner, bug)
+    result = run_live(resolved, resolved.find("continuous"), 1.0, 0, failing)
+    assert result.error is bug and result.reason == "step_failed"
+    assert len(result.records.requests) == result.num_offered
+    assert len(result.kernel_ns) == len(result.records.steps) == 2
+    result.save(tmp_path / "cut.npz")
+    again = load_result(tmp_path / "cut.npz")
+    assert (again.reason, again.error) == ("step_failed", None) and again.records.details["step_failed"] == "ours"
 
 
 def test_the_spec_survives_the_json(resolved: Resolved) -> None:

@@ -15,11 +15,11 @@ from calibrate.architecture import load_architecture
 from calibrate.backend import SdpaBackend
 from calibrate.executor import TorchExecutor
 from calibrate.inputs import StepInputs
-from calibrate.runner import Limits, ModelRunner, build_runner
+from calibrate.runner import ModelRunner, StepLimits, build_runner
 from calibrate.transformer import Transformer
 from calibrate.weights import load_weights
 from sim.core import EngineCore
-from sim.cost.work import columns_of, padded_work
+from sim.cost.work import attention_rows, columns_of, padded_work
 from sim.errors import CalibrationError
 from sim.kv import TableKV
 from sim.policies.static import Static, StaticConfig
@@ -29,7 +29,7 @@ from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint
 from tests.unit.engine import arrival
 
 VOCAB, BLOCK = SHAPE["vocab_size"], 16
-LIMITS = Limits(max_num_seqs=16, max_num_batched_tokens=400, max_model_len=200)
+LIMITS = StepLimits(max_num_seqs=16, max_num_batched_tokens=400, max_model_len=200)
 Part = tuple[int, int, int]  # of text i, the tokens from .. to
 
 
@@ -86,7 +86,7 @@ class Counting(SdpaBackend):
     """Counts the work it does, of the layer that is first in the step."""
 
     def __init__(self) -> None:
-        self.tokens = self.context = self.pairs = self.reads = 0
+        self.tokens = self.context = self.pairs = self.reads = self.rows = 0
 
     def rope_store(self, q: Any, k: Any, v: Any, *rest: Any) -> Any:
         self.tokens += len(q)
@@ -94,6 +94,8 @@ class Counting(SdpaBackend):
 
     def decode(self, q: Any, k_cache: Any, v_cache: Any, block_tables: Any, seq_lens: Any, scale: float) -> Any:
         self.reads += int(seq_lens.sum())
+        self.rows += len(q)
+        assert len(q) == len(seq_lens) == len(block_tables)
         assert seq_lens.max() <= block_tables.shape[1] * k_cache.shape[1]
         return super().decode(q, k_cache, v_cache, block_tables, seq_lens, scale)
 
@@ -105,7 +107,7 @@ class Counting(SdpaBackend):
 
 @pytest.mark.parametrize("finished_rows", ["hold", "drop"])
 def test_padding_is_the_work_that_the_cost_model_counts(finished_rows: Any, tmp_path: Path) -> None:
-    """In every step of a padded batch, tokens, logits, context read and pairs equal `padded_work`; zeros stay zeros."""
+    """In every step of a padded batch, tokens, context read and pairs equal `padded_work`, rows `attention_rows`."""
     checkpoint("mistral", tmp_path, num_hidden_layers=1)
     architecture = load_architecture(str(tmp_path))
     weights = load_weights(architecture, tmp_path, torch.device("cpu"))
@@ -114,12 +116,12 @@ def test_padding_is_the_work_that_the_cost_model_counts(finished_rows: Any, tmp_
     runner = ModelRunner(Transformer(architecture, weights, backend, kv, 200), LIMITS)
     manager = TableKV(100, 4)
     config = StaticConfig(batch_size=4, finished_rows=finished_rows)
-    executor = TorchExecutor(runner, manager, max_model_len=60)
+    executor = TorchExecutor(runner, manager, max_model_len=120)
     scheduler = Static(config, PolicyContext(manager, 60))
     core = EngineCore(scheduler, executor, Recorder(), max_model_len=60)
     for i, (prompt, output) in enumerate([(40, 2), (3, 19), (11, 6), (1, 1)]):
         core.submit(arrival(i, 0, prompt, output))
-    ghosts = 0
+    ghosts = alone = 0
     for now in range(100):
         batch = core.schedule(now, drain=True)
         if isinstance(batch, Idle):
@@ -130,12 +132,15 @@ def test_padding_is_the_work_that_the_cost_model_counts(finished_rows: Any, tmp_
         core.execute(batch, now)
         core.complete(now)
         assert (backend.tokens, backend.pairs) == (work.tokens[0], work.pairs[0])
-        # A decode row reads its own token too; padding inside live rows is read by attention alone.
+        assert backend.rows == attention_rows(columns_of(batch), 119)[0]
+        # A decode row reads its own token too; rows that only read padding have none.
         own = batch.num_decode + batch.pad_decode_rows
         assert backend.reads == work.context[0] + own
         ghosts += backend.reads > batch.context_tokens + own
+        alone += backend.rows > own
     assert now == 19
     assert ghosts >= 18
+    assert (alone == 0) == (finished_rows == "hold"), "rows of padding read the padding, where there are some"
     assert not kv[:, :, 0].any(), "the block that padding reads was written"
 
 
@@ -153,6 +158,7 @@ def test_the_padding_of_chunks_and_decodes_changes_no_logits(tmp_path: Path) -> 
         slots=np.append(step.slots, [-1, -1, -1, -1]),
         chunk_lens=np.array([9, 9], dtype=np.int32),
         seq_lens=np.array([21, 34, 9, 9], dtype=np.int32),
+        block_tables=np.pad(step.block_tables, ((0, 0), (0, 40))),
         pad_reads=np.array([17, 40], dtype=np.int32),
     )
     assert longer.logit_rows.tolist() == [0, 1, 10, 15]

@@ -69,6 +69,7 @@ DOWN = "model.layers.0.mlp.down_proj.weight"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({NORM: None}, r"k_norm.weight \[32\] is missing, 1 of 25 tensors"),
     "misshapen": ({DOWN: torch.zeros(96, 100)}, r"down_proj.weight is \[96, 100\], its config.json says \[96, 160\]"),
+    "quantised": ({DOWN: torch.zeros(96, 160, dtype=torch.int8)}, "down_proj.weight is I8; known are BF16, F16, F32"),
     "left over": ({"model.layers.0.self_attn.q_proj.bias": torch.zeros(128)}, r"q_proj.bias \[128\] is no tensor of"),
 }
 

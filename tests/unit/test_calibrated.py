@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sim.catalog import GPUS, MODELS
 from sim.cost import COSTS as KINDS
 from sim.cost import Calibrated, ProfileConfig, build_cost
+from sim.cost.curves import Curve
 from sim.cost.profile import HostTerm, StatedHost, load_profile
 from sim.cost.roofline import HOST_LINK_SHARE
 from sim.cost.work import TIME_TERMS, columns_of
@@ -47,6 +48,28 @@ def test_a_decode_step_takes_the_graph_that_holds_it() -> None:
     expected = 1.02 * (5.3e6 + at_one + (at_64 - at_one) * 2 / 63) + 300_000 + 3 * 1_500
     assert MINE.step_ns(step([400, 500, 600])) == int(expected)
     assert MINE.step_ns(step([499, 500], pad_decode_rows=1, pad_context_tokens=501)) == int(expected)
+
+
+@pytest.mark.parametrize(
+    ("pad_rows", "pad_context", "reads"), [(1, 1_000, 3), (1, 1_001, 4), (0, 1, 3), (0, 2_500, 5), (2, 900, 4)]
+)
+def test_padding_is_read_by_rows_of_padding_and_few_others(pad_rows: int, pad_context: int, reads: int) -> None:
+    """Of 2 decodes: no row reads above 1,000 tokens, the profile's longest; a graph holds them, a CPU only attends."""
+    batch = step([500, 600], pad_decode_rows=pad_rows, pad_context_tokens=pad_context)
+    context = np.array([(1_100 + pad_context) / reads])
+    attention = COSTS.decode_attention.at(np.array([reads]), context)[0]
+    rows = 2 + pad_rows
+    host = 300_000 + rows * 1_500
+    exact = replace(COSTS, decode=Curve((1, 2, 3, 4, 5), (5.1e6, 5.2e6, 5.3e6, 5.4e6, 5.5e6)))
+    for device, held in (("cuda", reads), ("cpu", rows)):
+        cost = Calibrated(replace(PROFILE, costs=exact, hardware={"device": device}))
+        assert cost.step_ns(batch) == int(1.02 * (5e6 + held * 1e5 + attention) + host)
+        columns = columns_of(batch)
+        assert cost.kernel_ns(columns)[0] + cost.host_ns(columns)[0] == pytest.approx(cost.step_ns(batch), abs=1)
+    few = np.array([2 + max(pad_rows, 1)])  # enough where sequences may be of 5,001 tokens
+    longer = Calibrated(replace(PROFILE, costs=exact), extrapolate=True, max_model_len=5_001)
+    attention = COSTS.decode_attention.at(few, (1_100 + pad_context) / few)[0]
+    assert longer.step_ns(batch) == int(1.02 * (5e6 + few[0] * 1e5 + attention) + host)
 
 
 def test_a_step_with_chunks_is_launched_op_by_op() -> None:
@@ -148,11 +171,13 @@ def test_a_growing_context_never_gets_cheaper() -> None:
         ),
         (step(chunks=[(0, 513)]), "513 tokens in a step asked; profile mine was measured up to 512"),
         (step([10] * 12, [(0, 501)]), "513 tokens in a step asked"),
+        (step([10] * 60, [(0, 1)] * 5), "65 sequences in a step asked; .* up to 64. Recalibrate with --max-seqs 65"),
+        (step(chunks=[(0, 1)] * 65), "65 sequences in a step asked"),
         (step(chunks=[(0, 300)], pad_prefill_tokens=213), "513 tokens in a step asked"),
         (step([1000, 1001]), "1001 mean context tokens of the decodes asked; profile mine was measured up to 1000"),
         (step(chunks=[(1900, 101)]), "2001 tokens of one prompt asked; .* --max-model-len 2001"),
     ],
-    ids=["decodes", "tokens", "mixed tokens", "padding", "context", "prompt"],
+    ids=["decodes", "tokens", "mixed tokens", "mixed rows", "chunks", "padding", "context", "prompt"],
 )
 def test_outside_the_hull_is_refused(batch: Any, message: str) -> None:
     """With what was asked, what was measured and what to do; on request the curves go on instead."""

@@ -111,6 +111,26 @@ def test_graphs_get_a_curve_by_size_and_launches_a_floor() -> None:
         assert found == pytest.approx(law([Point("A", (c,) * b)])[0], rel=0.02)
 
 
+@pytest.mark.parametrize(("most", "ran"), [(100, 104), (20, 24)])
+@pytest.mark.parametrize("measured", ["all", "cut"])
+def test_every_size_of_graph_has_a_time_of_its_own(most: int, ran: int, measured: str) -> None:
+    """The most sequences ran in a graph that is larger than they are; sizes not measured come from their neighbours."""
+    sizes = tuple(size for size in (1, 2, 4, 8, 16, *range(24, 120, 8)) if size <= ran + 8)
+    limits = Limits(max_seqs=most, max_tokens=256, max_context=512, kv_tokens=most * 512)
+    points = plan(limits, block_size=16, buckets=sizes, fine=True)
+    if measured == "cut":
+        points = [p for p in points if p.block != "A" or len(p.decode) in (1, 4, most)]
+    held = [len(p.decode) if p.chunks else next(size for size in sizes if size >= len(p.decode)) for p in points]
+    more = np.array(held) - [len(p.decode) for p in points]  # rows that only fill the graph: layers and head
+    times = law(points) + 11_000 * more + 4_000 * np.maximum(np.minimum(more, np.array(held) - 64), 0)
+    decode = fit_kernels(LLAMA, points, times.tolist(), buckets=sizes, measured_grid=True).decode
+    assert decode is not None
+    assert decode.x == sizes
+    own = 500_000 + 11_000 * np.array(sizes) + 4_000 * np.maximum(np.array(sizes) - 64, 0)
+    assert decode.holding(np.array(sizes)) == pytest.approx(own, rel=0.06)
+    assert decode.holding(np.array([most]))[0] == decode.ns[sizes.index(ran)]
+
+
 def test_too_few_points_are_said() -> None:
     """A fit of next to nothing is refused in one line."""
     with pytest.raises(CalibrationError, match="too few"):
@@ -122,10 +142,15 @@ def test_the_hosts_time_is_what_periods_have_beyond_kernels() -> None:
     random = np.random.default_rng(4)
     steps = {
         "num_decode": random.integers(0, 64, 500),
+        "pad_decode_rows": random.integers(0, 5, 500),
         "num_chunks": random.integers(0, 3, 500),
         "num_prefill_tokens": random.integers(0, 500, 500),
     }
-    host = 300_000 + 4_000 * (steps["num_decode"] + steps["num_chunks"]) + 100 * steps["num_prefill_tokens"]
+    host = (
+        300_000
+        + 4_000 * (steps["num_decode"] + steps["pad_decode_rows"] + steps["num_chunks"])
+        + 100 * steps["num_prefill_tokens"]
+    )
     host[::50] += 40_000_000
     kernel = random.uniform(1e6, 5e6, 500)
     assert fit_host(steps, kernel, kernel + host) == pytest.approx([300_000, 4_000, 100], rel=0.03)

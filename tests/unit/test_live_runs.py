@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from sim.attribution import attribute
 from sim.core import EngineCore, SimExecutor
-from sim.errors import ExecutorError, TraceError
+from sim.errors import CalibrationError, ExecutorError, PolicyError, SchedulerStalled, TraceError
 from sim.kv import CountingKV
 from sim.live import VirtualClock, WallClock, lag_verdict, live
 from sim.policies import POLICIES
+from sim.policies.gated import Gated, GatedConfig
 from sim.record import BLOCKED, FINISHED, MISSING, PREFILL, UNFINISHED, Recorder
-from sim.types import Arrival, Batch, StepResult
+from sim.types import Arrival, Batch, Idle, PolicyContext, Request, StepResult
 from tests.conformance.runs import built, cases
 from tests.unit.engine import MAX_MODEL_LEN, Constant, Requests, arrival, engine, outcomes, vllm
 from tests.unit.metrics_helpers import records_of
@@ -84,17 +85,101 @@ def test_ctrl_c_waits_for_the_end_of_the_step():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_broken_workload_is_raised_in_the_engines_thread():
-    """What the load source's thread raises is not lost with the thread."""
+class Broken(Requests):
+    """A trace whose third row cannot be read."""
 
-    class Broken(Requests):
+    def arrivals(self) -> Iterator[Arrival]:
+        yield arrival(0, 0)
+        yield arrival(1, 1000)
+        raise TraceError("row 3 is broken")
+
+
+class Unthinking(Requests):
+    """Clients that fail at their first answer."""
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        raise KeyError(request.id)
+
+
+def test_a_broken_load_source_cuts_the_run():
+    """In real time what was read before ends with the reason; in virtual time the error is raised."""
+    core = engine(vllm(CountingKV(100, 4)))
+    ended = live(core, Broken(), WallClock())
+    rows = outcomes(core.recorder.records())
+    assert len(rows) == 2 and {row.reason for row in rows} <= {"", "load_source_failed"}
+    assert isinstance(ended.error, TraceError) and ended.reason == "load_source_failed"
+    assert core.recorder.details[ended.reason] == "row 3 is broken"
+    with pytest.raises(TraceError, match="row 3"):
+        live(engine(vllm(CountingKV(100, 4))), Broken(), VirtualClock())
+
+
+def test_clients_that_fail_cut_the_run():
+    """Nobody else's requests are lost, those that were not sent yet among them."""
+    core = engine(vllm(CountingKV(100, 4)))
+    ended = live(core, Unthinking(arrival(0, 0), arrival(1, 10**15)), WallClock())
+    rows = outcomes(core.recorder.records())
+    assert [(row.outcome, row.reason) for row in rows] == [("finished", ""), ("unfinished", "load_source_failed")]
+    assert isinstance(ended.error, KeyError)
+
+
+def test_a_rest_that_cannot_be_read_does_not_hide_the_cut():
+    """A run that the device cuts keeps its reason where the trace is broken further on."""
+    core = breaking(1, ExecutorError("gone.", "step_failed"))
+
+    class Later(Broken):
         def arrivals(self) -> Iterator[Arrival]:
             yield arrival(0, 0)
-            yield arrival(1, 1000)
-            raise TraceError("row 3 is broken")
+            yield arrival(1, 10**15)
+            yield arrival(2, 10**15)
+            raise TraceError("row 4 is broken")
 
-    with pytest.raises(TraceError, match="row 3"):
-        live(engine(vllm(CountingKV(100, 4))), Broken(), WallClock())
+    assert live(core, Later(), WallClock()).reason == "step_failed"
+    assert [row.reason for row in outcomes(core.recorder.records())] == ["step_failed"] * 3
+
+
+class Failing(Gated):
+    """A policy whose n-th schedule raises."""
+
+    left, error = 0, Exception()
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        self.left -= 1
+        if not self.left:
+            raise self.error
+        return super().schedule(now_ns, drain)
+
+
+@pytest.mark.parametrize("error", [PolicyError("no."), SchedulerStalled("waits."), KeyError("mine")])
+def test_a_failing_policy_cuts_a_run_in_real_time(error):
+    """The records are whole and the error is handed back; in virtual time it is raised."""
+
+    def failing() -> EngineCore:
+        scheduler = Failing(GatedConfig(), PolicyContext(CountingKV(100, 4), MAX_MODEL_LEN))
+        scheduler.left, scheduler.error = 3, error
+        return engine(scheduler)
+
+    core = failing()
+    ended = live(core, Requests(arrival(0, 0), arrival(1, 10**15)), WallClock())
+    reason = "stalled" if isinstance(error, SchedulerStalled) else "policy_failed"
+    rows = outcomes(core.recorder.records())
+    assert [(row.outcome, row.reason, row.output_tokens) for row in rows] == [
+        ("unfinished", reason, 2),
+        ("unfinished", reason, 0),
+    ]
+    assert ended.error is error and ended.reason == reason
+    with pytest.raises(type(error)):
+        live(failing(), Requests(arrival(0, 0)), VirtualClock())
+
+
+@pytest.mark.parametrize("error", [CalibrationError("a step of 9 tokens."), AssertionError(), PolicyError("no.")])
+def test_whatever_a_step_raises_cuts_a_run_in_real_time(error):
+    """A step too large and a bug of ours lose nothing; the error is handed back for whoever has saved the run."""
+    core = breaking(5, error)
+    ended = live(core, Requests(arrival(0, 0), arrival(1, 1), arrival(2, 10**15)), WallClock())
+    reason = "policy_failed" if isinstance(error, PolicyError) else "step_failed"
+    rows = outcomes(core.recorder.records())
+    assert [(row.reason, row.output_tokens) for row in rows] == [("", 3), (reason, 1), (reason, 0)]
+    assert ended.error is error and core.recorder.details[reason] == (str(error) or "AssertionError")
 
 
 # ---- real time
@@ -205,8 +290,18 @@ def late(lag_ns: int, *, ttft_ns: int = 1000, step_ns: int = 100) -> str:
 
 
 def test_a_late_load_source_voids_the_run():
-    """Void from a lag above a mean step and 5 % of the mean TTFT on; a run that answered nobody is not judged."""
+    """Void from a lag above a mean step and 5 % of the mean TTFT on; the requests beyond it are counted."""
     assert late(150) == ""
-    assert "p99 of its lag is 151 ns" in late(151) and "void" in late(151)
+    assert "p99 of its lag is 151 ns, and 3 of 3 requests came later" in late(151) and "void" in late(151)
     assert late(151, ttft_ns=2000) == ""
-    assert lag_verdict(records_of([{"lag_ns": 10**9, "outcome": UNFINISHED}])) == ""
+
+
+def test_where_nobody_finished_the_lag_is_judged_by_a_step_alone():
+    """Above a mean step it voids the run; where no step ran either, nothing tells."""
+    open_ones = [{"ended_ns": 10, "lag_ns": ns, "outcome": UNFINISHED} for ns in (0, 101)]
+    step = [{"start_ns": 0, "duration_ns": 100}]
+    assert "1 of 2 requests came later than a mean step of 100 ns. The run is void" in lag_verdict(
+        records_of(open_ones, step)
+    )
+    assert lag_verdict(records_of([request | {"lag_ns": 100} for request in open_ones], step)) == ""
+    assert lag_verdict(records_of(open_ones)) == ""

@@ -14,13 +14,17 @@ from sim.core import SimExecutor
 from sim.cost import Linear
 from sim.kv import CountingKV
 from sim.live import VirtualClock, live
+from sim.plain import to_plain
 from sim.point import Setup
 from sim.record import Records
+from sim.report.validation import Validation
 from sim.resolved import Resolved
 from sim.scenario import load_scenario
 from sim.types import Batch
-from sim.validation import Case
+from sim.validation import Case, PointReport, judge
+from sim.verdicts import BOUNDS
 
+LOAD = 14.0
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "live-demo.yaml"
 COST = Linear(base=2_200_000, per_token=80_000, per_sequence=250_000, per_context_token=600)
 
@@ -98,8 +102,21 @@ def played(
         run.end_ns,
         core.scheduler.streams,
         kv.num_blocks,
-        {"device": "cpu", "hardware": {"cpu": "none"}},
+        made_of(scenario, policy),
     )
+
+
+def made_of(scenario: Resolved, policy: str) -> dict[str, Any]:
+    """What a live run of `policy` says of itself."""
+    return {
+        "device": "cpu",
+        "hardware": {"device": "cpu", "cpu": "none"},
+        "model": to_plain(scenario.model),
+        "block_size": scenario.block_size,
+        "num_swap_blocks": scenario.num_swap_blocks,
+        "max_model_len": scenario.max_model_len,
+        "knobs": to_plain(scenario.find(policy)),
+    }
 
 
 def late(sample: Sample, lag_ns: int) -> Sample:
@@ -107,3 +124,15 @@ def late(sample: Sample, lag_ns: int) -> Sample:
     requests = sample.records.requests.copy()
     requests["lag_ns"] = lag_ns
     return replace(sample, records=replace(sample.records, requests=requests))
+
+
+@cache
+def point(policy: str = "continuous", *factors: float, share: float | None = 0.5) -> PointReport:
+    """A point whose live runs are slower than the simulation by these factors."""
+    lives = [played(policy, LOAD, factor, repeat=i) for i, factor in enumerate(factors)]
+    return judge(case(), resolved().find(policy), LOAD, share, lives)
+
+
+def validation(*points: PointReport, device: str = "cpu") -> Validation:
+    rates = {found.policy.name: 20.0 for found in points}
+    return Validation("x", "live-demo", "demo · a machine", "mean_rate", BOUNDS[device], {"seed": 0}, rates, points)

@@ -1,0 +1,90 @@
+"""What a validation must reach, on points that are off by known amounts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sim.validation import MetricError, PointReport
+from sim.verdicts import BOUNDS, Verdict, all_steps, verdicts
+from tests.unit.validation_samples import point
+
+
+def test_bounds_are_met_and_missed_where_they_lie() -> None:
+    """A simulation 3 % short misses the CPU's bias of 2 % and nothing else; on a GPU latencies miss as well."""
+    found = point("continuous", 1.03)
+    cpu = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS["cpu"])}
+    assert cpu == {
+        "signed bias of step time": False,
+        "median error of step time": True,
+        "tpot mean": True,
+        "e2e mean": True,
+        "ttft mean": True,
+    }
+    gpu = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS["cuda"])}
+    assert gpu["median error of step time"] is False and gpu["95th percentile of step-time error"] is True
+    assert gpu["tpot mean"] is False
+
+
+def test_biases_of_two_policies_that_cancel_are_a_miss() -> None:
+    """3 % short under one policy and 3 % long under another: the pool is within the bound, no policy is."""
+    both = [point("continuous", 1.03), point("vllm", 0.97)]
+    pooled = all_steps(both)[-1].bias
+    bias = verdicts(both, BOUNDS["cpu"])[0]
+    assert abs(pooled) < 0.02 and bias.met is False
+    assert bias.bound == "within ±2 % under every policy" and "largest: vllm +3.09%" in bias.found
+    assert verdicts([point("continuous", 1.0), point("vllm", 0.99)], BOUNDS["cpu"])[0].met is True
+
+
+def test_a_figure_that_a_side_lacks_is_never_passed_over() -> None:
+    """Nothing on one side is a miss; nothing on both leaves the bound open, unless another point misses it."""
+    found = point("continuous", 1.0)
+
+    def without(simulated: float | None, live: float | None) -> PointReport:
+        gone = MetricError("tpot_mean_s", simulated, live, None, None, few=False)
+        return replace(found, metrics=tuple(gone if m.name == gone.name else m for m in found.metrics))
+
+    def tpot(*points: PointReport) -> Verdict:
+        return next(v for v in verdicts(points, BOUNDS["cpu"]) if v.what == "tpot mean")
+
+    assert tpot(found).met is True
+    assert tpot(found, without(None, None)).met is None
+    assert tpot(found, without(0.1, None)).met is tpot(found, without(0.1, 0.0)).met is False
+    assert tpot(point("continuous", 1.5), without(None, None)).met is False
+    assert "not defined at continuous, load 14" in tpot(found, without(None, None)).found
+
+
+def test_a_wide_spread_widens_the_bound_of_a_latency_on_a_cpu_alone() -> None:
+    """An error of 12 % beside a spread of 8 % is within two spreads: enough for the CPU's bounds, not the GPU's."""
+    found = point("continuous", 1.03, 1.15)
+    e2e = found.metric("e2e_mean_s")
+    assert e2e.error is not None and e2e.spread is not None
+    assert 0.10 < abs(e2e.error) < 2 * e2e.spread and not found.unfit
+    for device, met in (("cpu", True), ("cuda", False)):
+        told = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS[device])}
+        assert told["e2e mean"] is met
+
+
+def test_near_saturation_the_load_axis_and_the_throughput_are_judged() -> None:
+    """From 90 % of saturation on a GPU's latencies have no bound of their own."""
+    near = point("continuous", 1.0, share=0.95)
+    told = {verdict.what: verdict.met for verdict in verdicts([near], BOUNDS["cuda"])}
+    assert told["e2e mean"] is None and told["load-equivalent error"] is True and told["throughput rps"] is True
+    off = point("continuous", 1.1, share=0.95)
+    told = {verdict.what: verdict.met for verdict in verdicts([off], BOUNDS["cuda"])}
+    assert told["load-equivalent error"] is False
+
+
+def test_the_load_axis_is_judged_for_the_tails_as_well() -> None:
+    """A p99 alone beyond the bound, or beyond reach, is a miss; few observations are marked."""
+    near = point("continuous", 1.0, share=0.95)
+    shifts = dict.fromkeys(near.shifts, 0.0)
+    assert list(shifts) == ["ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s"]
+
+    def judged(**changed: float | None) -> Verdict:
+        told = verdicts([replace(near, shifts=shifts | changed)], BOUNDS["cuda"])
+        return next(verdict for verdict in told if verdict.what == "load-equivalent error")
+
+    assert judged().met is True and judged().found.startswith("4 of 4 figures")
+    off = judged(ttft_p99_s=0.03)
+    assert off.met is False and "+3.0% (~ ttft p99, continuous" in off.found
+    assert judged(e2e_p99_s=None).met is False and "1 beyond reach" in judged(e2e_p99_s=None).found
