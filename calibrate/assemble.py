@@ -181,14 +181,15 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
         return InEngine(), None
     table, kernel, period = joined(training)
     alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
-    parts = (alone, np.ones(len(alone)), table["num_chunks"], table["num_decode"])
+    decodes = table["num_decode"] + table["pad_decode_rows"]
+    parts = (alone, np.ones(len(alone)), table["num_chunks"], decodes)
     design = np.stack(parts, axis=1).astype(np.float64)
     # Cold caches only ever add; how fast the machine was meanwhile is then a factor on all of it.
     found = robust_nnls(design, kernel - alone, scale=kernel) + np.array([1.0, 0.0, 0.0, 0.0])
     typical = design @ found
     found *= np.minimum(kernel, _DISTURBED * typical).sum() / typical.sum()
     base, per_sequence, per_token = fit_host(table, kernel, period)
-    rows = table["num_decode"] + table["num_chunks"]
+    rows = decodes + table["num_chunks"]
     host = base + per_sequence * rows + per_token * table["num_prefill_tokens"]
     beyond = np.minimum(period - kernel, host + (_DISTURBED - 1) * (host + typical)) - host
     base = max(base + float(beyond.mean()), 0.0)  # medians leave out the tail that every long run has

@@ -37,7 +37,7 @@ Progress = Callable[[str, float], None]
 
 _ROUNDS = {"cuda": 3, "cpu": 4}
 _HELD_OUT = {"cuda": 150, "cpu": 40}
-_RUN_S = {"cuda": 5.0, "cpu": 1.0}  # of an engine run
+_RUN_S = {"cuda": 5.0, "cpu": 0.5}  # of an engine run
 _SAVE_S = 10.0
 _MARGIN_S = 3.0  # kept for the last fit and files
 _SWAP_BLOCKS = 64
@@ -145,7 +145,8 @@ class Run:
         )
         decodes = [p for p in steps if p.block == "A"]
         short = [p for p in decodes if p.decode[0] == min(q.decode[0] for q in decodes)]  # fits into most pools
-        self.bench = Bench(runner, short[len(short) // 2], options.seed)
+        first_ns = None if raw.sentinel is None else float(raw.sentinel["ns"])
+        self.bench = Bench(runner, short[len(short) // 2], options.seed, first_ns)
         self._before = {point: list(sample.rounds) for point, sample in raw.samples.items()}
         self._runs_before = raw.runs
         self._runs: list[tuple[float, EngineSteps]] = []
@@ -295,7 +296,8 @@ class Run:
         raw.runs = [*self._runs_before, *(run.divided(self.bench.factor(seconds)) for seconds, run in self._runs)]
         raw.seconds = self._spent_s + time.monotonic() - self._began_s
         raw.notes = [*self._notes, *self.bench.notes()]
-        raw.sentinel = self.bench.usual() or raw.sentinel
+        if self.bench.first_ns is None and (usual_ns := self.bench.usual_ns()):
+            raw.sentinel = {"step": self.bench.sentinel.to_row(), "ns": round(usual_ns)}
         raw.telemetry = [*self._telemetry, *filter(None, [self.telemetry.summary()])]
         raw.save(self.partial)
         self._saved_s = time.monotonic()

@@ -15,6 +15,7 @@ On any machine `batchsim validate SCENARIO --set cost=DIR/profile-MODEL.json --f
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from typing import Annotated, Any
 
 import typer
 
-from calibrate.campaign_plan import SHIPPED, Known, Plan, Stage, profile_name
+from calibrate.campaign_plan import SHIPPED, Known, Plan, Stage, profile_name, told
 from calibrate.targets import line, targets
 from calibrate.worker import CUT, DONE, FAILED, Reply, Worker
 from sim.cost.profile import load_profile
@@ -59,9 +60,9 @@ class Campaign:
     def _read(self) -> dict[str, Any]:
         """What earlier calls left, or a beginning. CalibrationError if it is of another plan or device."""
         advice = "Delete it, or give another --out."
+        _check_writable(self.out)
         new = {"format": _FORMAT, "plan": self.plan.digest, "device": self.device}
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
             found = json.loads(self._state_file.read_text(encoding="utf-8"))
             if found["format"] != _FORMAT or not all({"state", "seconds"} <= set(s) for s in found["stages"].values()):
                 raise ValueError("not a campaign's state")
@@ -69,7 +70,7 @@ class Campaign:
             new |= {"model": self.plan.model, "calls": 0, "stages": {}, "saturation_rps": {}, "num_blocks": None}
             return new
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CalibrationError(f"{self._state_file}: cannot be read: {error!r}. {advice}") from None
+            raise CalibrationError(f"{self._state_file}: cannot be read: {told(error)}. {advice}") from None
         for what, ours in (("device", self.device), ("model", self.plan.model), ("plan", self.plan.digest)):
             if found[what] != ours:
                 raise CalibrationError(
@@ -243,6 +244,28 @@ class _NoWorkerError(Exception):
     """A process for the stage did not start, though one did before."""
 
 
+def _check_writable(out: Path) -> None:
+    """CalibrationError unless files can be written in `out`, which is made."""
+    probe = out / ".probe"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.write_text("", encoding="utf-8")
+        probe.unlink()
+    except OSError as error:
+        raise CalibrationError(f"--out {out}: cannot be written: {error.strerror}. Give another folder.") from None
+
+
+def _check_call(device: str, minutes: float) -> None:
+    """CalibrationError for a time that is none and a device that is not there."""
+    if not math.isfinite(minutes):
+        raise CalibrationError(f"--minutes {minutes:g}: is not a time. Give a number of minutes.")
+    try:
+        from calibrate.identity import check_device
+    except ImportError as error:
+        raise CalibrationError(f"a campaign needs torch: {error}. Install it.") from None
+    check_device(device)
+
+
 def _good_enough(record: dict[str, Any]) -> bool:
     """Whether a stage left a profile that lacks only rounds, and has had enough of them."""
     lacking = [m for m in record.get("result", {}).get("missing", ()) if m.startswith(("block", "rounds"))]
@@ -282,6 +305,7 @@ def main(
     """Measure, check and replay on this machine until the time is up; print how every stage ended."""
     code = 1
     try:
+        _check_call(device, minutes)
         campaign = Campaign(plan, out, device, minutes)
         signal.signal(signal.SIGTERM, _terminate)  # as Ctrl-C
         try:

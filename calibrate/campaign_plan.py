@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sim.errors import CalibrationError
+from calibrate.options import LEAST_MINUTES, Options
+from sim.catalog import load_model
+from sim.errors import CalibrationError, ScenarioError
 from sim.resolved import Resolved, ResolvedPolicy
 
 SHIPPED = Path(__file__).parent / "campaigns"
@@ -76,26 +79,46 @@ class Plan:
         try:
             text = path.read_text(encoding="utf-8")
             plain = json.loads(text)
-            files = {
-                name: (path.parent / file).read_text(encoding="utf-8") for name, file in plain["scenarios"].items()
-            }
+            files = {name: _text(path, name, path.parent / file) for name, file in plain["scenarios"].items()}
             plan = cls(
                 model=plain["model"],
                 second_model=plain["second_model"],
                 profile_minutes=float(plain["profile_minutes"]),
                 options=dict(plain["options"]),
-                scenarios={name: Resolved.from_json(file, f"{path}: {name}") for name, file in files.items()},
+                scenarios={
+                    name: Resolved.from_json(file, f"{path}: scenario {name}, {path.parent / plain['scenarios'][name]}")
+                    for name, file in files.items()
+                },
                 points=tuple(LivePoint(*point) for point in plain["points"]),
                 digest=hashlib.sha256("\0".join([text, *files.values()]).encode()).hexdigest()[:12],
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             example = SHIPPED / "gpu.json"
-            raise CalibrationError(f"{path}: cannot be read as a plan: {error!r}. Copy {example}.") from None
+            raise CalibrationError(f"{path}: cannot be read as a plan: {told(error)}. Copy {example}.") from None
         plan._check(path)
         return plan
 
     def _check(self, path: Path) -> None:
+        for model in filter(None, (self.model, self.second_model)):
+            try:
+                load_model(model)
+            except ScenarioError as error:
+                raise CalibrationError(f"{path}: {error}") from None
+        known = [field.name for field in fields(Options) if field.name not in ("model", "device", "minutes")]
+        for name in self.options:
+            if name not in known:
+                raise CalibrationError(f"{path}: options: {name} is not known. Known are {', '.join(known)}.")
+        if not LEAST_MINUTES <= self.profile_minutes < math.inf:
+            raise CalibrationError(
+                f"{path}: profile_minutes is {self.profile_minutes:g}. Write at least {LEAST_MINUTES:g}."
+            )
         for point in self.points:
+            share = point.share
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
+                raise CalibrationError(
+                    f"{path}: a point of {point.scenario} under {point.policy} has the share {json.dumps(share)}. Write"
+                    " a number above 0."
+                )
             if point.scenario not in self.scenarios:
                 raise CalibrationError(f"{path}: {point.name} names no scenario of the plan. Add it to scenarios.")
             self.policy(point)
@@ -130,6 +153,23 @@ class Plan:
     def _profile(self, model: str) -> Stage:
         name = profile_name(model)
         return Stage(name, name, _PROFILE_S, 60 * self.profile_minutes + 60, model)
+
+
+def _text(plan: Path, name: str, file: Path) -> str:
+    """What stands in the file of a plan's scenario. CalibrationError if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CalibrationError(
+            f"{plan}: scenario {name}: {file} cannot be read: {told(error)}. Write it with batchsim resolve."
+        ) from None
+
+
+def told(error: Exception) -> str:
+    """An error of Python's in words."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def profile_name(model: str) -> str:

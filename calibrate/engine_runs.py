@@ -1,8 +1,9 @@
 """Runs of the real engine, to see what a step costs besides its kernels run back to back.
 
-EngineCore, a scheduler, block tables and the model work as in a live run; all requests are there at once and the run is
-cut after some seconds. What lies between a step's kernels and the next step's start is the host's: scheduler, records,
-input preparation, copies.
+EngineCore, a scheduler, block tables and the model work as in a live run, which is cut after some seconds. Requests are
+all there at once, or come one by one in `sparse` runs: then there are steps of chunks alone, and steps after a rest.
+Runs of `static` batches hold padding. What lies between a step's kernels and the next step's start is the host's:
+scheduler, records, input preparation, copies.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _WARM_STEPS = 5  # left out at the head of a run: first touches of memory
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: the policy and its slots, whether the fit may use it, and which requests."""
+    """One run: the policy (`sparse`: continuous) and its slots, whether the fit may use it, and which requests."""
 
     kind: str
     max_seqs: int
@@ -90,14 +91,14 @@ def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
 
     Held out are other requests, longer ones, and another policy besides.
     """
-    levels = sorted({limits.max_seqs, max(1, limits.max_seqs // 4), max(1, limits.max_seqs // 16)}, reverse=True)
+    half, quarter, few = (max(1, limits.max_seqs // n) for n in (2, 4, 16))
     specs = []
     for i in range(rounds):
-        specs += [RunSpec("continuous", level, True, seed + 10 * i) for level in levels]
-        specs += [
-            RunSpec("vllm", limits.max_seqs, False, seed + 10 * i + 1),
-            RunSpec("continuous", max(1, limits.max_seqs // 2), False, seed + 10 * i + 2),
-        ]
+        first = seed + 10 * i
+        specs += [RunSpec("continuous", level, True, first) for level in sorted({limits.max_seqs, quarter, few})[::-1]]
+        specs += [RunSpec("static", quarter, True, first), RunSpec("sparse", limits.max_seqs, True, first)]
+        specs += [RunSpec("vllm", limits.max_seqs, False, first + 1), RunSpec("continuous", half, False, first + 2)]
+        specs += [RunSpec("static", half, False, first + 3), RunSpec("sparse", half, False, first + 4)]
     return specs
 
 
@@ -108,7 +109,7 @@ def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: floa
     scheduler = schedules.scheduler(spec.kind, spec.max_seqs, limits, kv)
     recorder = Recorder()
     core = EngineCore(scheduler, executor, recorder, max_model_len=limits.max_context, stop_ns=round(seconds * 1e9))
-    requests = schedules.all_at_once(8 * spec.max_seqs + 32, limits, spec.seed, longer=not spec.training)
+    requests = schedules.requests(spec.kind, spec.max_seqs, limits, spec.seed, seconds, longer=not spec.training)
     with settled_memory():
         ended = live(core, requests, WallClock())
     if ended.reason == "interrupted":

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibrate.inputs import StepInputs
 from calibrate.mirror import BlockMirror
-from calibrate.padding import padded_chunks, padded_decodes, widened
+from calibrate.padding import padded_chunks, padded_decodes
 from calibrate.prompts import Prompts, RandomPrompts
 from calibrate.runner import ModelRunner, StepTimes
 from calibrate.sampling import GREEDY, Sampling
@@ -52,6 +52,7 @@ class TorchExecutor:
         self._eos = np.array(runner.eos_token_ids, dtype=np.int64)
         self._lives: dict[Sequence, LiveSequence] = {}
         self._mirror = BlockMirror(runner.num_blocks, runner.block_size, -(-max_model_len // runner.block_size))
+        self._zeros = self._mirror.new_row()  # never holds a block: the table of padding
         self._decodes = NOBODY
         self._last_tokens = NONE  # what the members of _decodes compute next
 
@@ -139,23 +140,24 @@ class TorchExecutor:
         if batch.decodes is not None:
             rows, positions, ids = self._decode_rows(batch, batch.decodes)
         chunks = self._chunks(batch)
-        positions = np.concatenate([positions, chunks.positions])
+        pad_lens, pad_reads = padded_decodes(batch, self.max_model_len)
+        zeros = np.zeros(len(pad_lens), dtype=np.int64)
         token_rows = np.concatenate([rows, np.repeat(chunks.rows, chunks.lens)])
-        seq_lens = np.concatenate([positions[: len(rows)] + 1, chunks.computed + chunks.lens])
-        width = -(-int(seq_lens.max(initial=0)) // self.runner.block_size)
+        slots = self._mirror.slots(token_rows, np.concatenate([positions, chunks.positions]))
+        seq_lens = np.concatenate([positions + 1, pad_lens, chunks.computed + chunks.lens])
+        longest = max(int(seq_lens.max(initial=0)), int(pad_reads.max(initial=0)))
+        width = -(-longest // self.runner.block_size)
         step = StepInputs(
-            ids=np.concatenate([ids, chunks.ids]),
-            positions=positions,
-            slots=self._mirror.slots(token_rows, positions),
-            num_decode=len(rows),
+            ids=np.concatenate([ids, zeros, chunks.ids]),
+            positions=np.concatenate([positions, zeros, chunks.positions]),
+            slots=np.concatenate([slots[: len(rows)], zeros - 1, slots[len(rows) :]]),
+            num_decode=len(rows) + len(zeros),
             chunk_lens=chunks.lens.astype(np.int32),
             seq_lens=seq_lens.astype(np.int32),
-            block_tables=self._mirror.tables[np.concatenate([rows, chunks.rows]), :width],
+            block_tables=self._mirror.tables[np.concatenate([rows, zeros + self._zeros, chunks.rows]), :width],
+            pad_reads=pad_reads,
         )
-        if not (batch.pad_prefill_tokens or batch.pad_decode_rows or batch.pad_context_tokens):
-            return step
-        padded = padded_decodes(padded_chunks(step, batch), batch, self.max_model_len)
-        return widened(padded, self.runner.block_size)
+        return padded_chunks(step, batch, self.runner.block_size)
 
     def _decode_rows(self, batch: Batch, group: DecodeGroup) -> tuple[Int64s, Int64s, Int64s]:
         """Mirror row, position and token of every member, with the block that the position lies in known."""

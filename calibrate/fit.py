@@ -8,7 +8,7 @@ the head's time from the layers', is shared by the sizes of their matrices. Nump
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -107,7 +107,8 @@ def fit_kernels(
 ) -> Kernels:
     """Coefficients from the medians `ns` of `points`.
 
-    `buckets` are the sizes of the graphs that decode-only steps replay, () without. `measured_grid` keeps the measured
+    `buckets` are the sizes of the graphs that decode-only steps replay, () without: each gets its time, one that was
+    not measured from its neighbours, one beyond the last as layers and head grow. `measured_grid` keeps the measured
     decode attention at every point of block A, as a device wants whose attention is no plane in sequences and context,
     and every measured number of tokens as a knot. Without it decode-only steps have a time of their own for each number
     of sequences, if all were measured: matmuls of few rows are uneven on a CPU. CalibrationError if there are too few
@@ -170,8 +171,13 @@ def _padded(points: Sequence[Point], buckets: Sequence[int]) -> tuple[Floats, Fl
     rows = np.array([float(len(p.decode) + len(p.chunks)) for p in points])
     for i, p in enumerate(points):
         if not p.chunks:
-            tokens[i] = rows[i] = next((b for b in buckets if b >= len(p.decode)), len(p.decode))
+            tokens[i] = rows[i] = _ran(len(p.decode), buckets) or len(p.decode)
     return tokens, rows
+
+
+def _ran(rows: int, buckets: Sequence[int]) -> int | None:
+    """The size of the graph that a step of so many decodes replays; None: none."""
+    return next((b for b in buckets if b >= rows), None)
 
 
 def _knots(tokens: Floats, points: Sequence[Point]) -> list[int]:
@@ -250,21 +256,28 @@ def _with_measured(
             follow = row[-1] + per_token * b * (c - before)
             row.append(follow if beyond is None else max(row[-1], beyond - base[b]))
         grid.append(tuple(short(v) for v in row))
-    sizes = [b for b in buckets if b in base]
-    floor = np.maximum.accumulate([max(base[b], 0.0) for b in sizes]) if sizes else np.zeros(0)
-    return Kernels(
-        layers=kernels.layers,
-        head=kernels.head,
-        decode=_curve(sizes, floor) if sizes else None,
+    return replace(
+        kernels,
+        decode=_by_graph(kernels, base, buckets),
         decode_attention=Grid(tuple(sequences), tuple(float(c) for c in found), tuple(grid)),
-        chunk_attention=kernels.chunk_attention,
-        launch_ns=kernels.launch_ns,
     )
+
+
+def _by_graph(kernels: Kernels, base: Mapping[int, float], buckets: Sequence[int]) -> Curve | None:
+    """Layers and head of each size of graph, from the `base` of numbers of decodes; None where no graph ran."""
+    ran = {size: ns for b, ns in sorted(base.items()) if (size := _ran(b, buckets))}
+    if not ran:
+        return None
+    sizes = np.array(buckets)
+    beyond = np.maximum(sizes, max(ran))  # the curves are less sure of few rows: launches hide them
+    fitted = kernels.layers.at(beyond) + kernels.head.at(beyond)
+    ns = np.interp(sizes, list(ran), list(ran.values())) + fitted - fitted[0]
+    return _curve(buckets, np.maximum.accumulate(np.maximum(ns, 0.0)))
 
 
 def fit_host(steps: Mapping[str, NDArray[np.int64]], kernel_ns: Floats, period_ns: Floats) -> Floats:
     """Base, part of a sequence and part of a prefill token of what `period_ns` has beyond `kernel_ns`, in ns."""
-    rows = steps["num_decode"] + steps["num_chunks"]
+    rows = steps["num_decode"] + steps["pad_decode_rows"] + steps["num_chunks"]
     a = np.stack([np.ones(len(rows)), rows, steps["num_prefill_tokens"]], axis=1).astype(np.float64)
     return robust_nnls(a, period_ns - kernel_ns, scale=period_ns)
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from calibrate.inputs import StepInputs
-from calibrate.padding import spread
 from calibrate.transformer import DeviceInputs
 
 LARGEST_BUCKET = 512
@@ -24,38 +23,25 @@ def buckets_for(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(all_buckets[:enough])
 
 
-def bucket_of(inputs: StepInputs, buckets: tuple[int, ...], max_context: int) -> int | None:
-    """The smallest bucket that holds a decode-only step and its padding reads; None if it must run without a graph.
-
-    A spare row reads at most `max_context` tokens. Where spare rows are few, each reads more.
-    """
-    rows, reads = inputs.num_decode, len(inputs.pad_reads)
-    if len(inputs.chunk_lens) or not rows or not buckets:
+def bucket_of(inputs: StepInputs, buckets: tuple[int, ...]) -> int | None:
+    """The smallest bucket that holds a decode-only step and its padding reads; None if it must run without a graph."""
+    if len(inputs.chunk_lens) or not inputs.num_decode:
         return None
-    for bucket in buckets:
-        if bucket >= rows + reads:
-            return bucket
-    spare = buckets[-1] - rows
-    holds = spare > 0 and -(-int(inputs.pad_reads.sum()) // spare) <= max_context
-    return buckets[-1] if reads and holds else None
+    return next((bucket for bucket in buckets if bucket >= inputs.num_decode + len(inputs.pad_reads)), None)
 
 
-def filled(inputs: StepInputs, bucket: int, block_size: int) -> StepInputs:
+def filled(inputs: StepInputs, bucket: int) -> StepInputs:
     """The decode-only step `inputs` with `bucket` rows, the last of them padding that stores nothing.
 
     The reads that `inputs` leaves to attention alone become contexts of such rows; the others read one token of zeros.
     """
     rows = inputs.num_decode
     spare = bucket - rows
-    reads = inputs.pad_reads
-    if len(reads) > spare:
-        reads = spread(int(reads.sum()), spare)
-    width = max(inputs.block_tables.shape[1], -(-int(reads.max(initial=0)) // block_size))
     seq_lens = np.ones(bucket, dtype=np.int32)
     seq_lens[:rows] = inputs.seq_lens
-    seq_lens[rows : rows + len(reads)] = reads
-    tables = np.zeros((bucket, width), dtype=np.int32)
-    tables[:rows, : inputs.block_tables.shape[1]] = inputs.block_tables
+    seq_lens[rows : rows + len(inputs.pad_reads)] = inputs.pad_reads
+    tables = np.zeros((bucket, inputs.block_tables.shape[1]), dtype=np.int32)
+    tables[:rows] = inputs.block_tables
     return StepInputs(
         ids=np.pad(inputs.ids, (0, spare)),
         positions=np.pad(inputs.positions, (0, spare)),

@@ -29,7 +29,7 @@ class StepInputs:
     are the query tokens of each chunk, padding included. `seq_lens` [num_decode + C] is the context with this step's
     tokens, `block_tables` [num_decode + C, W] the device blocks that hold it, unused entries 0. Each row of
     `seq_lens` has one row of logits: those of its last token that is stored, or of its last token if none is.
-    `pad_reads` [G] are contexts of zeros that attention alone reads: the padding inside rows that still decode.
+    `pad_reads` [G] are contexts of zeros that attention of decodes reads besides, for nothing; W holds them too.
     """
 
     ids: Int64s

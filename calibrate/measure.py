@@ -62,13 +62,15 @@ class Sample:
 
 
 class Bench:
-    """Visits points on one runner; `sentinel` is the step that shows drift."""
+    """Visits points on one runner; `sentinel` is the step that shows drift, `first_ns` its usual time in an earlier
+    call, to which this one's times are brought."""
 
-    def __init__(self, runner: ModelRunner, sentinel: Point, seed: int) -> None:
+    def __init__(self, runner: ModelRunner, sentinel: Point, seed: int, first_ns: float | None = None) -> None:
         self.runner = runner
         self.sentinel = sentinel
         self.device = runner.device.type
         self.seed = seed
+        self.first_ns = first_ns
         self.drift: list[tuple[float, float]] = []  # seconds, ns of the sentinel
         self._hot_s = -math.inf  # when the last step bound by arithmetic ended
         self._wall_s = self._process_s = 0.0  # of replays: by the clock, and as this process had the processor
@@ -119,7 +121,8 @@ class Bench:
             self.drift.append((seconds, self.visit(self.sentinel)))
 
     def factor(self, seconds: float) -> float:
-        """By how much steps were slower than usual at that time; 1 where that cannot be told from scatter.
+        """By how much steps were slower at that time than usual in the first call; 1 where that cannot be told from
+        scatter.
 
         Of what the sentinel moved, the part that it moves from one visit to the next anyway is not counted.
         """
@@ -131,16 +134,23 @@ class Bench:
         scatter = float(np.median(np.abs(np.diff(ns)))) / middle
         moved = float(np.interp(seconds, [s for s, _ in self.drift], smooth / middle)) - 1.0
         if abs(moved) <= max(_CORRECTED, scatter):
-            return 1.0
-        return 1.0 + moved - math.copysign(scatter, moved)
+            return self.level()
+        return (1.0 + moved - math.copysign(scatter, moved)) * self.level()
 
-    def usual(self) -> dict[str, Any] | None:
-        """The sentinel with its usual time, to which all others are corrected; None without a reading."""
+    def level(self) -> float:
+        """By how much this call's usual time is above that of the first call; 1 in the first, and with few readings."""
+        usual_ns = self.usual_ns()
+        if self.first_ns is None or usual_ns is None or len(self.drift) < _FEWEST_READINGS:
+            return 1.0
+        return usual_ns / self.first_ns
+
+    def usual_ns(self) -> float | None:
+        """The sentinel's usual time in this call; None without a reading."""
         if not self.drift:
             return None
         ns = [value for _, value in self.drift]
         smooth = [statistics.median(ns[max(0, i - 1) : i + 2]) for i in range(len(ns))]
-        return {"step": self.sentinel.to_row(), "ns": round(statistics.median(smooth))}
+        return statistics.median(smooth)
 
     def notes(self) -> list[str]:
         """What is to be said of drift and of a busy machine; nothing where all was calm."""
@@ -148,9 +158,14 @@ class Bench:
         middle = statistics.median(ns for _, ns in self.drift) if self.drift else math.nan
         worst = max((abs(ns / middle - 1) for _, ns in self.drift), default=0.0)
         if worst >= _FLAGGED:
-            moved = any(self.factor(seconds) != 1.0 for seconds, _ in self.drift)
+            moved = any(self.factor(seconds) != self.level() for seconds, _ in self.drift)
             done = "corrected for" if moved else "no drift but scatter, not corrected"
             found.append(f"drift: the sentinel step was off by up to {100 * worst:.1f} % ({done})")
+        if abs(self.level() - 1) >= _FLAGGED:
+            found.append(
+                f"drift: the machine was {100 * abs(self.level() - 1):.1f} %"
+                f" {'slower' if self.level() > 1 else 'faster'} than in the first call (corrected for)"
+            )
         share = self._process_s / self._wall_s if self._wall_s else 1.0
         if self.device == "cpu" and share < _CALM_SHARE:
             found.append(

@@ -58,7 +58,11 @@ def limits_of(options: Options, model: ModelSpec) -> Limits:
             " Correct it."
         )
     if options.device == "cpu" and not options.kv_tokens:
-        return replace(limits, kv_tokens=limits.max_seqs * limits.max_context)
+        limits = replace(limits, kv_tokens=limits.max_seqs * limits.max_context)
+    if limits.kv_tokens and options.block_size > limits.kv_tokens:
+        raise CalibrationError(
+            f"--block-size {options.block_size} is more than the KV pool of {limits.kv_tokens} tokens. Lower it."
+        )
     if options.kv_tokens and options.kv_tokens < limits.max_context:
         raise CalibrationError(
             f"--max-model-len {limits.max_context} is more than --kv-tokens {options.kv_tokens} hold. Correct one."

@@ -1,6 +1,6 @@
 """The work a batch does for nothing, added to a step: rows and tokens that are computed, stored nowhere and dropped.
 
-What there is of it, `sim.cost.work.padded_work` counts in the same way.
+What there is of it, `padded_work` and `attention_rows` of `sim.cost.work` count in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sim.errors import PolicyError
 from sim.types import Batch
 
 Int32s = NDArray[np.int32]
+_NONE = np.empty(0, dtype=np.int32)
 
 
 def spread(total: int, parts: int) -> Int32s:
@@ -22,7 +23,7 @@ def spread(total: int, parts: int) -> Int32s:
     return np.diff(np.arange(parts + 1) * total // max(parts, 1)).astype(np.int32)
 
 
-def padded_chunks(step: StepInputs, batch: Batch) -> StepInputs:
+def padded_chunks(step: StepInputs, batch: Batch, block_size: int) -> StepInputs:
     """`step` with every chunk as long as the longest: `pad_prefill_tokens` more, behind the chunks' own tokens.
 
     PolicyError if those tokens do not fill the chunks up to one length.
@@ -41,6 +42,8 @@ def padded_chunks(step: StepInputs, batch: Batch) -> StepInputs:
     ids, slots = np.zeros(own.shape, dtype=np.int64), np.full(own.shape, -1, dtype=np.int64)
     ids[own], slots[own] = step.ids[first:], step.slots[first:]
     positions = (starts[:, None] + np.arange(length)).astype(np.int64)
+    width = step.block_tables.shape[1]
+    more = max(-(-int(starts.max() + length) // block_size) - width, 0)  # of the block of zeros
     return replace(
         step,
         ids=np.concatenate([step.ids[:first], ids.ravel()]),
@@ -48,39 +51,20 @@ def padded_chunks(step: StepInputs, batch: Batch) -> StepInputs:
         slots=np.concatenate([step.slots[:first], slots.ravel()]),
         chunk_lens=np.full(count, length, dtype=np.int32),
         seq_lens=np.concatenate([step.seq_lens[:first], (starts + length).astype(np.int32)]),
+        block_tables=np.pad(step.block_tables, ((0, 0), (0, more))),
     )
 
 
-def padded_decodes(step: StepInputs, batch: Batch, max_model_len: int) -> StepInputs:
-    """`step` with `pad_decode_rows` more decode rows and `pad_context_tokens` more context to read, all zeros.
+def padded_decodes(batch: Batch, max_model_len: int) -> tuple[Int32s, Int32s]:
+    """The contexts, with their own token, of the padding rows of `batch`, and those that attention alone reads besides.
 
-    A padding row reads about what a row of the batch does, padding included. What is left over is the padding inside
-    rows that still decode: it must not reach their outcome, so attention reads it by itself (`pad_reads`).
+    Together they hold `pad_context_tokens`, as `sim.cost.work.attention_rows` says: padding inside rows that still
+    decode must not reach their outcome, so rows of zeros read it.
     """
     rows, context = batch.pad_decode_rows, batch.pad_context_tokens
     if not (rows or context):
-        return step
-    total_rows = batch.num_decode + rows
-    if not total_rows:
+        return _NONE, _NONE
+    if context and not (batch.num_decode + rows):
         raise PolicyError(f"pad_context_tokens {context} without any decode row. Correct the policy.")
-    width = min(-(-(batch.context_tokens + context) // total_rows), max_model_len - 1)
-    in_rows = min(context, rows * width)
-    left = context - in_rows
-    at, zeros = step.num_decode, np.zeros(rows, dtype=np.int64)
-    return replace(
-        step,
-        ids=np.insert(step.ids, at, zeros),
-        positions=np.insert(step.positions, at, zeros),
-        slots=np.insert(step.slots, at, zeros - 1),
-        num_decode=at + rows,
-        seq_lens=np.insert(step.seq_lens, at, spread(in_rows, rows) + 1),
-        block_tables=np.insert(step.block_tables, [at] * rows, 0, axis=0),
-        pad_reads=spread(left, -(-left // max(width, 1))),
-    )
-
-
-def widened(step: StepInputs, block_size: int) -> StepInputs:
-    """`step` with tables wide enough for what its padding reads: further entries are the block of zeros."""
-    longest = max(int(step.seq_lens.max(initial=0)), int(step.pad_reads.max(initial=0)))
-    more = -(-longest // block_size) - step.block_tables.shape[1]
-    return step if more <= 0 else replace(step, block_tables=np.pad(step.block_tables, ((0, 0), (0, more))))
+    parts = spread(context, max(rows, -(-context // max(max_model_len - 1, 1))))
+    return parts[:rows] + np.int32(1), parts[rows:]

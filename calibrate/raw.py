@@ -14,7 +14,7 @@ from calibrate.plan import Point
 from sim.cost.profile import SwapCost
 from sim.errors import CalibrationError
 
-_FORMAT = "batchsim-calibration-partial 1"
+_FORMAT = "batchsim-calibration-partial 2"
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Raw:
     notes: list[str] = field(default_factory=list)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0  # spent in all
-    sentinel: dict[str, Any] | None = None  # the step that shows drift, and its usual ns
+    sentinel: dict[str, Any] | None = None  # the step that shows drift, and its usual ns in the first call
 
     def save(self, path: Path) -> None:
         """Writes the file, whole or not at all."""
@@ -64,22 +64,33 @@ class Raw:
             return cls(key)
         except (OSError, ValueError) as error:
             raise CalibrationError(f"{path}: cannot be read: {error}. {advice}") from None
-        if not isinstance(value, dict) or value.get("format") != _FORMAT:
-            raise CalibrationError(f"{path}: is no calibration that was cut short. {advice}")
-        check_key(value["key"], key, str(path), advice)
+        try:
+            if value["format"] != _FORMAT:
+                raise ValueError
+            check_key(value["key"], key, str(path), advice)
+            return cls._of(key, value)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            raise CalibrationError(f"{path}: is no calibration that was cut short. {advice}") from None
+
+    @classmethod
+    def _of(cls, key: dict[str, Any], value: dict[str, Any]) -> Raw:
+        """What `value` holds; any of the errors that wrong types and missing keys make."""
         samples = [Sample.from_row(row) for row in value["samples"]]
+        sentinel = value["sentinel"]
+        if sentinel is not None and not (Point.from_row(sentinel["step"]).decode and sentinel["ns"] > 0):
+            raise ValueError
         return cls(
             key=key,
-            num_blocks=value["num_blocks"],
-            memory=value["memory"],
+            num_blocks=None if value["num_blocks"] is None else int(value["num_blocks"]),
+            memory=str(value["memory"]),
             samples={sample.point: sample for sample in samples},
             runs=[EngineSteps.from_row(row) for row in value["runs"]],
             swap=None if value["swap"] is None else SwapCost(**value["swap"]),
-            energy=value["energy"],
-            notes=value["notes"],
-            telemetry=value["telemetry"],
-            seconds=value["seconds"],
-            sentinel=value["sentinel"],
+            energy=None if value["energy"] is None else dict(value["energy"]),
+            notes=[str(note) for note in value["notes"]],
+            telemetry=[dict(row) for row in value["telemetry"]],
+            seconds=float(value["seconds"]),
+            sentinel=sentinel,
         )
 
 

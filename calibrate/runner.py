@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrate.architecture import Architecture, load_architecture
 from calibrate.backend import Backend, SdpaBackend
 from calibrate.failures import device_errors
-from calibrate.footprint import Limits, check_limits, check_memory, find_device, step_bytes
+from calibrate.footprint import StepLimits, check_limits, check_memory, find_device, step_bytes
 from calibrate.graphs import DecodeGraphs, bucket_of, buckets_for, filled
 from calibrate.inputs import StepInputs
 from calibrate.sampling import GREEDY, Sampling, sample
@@ -51,7 +51,7 @@ class ModelRunner:
     def __init__(
         self,
         transformer: Transformer,
-        limits: Limits,
+        limits: StepLimits,
         *,
         num_swap_blocks: int = 0,
         graphs: bool = False,
@@ -182,9 +182,9 @@ class ModelRunner:
         """`inputs` on the device, and in place for their graph if they have one."""
         self._check(inputs)
         num_rows = inputs.num_rows
-        bucket = bucket_of(inputs, self.graph_buckets, self.max_model_len)
+        bucket = bucket_of(inputs, self.graph_buckets)
         if bucket is not None:
-            inputs = filled(inputs, bucket, self.block_size)
+            inputs = filled(inputs, bucket)
         staged = self._staging.put(inputs)
         if bucket is not None and staged.decodes is not None:
             tables = staged.decodes.tables
@@ -254,7 +254,7 @@ def build_runner(
         raise CalibrationError(
             f"CUDA graphs need --device cuda and the triton backend, not {device} and {chosen.name}."
         )
-    limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len)
+    limits = StepLimits(max_num_seqs, max_num_batched_tokens, max_model_len)
     check_limits(spec, limits, num_blocks, block_size)
     step = step_bytes(spec, max_num_seqs, max_num_batched_tokens)
     check_memory(spec, place, num_blocks=num_blocks, block_size=block_size, num_swap_blocks=num_swap_blocks, step=step)

@@ -6,6 +6,7 @@ mixtures of decodes and chunks do under any cost.
 
 from __future__ import annotations
 
+import math
 from itertools import zip_longest
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sim.cost import Linear
 from sim.kv import TableKV
 from sim.live import VirtualClock, live
 from sim.policies.continuous import Continuous, ContinuousConfig
+from sim.policies.static import Static, StaticConfig
 from sim.policies.systems.vllm import Vllm, VllmConfig
 from sim.record import Recorder
 from sim.types import Batch, PolicyContext, Scheduler, StepResult
@@ -26,6 +28,7 @@ from sim.workload.laws import LognormalTokens
 
 _ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_context_token=50)
 _LOADS = (0.5, 1.0, 2.0)  # shares of what the rough costs sustain, about
+_SPARSE_RPS, _SPARSE_OUTPUT = 12, 4  # of an engine run whose engine rests, and tokens of an answer in the mean
 
 
 class _Tap(SimExecutor):
@@ -43,13 +46,15 @@ class _Tap(SimExecutor):
         return super().execute(batch)
 
 
-def lengths(limits: Limits, *, longer: bool = False) -> Lengths:
-    """Requests of a shape that fits `limits`; `longer` has other means, for runs held out."""
+def lengths(limits: Limits, *, longer: bool = False, most_prompt: int | None = None, output: int = 256) -> Lengths:
+    """Requests of a shape that fits `limits`, with prompts of at most `most_prompt` tokens and a mean answer of at most
+    `output`; `longer` has other means, for runs held out."""
     share = 5 if longer else 8
-    prompt, output = min(512, limits.max_context // share), min(256, limits.max_context // (share + 2))
     most = limits.max_context // 2
+    longest = max(min(most - 1, most_prompt or most), 2)
+    prompt, output = min(512, limits.max_context // share, longest), min(output, limits.max_context // (share + 2))
     return Lengths(
-        prompt=LognormalTokens(mean=max(prompt, 2), cv=1.0, max=max(most - 1, 2)),
+        prompt=LognormalTokens(mean=max(prompt, 2), cv=1.0, max=longest),
         output=LognormalTokens(mean=max(output, 2), cv=0.8, max=max(limits.max_context - most - 1, 2)),
     )
 
@@ -59,16 +64,28 @@ def workload(config: WorkloadConfig, limits: Limits, seed: int) -> BuiltWorkload
     return build_workload(config, load={}, seed=seed, max_model_len=limits.max_context, base=Path())
 
 
-def all_at_once(requests: int, limits: Limits, seed: int, *, longer: bool = False) -> BuiltWorkload:
-    """`requests` of `lengths`, all at time 0, whose reservations know the true length."""
-    shape = lengths(limits, longer=longer)
-    config = WorkloadConfig(arrivals=AllAtOnce(), output_cap="exact", lengths=shape, requests=requests)
+def requests(kind: str, max_seqs: int, limits: Limits, seed: int, seconds: float, *, longer: bool) -> BuiltWorkload:
+    """More than enough requests for an engine run of that kind, whose reservations know the true length.
+
+    All at time 0; of kind `sparse` one by one for `seconds` and more, with short answers, so that the engine rests
+    between them. Of kind `static` a batch of prompts, padded to one length, fits into a step.
+    """
+    if kind == "sparse":
+        shape = lengths(limits, longer=longer, output=_SPARSE_OUTPUT)
+        arrivals, count = PoissonArrivals(mean_rate=_SPARSE_RPS), math.ceil(2 * _SPARSE_RPS * seconds) + 8
+    else:
+        most_prompt = limits.max_tokens // max_seqs if kind == "static" else None
+        shape = lengths(limits, longer=longer, most_prompt=most_prompt)
+        arrivals, count = AllAtOnce(), 8 * max_seqs + 32
+    config = WorkloadConfig(arrivals=arrivals, output_cap="exact", lengths=shape, requests=count)
     return workload(config, limits, seed)
 
 
 def scheduler(kind: str, max_seqs: int, limits: Limits, kv: TableKV) -> Scheduler:
-    """A policy of that kind, `continuous` or `vllm`, with the token budget of `limits`."""
+    """A policy of that kind, `vllm`, `static` or else `continuous`, with the token budget of `limits`."""
     context = PolicyContext(kv, limits.max_context)
+    if kind == "static":
+        return Static(StaticConfig(max_seqs, wait_for_full=False), context)
     if kind == "vllm":
         config = VllmConfig(
             enable_prefix_caching=False,

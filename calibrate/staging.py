@@ -31,8 +31,8 @@ class Staging:
     """
 
     def __init__(self, max_num_tokens: int, max_num_rows: int, max_num_blocks: int, device: torch.device) -> None:
-        tables = max_num_rows * table_width(max_num_blocks) // 2
-        words = 3 * max_num_tokens + 4 * max_num_rows + 2 * tables + 64  # 2 tables: decodes and the padding's zeros
+        rows = 3 * max_num_rows  # where padding makes rows longer than a sequence may be, others help to read it
+        words = 3 * max_num_tokens + 4 * rows + rows * table_width(max_num_blocks) // 2 + 64
         on_cuda = device.type == "cuda"
         self._host = torch.zeros(words, dtype=torch.int64, pin_memory=on_cuda)
         self._device = torch.zeros(words, dtype=torch.int64, device=device) if on_cuda else self._host
@@ -43,12 +43,13 @@ class Staging:
         rows, chunked = inputs.num_decode, len(inputs.chunk_lens) > 0
         width = table_width(inputs.block_tables.shape[1])
         arrays: list[NDArray[Any]] = [inputs.ids, inputs.positions, inputs.slots]
-        arrays += [inputs.seq_lens[:rows], _widened(inputs.block_tables[:rows], width)]
-        if chunked:
-            arrays += [inputs.seq_lens[rows:], _widened(inputs.block_tables[rows:], width)]
-            arrays += [_bounds(inputs.chunk_lens), inputs.logit_rows]
+        reads = inputs.seq_lens[:rows]
         if len(inputs.pad_reads):
-            arrays += [inputs.pad_reads, np.zeros((len(inputs.pad_reads), width), dtype=np.int32)]
+            reads = np.concatenate([reads, inputs.pad_reads])
+        arrays += [reads, _widened(inputs.block_tables[:rows], len(reads), width)]
+        if chunked:
+            arrays += [inputs.seq_lens[rows:], _widened(inputs.block_tables[rows:], len(inputs.chunk_lens), width)]
+            arrays += [_bounds(inputs.chunk_lens), inputs.logit_rows]
         tensors = iter(self._copy(arrays))
         ids, positions, slots = next(tensors), next(tensors), next(tensors)
         decodes = _reads(next(tensors), next(tensors))
@@ -63,7 +64,6 @@ class Staging:
             cu_seqlens=next(tensors) if chunked else None,
             max_query_len=int(inputs.chunk_lens.max(initial=0)),
             logit_rows=next(tensors) if chunked else None,
-            pad_reads=_reads(next(tensors), next(tensors)) if len(inputs.pad_reads) else None,
         )
 
     def _copy(self, arrays: list[NDArray[Any]]) -> list[Tensor]:
@@ -96,6 +96,8 @@ def _bounds(lens: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.concatenate([np.zeros(1, dtype=np.int32), np.cumsum(lens, dtype=np.int32)])
 
 
-def _widened(tables: NDArray[np.int32], width: int) -> NDArray[np.int32]:
-    """`tables` with columns of zeros up to `width`."""
-    return np.pad(tables, ((0, 0), (0, width - tables.shape[1])))
+def _widened(tables: NDArray[np.int32], rows: int, width: int) -> NDArray[np.int32]:
+    """`tables` with zeros up to `rows` and `width`."""
+    found = np.zeros((rows, width), dtype=np.int32)
+    found[: tables.shape[0], : tables.shape[1]] = tables
+    return found

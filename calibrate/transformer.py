@@ -26,7 +26,8 @@ class Reads:
 class DeviceInputs:
     """A step on its device: `StepInputs` with decodes and chunks apart; None for what the step has not.
 
-    `cu_seqlens` [C + 1] are the bounds of the chunks' tokens, counted from the first. `logit_rows` None: every token.
+    `decodes` holds reads of padding behind those of the `num_decode` rows. `cu_seqlens` [C + 1] are the bounds of the
+    chunks' tokens, counted from the first. `logit_rows` None: every token.
     """
 
     ids: Tensor
@@ -38,7 +39,6 @@ class DeviceInputs:
     cu_seqlens: Tensor | None
     max_query_len: int
     logit_rows: Tensor | None
-    pad_reads: Reads | None
 
 
 class Transformer:
@@ -89,7 +89,10 @@ class Transformer:
         found: list[Tensor] = []
         if (reads := inputs.decodes) is not None:
             rows = q[: inputs.num_decode]
-            found.append(backend.decode(rows, k_cache, v_cache, reads.tables, reads.seq_lens, self._scale))
+            if padding := len(reads.seq_lens) - inputs.num_decode:  # work done for nothing: its outcome is dropped
+                rows = torch.cat([rows, q.new_zeros(padding, *q.shape[1:])])
+            heads = backend.decode(rows, k_cache, v_cache, reads.tables, reads.seq_lens, self._scale)
+            found.append(heads[: inputs.num_decode])
         if (reads := inputs.chunks) is not None and inputs.cu_seqlens is not None:
             rows = q[inputs.num_decode :]
             found.append(
@@ -98,9 +101,6 @@ class Transformer:
                     self._scale,
                 )
             )  # fmt: skip
-        if (reads := inputs.pad_reads) is not None:  # work done for nothing: its outcome is dropped
-            rows = q.new_zeros(len(reads.seq_lens), *q.shape[1:])
-            backend.decode(rows, k_cache, v_cache, reads.tables, reads.seq_lens, self._scale)
         return (found[0] if len(found) == 1 else torch.cat(found)).flatten(1)
 
 

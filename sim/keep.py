@@ -57,10 +57,14 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
     )
 
 
-def keep_point(setup: Setup, run: Run, inputs: PointInputs, folder: Path) -> dict[str, Any]:
-    """Measures a point and writes it to `folder`; returns what its point.json holds."""
-    _check_cohort(run)
-    measured = measure(inputs)
+def keep_point(run: Run, inputs: PointInputs, folder: Path) -> dict[str, Any]:
+    """Measures a point and writes it to `folder`; returns what its point.json holds. ScenarioError as `check_cohort`."""
+    check_cohort(run)
+    return keep_measured(run, measure(inputs), folder)
+
+
+def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
+    """Writes a point with its metrics to `folder`; returns what its point.json holds."""
     point = run.point
     result = {
         "policy": point.spec.label,
@@ -102,9 +106,9 @@ def _put(unfinished: Path, folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_cohort(run: Run) -> None:
+def check_cohort(run: Run) -> None:
     """ScenarioError where nothing can be measured."""
-    start_ns, end_ns = run.workload.window_ns
+    start_ns, end_ns = run.window_ns
     sent = run.records.requests["sent_ns"]
     if not ((sent >= start_ns) & (sent <= end_ns)).any() or (end_ns <= start_ns and not run.workload.all_at_once):
         raise ScenarioError(

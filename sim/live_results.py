@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from sim.cost import Calibrated
 from sim.errors import ScenarioError
-from sim.keep import keep_point, keep_run, measured_at, point_inputs
+from sim.inputs import PointInputs
+from sim.keep import check_cohort, keep_measured, keep_run, measured_at, point_inputs
 from sim.live import lag_verdict, sent_lags_ns, tail_ns
+from sim.metrics import Measured, measure
 from sim.model import KvBudget
 from sim.point import Run, Setup
 from sim.provenance import identity, short_hash
@@ -24,13 +26,11 @@ from sim.units import NS_PER_S, format_duration
 from sim.validation import Played
 
 RAW = "raw"
+_OF_ALL = ("cohort", "uncompleted_share")
 
 
 class Kept(Played, Protocol):
     """A live run as `calibrate.session` leaves it, which can be saved."""
-
-    @property
-    def window_ns(self) -> tuple[int, int]: ...
 
     def save(self, path: Path) -> None: ...
 
@@ -48,12 +48,13 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
         (home / RAW).mkdir(parents=True, exist_ok=True)
         played.save(home / RAW / f"{name}.npz")
         workload = setup.workload(point.load, point.seed)
-        run = Run(point, workload, played.records, played.streams, played.end_ns, _window_ns(played))
+        run = Run(point, workload, played.records, played.streams, played.end_ns, played.window_ns)
+        check_cohort(run)
         inputs = point_inputs(setup, run)
         if not (isinstance(setup.cost, Calibrated) and setup.cost.profile.origin == "measured"):
             # A cost of another executor explains nothing of these steps.
             inputs = replace(inputs, cost_terms=None, peak_flops=None, memory_bandwidth=None)
-        result = keep_point(setup, run, inputs, home / POINTS / name)
+        result = keep_measured(run, _measured(played, inputs), home / POINTS / name)
         facts = {
             "heading": _heading(setup, played.made),
             "sources": [f"step times: measured in this run on {_machine(played.made)}"],
@@ -89,10 +90,17 @@ def _only(setup: Setup, point: Point, num_blocks: int) -> Setup:
     return replace(setup, scenario=replace(scenario, file=file, specs=(point.spec,), loads=(point.load,)), kv=kv)
 
 
-def _window_ns(played: Kept) -> tuple[int, int]:
-    """The arrival window; of a run that was cut, up to the cut, since nothing can be said of the time after it."""
-    start_ns, end_ns = played.window_ns
-    return (start_ns, min(end_ns, played.end_ns) if played.reason and played.end_ns > start_ns else end_ns)
+def _measured(played: Kept, inputs: PointInputs) -> Measured:
+    """The metrics of a run. One that was cut has rates and latencies up to the cut, shares of all that was offered, and
+    no verdict on objectives: nothing is known of what came after."""
+    start_ns, end_ns = inputs.window_ns
+    whole = measure(inputs)
+    if not played.reason:
+        return whole
+    until_ns = min(end_ns, played.end_ns) if played.end_ns > start_ns else end_ns
+    found = measure(replace(inputs, window_ns=(start_ns, until_ns)))
+    shares = {name: x for name, x in whole.values.items() if name in _OF_ALL or name.startswith("in_slo")}
+    return replace(found, values=found.values | shares | {"slo_met": None})
 
 
 def _machine(made: dict[str, Any]) -> str:

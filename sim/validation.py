@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sim.core import SimExecutor
 from sim.cost import Cost
 from sim.divergence import Divergence, first_divergence
+from sim.errors import ScenarioError
 from sim.inputs import PointInputs
 from sim.kv import CountingKV
 from sim.live import lag_verdict
@@ -84,6 +85,8 @@ class Played(Protocol):
     @property
     def end_ns(self) -> int: ...
     @property
+    def window_ns(self) -> tuple[int, int]: ...
+    @property
     def num_blocks(self) -> int: ...
     @property
     def streams(self) -> bool: ...
@@ -117,15 +120,25 @@ class Case:
         return _simulate(self.resolved, policy, load, self)
 
     def saturation_rps(self, policy: ResolvedPolicy) -> float:
-        """Requests per second that `policy` completes in simulation when all of them wait from the start."""
+        """Requests per second that `policy` completes in simulation when all of them wait from the start. ScenarioError
+        where too few complete."""
         many = overloaded(self.resolved)
-        return saturation_rps(_simulate(many, policy, many.loads[0], self).records)
+        records = _simulate(many, policy, many.loads[0], self).records
+        try:
+            return saturation_rps(records)
+        except ScenarioError as error:
+            why = "; ".join(f"{reason} ({text})" for reason, text in records.details.items())
+            told = f" Rejected: {why}. Correct what that names, or give --loads." if why else ""
+            raise ScenarioError(f"{self.resolved.name}, {policy.name}: {error}{told}") from None
 
-    def inputs(self, records: Records, workload: BuiltWorkload, streams: bool) -> PointInputs:
-        """What the metrics are taken from, the same for both sides: latencies count from the intended arrival."""
+    def inputs(
+        self, records: Records, workload: BuiltWorkload, window_ns: tuple[int, int], streams: bool
+    ) -> PointInputs:
+        """What the metrics are taken from, the same for both sides: latencies count from the intended arrival. Only the
+        window of a closed loop is each side's own."""
         return PointInputs(
             records=records,
-            window_ns=workload.window_ns,
+            window_ns=window_ns,
             num_blocks=self.num_blocks,
             block_size=self.resolved.block_size,
             streams=streams,
@@ -136,7 +149,7 @@ class Case:
         )
 
     def measure(self, run: Simulated) -> Measured:
-        return measure(self.inputs(run.records, run.workload, run.streams))
+        return measure(self.inputs(run.records, run.workload, run.workload.window_ns, run.streams))
 
 
 def _simulate(resolved: Resolved, policy: ResolvedPolicy, load: float, case: Case) -> Simulated:
@@ -262,7 +275,9 @@ def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, 
         for live, why in zip(lives, voids, strict=True)
     )
     predicted = case.measure(simulated)
-    measured = [measure(case.inputs(live.records, simulated.workload, live.streams)) for live in counted]
+    measured = [
+        measure(case.inputs(live.records, simulated.workload, live.window_ns, live.streams)) for live in counted
+    ]
     metrics = tuple(_metric_error(name, predicted, measured) for name in METRICS)
     pairs = [StepPairs.of(live.records.steps, live.rested.tolist(), live.kernel_ns, case.cost) for live in counted]
     shifts: dict[str, float | None] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sim.cli.common import OneLineGroup, one_line_errors, require_torch
+from sim.cli.live import check_overwrite
 from sim.errors import CalibrationError
 
 calibrate_app = typer.Typer(
@@ -47,6 +49,8 @@ def calibrate(
         if value is None:
             raise CalibrationError(f"calibrate: {option} is missing. Give --model, --device and -o PROFILE.")
     assert model is not None and device is not None and out is not None
+    if not math.isfinite(minutes):
+        raise CalibrationError(f"--minutes {minutes:g}: is not a time. Give a number of minutes.")
     require_torch("calibrate")
     from calibrate.calibration import Options
     from calibrate.calibration import calibrate as measure
@@ -84,6 +88,8 @@ def show(
     from sim.cost.profile import load_profile
     from sim.report.profile_text import table
 
+    if out is not None and out.suffix.lower() != ".png":
+        raise CalibrationError(f"-o {out}: does not end in .png, which is what is drawn. Give a name that does.")
     loaded = load_profile(profile)
     typer.echo(table(loaded))
     if out is not None:
@@ -109,10 +115,12 @@ def import_aiconfigurator(
     Example: batchsim calibrate import-aiconfigurator tables/ --gpu h200_sxm --model llama-3.1-8b
     """
     from calibrate.import_aiconfigurator import import_profile
+    from sim.cost.profile import FORMAT
     from sim.report.profile_text import summary
 
     profile = import_profile(folder, gpu, model)
     path = Path(f"{profile.name}.json") if out is None else out
+    check_overwrite(path, FORMAT)
     try:
         path.write_text(profile.to_json(), encoding="utf-8")
     except OSError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import os
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from sim.errors import BatchsimError, ScenarioError
 if TYPE_CHECKING:
     from calibrate.prompts import Prompts
     from calibrate.runner import ModelRunner
+    from sim.model import ModelSpec
     from sim.point import Setup
     from sim.resolved import Resolved, ResolvedPolicy
     from sim.results import Results
@@ -68,10 +71,14 @@ def live(
     chosen = resolved.find(policy)
     point = Point(loaded.specs[resolved.policies.index(chosen)], _load(loaded, load), seed)
     sampling = Sampling(temperature=temperature, seed=seed)
-    texts = _prompts(prompts, weights or Path(loaded.model_path))
+    if weights is not None:
+        _check_weights(weights, setup.model)
+    _check_folder(out)
+    texts = _prompts(prompts, weights or Path(loaded.model_path), setup.model.vocab_size)
     runner = _runner(resolved, chosen, point, device=device, weights=weights, graphs=graphs)
     window_s = resolved.built_workload(point.load, seed).window_ns[1] / 1e9
-    typer.echo(f"{chosen.name} at load {point.load:g}: requests arrive for {window_s:.0f} s ...", err=True)
+    arrive = f"requests arrive for {window_s:.0f} s ..." if window_s else "..."  # of a loop nobody knows yet
+    typer.echo(f"{chosen.name} at load {point.load:g}: {arrive}", err=True)
     played = run_live(
         resolved, chosen, point.load, seed, runner, estimator=setup.cost, sampling=sampling, prompts=texts
     )
@@ -92,7 +99,7 @@ def _say(results: Results, as_json: bool) -> None:
     from sim.live import INTERRUPTED
     from sim.live_results import live_lines
     from sim.report.plots import write_pictures
-    from sim.report.tables import fit, report
+    from sim.report.tables import fit, highest_loads, report
 
     run = results.manifest["live"]
     lines = [fit(line) for line in live_lines(results)]
@@ -100,7 +107,11 @@ def _say(results: Results, as_json: bool) -> None:
         print_json(results.as_json() | {"live": run})
     else:
         pictures = write_pictures(results)
-        typer.echo("\n".join([report(results), *lines]))
+        text = report(results)
+        if run["reason"]:
+            verdict = "\n".join(fit(line) for line in highest_loads(results).split("\n"))
+            text = text.replace(verdict, "SLO: not judged, as the run was cut")
+        typer.echo("\n".join([text, *lines]))
         typer.echo(fit(f"{results.path}/  " + "  ".join(["summary.csv", *(p.name for p in pictures)])))
     if run["reason"] or run["void"]:
         if as_json:
@@ -139,8 +150,10 @@ def resolve(
     Example: batchsim resolve bursty -o bursty.json --set seeds=1
     """
     from sim.point import resolve as resolved_of
+    from sim.resolved import FORMAT
     from sim.scenario import load_scenario
 
+    check_overwrite(output, FORMAT)
     text = resolved_of(
         load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     ).to_json()
@@ -149,6 +162,18 @@ def resolve(
     except OSError as error:
         raise ScenarioError(f"{output}: cannot be written: {error.strerror}. Give another path with -o.") from None
     typer.echo(f"{output}   {len(text.encode()):,} bytes")
+
+
+def check_overwrite(path: Path, format_: str) -> None:
+    """ScenarioError if at `path` there is a file that is not JSON of `format_`."""
+    if not path.is_file():
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.get("format") != format_:
+        raise ScenarioError(f"{path}: is there, and no {format_} file. Give another path with -o.")
 
 
 def kv_blocks(setup: Setup) -> int:
@@ -179,11 +204,38 @@ def _load(scenario: Scenario, load: float | None) -> float:
     return load
 
 
-def _prompts(texts: Path | None, folder: Path) -> Prompts | None:
+def _check_folder(out: Path) -> None:
+    """ScenarioError unless files can be written below `out`, which need not be there. Makes nothing."""
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ScenarioError(f"--out {out}: nothing can be written in {there}. Give another folder.")
+
+
+def _check_weights(folder: Path, model: ModelSpec) -> None:
+    """ScenarioError unless `folder` is one of a model of the shape of `model`."""
+    from sim.catalog import load_model
+
+    if not folder.is_dir():
+        raise ScenarioError(f"--weights {folder}: no such folder. Give the folder of a Hugging Face model.")
+    its = load_model(str(folder))
+    for name in (field.name for field in fields(model) if field.name != "name"):
+        ours, theirs = getattr(model, name), getattr(its, name)
+        if ours != theirs:
+            raise ScenarioError(
+                f"--weights {folder}: {name} is {theirs}, of the scenario's model {model.name} {ours}. Give weights of"
+                f" that model, or --set model={folder}."
+            )
+
+
+def _prompts(texts: Path | None, folder: Path, vocab_size: int) -> Prompts | None:
     """The text prompts of a file with the tokenizer in `folder`; None for random ones."""
     from calibrate.prompts import TextPrompts
 
-    return None if texts is None else TextPrompts(texts, folder)
+    if texts is None:
+        return None
+    prompts = TextPrompts(texts, folder)
+    prompts.check(vocab_size)
+    return prompts
 
 
 def _runner(

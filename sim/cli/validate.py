@@ -16,6 +16,7 @@ from sim.errors import BatchsimError, ScenarioError
 if TYPE_CHECKING:
     from calibrate.session import LiveResult
     from sim.point import Setup
+    from sim.resolved import ResolvedPolicy
     from sim.validation import Case, Played
     from sim.validation_plan import PlannedPoint
 
@@ -52,7 +53,7 @@ def validate(
     from sim.point import Setup
     from sim.scenario import load_scenario
     from sim.validation import Case
-    from sim.validation_plan import check_profile, parse_loads, parse_shares, plan, saturations
+    from sim.validation_plan import check_profile, parse_loads, parse_shares, plan
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
@@ -66,10 +67,10 @@ def validate(
     _make_folder(out)
     if from_ is not None:
         case, points, runs = _saved(case, from_, [p.name for p in chosen])
-        saturation = saturations(case, list({p.policy.name: p.policy for p in points}.values()))
+        saturation = _saturations(case, list({p.policy.name: p.policy for p in points}.values()), needed=False)
         points = [_with_share(point, saturation) for point in points]
     else:
-        saturation = saturations(case, chosen)
+        saturation = _saturations(case, chosen, needed=stated is None)
         points = plan(case, chosen, saturation, shares=shares, loads=stated)
         kv_blocks(setup)  # a live run needs a number that holds
         runs = _live(setup, case, points, device, repeats, stem.with_name(f"{stem.name}-runs"))
@@ -81,6 +82,22 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ScenarioError(f"{folder}: cannot be made: {error.strerror}. Give another folder with --out.") from None
+
+
+def _saturations(case: Case, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
+    """The saturation of every policy by name. One that has none is an error where it is needed, else said and left
+    out."""
+    from sim.validation_plan import saturations
+
+    found: dict[str, float] = {}
+    for policy in policies:
+        try:
+            found |= saturations(case, [policy])
+        except ScenarioError as error:
+            if needed:
+                raise
+            typer.echo(f"share of saturation not known: {error}", err=True)
+    return found
 
 
 def _with_share(point: PlannedPoint, saturation_rps: dict[str, float]) -> PlannedPoint:

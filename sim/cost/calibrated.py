@@ -9,6 +9,7 @@ import hashlib
 from bisect import bisect_left
 from math import ceil, inf
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,21 @@ from numpy.typing import NDArray
 from sim.catalog import GPUS
 from sim.cost.profile import HostTerm, Profile
 from sim.cost.roofline import HOST_LINK_SHARE
-from sim.cost.work import Columns, Terms, padded_pairs, padded_work, swap_blocks, useful_flops_bytes
+from sim.cost.work import (
+    Columns,
+    Terms,
+    attention_rows,
+    padded_pairs,
+    padded_work,
+    swap_blocks,
+    useful_flops_bytes,
+)
 from sim.errors import CalibrationError, ExtrapolationError
 from sim.types import Batch
 from sim.units import NS_PER_S, format_duration
 
 Floats = NDArray[np.float64]
+T = TypeVar("T")
 
 
 _Segment = tuple[float, float, float, float, float, float]
@@ -34,13 +44,16 @@ class Calibrated:
     """The cost of steps on what `profile` was measured on.
 
     ExtrapolationError from `step_ns` and `recompute_ns` outside the profile's hull, unless `extrapolate`: then the last
-    segments go on. `host` replaces the profile's host term. `block_size` is that of the run, the profile's by default.
+    segments go on. `host` replaces the profile's host term. `block_size` and `max_model_len` are those of the run, the
+    profile's by default; the latter decides how many rows read padding (`sim.cost.work.attention_rows`), of which
+    profiles of other executors know nothing.
     """
 
     __slots__ = (
         "_head",
         "_latest",
         "_layers",
+        "_most",
         "_segments",
         "block_bytes",
         "extrapolate",
@@ -59,6 +72,7 @@ class Calibrated:
         extrapolate: bool = False,
         host: HostTerm | None = None,
         block_size: int | None = None,
+        max_model_len: int | None = None,
     ) -> None:
         self.profile = profile
         self.model = profile.model
@@ -70,19 +84,24 @@ class Calibrated:
         self.memory_bandwidth = None if self.gpu is None else self.gpu.memory_bandwidth
         self._layers: dict[int, float] = {}
         self._head: dict[int, float] = {}
-        self._segments: dict[int, list[_Segment]] = {}
-        self._latest: dict[int, _Segment] = {}
+        longest = max_model_len or int(profile.hull.max_context) + 1
+        self._most = max(longest - 1, 1) if profile.origin == "measured" else None
+        self._segments: dict[tuple[int, int], list[_Segment]] = {}  # by rows, and those that attention has
+        self._latest: dict[tuple[int, int], _Segment] = {}
 
     # ---- one step
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
-        rows = batch.num_decode + batch.pad_decode_rows
+        pad, most = batch.pad_context_tokens, self._most
+        reads = rows = batch.num_decode + batch.pad_decode_rows
         if rows:
-            context = batch.context_tokens + batch.pad_context_tokens
-            segment = self._latest.get(rows)
+            context = batch.context_tokens + pad
+            if most is not None and pad > most * batch.pad_decode_rows:
+                reads = batch.num_decode - (-pad // most)
+            segment = self._latest.get((rows, reads))
             if segment is None or context > segment[1] or context < segment[0]:
-                segment = self._find(rows, context)
+                segment = self._find(rows, reads, context)
             if batch.chunks:
                 ns = self._chunks_ns(batch, rows, segment[5] + segment[3] * context)
             else:
@@ -128,6 +147,7 @@ class Calibrated:
         tokens, costs = prefill + pad, self.profile.costs
         if not self.extrapolate:
             longest = max(longest, tokens // chunks) if pad else longest
+            self._check(rows + chunks, self.profile.hull.max_sequences, *_SEQUENCES)
             self._check(rows + tokens, self.profile.hull.max_tokens, *_TOKENS)
             self._check(longest, self.profile.hull.max_chunk_context, *_CHUNK)
         chunk = costs.chunk_attention
@@ -152,29 +172,32 @@ class Calibrated:
             self._head[rows] = costs.in_situ * float(costs.head.at(np.array([rows]))[0])
         return self._layers[tokens] + self._head[rows]
 
-    def _find(self, rows: int, context: int) -> _Segment:
-        """The segment of `rows` decodes that holds `context`. ExtrapolationError outside the hull."""
+    def _find(self, rows: int, reads: int, context: int) -> _Segment:
+        """The segment of `rows` decodes, `reads` for attention, that holds `context`. ExtrapolationError outside the
+        hull."""
         if not self.extrapolate:
             self._check(rows, self.profile.hull.max_sequences, *_DECODES)
             self._check(rows, self.profile.hull.max_tokens, *_TOKENS)
-            self._check(context / rows, self.profile.hull.max_context, *_CONTEXT)
-        if rows not in self._segments:
-            self._segments[rows] = self._segments_of(rows)
-        segments = self._segments[rows]
+            self._check(context / reads, self.profile.hull.max_context, *_CONTEXT)
+        key = rows, reads
+        if key not in self._segments:
+            self._segments[key] = self._segments_of(rows, reads)
+        segments = self._segments[key]
         i = min(bisect_left(segments, context, key=_LAST), len(segments) - 1)
-        self._latest[rows] = segments[i]
+        self._latest[key] = segments[i]
         return segments[i]
 
-    def _segments_of(self, rows: int) -> list[_Segment]:
-        """All segments of `rows` decodes, in order of context."""
+    def _segments_of(self, rows: int, reads: int) -> list[_Segment]:
+        """All segments of `rows` decodes, `reads` for attention, in order of context."""
         costs = self.profile.costs
         knots = np.array(costs.decode_attention.context)
-        ns = costs.in_situ * costs.decode_attention.at(np.full(len(knots), rows), knots)
-        slopes = [0.0, *(np.diff(ns) / (np.diff(knots) * rows)).tolist()]  # below the first knot its value holds
-        ends = (knots * rows).tolist()
-        limit = inf if self.extrapolate else self.profile.hull.max_context * rows
-        if costs.decode is not None and rows <= costs.decode.x[-1]:
-            matmuls = costs.in_situ * float(costs.decode.holding(np.array([rows]))[0])
+        ns = costs.in_situ * costs.decode_attention.at(np.full(len(knots), reads), knots)
+        slopes = [0.0, *(np.diff(ns) / (np.diff(knots) * reads)).tolist()]  # below the first knot its value holds
+        ends = (knots * reads).tolist()
+        limit = inf if self.extrapolate else self.profile.hull.max_context * reads
+        held = self._held(rows, reads)
+        if costs.decode is not None and held <= costs.decode.x[-1]:
+            matmuls = costs.in_situ * float(costs.decode.holding(np.array([held]))[0])
             least = self._total(0.0, rows, 0, launched=False)
         else:
             matmuls = self._matmuls(rows, rows)
@@ -187,6 +210,10 @@ class Calibrated:
             segments.append((first, min(last, limit), matmuls + attention + host, slope, least, attention))
             first = last
         return segments
+
+    def _held(self, rows: T, reads: T) -> T:
+        """Those that `decode` goes by: a graph holds all rows of attention; on a CPU only decodes have layers."""
+        return rows if self.profile.hardware.get("device") == "cpu" else reads
 
     def _check(self, asked: float, limit: float, what: str, option: str) -> None:
         if asked <= limit:
@@ -244,21 +271,23 @@ class Calibrated:
         """The kernels' terms of `explain`."""
         costs, work = self.profile.costs, padded_work(columns)
         decodes, chunks = columns["num_decode"] + columns["pad_decode_rows"], columns["num_chunks"]
+        reads = attention_rows(columns, self._most)
+        held = self._held(decodes, reads)
         one, graph = np.array([1]), np.zeros(len(decodes), dtype=bool)
         weights = costs.layers.at(one) + costs.head.at(one)
         matmul = costs.layers.at(work.tokens) + costs.head.at(work.rows)
         if costs.decode is not None:
-            graph = (chunks == 0) & (decodes > 0) & (decodes <= costs.decode.x[-1])
-            matmul[graph] = costs.decode.holding(decodes[graph])
+            graph = (chunks == 0) & (decodes > 0) & (held <= costs.decode.x[-1])
+            matmul[graph] = costs.decode.holding(held[graph])
             weights = np.where(graph, costs.decode.holding(one), weights)
         busy = costs.in_situ * (work.tokens > 0)
         weights = np.minimum(weights, matmul)
-        mean = work.context / np.maximum(decodes, 1)
+        mean = work.context / np.maximum(reads, 1)
         chunk = costs.chunk_attention
         prefill = columns["num_prefill_tokens"] + columns["pad_prefill_tokens"]
         terms = {
             "weights": weights * busy,
-            "kv_reads": costs.decode_attention.at(decodes, mean) * (decodes > 0) * costs.in_situ,
+            "kv_reads": costs.decode_attention.at(reads, mean) * (decodes > 0) * costs.in_situ,
             "matmul": (matmul - weights) * busy,
             "attention": (chunk.per_chunk * chunks + chunk.per_token * prefill + chunk.per_pair * work.pairs)
             * costs.in_situ,
@@ -303,6 +332,7 @@ class Calibrated:
 
 _LAST = itemgetter(1)  # of a segment
 _DECODES = ("decode sequences", "--max-seqs")
+_SEQUENCES = ("sequences in a step", "--max-seqs")
 _TOKENS = ("tokens in a step", "--max-batched-tokens")
 _CONTEXT = ("mean context tokens of the decodes", "--max-model-len")
 _CHUNK = ("tokens of one prompt", "--max-model-len")

@@ -55,6 +55,17 @@ def padded_pairs(pairs: int, num_chunks: int, num_tokens: int, pad_tokens: int) 
     return max(pairs, num_chunks * (length * (length + 1) // 2))
 
 
+def attention_rows(columns: Columns, most: int | None) -> NDArray[np.int64]:
+    """The rows that attention of decodes has in each step: decodes, rows of padding, and rows that read padding only.
+
+    The rule of batchsim's executor: the rows of padding read all of `pad_context_tokens`, evenly; where that is above
+    `most` tokens a row (the longest sequence less one), as few further rows as possible help. Those see attention only,
+    unless the step replays a graph, which then is one that holds them too. `most` None: there are no further rows.
+    """
+    rows, context = columns["pad_decode_rows"], columns["pad_context_tokens"]
+    return columns["num_decode"] + (rows if most is None else np.maximum(rows, -(-context // most)))
+
+
 def columns_of(batch: Batch) -> Columns:
     """The row a recorder would write of `batch`, as columns of length 1."""
     row = {

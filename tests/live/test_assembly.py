@@ -12,10 +12,11 @@ from calibrate.engine_runs import COLUMNS, EngineSteps, run_specs
 from calibrate.measure import Sample
 from calibrate.plan import Limits, Point, columns, plan
 from calibrate.raw import Raw
-from calibrate.schedules import held_out_batches
+from calibrate.schedules import held_out_batches, requests
 from sim.catalog import MODELS
 from sim.cost.calibrated import Calibrated
 from sim.cost.profile import Profile, SwapCost
+from sim.workload.open_loop import OpenWorkload
 
 LIMITS = Limits(max_seqs=64, max_tokens=1024, max_context=2048, kv_tokens=64 * 2048)
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
@@ -97,6 +98,19 @@ def test_identity_and_gaps_are_written_down(profile: Profile) -> None:
     assert (profile.hull.max_context, profile.hull.max_chunk_context) == (2047, 2048)
     assert [what.partition(":")[0] for what in profile.missing] == ["energy"]
     assert Profile.from_json(profile.to_json(), "made.json") == profile
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_engine_runs_have_padding_and_rests_in_the_fit_and_held_out(training: bool) -> None:
+    """A static batch of the longest prompts fits into a step; sparse requests come one by one, to the run's end."""
+    specs = {spec.kind: spec for spec in run_specs(LIMITS, 1, 0) if spec.training is training}
+    made = {kind: requests(kind, specs[kind].max_seqs, LIMITS, 0, 5.0, longer=not training) for kind in specs}
+    assert all(isinstance(one, OpenWorkload) for one in made.values())
+    static, sparse = ([one.request for one in made[kind].arrivals()] for kind in ("static", "sparse"))
+    assert specs["static"].max_seqs > 1
+    assert max(one.prompt_tokens for one in static) * specs["static"].max_seqs <= LIMITS.max_tokens
+    assert sparse[-1].arrival_ns > 5e9
+    assert np.diff([one.arrival_ns for one in sparse]).mean() > 20e6
 
 
 def test_without_engine_runs_the_host_is_assumed_and_said_to_be() -> None:
