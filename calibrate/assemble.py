@@ -58,6 +58,8 @@ def assemble(job: Job, raw: Raw) -> Profile:
     bare = _profile(job, raw, samples, _costs(kernels, 1.0, HostTerm(0.0, 0.0, 0.0, "serial", assumed=True), raw))
     training = [run for run in raw.runs if run.spec.training]
     notes = list(raw.notes)
+    if raw.swap is not None:
+        notes.append("swap: out and back are one cost, measured alone, not beside a decode")
     in_engine, host = _engine_terms(bare, training)
     if host is None:
         stated = HostCost()

@@ -33,6 +33,7 @@ from sim.errors import BatchsimError, CalibrationError
 
 _FORMAT = "batchsim-campaign 1"
 _MARGIN_S = 20.0  # kept free at the end of the time given, so that what runs then can be stopped
+_LEAST_MINUTES = 0.5
 _LAST_S = 8.0  # kept for a profile's last fit
 _BEGIN_S = 20.0  # what a new process is expected to take until its model stands
 _START_S = 120.0  # in which it has to say that it is there
@@ -257,8 +258,8 @@ def _check_writable(out: Path) -> None:
 
 def _check_call(device: str, minutes: float) -> None:
     """CalibrationError for a time that is none and a device that is not there."""
-    if not math.isfinite(minutes):
-        raise CalibrationError(f"--minutes {minutes:g}: is not a time. Give a number of minutes.")
+    if not _LEAST_MINUTES <= minutes < math.inf:
+        raise CalibrationError(f"--minutes {minutes:g}: is no time for a call. Give at least {_LEAST_MINUTES:g}.")
     try:
         from calibrate.identity import check_device
     except ImportError as error:
@@ -298,7 +299,7 @@ def _terminate(*_: object) -> None:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder for all that is found; the same again goes on there.")],
-    minutes: Annotated[float, typer.Option(min=0.5, help="Time for this call.")] = 9.0,
+    minutes: Annotated[float, typer.Option(help="Time for this call.")] = 9.0,
     device: Annotated[str, typer.Option(help="cuda, or cpu to try it out.")] = "cuda",
     plan: Annotated[Path, typer.Option(help="What to do, as JSON.")] = SHIPPED / "gpu.json",
 ) -> None:

@@ -20,7 +20,6 @@ from calibrate.plan import Limits
 from calibrate.runner import ModelRunner
 from calibrate.session import settled_memory
 from sim.core import EngineCore
-from sim.errors import ExecutorError
 from sim.kv import TableKV
 from sim.live import WallClock, live
 from sim.periods import periods_ns
@@ -114,8 +113,8 @@ def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: floa
         ended = live(core, requests, WallClock())
     if ended.reason == "interrupted":
         raise KeyboardInterrupt
-    if ended.reason:
-        raise ExecutorError(f"a run of {spec.name} ended early: {recorder.details.get(ended.reason, '')}", ended.reason)
+    if ended.error is not None:
+        raise ended.error
     steps = recorder.records().steps
     kernel = np.array([times.kernel_ns for times in executor.times], dtype=np.float64)
     period = periods_ns(steps, ended.rested)[:-1]

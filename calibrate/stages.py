@@ -59,7 +59,7 @@ class Stages:
         """Replays one point on the model; says beside it what the new profile predicts."""
         profile = load_profile(str(self.out / f"{profile_name(self.plan.model)}.json"))
         resolved, policy = self.plan.scenarios[point.scenario], self.plan.policy(point)
-        cost = Calibrated(profile, extrapolate=True)
+        cost = Calibrated(profile, extrapolate=True, max_model_len=resolved.max_model_len)
         runner = self._runner_for(profile, resolved, known.num_blocks)
         num_blocks = runner.num_blocks
         saturation = known.saturation_rps or _saturation(resolved, policy, cost, num_blocks)

@@ -57,8 +57,8 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
     )
 
 
-def keep_point(run: Run, inputs: PointInputs, folder: Path) -> dict[str, Any]:
-    """Measures a point and writes it to `folder`; returns what its point.json holds. ScenarioError as `check_cohort`."""
+def keep_point(setup: Setup, run: Run, inputs: PointInputs, folder: Path) -> dict[str, Any]:
+    """Measures a point and writes it to `folder`; returns what its point.json holds."""
     check_cohort(run)
     return keep_measured(run, measure(inputs), folder)
 

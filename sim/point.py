@@ -42,7 +42,8 @@ class Setup:
                 f" of {model.name}. Lower it."
             )
         with scenario.at("cost"):
-            cost = build_cost(file.cost, model, block_size=file.kv.block_size)
+            longest = limit if file.max_model_len is None else file.max_model_len
+            cost = build_cost(file.cost, model, block_size=file.kv.block_size, max_model_len=longest)
             setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):

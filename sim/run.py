@@ -34,7 +34,7 @@ def run_point(task: Task) -> dict[str, Any]:
     """Simulates, measures and writes one point; returns what its point.json holds."""
     setup = Setup.of(task.scenario)
     run = simulate_point(setup, task.point)
-    return keep_point(run, point_inputs(setup, run), task.folder)
+    return keep_point(setup, run, point_inputs(setup, run), task.folder)
 
 
 def run_scenario(

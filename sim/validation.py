@@ -299,6 +299,8 @@ def void(live: Played) -> str:
     """Why a run does not count; "" if it does. No cost has a say in it."""
     if live.reason:
         return f"cut: {live.reason}"
+    if not len(live.records.steps):
+        return "none of its requests was ever run"
     return lag_verdict(live.records) or _disturbance(live)
 
 

@@ -118,6 +118,8 @@ def import_aiconfigurator(
     from sim.cost.profile import FORMAT
     from sim.report.profile_text import summary
 
+    if out is not None:
+        check_overwrite(out, FORMAT)
     profile = import_profile(folder, gpu, model)
     path = Path(f"{profile.name}.json") if out is None else out
     check_overwrite(path, FORMAT)

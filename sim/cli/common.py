@@ -57,7 +57,7 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             typer.echo(" ".join(str(error).split()), err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            typer.echo("interrupted. What had been written by then is kept; the same command can be run again.", err=True)
+            typer.echo("interrupted. What was written by then is kept. Run the same command again.", err=True)
             raise typer.Exit(130) from None
 
     return wrapped

@@ -62,7 +62,9 @@ def long_form(name: str) -> dict[str, Any]:
     )
 
 
-def build_cost(config: str | CostConfig, model: ModelSpec, *, block_size: int = 16) -> Cost:
+def build_cost(
+    config: str | CostConfig, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None
+) -> Cost:
     """The cost that `config` asks for; a string is the short form, see `long_form`.
 
     ScenarioError if GPU or profile are not known, the model cannot be cut as asked, or is not that of the profile;
@@ -84,7 +86,9 @@ def build_cost(config: str | CostConfig, model: ModelSpec, *, block_size: int = 
         profile = load_profile(config.profile)
         check_model(profile, model)
         host = None if config.host is None else config.host.term()
-        return Calibrated(profile, extrapolate=config.extrapolate, host=host, block_size=block_size)
+        return Calibrated(
+            profile, extrapolate=config.extrapolate, host=host, block_size=block_size, max_model_len=max_model_len
+        )
     return config
 
 

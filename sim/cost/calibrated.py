@@ -308,7 +308,10 @@ class Calibrated:
         found = [f"measured on {on}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
         error = "no held-out steps"
         if p.held_out is not None:
-            error = f"held-out ±{100 * p.held_out['p50']:.1f} % (median), bias {100 * p.held_out['bias']:+.1f} %"
+            error = f"±{100 * p.held_out['p50']:.1f} % (median of {p.held_out['n']:,} held-out steps)"
+            error += f", bias {100 * p.held_out['bias']:+.1f} %"
+        if any(what.startswith(("block", "rounds")) for what in p.missing):
+            error = f"PARTIAL, {len(p.missing)} things missing; {error}"
         return f"cost: profile {p.name} ({', '.join(found)}; {error}{host})"
 
     def sources(self) -> list[str]:

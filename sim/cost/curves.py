@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
+LARGEST = 1e15
+"""ns, eleven days: no step takes as long."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """ns at increasing x."""
@@ -27,6 +31,11 @@ class Curve:
         if len(self.ns) != len(self.x):
             raise ValueError(f"ns has {len(self.ns)} values for {len(self.x)} of x")
         check_numbers("ns", self.ns)
+
+    def check_end(self, name: str) -> None:
+        """ValueError if the curve falls at its end, where it may be continued."""
+        if self.ns[-1] < (self.ns[-2] if len(self.ns) > 1 else 0):
+            raise ValueError(f"{name} falls at its end, from {self.ns[-2]:g} to {self.ns[-1]:g} ns")
 
     def at(self, x: NDArray[Any]) -> Floats:
         """ns at each x."""
@@ -55,6 +64,8 @@ class Grid:
             raise ValueError(f"ns is not {len(self.sequences)} rows of {len(self.context)} values")
         for row in self.ns:
             check_numbers("ns", row)
+            Curve(self.context, row).check_end("ns over context")
+        Curve(self.sequences, tuple(row[-1] for row in self.ns)).check_end("ns over sequences")
 
     def at(self, sequences: NDArray[Any], context: NDArray[Any]) -> Floats:
         """ns at each pair, bilinear."""
@@ -84,7 +95,7 @@ def check_knots(name: str, knots: Sequence[float]) -> None:
 
 
 def check_numbers(name: str, values: Iterable[float]) -> None:
-    """ValueError unless all are finite and 0 or more."""
+    """ValueError unless all are from 0 to LARGEST."""
     for value in values:
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {value:g}; it is a finite number, 0 or more")
+        if not 0 <= value <= LARGEST:
+            raise ValueError(f"{name} is {value:g}; it is a number from 0 to {LARGEST:g}")

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from sim.cost.curves import Curve, Grid, check_numbers
 from sim.errors import CalibrationError
-from sim.model import ModelSpec
+from sim.model import DTYPE_BYTES, ModelSpec
 from sim.plain import from_plain, to_plain
 from sim.units import Duration
 
@@ -112,6 +112,8 @@ class StepCosts:
         check_numbers("launch_ns", (self.launch_ns,))
         if not (math.isfinite(self.in_situ) and self.in_situ > 0):
             raise ValueError(f"in_situ is {self.in_situ:g}; a factor is above 0")
+        self.layers.check_end("layers")
+        self.head.check_end("head")
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,14 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.name or self.block_size < 1 or (self.num_blocks is not None and self.num_blocks < 1):
             raise ValueError(f"name {self.name!r}, block_size {self.block_size} or num_blocks {self.num_blocks}")
-        for row in (*self.residuals, *([] if self.held_out is None else [self.held_out])):
-            if not all(isinstance(row.get(key), int | float) for key in ("n", "p50", "p95", "bias")):
-                raise ValueError(f"a row of errors lacks one of n, p50, p95 and bias: {row}")
+        if self.model.dtype not in DTYPE_BYTES:
+            raise ValueError(f"model dtype is {self.model.dtype}; known are {', '.join(DTYPE_BYTES)}")
+        held_out = self.held_out or {}
+        steps = [*self.residuals, *held_out.get("steps", []), *held_out.get("batches", [])]
+        for row in [*steps, *([held_out | {"region": held_out.get("what")}] if held_out else [])]:
+            numbers = all(isinstance(row.get(key), int | float) for key in ("n", "p50", "p95", "bias"))
+            if not (numbers and isinstance(row.get("region"), str)):
+                raise ValueError(f"a row of errors lacks one of region, n, p50, p95 and bias: {row}")
 
     def to_json(self) -> str:
         """The file's text; equal profiles give equal bytes."""

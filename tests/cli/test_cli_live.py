@@ -7,13 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
+import typer
 from tiny_scenario import TINY, batchsim, changed
 
 from calibrate.session import predict
-from sim.cost import Calibrated
+from sim.cli.live import _say
+from sim.cost import Calibrated, Linear
+from sim.live import INTERRUPTED
 from sim.live_results import keep_live
 from sim.point import Setup
+from sim.record import UNFINISHED
 from sim.resolved import Resolved
 from sim.results import load_results
 from sim.scenario import load_scenario
@@ -61,6 +66,16 @@ def test_resolve_writes_what_reads_back(scenario: Path) -> None:
     assert [policy.name for policy in resolved.policies] == ["static", "continuous"]
 
 
+def test_resolve_leaves_files_of_others_alone(scenario: Path) -> None:
+    """What is no resolved scenario is not written over; what is, is."""
+    before = scenario.read_text()
+    done = batchsim("resolve", scenario, "-o", scenario)
+    assert done.exit_code == 2 and "no batchsim-resolved file" in done.stderr and done.stderr.count("\n") == 1
+    assert scenario.read_text() == before
+    out = scenario.with_name("r.json")
+    assert [batchsim("resolve", scenario, "-o", out).exit_code for _ in range(2)] == [0, 0]
+
+
 def test_resolve_refuses_in_one_line(scenario: Path) -> None:
     """A folder that is not there, and whatever the scenario itself is refused for."""
     nowhere = batchsim("resolve", scenario, "-o", scenario.parent / "no" / "r.json")
@@ -100,6 +115,44 @@ def test_live_speaks_json(scenario: Path, one_thread: None) -> None:
     said = json.loads(done.stdout)
     assert said["policies"]["static"]["finished"] == 12 and said["policies"]["static"]["loads"][0]["load"] == 150
     assert said["live"]["lag_ns"]["requests"] == 12
+
+
+@pytest.mark.slow
+def test_a_closed_loop_runs_live(scenario: Path, one_thread: None) -> None:
+    """Its window ends with the last request that the run sent, and the results hold all of them."""
+    loop = ("workload.arrivals={kind: closed_loop, users: 2, think_time: 10ms}", "load={users: [2]}")
+    done = batchsim(
+        *("live", scenario, "--policy", "continuous", "--device", "cpu", "--out", scenario.parent),
+        *(word for change in loop for word in ("--set", change)),
+    )
+    assert done.exit_code in (0, 1), done.stderr  # 1: this machine was too busy to send in time
+    assert "nobody arrives" not in done.stderr
+    (row,) = load_results(scenario.parent / "s-live").points.to_dict("records")
+    assert row["cohort"] == row["finished"] == 12 and row["throughput_rps"] > 0
+
+
+def test_a_cut_run_counts_all_that_was_offered(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the requests came before Ctrl-C: the other half did not complete, and no objective is met or missed."""
+    setup = Setup.of(load_scenario(str(scenario)))
+    policy = setup.resolved.find("continuous")
+    cost = Linear(base=1_000_000, per_token=0, per_sequence=0, per_context_token=0)
+    played = predict(setup.resolved, policy, 100.0, 0, cost, num_blocks=1000)
+    requests = played.records.requests.copy()
+    cut_ns = int(np.sort(requests["sent_ns"])[5])
+    late = requests["sent_ns"] > cut_ns
+    requests["outcome"][late] = UNFINISHED
+    records = replace(played.records, requests=requests)
+    made = {"hardware": {"cpu": "some"}, "software": {"torch": "2"}, "weights": "none", "device": "cpu"}
+    played = replace(played, records=records, end_ns=cut_ns, reason=INTERRUPTED, made=made)
+    point = next(p for p in setup.scenario.points() if p.spec.name == "continuous")
+    results = keep_live(setup, point, played, scenario.parent)
+    (row,) = results.points.to_dict("records")
+    assert row["cohort"] == 12 and row["uncompleted_share"] == row["in_slo"] == 0.5
+    assert np.isnan(row["slo_met"])
+    with pytest.raises(typer.Exit):
+        _say(results, as_json=False)
+    said = capsys.readouterr().out
+    assert "SLO: not judged" in said and "tested that meets" not in said and "6 unfinished" in said
 
 
 OWN = """\
@@ -165,6 +218,9 @@ def test_live_refuses_before_it_loads_a_model(scenario: Path, one_thread: None) 
     text = changed(scenario.read_text(), "kv: {tokens: 16000}\n", "").replace("tiny.json", "half.json")
     (scenario.parent / "unstated.yaml").write_text(changed(text, "{kind: constant, step: 10ms}", "h200"))
     common = ("--policy", "continuous", "--device", "cpu")
+    other = scenario.parent / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": 64}))
     for args, complaint in [
         ((scenario, "--policy", "continuous", "--device", "tpu"), "--device tpu"),
         ((scenario, "--policy", "continous", "--device", "cpu", "--load", 100), "has no policy continous"),
@@ -174,6 +230,8 @@ def test_live_refuses_before_it_loads_a_model(scenario: Path, one_thread: None) 
         ((scenario, *common, "--load", 100, "--temperature", -1), "--temperature"),
         ((scenario, *common, "--load", 100, "--prompts", "no.txt"), "tokenizer.json"),
         ((scenario, *common, "--load", 100, "--weights", "nowhere"), "nowhere"),
+        ((scenario, *common, "--load", 100, "--weights", other), f"--weights {other}: hidden_size is 64"),
+        ((scenario, *common, "--load", 100, "--out", scenario / "out"), f"--out {scenario / 'out'}"),
     ]:
         done = batchsim("live", *args)
         assert done.exit_code == 2 and complaint in done.stderr, (args, done.stderr, done.exception)

@@ -84,6 +84,20 @@ def test_what_cannot_be_judged_is_said_in_one_line(
     assert told in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_a_policy_that_completes_nothing_is_named(tmp_path: Path) -> None:
+    """With the reason of the rejections; where loads are given only the share of saturation is missing."""
+    pytest.importorskip("torch", reason="runs a model")
+    # Prompts that the pool cannot hold.
+    small = ("--set", "kv.tokens=16", "--policy", "continuous", "--out", tmp_path)
+    done = batchsim("validate", "live-demo", *small)
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1
+    assert "live-demo, continuous: only 0 requests completed" in done.stderr and "Rejected:" in done.stderr
+    go_on = batchsim("validate", "live-demo", *small, "--loads", "400", "--repeats", 1)
+    assert "share of saturation not known" in go_on.stderr, go_on.stderr
+    assert go_on.exit_code == 0, go_on.exception
+    assert "none of its requests was ever run" in go_on.stderr
+
+
 def test_a_file_that_is_no_live_run_is_named(tmp_path: Path) -> None:
     """One line with the file."""
     (tmp_path / "odd.npz").write_bytes(b"no")

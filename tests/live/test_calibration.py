@@ -182,6 +182,9 @@ def test_nonsense_is_refused_in_one_line(tmp_path: Path) -> None:
         "--device tpu: not known": {"--device": "tpu"},
         "neither in the catalog nor a file": {"--model": "llama-3.1-8c"},
         "at least 0.25": {"--minutes": "0.1"},
+        "--minutes nan": {"--minutes": "nan"},
+        "--minutes inf": {"--minutes": "inf"},
+        "--block-size 4096 is more": {"--block-size": "4096", "--kv-tokens": "64", "--max-model-len": "64"},
         "more than --kv-tokens 32 hold": {"--kv-tokens": "32", "--max-model-len": "64"},
         "takes 2 to 128 tokens": {"--max-model-len": "4096"},
         "is below --max-seqs 64": {"--max-seqs": "64", "--max-batched-tokens": "32"},
@@ -205,6 +208,22 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
     assert code == 2
     assert said.endswith("pip install 'batchsim[live]'\n")
     assert said.count("\n") == 1
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    """No profile is written over what is none, and no picture drawn into what is not called one."""
+    other = tmp_path / "other.json"
+    other.write_text("{}", encoding="utf-8")
+    tables = ("import-aiconfigurator", str(tmp_path), "--gpu", "h200_sxm", "--model", "llama-3.1-8b")
+    for words, told in [
+        ((*tables, "-o", str(other)), "no batchsim-profile file"),
+        (("show", "h200-llama-3.1-8b-aiconfigurator", "-o", str(tmp_path / "x.txt")), "does not end in .png"),
+    ]:
+        result = CliRunner().invoke(calibrate_app, list(words))
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert told in result.stderr
+    assert other.read_text(encoding="utf-8") == "{}"
+    assert [file.name for file in tmp_path.iterdir()] == ["other.json"]
 
 
 def test_show_refuses_what_is_no_profile(tmp_path: Path) -> None:

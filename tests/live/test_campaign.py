@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="a campaign runs on torch: pip install 'batchsim[live]'")
 
 from calibrate import selfcheck
-from calibrate.campaign import Campaign
+from calibrate.campaign import Campaign, main
 from calibrate.campaign_plan import SHIPPED, Known, Plan
 from calibrate.session import load_result
 from calibrate.worker import CUT, DONE, Reply, Worker
@@ -30,6 +31,8 @@ from sim.point import resolve
 from sim.scenario import load_scenario
 
 ROOT = Path(__file__).parents[2]
+campaign_app = typer.Typer()
+campaign_app.command()(main)
 BARE = Path(__file__).parent / "bare"
 LIMITS = {"max_seqs": 4, "max_batched_tokens": 32, "max_model_len": 64, "kv_tokens": 256}
 TINY = ROOT / "scenarios" / "tiny-llama.json"
@@ -295,6 +298,30 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(place: Place, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "tpu", "--minutes", "0.5"], "--device tpu"),
+        (["--minutes", "nan"], "--minutes nan"),
+        (["--minutes", "inf"], "--minutes inf"),
+        (["--plan", "{empty}"], "'scenarios' is missing"),
+        (["--out", "{empty}/out"], "cannot be written"),
+    ],
+)
+def test_a_call_that_cannot_work_is_refused_in_one_line(
+    place: Place, tmp_path: Path, words: list[str], told: str
+) -> None:
+    """At the start, with exit code 2, however little time there is, and no folder is begun."""
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}", encoding="utf-8")
+    given = [word.format(empty=empty) for word in words]
+    usual = ["--out", str(tmp_path / "out"), "--plan", str(place.plan), "--device", "cpu"]
+    done = CliRunner().invoke(campaign_app, [*usual, *given])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+    assert told in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"points": [["small", "continuous", 0.5, 0]] * 2}, "live-small-continuous-50-0 is there twice"),
@@ -302,7 +329,13 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(place: Place, tmp_pat
         ({"points": [["small", "sjf", 0.5, 0]]}, "has no policy sjf"),
         ({"points": [["small"]]}, "cannot be read as a plan"),
         ({"second_model": str(TINY)}, "profile-tiny-llama is there twice"),
-        ({"scenarios": {"small": "nowhere.json"}}, "cannot be read as a plan"),
+        ({"scenarios": {"small": "nowhere.json"}}, r"scenario small: \S*nowhere.json cannot be read: No such file"),
+        ({"points": [["small", "continuous", -0.5, 0]]}, "has the share -0.5"),
+        ({"points": [["small", "continuous", float("nan"), 0]]}, "has the share NaN"),
+        ({"points": [["small", "continuous", "half", 0]]}, 'has the share "half"'),
+        ({"second_model": "no-such-model"}, "no-such-model is neither in the catalog nor a file"),
+        ({"options": {"max_seq": 4}}, "max_seq is not known"),
+        ({"profile_minutes": float("inf")}, "profile_minutes is inf"),
         ({"scenarios": {"small": "plan.json"}}, "not a resolved scenario"),
     ],
 )

@@ -234,9 +234,12 @@ def test_the_heading_says_what_it_rests_on() -> None:
         f"cost: profile {NAME} (imported: kernel sums of vLLM 0.24; host assumed)"
     )
     assert MINE.describe() == (
-        "cost: profile mine (measured on NVIDIA H200, torch 2.11.0, commit abc; held-out ±1.2 % (median), bias +0.2 %)"
+        "cost: profile mine (measured on NVIDIA H200, torch 2.11.0, commit abc; ±1.2 % (median of 150 held-out steps),"
+        " bias +0.2 %)"
     )
     assert "no held-out steps" in Calibrated(replace(PROFILE, held_out=None)).describe()
+    cut = replace(PROFILE, missing=("block E: 3 of 9 steps not measured", "energy: no counter"))
+    assert "PARTIAL, 2 things missing; ±1.2 %" in Calibrated(cut).describe()
     stated = Calibrated(PROFILE, extrapolate=True, host=StatedHost(1_000_000).term())
     assert stated.describe().endswith("; host stated; extrapolates)")
     assert stated.step_ns(step([10])) == FREE.step_ns(step([10])) - 301_500 + 1_000_000

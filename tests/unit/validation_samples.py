@@ -44,6 +44,7 @@ class Sample:
     streams: bool
     num_blocks: int
     made: dict[str, Any]
+    window_ns: tuple[int, int]
     reason: str = ""
 
 
@@ -103,6 +104,7 @@ def played(
         core.scheduler.streams,
         kv.num_blocks,
         made_of(scenario, policy),
+        workload.window_ns,
     )
 
 
