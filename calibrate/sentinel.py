@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass
 
-from calibrate.inputs import StepInputs
+from calibrate.measure import Bench
 from calibrate.plan import Point
 from calibrate.runner import ModelRunner
 from sim.cost.profile import Profile
 
-_READING_S = 0.3
-_REPLAYS = (10, 1000)  # at least and at most
+_VISITS = 7  # each as the calibration made them, since caches are warmer the longer a step is replayed
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,5 @@ class Sentinel:
         blocks = sum(-(-n // runner.block_size) for n in self.point.lengths())
         if blocks > runner.num_blocks or len(self.point.decode) > runner.max_num_seqs:
             return []
-        inputs = StepInputs.synthetic(
-            self.point.decode,
-            self.point.chunks,
-            block_size=runner.block_size,
-            num_blocks=runner.num_blocks,
-            vocab_size=runner.spec.vocab_size,
-            seed=0,
-        )
-        runner.load(inputs)
-        runner.replay(3)
-        least, most = _REPLAYS
-        replays = min(max(math.ceil(_READING_S * 1e9 / self.ns), least), most)
-        return [statistics.median(runner.replay(replays)) / self.ns - 1]
+        bench = Bench(runner, self.point, seed=0)
+        return [statistics.median(bench.visit(self.point) for _ in range(_VISITS)) / self.ns - 1]
