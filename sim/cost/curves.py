@@ -34,8 +34,9 @@ class Curve:
 
     def check_end(self, name: str) -> None:
         """ValueError if the curve falls at its end, where it may be continued."""
-        if self.ns[-1] < (self.ns[-2] if len(self.ns) > 1 else 0):
-            raise ValueError(f"{name} falls at its end, from {self.ns[-2]:g} to {self.ns[-1]:g} ns")
+        for before, last in list(pairwise(self.ns))[-1:]:
+            if last < before:
+                raise ValueError(f"{name} falls at its end, from {before:g} to {last:g} ns")
 
     def at(self, x: NDArray[Any]) -> Floats:
         """ns at each x."""
