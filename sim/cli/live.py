@@ -99,7 +99,7 @@ def _say(results: Results, as_json: bool) -> None:
     from sim.live import INTERRUPTED
     from sim.live_results import live_lines
     from sim.report.plots import write_pictures
-    from sim.report.tables import fit, highest_loads, report
+    from sim.report.tables import fit, report
 
     run = results.manifest["live"]
     lines = [fit(line) for line in live_lines(results)]
@@ -107,11 +107,7 @@ def _say(results: Results, as_json: bool) -> None:
         print_json(results.as_json() | {"live": run})
     else:
         pictures = write_pictures(results)
-        text = report(results)
-        if run["reason"]:
-            verdict = "\n".join(fit(line) for line in highest_loads(results).split("\n"))
-            text = text.replace(verdict, "SLO: not judged, as the run was cut")
-        typer.echo("\n".join([text, *lines]))
+        typer.echo("\n".join([report(results), *lines]))
         typer.echo(fit(f"{results.path}/  " + "  ".join(["summary.csv", *(p.name for p in pictures)])))
     if run["reason"] or run["void"]:
         if as_json:

@@ -166,8 +166,11 @@ def _cut(text: str, width: int, end: int = 0) -> str:
 def highest_loads(results: Results) -> str:
     """For each policy the highest tested load that meets the SLO, or `never`.
 
-    Where a lower load failed, it is named: the SLO is not met all the way up to the one shown.
+    Where a lower load failed, it is named: the SLO is not met all the way up to the one shown. A live run that was cut
+    is not judged.
     """
+    if results.manifest.get("live", {}).get("reason"):
+        return "SLO: not judged, as the run was cut"
     parts = []
     objective = results.manifest["objective"]
     if not load_name(results):
