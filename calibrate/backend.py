@@ -8,12 +8,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+SPARE_BLOCKS = 2
+"""Of a cache, besides those that the scheduler deals out: the first, of zeros, which padding reads, and the last, which
+nobody reads and a backend may store padding in."""
+
 
 class Backend(Protocol):
     """Tensors are on the device; positions and slots int64, tables and lengths int32.
 
     q, k and v may be views with a row stride; their last two dimensions are contiguous. Caches are
-    [num_blocks + 1, block_size, kv heads, head_dim].
+    [num_blocks + SPARE_BLOCKS, block_size, kv heads, head_dim].
     """
 
     name: str
@@ -41,7 +45,8 @@ class Backend(Protocol):
         k_norm: Tensor | None,
         eps: float,
     ) -> Tensor:
-        """Rotates q [T, hq, d] and k [T, hk, d], stores k and v at `slots` (-1: not), returns q, contiguous.
+        """Rotates q [T, hq, d] and k [T, hk, d], stores k and v at `slots` (-1: of padding, in the last
+        slot or nowhere), returns q, contiguous.
 
         `cos` and `sin` are fp32 [positions, d/2]; halves are rotated, as in transformers. Norms come first.
         """
@@ -106,18 +111,15 @@ class SdpaBackend:
         k_norm: Tensor | None,
         eps: float,
     ) -> Tensor:
-        """Rotates q and k, stores k and v at `slots` (-1: not), returns q, contiguous."""
+        """Rotates q and k, stores k and v at `slots`, -1 being the last of all, returns q, contiguous."""
         if q_norm is not None:
             q = self.rms_norm(q, q_norm, eps)
         if k_norm is not None:
             k = self.rms_norm(k, k_norm, eps)
         cos, sin = cos[positions][:, None], sin[positions][:, None]
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        stored = slots >= 0
-        if not bool(stored.all()):
-            k, v, slots = k[stored], v[stored], slots[stored]
-        k_cache.flatten(0, 1).index_copy_(0, slots, k)
-        v_cache.flatten(0, 1).index_copy_(0, slots, v)
+        k_cache.flatten(0, 1).index_put_((slots,), k)
+        v_cache.flatten(0, 1).index_put_((slots,), v)
         return q
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

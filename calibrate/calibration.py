@@ -242,17 +242,21 @@ class Run:
         """Makes those of `specs` that were not made yet, between two looks at the sentinel."""
         done = [run.spec for run in (*self._runs_before, *(run for _, run in self._runs))]
         seconds = min(_RUN_S[self.options.device], 60 * self.options.minutes / 30)
+
+        def run(spec: RunSpec, seconds: float) -> EngineSteps:
+            step_ns = self.bench.usual_ns()
+            assert step_ns is not None  # the sentinel was looked at just before
+            return run_engine(self.runner, self.limits, spec, seconds, step_ns / 1e9)
+
         for spec in specs:
             if spec not in done:
                 self._check_time(seconds + 1.0)
                 self._tell(f"engine run, {spec.name}")
-                if not self._runs:
-                    run_engine(self.runner, self.limits, spec, seconds / 4)  # warms up what only engine runs touch
                 for _ in range(2):
                     self.bench.watch(now=True)
-                self._runs.append(
-                    self.bench.calmest(lambda spec=spec: run_engine(self.runner, self.limits, spec, seconds))
-                )
+                if not self._runs:
+                    run(spec, seconds / 4)  # warms up what only engine runs touch
+                self._runs.append(self.bench.calmest(lambda spec=spec: run(spec, seconds), lambda steps: steps.rest_s))
                 for _ in range(2):
                     self.bench.watch(now=True)
                 self._save()

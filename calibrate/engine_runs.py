@@ -56,12 +56,16 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class EngineSteps:
-    """The steps of one run as arrays: their work by column, the time of their kernels, and their period, in ns."""
+    """The steps of one run as arrays: their work by column, the time of their kernels, and their period, in ns.
+
+    `rest_s` are the seconds in which the engine had nothing to run; 0 for a run of an earlier call.
+    """
 
     spec: RunSpec
     columns: dict[str, NDArray[np.int64]]
     kernel_ns: NDArray[np.float64]
     period_ns: NDArray[np.float64]
+    rest_s: float = 0.0
 
     def divided(self, factor: float) -> EngineSteps:
         """With all times divided by `factor`."""
@@ -81,8 +85,8 @@ class EngineSteps:
     def from_row(cls, row: dict[str, Any]) -> EngineSteps:
         """The steps that `to_row` wrote."""
         columns = {name: np.array(row["columns"][name], dtype=np.int64) for name in COLUMNS}
-        times = (np.array(row[name], dtype=np.float64) for name in ("kernel_ns", "period_ns"))
-        return cls(RunSpec(*row["run"]), columns, *times)
+        kernel, period = (np.array(row[name], dtype=np.float64) for name in ("kernel_ns", "period_ns"))
+        return cls(RunSpec(*row["run"]), columns, kernel, period)
 
 
 def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
@@ -101,14 +105,19 @@ def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
     return specs
 
 
-def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: float) -> EngineSteps:
-    """The steps of one run, cut after `seconds`. ExecutorError if the device fails, KeyboardInterrupt on Ctrl-C."""
+def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: float, step_s: float) -> EngineSteps:
+    """The steps, of about `step_s`, of one run, cut after `seconds`.
+
+    ExecutorError if the device fails, KeyboardInterrupt on Ctrl-C.
+    """
     kv = TableKV(runner.num_blocks, runner.block_size)
     executor = TorchExecutor(runner, kv, max_model_len=limits.max_context)
     scheduler = schedules.scheduler(spec.kind, spec.max_seqs, limits, kv)
     recorder = Recorder()
     core = EngineCore(scheduler, executor, recorder, max_model_len=limits.max_context, stop_ns=round(seconds * 1e9))
-    requests = schedules.requests(spec.kind, spec.max_seqs, limits, spec.seed, seconds, longer=not spec.training)
+    requests = schedules.requests(
+        spec.kind, spec.max_seqs, limits, spec.seed, seconds, step_s, longer=not spec.training
+    )
     with settled_memory():
         ended = live(core, requests, WallClock())
     if ended.reason == "interrupted":
@@ -120,4 +129,5 @@ def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: floa
     period = periods_ns(steps, ended.rested)[:-1]
     kept = slice(min(_WARM_STEPS, len(period) // 2), len(period))  # the last step has no next one
     columns = {name: steps[name].astype(np.int64)[:-1][kept] for name in COLUMNS}
-    return EngineSteps(spec, columns, kernel[:-1][kept], period[kept])
+    rest_s = (float(steps["start_ns"][-1] - steps["start_ns"][0]) - period.sum()) / 1e9 if len(steps) else 0.0
+    return EngineSteps(spec, columns, kernel[:-1][kept], period[kept], rest_s)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from calibrate.backend import SPARE_BLOCKS
 from sim.errors import CalibrationError
 from sim.model import ModelSpec
 
@@ -81,10 +82,10 @@ def check_memory(
         )
     if free_bytes is None:
         return
-    need = spec.weight_bytes + (num_blocks + 1) * block_bytes + step
+    need = spec.weight_bytes + (num_blocks + SPARE_BLOCKS) * block_bytes + step
     if need <= free_bytes:
         return
-    fitting = (free_bytes - spec.weight_bytes - step) // block_bytes - 1
+    fitting = (free_bytes - spec.weight_bytes - step) // block_bytes - SPARE_BLOCKS
     advice = f"{fitting} KV blocks would fit." if fitting > 0 else "No KV block would fit: use a smaller model."
     raise CalibrationError(
         f"{spec.name} on {device}: {(need - free_bytes) / GB:.1f} GB short: {free_bytes / GB:.1f} GB free,"

@@ -89,7 +89,10 @@ class _Layer:
         return held
 
     def without_sequences(self, backend: Backend) -> dict[str, Tensor]:
-        """The outcome of the kernels that know tokens only; both caches with zeros for what is NaN."""
+        """The outcome of the kernels that know tokens only; both caches with zeros for what is NaN.
+
+        The last block, where a backend may leave what padding stores, does not count.
+        """
         norm, total = backend.add_rms_norm(self.x, self.residual, self.weight, EPS)
         keys, values = self.k_cache.clone(), self.v_cache.clone()
         rope = backend.rope_store(
@@ -112,8 +115,8 @@ class _Layer:
             "add": total,
             "silu_mul": backend.silu_mul(self.gate_up),
             "rope": rope,
-            "keys": keys.nan_to_num(nan=0.0),
-            "values": values.nan_to_num(nan=0.0),
+            "keys": keys[:-1].nan_to_num(nan=0.0),
+            "values": values[:-1].nan_to_num(nan=0.0),
         }
 
     def attention(self, backend: Backend, name: str) -> Tensor:

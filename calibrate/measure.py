@@ -100,17 +100,21 @@ class Bench:
             self._hot_s = time.monotonic()
         return statistics.median(times)
 
-    def calmest(self, measure: Callable[[], T]) -> tuple[float, T]:
+    def calmest(self, measure: Callable[[], T], rest_s: Callable[[T], float] = lambda _: 0.0) -> tuple[float, T]:
         """What `measure` returns, and the middle of the time it took; on a CPU of the calmer of two attempts, where
-        other programs had much of the first."""
+        other programs had much of the first.
+
+        `rest_s` is how many of its seconds `measure` itself had nothing to do.
+        """
         found: list[tuple[float, float, T]] = []
         while not found or (self.device == "cpu" and len(found) < _ATTEMPTS and found[-1][0] < _QUIET_SHARE):
             began_s, process_s = time.monotonic(), time.process_time()
             result = measure()
             wall_s, process_s = time.monotonic() - began_s, time.process_time() - process_s
-            self._wall_s += wall_s
+            busy_s = max(wall_s - rest_s(result), process_s)
+            self._wall_s += busy_s
             self._process_s += process_s
-            found.append((process_s / wall_s, began_s + wall_s / 2, result))
+            found.append((process_s / busy_s, began_s + wall_s / 2, result))
         _, seconds, result = max(found, key=lambda attempt: attempt[0])
         return seconds, result
 

@@ -8,6 +8,7 @@ import statistics
 import numpy as np
 import torch
 
+from calibrate.backend import SPARE_BLOCKS
 from calibrate.fit import robust_nnls, short
 from calibrate.inputs import StepInputs
 from calibrate.plan import Limits, Point, even_chunks
@@ -53,7 +54,7 @@ def measured_blocks(runner: ModelRunner, limits: Limits) -> tuple[int, str]:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     block_bytes = runner.block_size * runner.spec.kv_bytes_per_token
-    pool_bytes = (runner.num_blocks + 1) * block_bytes
+    pool_bytes = (runner.num_blocks + SPARE_BLOCKS) * block_bytes
     torch.cuda.reset_peak_memory_stats()
     for point in largest_steps(limits):
         run_once(runner, point)

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from calibrate.architecture import Architecture, load_architecture
-from calibrate.backend import Backend, SdpaBackend
+from calibrate.backend import SPARE_BLOCKS, Backend, SdpaBackend
 from calibrate.failures import device_errors
 from calibrate.footprint import StepLimits, check_limits, check_memory, find_device, step_bytes
 from calibrate.graphs import DecodeGraphs, bucket_of, buckets_for, filled
@@ -60,7 +60,7 @@ class ModelRunner:
         self.spec: ModelSpec = spec
         self.device: torch.device = kv.device
         self.backend: Backend = transformer.backend
-        self.num_blocks: int = kv.shape[2] - 1
+        self.num_blocks: int = kv.shape[2] - SPARE_BLOCKS
         self.block_size: int = kv.shape[3]
         self.num_swap_blocks = num_swap_blocks
         self.max_num_seqs = limits.max_num_seqs
@@ -262,7 +262,14 @@ def build_runner(
         torch.cuda.set_device(place)  # where kernels and events go that name no device
     with torch.inference_mode(), device_errors(f"loading {spec.name}"):
         weights = _weights(architecture, model, place, seed)
-        shape = (spec.num_hidden_layers, 2, num_blocks + 1, block_size, spec.num_key_value_heads, spec.head_dim)
+        shape = (
+            spec.num_hidden_layers,
+            2,
+            num_blocks + SPARE_BLOCKS,
+            block_size,
+            spec.num_key_value_heads,
+            spec.head_dim,
+        )
         kv = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=place)
         # Numbers to read for steps that are timed on a cache that nothing was stored in: zeros run faster.
         kv[:, :, 1:].normal_(generator=torch.Generator(place).manual_seed(seed))

@@ -28,7 +28,7 @@ from sim.workload.laws import LognormalTokens
 
 _ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_context_token=50)
 _LOADS = (0.5, 1.0, 2.0)  # shares of what the rough costs sustain, about
-_SPARSE_RPS, _SPARSE_OUTPUT = 12, 4  # of an engine run whose engine rests, and tokens of an answer in the mean
+_SPARSE_BUSY, _SPARSE_OUTPUT = 0.3, 4  # share of an engine run in which it does not rest, about; tokens of an answer
 
 
 class _Tap(SimExecutor):
@@ -64,15 +64,18 @@ def workload(config: WorkloadConfig, limits: Limits, seed: int) -> BuiltWorkload
     return build_workload(config, load={}, seed=seed, max_model_len=limits.max_context, base=Path())
 
 
-def requests(kind: str, max_seqs: int, limits: Limits, seed: int, seconds: float, *, longer: bool) -> BuiltWorkload:
-    """More than enough requests for an engine run of that kind, whose reservations know the true length.
+def requests(
+    kind: str, max_seqs: int, limits: Limits, seed: int, seconds: float, step_s: float, *, longer: bool
+) -> BuiltWorkload:
+    """Enough requests for an engine run of that kind, whose steps take about `step_s`; reservations know the length.
 
-    All at time 0; of kind `sparse` one by one for `seconds` and more, with short answers, so that the engine rests
+    All at time 0; of kind `sparse` one by one for about `seconds`, with short answers, so that the engine rests
     between them. Of kind `static` a batch of prompts, padded to one length, fits into a step.
     """
     if kind == "sparse":
         shape = lengths(limits, longer=longer, output=_SPARSE_OUTPUT)
-        arrivals, count = PoissonArrivals(mean_rate=_SPARSE_RPS), math.ceil(2 * _SPARSE_RPS * seconds) + 8
+        rate = _SPARSE_BUSY / (step_s * (1 + _SPARSE_OUTPUT))
+        arrivals, count = PoissonArrivals(mean_rate=rate), math.ceil(rate * seconds)
     else:
         most_prompt = limits.max_tokens // max_seqs if kind == "static" else None
         shape = lengths(limits, longer=longer, most_prompt=most_prompt)

@@ -42,7 +42,7 @@ class DeviceInputs:
 
 
 class Transformer:
-    """A model with its KV cache, whose tensor is `kv` [layers, 2, num_blocks + 1, block_size, kv heads, head_dim]."""
+    """A model with its KV cache `kv` [layers, 2, num_blocks + SPARE_BLOCKS, block_size, kv heads, head_dim]."""
 
     def __init__(
         self, architecture: Architecture, weights: Weights, backend: Backend, kv: Tensor, max_model_len: int

@@ -16,7 +16,7 @@ from sim.point import Setup
 from sim.scenario import load_scenario
 
 LOAD = 12.0
-SLOWER = Linear(base=2_244_000, per_token=81_600, per_sequence=255_000, per_context_token=612)  # 2 % than the demo's
+SLOWER = Linear(base=918_000, per_token=30_600, per_sequence=132_600, per_context_token=510)  # 2 % than the demo's
 MADE = {
     "device": "cpu",
     "weights": "random (seed 0)",

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from calibrate.architecture import load_architecture
-from calibrate.backend import SdpaBackend
+from calibrate.backend import SPARE_BLOCKS, SdpaBackend
 from calibrate.executor import TorchExecutor
 from calibrate.inputs import StepInputs
 from calibrate.runner import ModelRunner, StepLimits, build_runner
@@ -111,7 +111,7 @@ def test_padding_is_the_work_that_the_cost_model_counts(finished_rows: Any, tmp_
     checkpoint("mistral", tmp_path, num_hidden_layers=1)
     architecture = load_architecture(str(tmp_path))
     weights = load_weights(architecture, tmp_path, torch.device("cpu"))
-    kv = torch.zeros(1, 2, 101, 4, 2, 12)
+    kv = torch.zeros(1, 2, 100 + SPARE_BLOCKS, 4, 2, 12)
     backend = Counting()
     runner = ModelRunner(Transformer(architecture, weights, backend, kv, 200), LIMITS)
     manager = TableKV(100, 4)

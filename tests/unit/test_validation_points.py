@@ -89,7 +89,7 @@ def test_saved_runs_of_another_model_or_other_knobs_are_refused() -> None:
     run = played("continuous", LOAD)
     model, knobs = run.made["model"], run.made["knobs"]
     for changed, told in [
-        ({"model": model | {"hidden_size": 4096}}, "had model.hidden_size 4096, the scenario 256"),
+        ({"model": model | {"hidden_size": 4096}}, "had model.hidden_size 4096, the scenario 128"),
         ({"block_size": 32}, "had block_size 32, the scenario 16"),
         (
             {"knobs": knobs | {"config": knobs["config"] | {"max_num_seqs": 8}}},
