@@ -41,7 +41,7 @@ demo: $(RUNTIME)
 demo-live: $(LIVE)
 	rm -f results/tiny-llama-cpu.json results/tiny-llama-cpu.partial.json
 	$(BIN)/batchsim calibrate --model scenarios/tiny-llama.json --device cpu --minutes 2 -o results/tiny-llama-cpu.json
-	$(BIN)/batchsim live live-demo --policy continuous --load 20 --device cpu --set cost=results/tiny-llama-cpu.json
+	$(BIN)/batchsim live live-demo --policy continuous --load 20 --attempts 3 --device cpu --set cost=results/tiny-llama-cpu.json
 	$(BIN)/batchsim validate live-demo --device cpu --set cost=results/tiny-llama-cpu.json --at 50%,80% --repeats 3 --name demo --out results --json results/validation-demo.json
 
 test: $(RUNTIME)

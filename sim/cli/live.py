@@ -44,6 +44,7 @@ def live(
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
     prompts: Annotated[Path | None, typer.Option(help="Text, a prompt a line; else random tokens.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    attempts: Annotated[int, typer.Option(min=1, help="Runs at most, while the load source was late.")] = 1,
     graphs: Annotated[
         bool | None,
         typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps; by default as the profile's."),
@@ -58,6 +59,7 @@ def live(
     require_torch("live")
     from calibrate.sampling import Sampling
     from calibrate.session import run_live
+    from sim.live import lag_verdict
     from sim.live_results import keep_live
     from sim.point import Setup
     from sim.run import check_inputs
@@ -79,9 +81,14 @@ def live(
     window_s = resolved.built_workload(point.load, seed).window_ns[1] / 1e9
     arrive = f"requests arrive for {window_s:.0f} s ..." if window_s else "..."  # of a loop nobody knows yet
     typer.echo(f"{chosen.name} at load {point.load:g}: {arrive}", err=True)
-    played = run_live(
-        resolved, chosen, point.load, seed, runner, estimator=setup.cost, sampling=sampling, prompts=texts
-    )
+    for attempt in range(attempts):
+        played = run_live(
+            resolved, chosen, point.load, seed, runner, estimator=setup.cost, sampling=sampling, prompts=texts
+        )
+        late = not played.reason and lag_verdict(played.records)
+        if not late or attempt + 1 == attempts:
+            break
+        typer.echo(f"attempt {attempt + 1} of {attempts} does not count: {late}", err=True)
     try:
         results = keep_live(setup, point, played, out)
     except ScenarioError as error:

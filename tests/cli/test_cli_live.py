@@ -117,6 +117,21 @@ def test_live_speaks_json(scenario: Path, one_thread: None) -> None:
     assert said["live"]["lag_ns"]["requests"] == 12
 
 
+def test_a_late_run_is_run_again_as_often_as_asked(
+    scenario: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt that was late is told of, the last one is kept, void as it is."""
+    monkeypatch.setattr("sim.live.MAX_LAG_SHARE", -1e9)  # so that any lag is too much
+    done = batchsim(
+        *("live", scenario, "--policy", "static", "--device", "cpu", "--load", 150, "--attempts", 2),
+        *("--out", scenario.parent),
+    )
+    assert done.exit_code == 1 and "! VOID: the load source was late" in done.stdout
+    assert [line.split(":")[0] for line in done.stderr.splitlines() if "attempt" in line] == [
+        "attempt 1 of 2 does not count"
+    ]
+
+
 @pytest.mark.slow
 def test_a_closed_loop_runs_live(scenario: Path, one_thread: None) -> None:
     """Its window ends with the last request that the run sent, and the results hold all of them."""
