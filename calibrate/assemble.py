@@ -55,7 +55,9 @@ def assemble(job: Job, raw: Raw) -> Profile:
         buckets=job.buckets,
         measured_grid=job.device == "cuda",
     )
-    bare = _profile(job, raw, samples, _costs(kernels, 1.0, HostTerm(0.0, 0.0, 0.0, "serial", assumed=True), raw))
+    bare = _profile(
+        job, raw, samples, _costs(kernels, InEngine(), HostTerm(0.0, 0.0, 0.0, "serial", assumed=True), raw)
+    )
     training = [run for run in raw.runs if run.spec.training]
     notes = list(raw.notes)
     if raw.swap is not None:
@@ -67,7 +69,7 @@ def assemble(job: Job, raw: Raw) -> Profile:
         notes.append("host: assumed as for a roofline, since too few engine runs were made")
     profile = replace(
         bare,
-        costs=_costs(in_engine.apply(kernels), in_engine.factor, host, raw),
+        costs=_costs(in_engine.apply(kernels), in_engine, host, raw),
         made=bare.made | {"in_engine": asdict(in_engine)},
     )
     held_out = [run for run in raw.runs if not run.spec.training]
@@ -80,7 +82,7 @@ def assemble(job: Job, raw: Raw) -> Profile:
     )
 
 
-def _costs(kernels: Kernels, in_situ: float, host: HostTerm, raw: Raw) -> StepCosts:
+def _costs(kernels: Kernels, in_engine: InEngine, host: HostTerm, raw: Raw) -> StepCosts:
     return StepCosts(
         layers=kernels.layers,
         head=kernels.head,
@@ -88,7 +90,8 @@ def _costs(kernels: Kernels, in_situ: float, host: HostTerm, raw: Raw) -> StepCo
         decode_attention=kernels.decode_attention,
         chunk_attention=kernels.chunk_attention,
         launch_ns=kernels.launch_ns,
-        in_situ=in_situ,
+        prefill_ns=in_engine.prefill_ns,
+        in_situ=in_engine.factor,
         host=host,
         swap=raw.swap,
     )
@@ -148,12 +151,14 @@ def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], F
 @dataclass(frozen=True)
 class InEngine:
     """What kernels take inside an engine, where each step starts with cold caches: a factor on their time back to back,
-    and constants in ns of the step, of each chunk and of each decode."""
+    and constants in ns of the step, of each chunk and of each decode; and of a step of chunks alone, after a rest, with
+    what the host takes longer then."""
 
     factor: float = 1.0
     step_ns: float = 0.0
     chunk_ns: float = 0.0
     decode_ns: float = 0.0
+    prefill_ns: float = 0.0
 
     def apply(self, kernels: Kernels) -> Kernels:
         """`kernels` with the constants, such that the factor on all of it gives the times inside an engine."""
@@ -182,21 +187,28 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     if sum(len(run.period_ns) for run in training) < _FEWEST_STEPS:
         return InEngine(), None
     table, kernel, period = joined(training)
-    alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
     decodes = table["num_decode"] + table["pad_decode_rows"]
-    parts = (alone, np.ones(len(alone)), table["num_chunks"], decodes)
-    design = np.stack(parts, axis=1).astype(np.float64)
+    alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
+    design = np.stack((alone, np.ones(len(alone)), table["num_chunks"], decodes), axis=1).astype(np.float64)
+    sparse = np.concatenate([np.full(len(run.period_ns), run.spec.kind == "sparse") for run in training])
+    rested = sparse & (decodes == 0)
+    warm = ~rested
     # Cold caches only ever add; how fast the machine was meanwhile is then a factor on all of it.
-    found = robust_nnls(design, kernel - alone, scale=kernel) + np.array([1.0, 0.0, 0.0, 0.0])
+    found = robust_nnls(design[warm], (kernel - alone)[warm], scale=kernel[warm]) + np.array([1.0, 0.0, 0.0, 0.0])
     typical = design @ found
-    found *= np.minimum(kernel, _DISTURBED * typical).sum() / typical.sum()
-    base, per_sequence, per_token = fit_host(table, kernel, period)
-    rows = decodes + table["num_chunks"]
-    host = base + per_sequence * rows + per_token * table["num_prefill_tokens"]
+    factor = np.minimum(kernel, _DISTURBED * typical)[warm].sum() / typical[warm].sum()
+    found, typical = found * factor, typical * factor
+    base, per_sequence, per_token = fit_host({name: ns[warm] for name, ns in table.items()}, kernel[warm], period[warm])
+    host = base + per_sequence * (decodes + table["num_chunks"]) + per_token * table["num_prefill_tokens"]
     beyond = np.minimum(period - kernel, host + (_DISTURBED - 1) * (host + typical)) - host
-    base = max(base + float(beyond.mean()), 0.0)  # medians leave out the tail that every long run has
-    terms = (short(value) for value in (base, per_sequence, per_token))
-    return InEngine(*(short(float(value)) for value in found)), HostTerm(*terms, mode="serial", assumed=False)
+    more = max(float(beyond[warm].mean()), -base)  # medians leave out the tail that every long run has
+    whole = typical + host + more
+    late = (np.minimum(period, _DISTURBED * whole) - whole)[rested]
+    prefill_ns = max(float(late.mean()), 0.0) if len(late) else 0.0
+    terms = (short(value) for value in (base + more, per_sequence, per_token))
+    return InEngine(*(short(float(value)) for value in (*found, prefill_ns))), HostTerm(
+        *terms, mode="serial", assumed=False
+    )
 
 
 def _rows(bare: Profile, samples: Sequence[Sample]) -> list[dict[str, Any]]:

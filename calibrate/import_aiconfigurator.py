@@ -74,6 +74,7 @@ def import_profile(folder: Path, system: str, model: str) -> Profile:
         decode_attention=grid,
         chunk_attention=chunks,
         launch_ns=0.0,
+        prefill_ns=0.0,
         in_situ=1.0,
         host=_HOST,
         swap=None,

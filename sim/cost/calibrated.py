@@ -118,7 +118,7 @@ class Calibrated:
 
     def recompute_ns(self, num_tokens: int) -> int:
         """Computing `num_tokens` of one sequence from the first on and nothing else, in as many steps as that takes
-        with at most the tokens measured in one."""
+        with at most the tokens measured in one, and with warm caches."""
         hull, chunk = self.profile.hull, self.profile.costs.chunk_attention
         if not self.extrapolate:
             self._check(num_tokens, hull.max_chunk_context, *_CHUNK)
@@ -126,7 +126,7 @@ class Calibrated:
         while done < num_tokens:
             n = num_tokens - done if self.extrapolate else min(hull.max_tokens, num_tokens - done)
             kernel = chunk.per_chunk + chunk.per_token * n + chunk.per_pair * (n * done + n * (n + 1) // 2)
-            ns += self._total(self.profile.costs.in_situ * kernel + self._matmuls(n, 1), 1, n, launched=True)
+            ns += self._total(self._launched(self.profile.costs.in_situ * kernel + self._matmuls(n, 1)), 1, n)
             done += n
         return int(ns)
 
@@ -154,13 +154,16 @@ class Calibrated:
         kernel = chunk.per_chunk * chunks + chunk.per_token * tokens
         kernel += chunk.per_pair * padded_pairs(pairs, chunks, prefill, pad)
         kernel = costs.in_situ * kernel + attention + self._matmuls(rows + tokens, rows + chunks)
-        return self._total(kernel, rows + chunks, prefill, launched=True)
+        alone = 0.0 if rows else costs.prefill_ns
+        return self._total(self._launched(kernel) + alone, rows + chunks, prefill)
 
-    def _total(self, kernel: float, rows: int, prefill: int, *, launched: bool) -> float:
-        """Kernels and host together; `launched`: op by op, not as a graph."""
+    def _launched(self, kernel: float) -> float:
+        """Kernels launched op by op, not as a graph."""
+        return max(kernel, self.profile.costs.launch_ns)
+
+    def _total(self, kernel: float, rows: int, prefill: int) -> float:
+        """Kernels and host together."""
         host = self.host.base + self.host.per_sequence * rows + self.host.per_token * prefill
-        if launched:
-            kernel = max(kernel, self.profile.costs.launch_ns)
         return kernel + host if self.host.mode == "serial" else max(kernel, host)
 
     def _matmuls(self, tokens: int, rows: int) -> float:
@@ -198,10 +201,10 @@ class Calibrated:
         held = self._held(rows, reads)
         if costs.decode is not None and held <= costs.decode.x[-1]:
             matmuls = costs.in_situ * float(costs.decode.holding(np.array([held]))[0])
-            least = self._total(0.0, rows, 0, launched=False)
+            least = self._total(0.0, rows, 0)
         else:
             matmuls = self._matmuls(rows, rows)
-            least = self._total(0.0, rows, 0, launched=True)
+            least = self._total(self._launched(0.0), rows, 0)
         host = self.host.base + self.host.per_sequence * rows if self.host.mode == "serial" else 0.0
         segments: list[_Segment] = []
         first = 0.0
@@ -246,8 +249,8 @@ class Calibrated:
         sum to `step_ns`, and `flops` and `bytes` of the useful work.
 
         `weights` is the matmuls' time at one token, `matmul` what more tokens add; `kv_reads` and `attention` are the
-        attention of decodes and of chunks; `other` is what a step waits for its launches. With an overlapped host,
-        `host` is the part of it that the kernels do not hide.
+        attention of decodes and of chunks; `other` is what a step waits for its launches, and what one of chunks alone
+        takes besides. With an overlapped host, `host` is the part of it that the kernels do not hide.
         """
         terms = self._kernels(columns)
         kernel, host = sum(terms.values(), np.zeros(1)), self.host_ns(columns)
@@ -293,7 +296,8 @@ class Calibrated:
             * costs.in_situ,
         }
         wait = costs.launch_ns - sum(terms.values(), np.zeros(1))
-        return terms | {"other": np.where((work.tokens > 0) & ~graph, np.maximum(wait, 0.0), 0.0)}
+        other = np.where((work.tokens > 0) & ~graph, np.maximum(wait, 0.0), 0.0)
+        return terms | {"other": other + costs.prefill_ns * ((chunks > 0) & (decodes == 0))}
 
     # ---- words
 

@@ -4,7 +4,8 @@ A step's kernels cost, with the padded work of `sim.cost.work`,
 
     in_situ · (layers(tokens) + head(rows) + decode_attention(B, context / B) + chunk_attention(chunks))
 
-where `decode(B)` replaces layers and head in a decode-only step that replays a graph. Host and swap times come on top.
+where `decode(B)` replaces layers and head in a decode-only step that replays a graph, and a step of chunks alone takes
+`prefill_ns` more. Host and swap times come on top.
 All times are floats of ns. Reading is strict: whatever is not exactly a profile of this version is refused in one line.
 """
 
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 FORMAT = "batchsim-profile"
-VERSION = 1
+VERSION = 2
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 SHIPPED = "calibrate"  # the package whose folder `profiles` holds those that come with batchsim
 _LINE = 200  # letters from which a JSON value is broken into its items
@@ -95,7 +96,8 @@ class StepCosts:
     `layers` is over the tokens of the step, `head` over its rows of logits. `decode`, if any, holds layers and head of
     decode-only steps by graph size: a step takes the time of the smallest that holds its rows, and one with more rows
     than the largest is launched op by op. `decode_attention` is beyond these. `launch_ns` is the least that the kernels
-    of a step launched op by op take. `in_situ` is the time of kernels inside an engine over that back to back.
+    of a step launched op by op take. `prefill_ns` is what a step of chunks alone takes besides: as a rule it follows a
+    rest, with cold caches, for the host too. `in_situ` is the time of kernels inside an engine over that back to back.
     """
 
     layers: Curve
@@ -104,12 +106,14 @@ class StepCosts:
     decode_attention: Grid
     chunk_attention: ChunkCost
     launch_ns: float
+    prefill_ns: float
     in_situ: float
     host: HostTerm
     swap: SwapCost | None
 
     def __post_init__(self) -> None:
         check_numbers("launch_ns", (self.launch_ns,))
+        check_numbers("prefill_ns", (self.prefill_ns,))
         if not (math.isfinite(self.in_situ) and self.in_situ > 0):
             raise ValueError(f"in_situ is {self.in_situ:g}; a factor is above 0")
         self.layers.check_end("layers")

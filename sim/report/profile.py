@@ -92,6 +92,7 @@ def _alone(profile: Profile, decodes: Any, context: Any, prefill: Any, chunks: A
     }
     added = profile.made.get("in_engine", {})
     cold_ns = added.get("step_ns", 0.0) + added.get("chunk_ns", 0.0) * chunks + added.get("decode_ns", 0.0) * decodes
+    cold_ns = cold_ns + profile.costs.prefill_ns * ((chunks > 0) & (decodes == 0))
     return (Calibrated(profile, extrapolate=True).kernel_ns(columns) - cold_ns) / profile.costs.in_situ / 1e9
 
 

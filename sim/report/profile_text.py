@@ -106,6 +106,8 @@ def _coefficients(profile: Profile) -> Iterable[str]:
     yield f"  chunk attention   {parts} + {a.per_pair:.3g} ns a query-key pair"
     if c.launch_ns:
         yield f"  launches          at least {format_duration(c.launch_ns)} a step launched op by op"
+    if c.prefill_ns:
+        yield f"  chunks alone      {format_duration(c.prefill_ns)} a step"
     yield f"  inside an engine  × {c.in_situ:.4f}"
     h = c.host
     terms = f"{format_duration(h.base)} + {format_duration(h.per_sequence)} a sequence"

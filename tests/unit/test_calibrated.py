@@ -84,10 +84,13 @@ def test_a_step_with_chunks_is_launched_op_by_op() -> None:
 
 
 def test_launching_takes_its_least_time() -> None:
-    """A small step with a chunk waits for its launches; a graph of the same work does not."""
+    """A small step with a chunk waits for its launches and, without decodes, for cold caches; a graph of the same work
+    does not."""
     profile = replace(PROFILE, costs=replace(COSTS, launch_ns=20e6))
     small = Calibrated(profile)
-    assert small.step_ns(step(chunks=[(0, 1)])) == 20_000_000 + 300_000 + 1_500 + 2
+    assert small.step_ns(step(chunks=[(0, 1)])) == 20_000_000 + 150_000 + 300_000 + 1_500 + 2
+    beside = small.step_ns(step([10], [(0, 1)])), small.step_ns(step([10, 10], [(0, 1)]))
+    assert beside == (20_000_000 + 300_000 + 2 * 1_500 + 2, 20_000_000 + 300_000 + 3 * 1_500 + 2)
     assert small.step_ns(step([10])) < 7_000_000
     assert Calibrated(replace(profile, costs=replace(profile.costs, decode=None))).step_ns(step([10])) > 20_000_000
     terms = small.explain(columns_of(step(chunks=[(0, 1)])))
@@ -201,11 +204,12 @@ def test_an_imported_profile_advises_the_roofline() -> None:
 
 
 def test_recompute_takes_the_steps_it_needs() -> None:
-    """Within a step's limit it is that step; beyond, the steps of a chunked prefill; beyond the prompt's, refused."""
-    assert MINE.recompute_ns(512) == MINE.step_ns(step(chunks=[(0, 512)]))
+    """Within a step's limit it is that step, but with warm caches; beyond, the steps of a chunked prefill; beyond the
+    prompt's, refused."""
+    assert MINE.recompute_ns(512) == MINE.step_ns(step(chunks=[(0, 512)])) - 150_000
     chunked = [MINE.step_ns(step(chunks=[piece])) for piece in ((0, 512), (512, 512), (1024, 76))]
-    assert MINE.recompute_ns(1100) == pytest.approx(sum(chunked), abs=3)
-    assert FREE.recompute_ns(5000) == FREE.step_ns(step(chunks=[(0, 5000)]))
+    assert MINE.recompute_ns(1100) == pytest.approx(sum(chunked) - 3 * 150_000, abs=3)
+    assert FREE.recompute_ns(5000) == FREE.step_ns(step(chunks=[(0, 5000)])) - 150_000
     with pytest.raises(ExtrapolationError, match="2001 tokens of one prompt"):
         MINE.recompute_ns(2001)
 
@@ -339,7 +343,7 @@ def test_a_wrong_cost_is_named_with_its_line(
 
 def test_a_newer_profile_is_told_from_a_broken_one(tmp_path: Path) -> None:
     """The version comes first, so that a file of a later batchsim is not called corrupt."""
-    plain = json.loads(PROFILE.to_json()) | {"version": 2, "colour": "blue"}
+    plain = json.loads(PROFILE.to_json()) | {"version": 3, "colour": "blue"}
     (tmp_path / "mine.json").write_text(json.dumps(plain), encoding="utf-8")
-    with pytest.raises(CalibrationError, match=r"small.yaml:3: .*mine.json: version 2 of the format"):
+    with pytest.raises(CalibrationError, match=r"small.yaml:3: .*mine.json: version 3 of the format"):
         Setup.of(load_scenario(scenario_file(tmp_path, "mine.json")))

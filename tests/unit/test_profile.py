@@ -35,6 +35,7 @@ COSTS = StepCosts(
     decode_attention=Grid((1, 64), (0.0, 1000.0), ((0.0, 10_000.0), (50_000.0, 1_000_000.0))),
     chunk_attention=ChunkCost(10_000.0, 20.0, 0.5),
     launch_ns=5.4e6,
+    prefill_ns=150_000.0,
     in_situ=1.02,
     host=HostTerm(300_000.0, 1_500.0, 2.5, "serial", assumed=False),
     swap=SwapCost(20_000.0, 40_000.0, assumed=False),
@@ -130,8 +131,8 @@ def edited(change: Callable[[dict[str, Any]], object]) -> str:
         (lambda p: p["held_out"].pop("p50"), "a row of errors lacks one of region, n, p50"),
         (lambda p: p["residuals"][0].update(bias="none"), "a row of errors lacks"),
         (lambda p: p["samples"].append(3), r"samples\[1\] is 3"),
-        (lambda p: p.update(version=0), "version 0 of the format; this batchsim reads 1"),
-        (lambda p: p.update(version=2), "version 2 of the format; this batchsim reads 1"),
+        (lambda p: p.update(version=0), "version 0 of the format; this batchsim reads 2"),
+        (lambda p: p.update(version=3), "version 3 of the format; this batchsim reads 2"),
         (lambda p: p.update(format="yaml"), "is not a batchsim-profile"),
     ],
 )
