@@ -190,8 +190,8 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     decodes = table["num_decode"] + table["pad_decode_rows"]
     alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
     design = np.stack((alone, np.ones(len(alone)), table["num_chunks"], decodes), axis=1).astype(np.float64)
-    sparse = np.concatenate([np.full(len(run.period_ns), run.spec.kind == "sparse") for run in training])
-    rested = sparse & (decodes == 0)
+    rests = np.concatenate([np.full(len(run.period_ns), run.spec.kind in ("sparse", "open")) for run in training])
+    rested = rests & (decodes == 0)
     warm = ~rested
     # Cold caches only ever add; how fast the machine was meanwhile is then a factor on all of it.
     found = robust_nnls(design[warm], (kernel - alone)[warm], scale=kernel[warm]) + np.array([1.0, 0.0, 0.0, 0.0])

@@ -1,7 +1,8 @@
 """Runs of the real engine, to see what a step costs besides its kernels run back to back.
 
 EngineCore, a scheduler, block tables and the model work as in a live run, which is cut after some seconds. Requests are
-all there at once, or come one by one in `sparse` runs: then there are steps of chunks alone, and steps after a rest.
+all there at once, come as in service in `open` runs, or one by one in `sparse` ones: then there are steps of chunks
+alone, and steps after a rest.
 Runs of `static` batches hold padding. What lies between a step's kernels and the next step's start is the host's:
 scheduler, records, input preparation, copies.
 """
@@ -41,7 +42,7 @@ _WARM_STEPS = 5  # left out at the head of a run: first touches of memory
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: the policy (`sparse`: continuous) and its slots, whether the fit may use it, and which requests."""
+    """One run: the policy (`sparse`, `open`: continuous), its slots, whether the fit may use it, and which requests."""
 
     kind: str
     max_seqs: int
@@ -100,8 +101,10 @@ def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
         first = seed + 10 * i
         specs += [RunSpec("continuous", level, True, first) for level in sorted({limits.max_seqs, quarter, few})[::-1]]
         specs += [RunSpec("static", quarter, True, first), RunSpec("sparse", limits.max_seqs, True, first)]
+        specs += [RunSpec("open", limits.max_seqs, True, first)]
         specs += [RunSpec("vllm", limits.max_seqs, False, first + 1), RunSpec("continuous", half, False, first + 2)]
         specs += [RunSpec("static", half, False, first + 3), RunSpec("sparse", half, False, first + 4)]
+        specs += [RunSpec("open", limits.max_seqs, False, first + 5)]
     return specs
 
 

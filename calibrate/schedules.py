@@ -29,6 +29,7 @@ from sim.workload.laws import LognormalTokens
 _ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_context_token=50)
 _LOADS = (0.5, 1.0, 2.0)  # shares of what the rough costs sustain, about
 _SPARSE_BUSY, _SPARSE_OUTPUT = 0.3, 4  # share of an engine run in which it does not rest, about; tokens of an answer
+_OPEN_SHARE = 0.25  # of the slots of an `open` run in use, about
 
 
 class _Tap(SimExecutor):
@@ -69,13 +70,18 @@ def requests(
 ) -> BuiltWorkload:
     """Enough requests for an engine run of that kind, whose steps take about `step_s`; reservations know the length.
 
-    All at time 0; of kind `sparse` one by one for about `seconds`, with short answers, so that the engine rests
-    between them. Of kind `static` a batch of prompts, padded to one length, fits into a step.
+    All at time 0; of kind `open` one by one for about `seconds`, such that a quarter of the slots are in use; of kind
+    `sparse` too, with short answers, so that the engine rests between them. Of kind `static` a batch of prompts, padded
+    to one length, fits into a step.
     """
     if kind == "sparse":
         shape = lengths(limits, longer=longer, output=_SPARSE_OUTPUT)
         rate = _SPARSE_BUSY / (step_s * (1 + _SPARSE_OUTPUT))
         arrivals, count = PoissonArrivals(mean_rate=rate), math.ceil(rate * seconds)
+    elif kind == "open":
+        shape = lengths(limits, longer=longer)
+        rate = _OPEN_SHARE * max_seqs / (step_s * shape.output.mean_tokens)
+        arrivals, count = PoissonArrivals(mean_rate=rate), math.ceil(rate * seconds) + 1
     else:
         most_prompt = limits.max_tokens // max_seqs if kind == "static" else None
         shape = lengths(limits, longer=longer, most_prompt=most_prompt)

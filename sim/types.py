@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from sim.decode import DecodeGroup
     from sim.kv import KVBlockManager
+    from sim.tokens import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client sent, as far as a scheduler may know it. Times in ns since the start of the run."""
+    """What a client sent, as far as a scheduler may know it. Times in ns since the start of the run.
+
+    `tokens` says which tokens the prompt shares with others; None: none, with nobody.
+    """
 
     id: int
     arrival_ns: int
@@ -28,6 +32,7 @@ class Request:
     klass: str = ""
     tenant: str = ""
     deadline_ns: int | None = None
+    tokens: TokenIds | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.max_output_tokens < 1 or self.arrival_ns < 0:
@@ -103,6 +108,10 @@ class Sequence:
         """All known tokens: prompt and generated ones. A step moves the computed tokens toward this."""
         return self.request.prompt_tokens + self.num_output_tokens
 
+    def start_from_cache(self, num_tokens: int) -> None:
+        """Takes `num_tokens` found in a prefix cache for computed. By the policy, on admission, before any chunk."""
+        self.settled_computed_tokens = num_tokens
+
     def reset_computed(self) -> None:
         """Forgets the KV after a preemption by recompute; generated tokens are kept. Not while in the group."""
         self.settled_computed_tokens = 0
@@ -121,6 +130,7 @@ class Batch:
     `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or
     recompute) pieces `(sequence, tokens)`. `context_tokens` is what the decodes read: the sum of their computed tokens.
     The `pad_` fields are work done for nothing: prompt padding, rows of ended sequences, and the context these read.
+    `cached` lists `(sequence, tokens)` that an admission of this step found in the prefix cache, if any.
     `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
     `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
     step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
@@ -128,6 +138,7 @@ class Batch:
     """
 
     __slots__ = (
+        "cached",
         "chunks",
         "context_tokens",
         "decodes",
@@ -152,6 +163,7 @@ class Batch:
         num_prefill_tokens: int,
         *,
         preempted: list[Sequence] | tuple[()] = (),
+        cached: list[tuple[Sequence, int]] | tuple[()] = (),
         swap_out: list[tuple[Sequence, int]] | tuple[()] = (),
         swap_in: list[tuple[Sequence, int]] | tuple[()] = (),
         pad_prefill_tokens: int = 0,
@@ -163,6 +175,7 @@ class Batch:
         self.chunks = chunks
         self.num_prefill_tokens = num_prefill_tokens
         self.preempted = preempted
+        self.cached = cached
         self.swap_out = swap_out
         self.swap_in = swap_in
         self.pad_prefill_tokens = pad_prefill_tokens
