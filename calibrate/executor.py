@@ -22,6 +22,7 @@ from calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequenc
 from sim.decode import DecodeGroup
 from sim.errors import CalibrationError, PolicyError
 from sim.kv import TableKV
+from sim.tokens import output_stream
 from sim.types import Batch, Sequence, StepResult
 
 Int64s = NDArray[np.int64]
@@ -51,7 +52,10 @@ class TorchExecutor:
         self.times: list[StepTimes] = []
         self._eos = np.array(runner.eos_token_ids, dtype=np.int64)
         self._lives: dict[Sequence, LiveSequence] = {}
-        self._mirror = BlockMirror(runner.num_blocks, runner.block_size, -(-max_model_len // runner.block_size))
+        self._shares = hasattr(kv, "lookup")
+        self._answers: dict[int, list[int]] = {}  # of requests that ended, where a later prompt may hold them
+        width = -(-max_model_len // runner.block_size)
+        self._mirror = BlockMirror(runner.num_blocks, runner.block_size, width, shares=self._shares)
         self._zeros = self._mirror.new_row()  # never holds a block: the table of padding
         self._decodes = NOBODY
         self._last_tokens = NONE  # what the members of _decodes compute next
@@ -68,13 +72,17 @@ class TorchExecutor:
         if output_tokens is not None:
             target = min(target, output_tokens)
         listens = output_tokens is None and len(self._eos) > 0
-        self._lives[seq] = LiveSequence(self.prompts.ids(request), target, listens)
+        self._lives[seq] = LiveSequence(self.prompts.ids(request, self._answers), target, listens)
 
     def end(self, seq: Sequence) -> None:
         """Forgets a sequence that finished, was cancelled or was rejected."""
         live = self._lives.pop(seq, None)
-        if live is not None and live.row is not None:
+        if live is None:
+            return
+        if live.row is not None:
             self._mirror.drop_row(live.row)
+        if seq.request.tokens is not None:
+            self._answers[output_stream(seq.request.id)] = live.generated
 
     def tokens(self, seq: Sequence) -> list[int]:
         """The tokens generated so far; of a sequence that has not ended."""
@@ -144,6 +152,12 @@ class TorchExecutor:
         zeros = np.zeros(len(pad_lens), dtype=np.int64)
         token_rows = np.concatenate([rows, np.repeat(chunks.rows, chunks.lens)])
         slots = self._mirror.slots(token_rows, np.concatenate([positions, chunks.positions]))
+        if self._shares:
+            self._mirror.note(slots, np.concatenate([ids, chunks.ids]))
+            for seq, num_tokens in batch.cached:
+                live = self._lives[seq]
+                assert live.row is not None, "it has a chunk"
+                self._mirror.check_shared(live.row, live.known(0, num_tokens), f"request {seq.request.id}")
         seq_lens = np.concatenate([positions + 1, pad_lens, chunks.computed + chunks.lens])
         longest = max(int(seq_lens.max(initial=0)), int(pad_reads.max(initial=0)))
         width = -(-longest // self.runner.block_size)
@@ -178,6 +192,8 @@ class TorchExecutor:
         for seq, live in zip(members, lives, strict=True):
             if live.row is None:
                 raise PolicyError(f"request {seq.request.id} decodes without computed tokens: {seq!r}.")
+            if self._shares:
+                self._mirror.follow(live.row, self.kv.table(seq))
         self._decodes = DecodeRows(
             group=group,
             members=members,
@@ -200,6 +216,8 @@ class TorchExecutor:
                 raise PolicyError(f"{n} tokens of {seq!r} are scheduled. Correct the policy.")
             if live.row is None:
                 live.row = self._mirror.new_row()
+            elif self._shares:
+                self._mirror.follow(live.row, self.kv.table(seq))
             need = self.kv.blocks_for(start + n)
             if self._mirror.held[live.row] < need:
                 self._mirror.extend(live.row, self.kv.table(seq), need, f"request {seq.request.id}")

@@ -17,15 +17,19 @@ Int64s = NDArray[np.int64]
 class BlockMirror:
     """A row for each sequence that has KV: `tables` [rows, W] are device blocks in token order, 0 beyond `held`.
 
-    `owner` [device blocks] is the row whose tokens lie in a block, plus one; 0: nobody's.
+    `owner` [device blocks] is the row whose tokens lie in a block, plus one; 0: nobody's. `users` counts the rows that
+    have it: under a prefix cache several read one. `content` [device blocks, block_size], kept where `shares`, are the
+    ids of the tokens stored in each place, -1 for none.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, max_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_blocks: int, *, shares: bool = False) -> None:
         self.block_size = block_size
         self.max_blocks = max_blocks
         self.tables = np.zeros((16, max_blocks), dtype=np.int32)
         self.held = np.zeros(16, dtype=np.int64)
         self.owner = np.zeros(num_blocks + 1, dtype=np.int64)
+        self.users = np.zeros(num_blocks + 1, dtype=np.int64)
+        self.content = np.full((num_blocks + 1, block_size), -1, dtype=np.int64) if shares else None
         self._free = list(range(15, -1, -1))
 
     def new_row(self) -> int:
@@ -50,6 +54,7 @@ class BlockMirror:
         """Makes the row's blocks nobody's, after a preemption."""
         mine = self.tables[row, : self.held[row]]
         self.owner[mine[self.owner[mine] == row + 1]] = 0
+        self.users[mine] -= 1
         mine[:] = 0
         self.held[row] = 0
 
@@ -60,14 +65,46 @@ class BlockMirror:
         self.tables[row, held : held + len(new)] = new
         self.tables[row, held : held + len(new)] += 1
         self.held[row] = held + len(new)
+        self.users[self.tables[row, held : held + len(new)]] += 1
         if held + len(new) < need:
             raise PolicyError(
                 f"{who} writes into KV block {need} of its table, which has {held + len(new)}. Correct the policy."
             )
 
+    def follow(self, row: int, table: list[int]) -> None:
+        """Takes over what the manager's `table` has in place of blocks of the row: others, of the same content."""
+        mine = self.tables[row, : self.held[row]]
+        now = np.array(table[: len(mine)], dtype=np.int32) + 1
+        moved = now != mine
+        if moved.any():
+            gone = mine[moved]
+            self.owner[gone[self.owner[gone] == row + 1]] = 0
+            self.users[gone] -= 1
+            self.users[now[moved]] += 1
+            mine[:] = now
+
     def take(self, row: int, num_blocks: int) -> None:
         """Makes the first blocks of the row its own: their tokens have just been brought back."""
         self._own(self.tables[row, :num_blocks], np.full(num_blocks, row + 1))
+
+    def note(self, slots: Int64s, ids: Int64s) -> None:
+        """Keeps what is stored at `slots`, for `check_shared`."""
+        if self.content is not None:
+            self.content.reshape(-1)[slots] = ids
+
+    def check_shared(self, row: int, known: Int64s, who: str) -> None:
+        """PolicyError unless the row's first blocks hold the tokens `known`, all of which a prefix cache gave it."""
+        assert self.content is not None, "asked of a mirror that shares"
+        blocks = self.tables[row, : len(known) // self.block_size]
+        wrong = np.flatnonzero(self.content[blocks].reshape(-1) != known)
+        if len(wrong):
+            block, offset = blocks[wrong[0] // self.block_size], wrong[0] % self.block_size
+            there = self.content[block, offset]
+            held = "was never computed there" if there < 0 else f"is another than token {there} there"
+            raise PolicyError(
+                f"{who} takes KV block {block - 1} from the prefix cache, but its token {wrong[0]} {held}. Under"
+                " priority the real engine shares such blocks too; otherwise correct the KV manager."
+            )
 
     def slots(self, rows: Int64s, positions: Int64s) -> Int64s:
         """Where the tokens at `positions` of `rows` are stored; PolicyError if a place is not theirs, or asked twice.
@@ -85,18 +122,22 @@ class BlockMirror:
         return blocks.astype(np.int64) * self.block_size + offsets
 
     def _own(self, blocks: NDArray[np.int32], owners: Int64s) -> None:
-        taken = np.flatnonzero((self.owner[blocks] != 0) | (blocks == 0))
-        if len(taken):
-            self._refuse(int(blocks[taken[0]]), int(owners[taken[0]]))
         ids, counts = np.unique(blocks, return_counts=True)
         if len(ids) != len(blocks):
             twice = int(ids[counts > 1][0]) - 1
             raise PolicyError(f"KV block {twice} is given to several tokens of one step. Correct the KV manager.")
+        taken = np.flatnonzero((self.owner[blocks] != 0) | (blocks == 0) | (self.users[blocks] > 1))
+        if len(taken):
+            self._refuse(int(blocks[taken[0]]), int(owners[taken[0]]))
         self.owner[blocks] = owners
+        if self.content is not None:
+            self.content[blocks] = -1
 
     def _refuse(self, block: int, writer: int) -> None:
         owner = int(self.owner[block])
         holder = f"holds tokens of executor row {owner - 1}" if owner else "was never given to it"
+        if not owner and self.users[block] > 1:
+            holder = f"{self.users[block] - 1} others read"
         raise PolicyError(
             f"executor row {writer - 1} writes into KV block {block - 1}, which {holder}."
             " Correct the policy or the KV manager."

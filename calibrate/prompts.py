@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -9,27 +10,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import CalibrationError, ScenarioError
+from sim.tokens import output_stream
 from sim.types import Request
+
+Answers = Mapping[int, Sequence[int]]
+"""What ended requests have generated, by the stream that it is."""
 
 
 class Prompts(Protocol):
     """Gives each request its token ids: the same for the same request, whatever the policy."""
 
-    def ids(self, request: Request) -> NDArray[np.int64]:
-        """`request.prompt_tokens` ids."""
+    def ids(self, request: Request, answers: Answers) -> NDArray[np.int64]:
+        """`request.prompt_tokens` ids, equal where its `tokens` say so."""
         ...
 
 
 class RandomPrompts:
-    """Uniform ids, keyed by seed and request id."""
+    """Uniform ids, keyed by seed and request id, or by streams where a request says what its tokens are."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self.vocab_size = vocab_size
         self.seed = seed
 
-    def ids(self, request: Request) -> NDArray[np.int64]:
-        """`request.prompt_tokens` ids."""
-        return np.random.default_rng([self.seed, request.id]).integers(0, self.vocab_size, request.prompt_tokens)
+    def ids(self, request: Request, answers: Answers) -> NDArray[np.int64]:
+        """`request.prompt_tokens` ids. ScenarioError if it holds more of an answer than was ever made."""
+        if request.tokens is None:
+            return self._stream(output_stream(request.id), request.prompt_tokens)  # no prompt has a stream so keyed
+        parts: list[NDArray[np.int64]] = []
+        for stream, start, length in request.tokens.segments:
+            if stream % 2 == 0:
+                parts.append(self._stream(stream, start + length)[start:])
+                continue
+            answer = answers.get(stream, ())
+            if len(answer) < start + length:
+                raise ScenarioError(
+                    f"request {request.id}: its prompt holds {start + length} tokens of the answer of request"
+                    f" {stream // 2}, which has made {len(answer)}. Send it later, or let that one finish."
+                )
+            parts.append(np.array(answer[start : start + length], dtype=np.int64))
+        return np.concatenate(parts)
+
+    def _stream(self, key: int, num_tokens: int) -> NDArray[np.int64]:
+        """The first tokens of a stream; more of them begin with the same ones."""
+        return np.random.default_rng([self.seed, key]).integers(0, self.vocab_size, num_tokens)
 
 
 class TextPrompts:
@@ -67,6 +90,11 @@ class TextPrompts:
                 f"{self._tokenizer}: makes token {self._largest}, the model has {vocab_size}. Give the model's own."
             )
 
-    def ids(self, request: Request) -> NDArray[np.int64]:
-        """`request.prompt_tokens` ids."""
+    def ids(self, request: Request, answers: Answers) -> NDArray[np.int64]:
+        """`request.prompt_tokens` ids. ScenarioError for a request that says what its tokens are."""
+        if request.tokens is not None:
+            raise ScenarioError(
+                f"request {request.id}: text prompts cannot share the tokens that the workload says. Leave out"
+                " --prompts, or the workload's prefix."
+            )
         return np.resize(self._lines[request.id % len(self._lines)], request.prompt_tokens)

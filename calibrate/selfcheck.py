@@ -133,7 +133,7 @@ def _is_tie(reference: ModelRunner, number: int, expected: list[int], found: lis
     if len(expected) != len(found):
         return False
     first = next(i for i, (ours, theirs) in enumerate(zip(expected, found, strict=True)) if ours != theirs)
-    prompt = RandomPrompts(SMALL.vocab_size).ids(_arrival(number).request)
+    prompt = RandomPrompts(SMALL.vocab_size).ids(_arrival(number).request, {})
     ids = np.concatenate([prompt, np.array(expected[:first], np.int64)])
     positions = np.arange(len(ids))
     blocks = np.arange(1, 2 + len(ids) // reference.block_size, dtype=np.int32)

@@ -54,7 +54,7 @@ def generate(
 
 
 def prompt_of(arrival: Arrival, vocab_size: int) -> list[int]:
-    return RandomPrompts(vocab_size).ids(arrival.request).tolist()
+    return RandomPrompts(vocab_size).ids(arrival.request, {}).tolist()
 
 
 def likeliest(model: Any, prompt: list[int], answer: list[int]) -> list[int]:

@@ -46,7 +46,7 @@ def job(rounds: int = 1) -> Job:
 
 
 def engine_steps(work: Job) -> list[EngineSteps]:
-    """Runs whose steps are the held-out batches, slower by what an engine adds; only those that rest have chunks alone."""
+    """Runs of held-out batches, slower by what an engine adds; only runs that rest have chunks alone."""
     made = []
     for number, spec in enumerate(work.runs):
         random = np.random.default_rng(number)

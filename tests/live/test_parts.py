@@ -69,8 +69,8 @@ def test_a_block_belongs_to_whom_its_first_token_is() -> None:
     mirror = BlockMirror(num_blocks=8, block_size=4, max_blocks=5)
     first, second = mirror.new_row(), mirror.new_row()
     mirror.extend(first, [2, 7], 2, "request 0")
-    mirror.extend(second, [4, 2], 1, "request 1")
     assert mirror.slots(numbers(first, first), numbers(0, 1)).tolist() == [12, 13]
+    mirror.extend(second, [4, 2], 1, "request 1")
     assert mirror.slots(numbers(first, second), numbers(2, 0)).tolist() == [14, 20]
     with pytest.raises(PolicyError, match="writes into KV block 2, which holds tokens of executor row 0"):
         mirror.slots(numbers(second), numbers(4))
@@ -80,6 +80,41 @@ def test_a_block_belongs_to_whom_its_first_token_is() -> None:
         mirror.slots(numbers(first), numbers(8))
     with pytest.raises(PolicyError, match="request 0 writes into KV block 3 of its table, which has 2"):
         mirror.extend(first, [2, 7], 3, "request 0")
+
+
+def test_a_block_that_others_read_is_not_written() -> None:
+    """Nobody's tokens lie in it any more, but a prefix cache lets another row read them; then it is free again."""
+    mirror = BlockMirror(num_blocks=8, block_size=4, max_blocks=5, shares=True)
+    first, second, third = mirror.new_row(), mirror.new_row(), mirror.new_row()
+    mirror.extend(first, [3], 1, "request 0")
+    mirror.note(mirror.slots(numbers(*[first] * 4), numbers(0, 1, 2, 3)), numbers(5, 6, 7, 8))
+    mirror.extend(second, [3, 4], 2, "request 1")
+    mirror.check_shared(second, numbers(5, 6, 7, 8), "request 1")
+    with pytest.raises(
+        PolicyError, match="request 1 takes KV block 3 from the prefix cache, but its token 1 is another"
+    ):
+        mirror.check_shared(second, numbers(5, 1, 7, 8), "request 1")
+    mirror.drop_row(first)
+    mirror.extend(third, [3], 1, "request 2")
+    with pytest.raises(PolicyError, match="executor row 2 writes into KV block 3, which 1 others read"):
+        mirror.slots(numbers(third), numbers(0))
+    mirror.drop_row(second)
+    assert mirror.slots(numbers(third), numbers(0)).tolist() == [16]
+    with pytest.raises(PolicyError, match="its token 1 was never computed there"):
+        mirror.note(numbers(16), numbers(5))
+        mirror.check_shared(third, numbers(5, 6, 7, 8), "request 2")
+
+
+def test_a_table_that_changed_is_followed() -> None:
+    """A prefix cache may put an equal block in the place of a row's own, which is free then."""
+    mirror = BlockMirror(num_blocks=8, block_size=4, max_blocks=5, shares=True)
+    first, second = mirror.new_row(), mirror.new_row()
+    mirror.extend(first, [3, 5], 2, "request 0")
+    mirror.slots(numbers(*[first] * 4), numbers(0, 1, 2, 3))
+    mirror.follow(first, [6, 5])
+    assert mirror.blocks(first) == [7, 6]
+    mirror.extend(second, [3], 1, "request 1")
+    assert mirror.slots(numbers(second), numbers(0)).tolist() == [16]
 
 
 def test_what_is_given_back_can_be_taken() -> None:
@@ -208,12 +243,12 @@ def test_a_loaded_step_is_replayed_without_a_trace() -> None:
 def test_random_prompts_are_the_requests_own() -> None:
     """Ids depend on seed and request alone, and stay within the vocabulary."""
     request, other = Request(7, 0, 500, 1), Request(8, 3, 500, 1)
-    ids = RandomPrompts(50, seed=1).ids(request)
+    ids = RandomPrompts(50, seed=1).ids(request, {})
     assert len(ids) == 500
     assert set(ids) == set(range(50))
-    assert np.array_equal(ids, RandomPrompts(50, seed=1).ids(request))
-    assert not np.array_equal(ids, RandomPrompts(50, seed=1).ids(other))
-    assert not np.array_equal(ids, RandomPrompts(50, seed=2).ids(request))
+    assert np.array_equal(ids, RandomPrompts(50, seed=1).ids(request, {}))
+    assert not np.array_equal(ids, RandomPrompts(50, seed=1).ids(other, {}))
+    assert not np.array_equal(ids, RandomPrompts(50, seed=2).ids(request, {}))
 
 
 def test_text_prompts_are_lines_in_turn(tmp_path: Path) -> None:
@@ -228,8 +263,8 @@ def test_text_prompts_are_lines_in_turn(tmp_path: Path) -> None:
         TextPrompts(texts, tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     prompts = TextPrompts(texts, tmp_path)
-    assert prompts.ids(Request(0, 0, 5, 1)).tolist() == [0, 1, 2, 0, 1]
-    assert prompts.ids(Request(3, 0, 1, 1)).tolist() == [2]
+    assert prompts.ids(Request(0, 0, 5, 1), {}).tolist() == [0, 1, 2, 0, 1]
+    assert prompts.ids(Request(3, 0, 1, 1), {}).tolist() == [2]
     prompts.check(3)
     with pytest.raises(ScenarioError, match="makes token 2, the model has 2"):
         prompts.check(2)
