@@ -45,7 +45,7 @@ demo-live: $(LIVE)
 	$(BIN)/batchsim validate live-demo --device cpu --set cost=results/tiny-llama-cpu.json --at 50%,80% --repeats 3 --name demo --out results --json results/validation-demo.json
 
 test: $(RUNTIME)
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 test-all: $(LIVE)
 	$(PYTEST) -m "not gpu"
