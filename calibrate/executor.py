@@ -21,7 +21,7 @@ from calibrate.sampling import GREEDY, Sampling
 from calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence
 from sim.decode import DecodeGroup
 from sim.errors import CalibrationError, PolicyError
-from sim.kv import TableKV
+from sim.kv import BlockTables
 from sim.tokens import output_stream
 from sim.types import Batch, Sequence, StepResult
 
@@ -37,7 +37,7 @@ class TorchExecutor:
     def __init__(
         self,
         runner: ModelRunner,
-        kv: TableKV,
+        kv: BlockTables,
         *,
         max_model_len: int,
         sampling: Sampling = GREEDY,
@@ -214,13 +214,14 @@ class TorchExecutor:
             known = live.known(start, start + n)
             if n < 1 or len(known) != n:
                 raise PolicyError(f"{n} tokens of {seq!r} are scheduled. Correct the policy.")
+            shared = 0
             if live.row is None:
-                live.row = self._mirror.new_row()
+                live.row, shared = self._mirror.new_row(), self.kv.blocks_for(start)
             elif self._shares:
                 self._mirror.follow(live.row, self.kv.table(seq))
             need = self.kv.blocks_for(start + n)
             if self._mirror.held[live.row] < need:
-                self._mirror.extend(live.row, self.kv.table(seq), need, f"request {seq.request.id}")
+                self._mirror.extend(live.row, self.kv.table(seq), need, f"request {seq.request.id}", shared=shared)
             ids.append(known)
             rows.append(live.row)
             computed.append(start)
@@ -256,7 +257,7 @@ def _int64s(values: Iterable[object]) -> Int64s:
     return np.array(values, dtype=np.int64)
 
 
-def _check_fit(runner: ModelRunner, kv: TableKV, max_model_len: int) -> None:
+def _check_fit(runner: ModelRunner, kv: BlockTables, max_model_len: int) -> None:
     """CalibrationError if the manager deals out what the runner has not."""
     if kv.block_size != runner.block_size:
         raise CalibrationError(

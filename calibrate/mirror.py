@@ -27,6 +27,7 @@ class BlockMirror:
         self.max_blocks = max_blocks
         self.tables = np.zeros((16, max_blocks), dtype=np.int32)
         self.held = np.zeros(16, dtype=np.int64)
+        self.read_only = np.zeros(16, dtype=np.int64)  # tokens at a row's head that lie in shared blocks
         self.owner = np.zeros(num_blocks + 1, dtype=np.int64)
         self.users = np.zeros(num_blocks + 1, dtype=np.int64)
         self.content = np.full((num_blocks + 1, block_size), -1, dtype=np.int64) if shares else None
@@ -38,6 +39,7 @@ class BlockMirror:
             rows = len(self.held)
             self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
             self.held = np.concatenate([self.held, np.zeros_like(self.held)])
+            self.read_only = np.concatenate([self.read_only, np.zeros_like(self.read_only)])
             self._free = list(range(2 * rows - 1, rows - 1, -1))
         return self._free.pop()
 
@@ -56,16 +58,23 @@ class BlockMirror:
         self.owner[mine[self.owner[mine] == row + 1]] = 0
         self.users[mine] -= 1
         mine[:] = 0
-        self.held[row] = 0
+        self.held[row] = self.read_only[row] = 0
 
-    def extend(self, row: int, table: list[int], need: int, who: str) -> None:
-        """Takes over what the manager's `table` has beyond the row's blocks; PolicyError below `need` blocks in all."""
+    def extend(self, row: int, table: list[int], need: int, who: str, *, shared: int = 0) -> None:
+        """Takes over what the manager's `table` has beyond the row's blocks; PolicyError below `need` blocks in all.
+
+        Where blocks are shared at all, only the first `shared` of the table may be others' too.
+        """
         held = int(self.held[row])
-        new = table[held : self.max_blocks]
+        new = np.array(table[held : self.max_blocks], dtype=np.int32) + 1
+        own = new[max(shared - held, 0) :]
+        if self.content is not None and self.users[own].any():
+            block = int(own[np.flatnonzero(self.users[own])[0]]) - 1
+            raise PolicyError(f"{who} is given KV block {block}, which others have. Correct the KV manager.")
         self.tables[row, held : held + len(new)] = new
-        self.tables[row, held : held + len(new)] += 1
         self.held[row] = held + len(new)
-        self.users[self.tables[row, held : held + len(new)]] += 1
+        self.read_only[row] = max(self.read_only[row], shared * self.block_size)
+        self.users[new] += 1
         if held + len(new) < need:
             raise PolicyError(
                 f"{who} writes into KV block {need} of its table, which has {held + len(new)}. Correct the policy."
@@ -90,13 +99,14 @@ class BlockMirror:
     def note(self, slots: Int64s, ids: Int64s) -> None:
         """Keeps what is stored at `slots`, for `check_shared`."""
         if self.content is not None:
-            self.content.reshape(-1)[slots] = ids
+            stored = slots >= 0
+            self.content.reshape(-1)[slots[stored]] = ids[stored]
 
     def check_shared(self, row: int, known: Int64s, who: str) -> None:
         """PolicyError unless the row's first blocks hold the tokens `known`, all of which a prefix cache gave it."""
         assert self.content is not None, "asked of a mirror that shares"
-        blocks = self.tables[row, : len(known) // self.block_size]
-        wrong = np.flatnonzero(self.content[blocks].reshape(-1) != known)
+        blocks = self.tables[row, : -(-len(known) // self.block_size)]
+        wrong = np.flatnonzero(self.content[blocks].reshape(-1)[: len(known)] != known)
         if len(wrong):
             block, offset = blocks[wrong[0] // self.block_size], wrong[0] % self.block_size
             there = self.content[block, offset]
@@ -109,8 +119,14 @@ class BlockMirror:
     def slots(self, rows: Int64s, positions: Int64s) -> Int64s:
         """Where the tokens at `positions` of `rows` are stored; PolicyError if a place is not theirs, or asked twice.
 
-        A block becomes its writer's with its first token, when nobody's; later tokens must find it so.
+        A block becomes its writer's with its first token, when nobody's; later tokens must find it so. -1 for a token
+        that is there already, in a block that is shared.
         """
+        there = positions < self.read_only[rows]
+        if there.any():
+            found = np.full(len(rows), -1, dtype=np.int64)
+            found[~there] = self.slots(rows[~there], positions[~there])
+            return found
         blocks = self.tables[rows, positions // self.block_size]
         offsets = positions % self.block_size
         firsts = offsets == 0
@@ -126,7 +142,7 @@ class BlockMirror:
         if len(ids) != len(blocks):
             twice = int(ids[counts > 1][0]) - 1
             raise PolicyError(f"KV block {twice} is given to several tokens of one step. Correct the KV manager.")
-        taken = np.flatnonzero((self.owner[blocks] != 0) | (blocks == 0) | (self.users[blocks] > 1))
+        taken = np.flatnonzero((self.owner[blocks] != 0) | (blocks == 0))
         if len(taken):
             self._refuse(int(blocks[taken[0]]), int(owners[taken[0]]))
         self.owner[blocks] = owners
@@ -136,8 +152,6 @@ class BlockMirror:
     def _refuse(self, block: int, writer: int) -> None:
         owner = int(self.owner[block])
         holder = f"holds tokens of executor row {owner - 1}" if owner else "was never given to it"
-        if not owner and self.users[block] > 1:
-            holder = f"{self.users[block] - 1} others read"
         raise PolicyError(
             f"executor row {writer - 1} writes into KV block {block - 1}, which {holder}."
             " Correct the policy or the KV manager."

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import CalibrationError, ScenarioError
-from sim.kv import CountingKV, TableKV
+from sim.kv_choice import new_kv
 from sim.live import INTERRUPTED, VirtualClock, WallClock, live
 from sim.plain import to_plain
 from sim.record import Records
@@ -135,7 +135,8 @@ def run_live(
     _check_runner(resolved, runner)
     made = made_on(runner) | _made_of(resolved, policy, sampling)
     workload = resolved.built_workload(load, seed)
-    kv = TableKV(resolved.num_blocks or runner.num_blocks, resolved.block_size, resolved.num_swap_blocks)
+    num_blocks = resolved.num_blocks or runner.num_blocks
+    kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=True)
     executor = TorchExecutor(runner, kv, max_model_len=resolved.max_model_len, sampling=sampling, prompts=prompts)
     core = resolved.engine(policy, workload, kv, executor, estimator)
     warm_up(runner)
@@ -167,7 +168,7 @@ def predict(
     KeyboardInterrupt on Ctrl-C. A cost that estimates recompute and swap times also advises the policy.
     """
     workload = resolved.built_workload(load, seed)
-    kv = CountingKV(num_blocks, resolved.block_size, resolved.num_swap_blocks)
+    kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
     estimator: Any = cost if hasattr(cost, "recompute_ns") else None
     core = resolved.engine(policy, workload, kv, SimExecutor(cost, resolved.max_model_len), estimator)
     run = live(core, workload, VirtualClock())

@@ -59,6 +59,8 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "num_preemptions": "times it lost its place, swaps included",
         "num_swaps": "times it was moved to host memory",
         "recomputed_tokens": "tokens computed again after preemptions",
+        "cached_tokens": "tokens that its first admission found in the prefix cache",
+        "cached_tokens_all": "tokens that all its admissions found there, those after preemptions too",
         "lag_ns": "ns; from arrival_ns to when the load source handed it over; 0 in a simulation",
     },
     "steps": _REPLICA
@@ -79,6 +81,7 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "free_blocks": "KV blocks free while the step ran",
         "num_waiting": "requests in the queue",
         "num_running": "requests admitted",
+        "cached_tokens": "tokens that the admissions of the step found in the prefix cache",
     },
     "states": _REPLICA
     | {
@@ -158,6 +161,8 @@ def to_records(requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame
 
 
 _CODES = ("klass", "tenant", "reason")
+_LATER = ("lag_ns", "cached_tokens", "cached_tokens_all")
+"""Columns that older tables do not have: there was nothing to count."""
 
 
 def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArray[np.void]:
@@ -165,7 +170,7 @@ def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArra
     named = {"outcome": OUTCOME_NAMES, "state": STATE_NAMES}
     rows = np.empty(len(frame), dtype)
     for name in dtype.names or ():
-        if name == "lag_ns" and name not in frame:  # simulated before there was a lag
+        if name in _LATER and name not in frame:
             rows[name] = 0
             continue
         column = frame[name]

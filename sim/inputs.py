@@ -20,8 +20,7 @@ class PointInputs:
     run never let in are unfinished requests of the cohort. `max_num_seqs` is the number of slots, None without a limit.
     `streams`: tokens are delivered as they are made, each piece `per_chunk_ns` later. A request is judged by the
     objective of its class where `class_slos` has one, else by `slo`. Classes in `class_names` are measured apart too.
-    `cost_terms` is what `explain` of the cost model
-    says of the steps; the peaks are of all GPUs together.
+    `cost_terms` is what `explain` of the cost model says of the steps; the peaks are of all GPUs together.
     """
 
     records: Records
@@ -38,6 +37,7 @@ class PointInputs:
     slo: Slo | None = None
     class_slos: Mapping[str, Slo] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    has_prefix_cache: bool = False
     cost_terms: Mapping[str, NDArray[np.float64]] | None = None
     peak_flops: float | None = None
     memory_bandwidth: float | None = None

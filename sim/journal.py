@@ -33,6 +33,8 @@ class _Life:
 
     __slots__ = (
         "arrival",
+        "cached",
+        "cached_all",
         "computed_once",
         "first_token_ns",
         "last_token_ns",
@@ -46,7 +48,7 @@ class _Life:
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
         self.scheduled_ns = self.first_token_ns = self.last_token_ns = MISSING
-        self.output_tokens = self.preemptions = self.swaps = self.recomputed = 0
+        self.output_tokens = self.preemptions = self.swaps = self.recomputed = self.cached = self.cached_all = 0
         self.computed_once = 0  # high-water mark of computed tokens: below it, computing again is recompute
 
 
@@ -77,10 +79,12 @@ class Journal:
         swap_blocks = 0
         if batch.swap_out or batch.swap_in:
             swap_blocks = sum(n for _, n in batch.swap_out) + sum(n for _, n in batch.swap_in)
+        cached = sum([n for _, n in batch.cached]) if batch.cached else 0
         self.recorder.step_rows += pack_step(
             start_ns, duration_ns, batch.context_tokens, pairs, batch.pad_context_tokens, batch.num_decode,
             batch.num_prefill_tokens, len(batch.chunks), sampled, batch.pad_prefill_tokens, batch.pad_decode_rows,
             swap_blocks, len(batch.preempted), scheduler.kv.num_free, scheduler.num_waiting, scheduler.num_running,
+            cached,
         )  # fmt: skip
 
     def blocked(self, event: Event, now_ns: int) -> None:
@@ -110,6 +114,11 @@ class Journal:
             if seq.state in (SAT_OUT, SWAPPED) and seq.group is not None:
                 seq.state = DECODE
                 row(now_ns, seq.request.id, DECODE)
+        for seq, tokens in batch.cached:
+            life = self.lives[seq]
+            life.cached_all += tokens
+            if life.scheduled_ns == MISSING:
+                life.cached = tokens
         if batch.chunks or self.prefilling:
             self._prefills(batch, now_ns, reasons)
 
@@ -182,5 +191,7 @@ class Journal:
             life.preemptions,
             life.swaps,
             life.recomputed,
+            life.cached,
+            life.cached_all,
             0 if submitted_ns is None else submitted_ns - request.arrival_ns,
         )

@@ -51,6 +51,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         slo=parse_slo(file.slo),
         class_slos=class_slos,
         class_names=tuple(file.workload.classes),
+        has_prefix_cache=bool(getattr(run.point.spec.config, "prefix_cache", "")),
         cost_terms=setup.cost.explain({name: steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()}),
         peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
         memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,
@@ -172,7 +173,7 @@ def _manifest(setup: Setup, results: Sequence[dict[str, Any]], reused: int) -> d
         "measured_at": measured_at(setup),
         "sources": setup.cost.sources(),
         "outcomes": _outcomes(results),
-        "details": {reason: text for result in results for reason, text in result["details"].items()},
+        "details": _details(results),
         "identical_seeds": _identical_seeds(results),
         "points_run": len(results) - reused,
         "points_reused": reused,
@@ -247,6 +248,15 @@ def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
         combined.mean["in_slo"] or 0.0,
         float("-inf") if latency is None else -latency,
     )
+
+
+def _details(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """By policy (and variant) and reason: the numbers of the first case."""
+    found: dict[str, dict[str, str]] = {}
+    for result in results:
+        for reason, text in result["details"].items():
+            found.setdefault(result["name"], {}).setdefault(reason, text)
+    return found
 
 
 def _outcomes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,12 +5,17 @@ window, or the makespan of work that arrives all at once.
     pad_share             padded token rows / (useful + padded token rows) of the steps that start in the span
     kv_utilisation_mean   used / all KV blocks over busy time; `_peak`: the largest of any step
     kv_fragmentation      1 − tokens in KV / (used blocks × block size), over decode steps in which everything that runs
-                          decodes: only there do the records hold all tokens. It includes what is reserved ahead
+                          decodes: only there do the records hold all tokens. It includes what is reserved ahead. None
+                          where a prefix cache was hit: shared blocks hold the tokens of several
     preemption_rate       preemptions of the cohort's requests / requests of the cohort
     recomputed_tokens     tokens the cohort's requests had computed before and computed again
+    prefix_hit_rate       tokens that admissions of the cohort's requests found in the prefix cache / those and the ones
+                          computed instead: prompts of the admitted and what preemptions made needed again. None
+                          without a prefix cache
     swapped_blocks        KV blocks moved to and from host memory, both ways
     engine_busy_share     time a step runs / the span
-    mfu, mbu              useful FLOPs and bytes of the steps / (peak × their time), of the roofline's counting
+    mfu, mbu              useful FLOPs and bytes of the steps / (peak × their time), of the roofline's counting; what
+                          came from a prefix cache was not computed and does not count
     mean_batch            sequences in a step: decodes + chunks, mean over the steps
     num_steps             steps that start in the span
 """
@@ -24,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.inputs import PointInputs
+from sim.record import MISSING
 from sim.units import NS_PER_S
 
 PAD_BOUND_SHARE = 1 / 3
@@ -74,6 +80,7 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
         "kv_fragmentation": _fragmentation(inputs, used, busy_ns),
         "preemption_rate": _ratio(int(requests["num_preemptions"].sum()), len(requests)),
         "recomputed_tokens": float(requests["recomputed_tokens"].sum()),
+        "prefix_hit_rate": _hit_rate(requests) if inputs.has_prefix_cache else None,
         "swapped_blocks": float(mine["swap_blocks"].sum()),
         "engine_busy_share": _ratio(int(busy_ns.sum()), end - start),
         "mfu": _use(terms, "flops", inside, inputs.peak_flops, seconds),
@@ -86,7 +93,8 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
 def bound_by(
     inputs: PointInputs, values: Mapping[str, float | None], part_ns: Mapping[str, int], span_ns: tuple[int, int]
 ) -> str:
-    """What bound the run, in a word or two. `load`: its requests hardly queued, more could have come.
+    """What bound the run, in a word or two. `load`: its requests hardly queued, more could have come; `nothing ended`:
+    none of the cohort finished.
 
     Else what took most of the steps' time (`padding, weights, KV reads, matmul, host, swap`; left out without cost
     terms) and the reason for which the cohort's finished requests queued longest (`slots, KV, token budget, ...`).
@@ -96,6 +104,8 @@ def bound_by(
         name, _, reason = part.partition(":")
         if name == "queued" and ns:
             queued[_QUEUE_BOUNDS.get(reason, reason.replace("_", " "))] += ns
+    if not part_ns:
+        return "nothing ended"
     if sum(queued.values()) <= LOAD_QUEUED_SHARE * sum(part_ns.values()):
         return "load"
     held_by = queued.most_common(1)[0][0]
@@ -122,6 +132,14 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
+def _hit_rate(requests: NDArray[np.void]) -> float | None:
+    """Of requests that were never admitted nothing was looked up."""
+    admitted = requests[requests["scheduled_ns"] != MISSING]
+    found, first = int(admitted["cached_tokens_all"].sum()), int(admitted["cached_tokens"].sum())
+    needed = int(admitted["prompt_tokens"].sum()) + int(admitted["recomputed_tokens"].sum()) + found - first
+    return _ratio(found, needed)
+
+
 def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float | None:
     total = weights.sum()
     return float((values * weights).sum() / total) if total else None
@@ -129,6 +147,8 @@ def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float | No
 
 def _fragmentation(inputs: PointInputs, used: NDArray[np.int64], busy_ns: NDArray[np.int64]) -> float | None:
     steps = inputs.records.steps
+    if steps["cached_tokens"].any():
+        return None
     known = (steps["num_chunks"] == 0) & (steps["num_decode"] > 0) & (steps["num_decode"] == steps["num_running"])
     tokens = (steps["context_tokens"] + steps["num_decode"])[known]  # the step's own tokens have their room already
     room = used[known].astype(np.int64) * inputs.block_size

@@ -1,4 +1,4 @@
-"""KV-cache blocks: one protocol, two managers.
+"""KV-cache blocks: one protocol, and the two managers without prefix caching.
 
 `CountingKV` keeps counts and is what simulation uses. `TableKV` keeps the ids of every block and swap slot and is what
 a live executor reads. With prefix caching off both answer alike, which the conformance tests prove for every policy.
@@ -58,13 +58,25 @@ class KVBlockManager(Protocol):
         ...
 
 
+class BlockTables(KVBlockManager, Protocol):
+    """A manager that knows which blocks hold what, as a live executor needs it."""
+
+    def table(self, seq: Sequence) -> list[int]:
+        """The block ids of `seq` in token order; not to be changed."""
+        ...
+
+    def swap_table(self, seq: Sequence) -> list[int]:
+        """The swap slots of `seq` in token order."""
+        ...
+
+
 class CountingKV:
     """Counts blocks. O(1) for a step of the whole group."""
 
     __slots__ = ("_swapped", "block_size", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free")
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
-        _check_pool(num_blocks, block_size, num_swap_blocks)
+        check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
         self.num_blocks = self.num_free = num_blocks
         self.num_swap_blocks = self.num_swap_free = num_swap_blocks
@@ -131,7 +143,7 @@ class TableKV:
     __slots__ = ("_free", "_swap", "_swap_free", "_tables", "block_size", "num_blocks", "num_swap_blocks")
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
-        _check_pool(num_blocks, block_size, num_swap_blocks)
+        check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_swap_blocks = num_swap_blocks
@@ -218,7 +230,8 @@ def never_fits(kv: KVBlockManager, seq: Sequence, max_model_len: int) -> Event |
     return Event("rejected", seq, "never_fits", detail=detail)
 
 
-def _check_pool(num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
+def check_pool(num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
+    """ValueError for a pool that is none."""
     if num_blocks < 1 or block_size < 1 or num_swap_blocks < 0:
         raise ValueError(
             f"{num_blocks} KV blocks of {block_size} tokens with {num_swap_blocks} swap blocks:"

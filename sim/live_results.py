@@ -1,4 +1,4 @@
-"""Keeps a live run in the layout of simulated ones, so that every table, picture and `batchsim why` works on it.
+"""Keeps a live run in the layout of simulated ones, so that every table, picture and `batchsim explain` works on it.
 
 results/<scenario>-live/raw/<hash>.npz   the run as it was made, with the times of kernels and host of every step
 results/<scenario>-live/...              as `sim.results` says
@@ -75,7 +75,7 @@ def live_lines(results: Results) -> list[str]:
         f" max {format_duration(lag['max'])} over {lag['requests']:,} requests"
     ]
     if live["reason"]:
-        why = results.manifest["details"].get(live["reason"], "")
+        why = results.manifest["details"].get(live["policy"], {}).get(live["reason"], "")
         lines.append(f"! CUT at {format_duration(live['end_ns'])}: {live['reason']}{f': {why}' if why else ''}")
     if live["void"]:
         lines.append(f"! VOID: {live['void']}")

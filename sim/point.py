@@ -9,7 +9,8 @@ from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost import Calibrated, Cost, RooflineConfig, build_cost
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv import KVBlockManager
+from sim.kv_choice import new_kv
 from sim.model import GpuSpec, KvBudget, ModelSpec, derive_kv
 from sim.record import Records
 from sim.resolved import Resolved, ResolvedPolicy
@@ -47,7 +48,7 @@ class Setup:
             setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
-                setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(), None, cost)
+                setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost)
         return setup
 
     @property
@@ -71,8 +72,9 @@ class Setup:
         config = self.scenario.cost
         return config.tp if isinstance(config, RooflineConfig) else 1
 
-    def new_kv(self) -> CountingKV:
-        return CountingKV(self.kv.num_blocks, self.kv.block_size, self.resolved.num_swap_blocks)
+    def new_kv(self, config: object) -> KVBlockManager:
+        """An empty pool of the kind that a policy's config asks for."""
+        return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.resolved.num_swap_blocks, ids=False)
 
     def workload(self, load: float, seed: int) -> BuiltWorkload:
         """The requests of a load and seed: the same for every policy."""
@@ -81,7 +83,7 @@ class Setup:
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine for one simulation."""
         executor = SimExecutor(self.cost, self.max_model_len)
-        return self.resolved.engine(resolved_policy(spec), workload, self.new_kv(), executor, self.cost)
+        return self.resolved.engine(resolved_policy(spec), workload, self.new_kv(spec.config), executor, self.cost)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ STEP_COLUMNS = (
     ("free_blocks", "i"),  # while the step runs
     ("num_waiting", "i"),
     ("num_running", "i"),
+    ("cached_tokens", "q"),  # found in the prefix cache by those admitted in this step
 )
 STATE_COLUMNS = (("time_ns", "q"), ("request_id", "q"), ("state", "i"), ("reason", "i"), ("blocker", "q"))
 REQUEST_COLUMNS = (
@@ -69,6 +70,8 @@ REQUEST_COLUMNS = (
     ("num_preemptions", "i"),
     ("num_swaps", "i"),
     ("recomputed_tokens", "q"),
+    ("cached_tokens", "q"),  # found in the prefix cache at the first admission
+    ("cached_tokens_all", "q"),  # at all admissions, those after preemptions too
     ("lag_ns", "q"),  # from arrival_ns to when the load source handed it over; 0 in a simulation
 )
 

@@ -10,6 +10,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from sim.record import Recorder
 from sim.types import Executor, LengthPredictor, PolicyContext, Request, Scheduler, StepEstimator
 from sim.workload.build import BuiltWorkload, build_workload
 from sim.workload.config import WorkloadConfig
+from sim.workload.open_loop import OpenWorkload
 from sim.workload.predictors import PredictorConfig, build_predictor
-from sim.workload.table import TraceRows
+from sim.workload.table import HashIds, TraceRows
 
 FORMAT = "batchsim-resolved"
-VERSION = 1
+VERSION = 2
 
 _ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
 _METHODS = ("add", "cancel", "schedule", "repeat", "complete")
@@ -79,9 +81,12 @@ class Resolved:
     profile: dict[str, Any] | None
 
     def built_workload(self, load: float, seed: int) -> BuiltWorkload:
-        """The requests of a load and seed: the same for every policy."""
+        """The requests of a load and seed: the same for every policy.
+
+        ScenarioError if blocks of the KV cache would not fit into those by which the trace tells what prompts share.
+        """
         change = {} if not self.load_name else {self.load_name: int(load) if self.load_name == "users" else load}
-        return build_workload(
+        workload = build_workload(
             self.workload,
             load=change,
             seed=seed,
@@ -89,6 +94,17 @@ class Resolved:
             base=Path(),
             rows=self._trace_rows(seed),
         )
+        if isinstance(workload, OpenWorkload) and workload.hash_ids is not None:
+            self._check_hash_ids(workload.hash_ids.block_tokens)
+        return workload
+
+    def _check_hash_ids(self, block_tokens: int) -> None:
+        caching = [policy.name for policy in self.policies if getattr(policy.config, "prefix_cache", "")]
+        if caching and block_tokens % self.block_size:
+            raise ScenarioError(
+                f"{self.name}: kv.block_size {self.block_size} does not divide the {block_tokens} tokens of the trace's"
+                f" hash_ids, by which {', '.join(caching)} would share. Set another, or write trace.prefix: ignore."
+            )
 
     def _trace_seed(self, seed: int) -> int:
         """Under which seed `rows` has the trace: its own where jitter moves the arrivals, else 0."""
@@ -202,23 +218,31 @@ class _Table:
     source: str
     format: str
     notes: tuple[str, ...]
+    hash_block_tokens: int | None
+    hash_ids: list[list[int]] | None
 
     @classmethod
     def of(cls, rows: TraceRows) -> _Table:
         times = None if rows.arrival_ns is None else rows.arrival_ns.tolist()
-        return cls(
-            times, rows.prompt_tokens.tolist(), rows.output_tokens.tolist(), rows.source, rows.format, rows.notes
-        )
+        size, ids = None, None
+        if rows.hash_ids is not None:
+            size, ids = rows.hash_ids.block_tokens, [rows.hash_ids.row(i) for i in range(len(rows))]
+        lengths = (rows.prompt_tokens.tolist(), rows.output_tokens.tolist())
+        return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids)
 
     def rows(self) -> TraceRows:
         """The columns as arrays; ValueError if they differ in length."""
         columns = (self.arrival_ns or self.prompt_tokens, self.prompt_tokens, self.output_tokens)
         times, prompt, output = (np.array(column, np.int64) for column in columns)
-        if not len(times) == len(prompt) == len(output):
+        lists, size = self.hash_ids, self.hash_block_tokens
+        if not len(times) == len(prompt) == len(output) == len(lists if lists is not None else prompt):
             raise ValueError(f"rows of {self.source}: the columns differ in length")
-        return TraceRows(
-            None if self.arrival_ns is None else times, prompt, output, self.source, self.format, self.notes
-        )
+        hash_ids = None
+        if lists is not None and size is not None:
+            ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+            hash_ids = HashIds.of(size, np.array(list(chain.from_iterable(lists)), np.int64), ends)
+        times = None if self.arrival_ns is None else times
+        return TraceRows(times, prompt, output, self.source, self.format, self.notes, hash_ids)
 
 
 def _with_config(policy: ResolvedPolicy) -> ResolvedPolicy:

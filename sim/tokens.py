@@ -34,7 +34,7 @@ class TokenIds:
         joined: list[Segment] = []
         for stream, start, length in segments:
             if stream < 0 or start < 0 or length < 1:
-                raise ValueError(f"segment ({stream}, {start}, {length}): needs stream and start from 0, 1 token or more")
+                raise ValueError(f"segment {stream, start, length}: needs stream and start from 0, length from 1")
             if joined and joined[-1][0] == stream and sum(joined[-1][1:]) == start:
                 joined[-1] = (stream, joined[-1][1], joined[-1][2] + length)
             else:

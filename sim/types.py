@@ -40,6 +40,10 @@ class Request:
                 f"request {self.id}: prompt_tokens {self.prompt_tokens} and max_output_tokens {self.max_output_tokens}"
                 f" must be at least 1, arrival_ns {self.arrival_ns} at least 0"
             )
+        if self.tokens is not None and self.tokens.num_tokens != self.prompt_tokens:
+            raise ValueError(
+                f"request {self.id}: {self.tokens.num_tokens} token ids, prompt_tokens {self.prompt_tokens}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

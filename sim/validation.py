@@ -22,7 +22,7 @@ from sim.cost import Cost
 from sim.divergence import Divergence, first_divergence
 from sim.errors import ScenarioError
 from sim.inputs import PointInputs
-from sim.kv import CountingKV
+from sim.kv_choice import new_kv
 from sim.live import lag_verdict
 from sim.load_shift import load_shifts
 from sim.metrics import Measured, measure
@@ -154,7 +154,7 @@ class Case:
 
 def _simulate(resolved: Resolved, policy: ResolvedPolicy, load: float, case: Case) -> Simulated:
     workload = resolved.built_workload(load, case.seed)
-    kv = CountingKV(case.num_blocks, resolved.block_size, resolved.num_swap_blocks)
+    kv = new_kv(policy.config, case.num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
     executor = SimExecutor(case.cost, resolved.max_model_len)
     core = resolved.engine(policy, workload, kv, executor, case.cost)
     end_ns = simulate(core, workload)

@@ -2,7 +2,9 @@
 
 Each row runs in a process of its own, several times, and is compared with bare SimPy timeouts timed in the same
 process just before and after, since machines drift: `share_of_simpy` is requests (or steps, for rows named so) per
-bare timeout. The medians are printed. Full records are kept; parsing and writing are rows of their own.
+bare timeout. The medians are printed. Full records are kept; parsing and writing are rows of their own. A block
+operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
+counted.
 """
 
 from __future__ import annotations
@@ -18,19 +20,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import simpy
 
 from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost import build_cost
 from sim.frames import write_tables
-from sim.kv import CountingKV
+from sim.kv_choice import new_kv
 from sim.model import derive_kv
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.record import Recorder
+from sim.policies import POLICIES
+from sim.record import Recorder, Records
 from sim.simulate import simulate
 from sim.types import Arrival, PolicyContext, Request, Workload
 from sim.workload.build import build_workload
@@ -39,7 +43,10 @@ from sim.workload.traces import RateScale, TraceConfig, read_trace, tile
 
 TIMEOUTS = 500_000
 TRACE = "azure2023/AzureLLMInferenceTrace_conv.csv"
+MOONCAKE = "mooncake/conversation_trace.jsonl.gz"
 MILLION = 1_000_000
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 131_072
 ALL_RUN = 400_000  # KV blocks with which 256 sequences of 20,512 tokens run at once
 
 
@@ -57,15 +64,16 @@ def bare_simpy() -> float:
     return TIMEOUTS / (time.perf_counter() - start)
 
 
-def engine(num_blocks: int | None) -> EngineCore:
-    """Continuous batching of Llama-3.1-8B on an H200, with as many KV blocks as it has or as stated."""
+def engine(row: Row) -> EngineCore:
+    """The row's policy with Llama-3.1-8B on an H200, with as many KV blocks as it has or as the row states."""
     model, gpu = load_model("llama-3.1-8b"), load_gpu("h200")
-    cost, budget = build_cost("h200", model), derive_kv(model, gpu)
-    max_model_len = model.max_position_embeddings
-    kv = CountingKV(num_blocks or budget.num_blocks, budget.block_size)
-    config = ContinuousConfig(max_num_seqs=256, max_num_batched_tokens=8192)
-    policy = Continuous(config, PolicyContext(kv, max_model_len, estimator=cost))
-    return EngineCore(policy, SimExecutor(cost, max_model_len), Recorder(), max_model_len=max_model_len)
+    cost = build_cost("h200", model)
+    make_config, make_policy = POLICIES[row.policy]
+    config = make_config(**row.knobs)
+    num_blocks = row.num_blocks or derive_kv(model, gpu, block_size=BLOCK_SIZE).num_blocks
+    kv = new_kv(config, num_blocks, BLOCK_SIZE, ids=False)
+    scheduler: Any = make_policy(config, PolicyContext(kv, MAX_MODEL_LEN, estimator=cost))
+    return EngineCore(scheduler, SimExecutor(cost, MAX_MODEL_LEN), Recorder(), max_model_len=MAX_MODEL_LEN)
 
 
 def azure(traces: Path, factor: float, requests: int | None = None) -> Workload:
@@ -74,7 +82,14 @@ def azure(traces: Path, factor: float, requests: int | None = None) -> Workload:
     rows = read_trace(TraceConfig(path=TRACE), traces)
     config = WorkloadConfig(arrivals=TraceArrivals(), output_cap=1024, trace=trace)
     rows = tile(rows, requests) if requests else rows
-    return build_workload(config, load={}, seed=0, max_model_len=131072, base=traces, rows=rows)
+    return build_workload(config, load={}, seed=0, max_model_len=MAX_MODEL_LEN, base=traces, rows=rows)
+
+
+def mooncake(traces: Path) -> Workload:
+    """The first 2,000 requests of the conversation trace at its rate, with what their prompts share."""
+    trace = TraceConfig(path=MOONCAKE, rows=(0, 2000), prefix="hash_ids")
+    config = WorkloadConfig(arrivals=TraceArrivals(), output_cap=2000, trace=trace)
+    return build_workload(config, load={}, seed=0, max_model_len=MAX_MODEL_LEN, base=traces)
 
 
 @dataclass(frozen=True)
@@ -92,25 +107,59 @@ class Fixed:
         return None
 
 
+CONTINUOUS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+PLAIN_VLLM = CONTINUOUS | {"enable_prefix_caching": False}
+
+
 @dataclass(frozen=True)
 class Row:
     """`what` is the quantity per bare timeout: requests or steps. `num_blocks` replaces the GPU's KV blocks."""
 
-    workload: Callable[[Path], Workload]
-    leap: bool
-    what: str
+    workload: Callable[[Path], Workload] = lambda traces: azure(traces, 1)
+    leap: bool = True
+    what: str = "requests"
     repeats: int = 3
     num_blocks: int | None = None
+    policy: str = "continuous"
+    knobs: dict[str, Any] = field(default_factory=lambda: CONTINUOUS)
+
+
+def of_system(policy: str, **knobs: Any) -> Row:
+    """The conversation trace under a system's own defaults but for `knobs`."""
+    return Row(policy=policy, knobs=knobs)
 
 
 ROWS = {
-    "azure-conv-1x": Row(lambda traces: azure(traces, 1), True, "requests"),
-    "azure-conv-3x": Row(lambda traces: azure(traces, 3), True, "requests"),
-    "azure-conv-1x-noleap": Row(lambda traces: azure(traces, 1), False, "steps"),
+    "azure-conv-1x": Row(),
+    "azure-conv-3x": Row(lambda traces: azure(traces, 3)),
+    "azure-conv-1x-noleap": Row(leap=False, what="steps"),
     "steps-8": Row(lambda _: Fixed(8, 20_000), False, "steps", num_blocks=ALL_RUN),
     "steps-256": Row(lambda _: Fixed(256, 20_000), False, "steps", num_blocks=ALL_RUN),
-    "million": Row(lambda traces: azure(traces, 3, MILLION), True, "requests", repeats=1),
+    "million": Row(lambda traces: azure(traces, 3, MILLION), repeats=1),
+    "vllm-plain-1x": Row(policy="vllm", knobs=PLAIN_VLLM),
+    "vllm-plain-3x": Row(lambda traces: azure(traces, 3), policy="vllm", knobs=PLAIN_VLLM),
+    "vllm-plain-1x-noleap": Row(leap=False, what="steps", policy="vllm", knobs=PLAIN_VLLM),
+    "mooncake-prefix": Row(mooncake, num_blocks=60_000, policy="vllm", knobs={}),
+    "vllm": of_system("vllm"),
+    "sglang": of_system("sglang"),
+    "tensorrt_llm": of_system("tensorrt_llm"),
+    "tgi": of_system("tgi"),
+    "orca": of_system("orca"),
+    "sarathi": of_system("sarathi"),
+    "vllm_v0": of_system("vllm_v0"),
+    "faster_transformer": of_system("faster_transformer"),
+    "hf_static": of_system("hf_static"),
+    "triton": of_system("triton"),
+    "tf_serving": of_system("tf_serving", num_batch_threads=1, pad_variable_length_inputs=True),
+    "ray_serve": of_system("ray_serve"),
 }
+
+
+def block_operations(records: Records) -> int:
+    """KV blocks taken and given back by the requests that ran to their end."""
+    done = records.requests[records.requests["last_token_ns"] >= 0]
+    tokens = done["prompt_tokens"] + done["output_tokens"] - 1
+    return 2 * int(np.sum(-(-tokens // BLOCK_SIZE)))
 
 
 def measure(name: str, traces: Path) -> list[dict[str, float]]:
@@ -121,7 +170,7 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
         start = time.perf_counter()
         workload = row.workload(traces)
         parse_s = time.perf_counter() - start
-        core = engine(row.num_blocks)
+        core = engine(row)
         before = bare_simpy()
         start = time.perf_counter()
         simulate(core, workload, leap=row.leap)
@@ -140,6 +189,7 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
                 "requests_per_s": requests / wall_s,
                 "steps_per_s": steps / wall_s,
                 "steps": steps,
+                "block_operations_per_s": block_operations(records) / wall_s,
                 "peak_rss_mb": peak_mb,
                 "share_of_simpy": amount / wall_s / simpy_per_s,
                 "simpy_per_s": simpy_per_s,
@@ -156,8 +206,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
     parser.add_argument("--row", choices=ROWS, help="run one row here and print its repeats as JSON")
     options = parser.parse_args()
-    if options.traces is None or not (Path(options.traces) / TRACE).exists():
-        sys.exit(f"bench: {TRACE} is not in the folder --traces (or BATCHSIM_TRACES). Give the folder that holds it.")
+    for needed in (TRACE, MOONCAKE):
+        if options.traces is None or not (Path(options.traces) / needed).exists():
+            sys.exit(
+                f"bench: {needed} is not in the folder --traces (or BATCHSIM_TRACES). Give the folder that has it."
+            )
     if options.row:
         print(json.dumps(measure(options.row, Path(options.traces))))
         return
@@ -165,8 +218,9 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, SimPy {simpy.__version__}"
     )
     rows = []
-    print(f"{machine}\n\n| row | requests/s | steps/s | steps | leap | peak RSS MB | per bare timeout |")
-    print("|---|---|---|---|---|---|---|")
+    columns = "row | requests/s | steps/s | steps | block operations/s | leap | peak RSS MB | per bare timeout"
+    print(f"{machine}\n\n| {columns} |")
+    print("|---|---|---|---|---|---|---|---|")
     bare = []
     for name, row in ROWS.items():
         command = [sys.executable, __file__, "--row", name, "--traces", str(options.traces)]
@@ -176,12 +230,12 @@ def main() -> None:
         rows.append({"name": name, "leap": row.leap, **median})
         print(
             f"| {name} | {median['requests_per_s']:,.0f} | {median['steps_per_s']:,.0f} | {median['steps']:,.0f} |"
-            f" {'yes' if row.leap else 'no'} | {median['peak_rss_mb']:,.0f} |"
+            f" {median['block_operations_per_s']:,.0f} | {'yes' if row.leap else 'no'} | {median['peak_rss_mb']:,.0f} |"
             f" {median['share_of_simpy']:.4f} {row.what} |",
             flush=True,
         )
     rows.insert(0, {"name": "simpy-timeouts", "steps_per_s": statistics.median(bare), "share_of_simpy": 1.0})
-    print(f"| simpy-timeouts | | {rows[0]['steps_per_s']:,.0f} | | | | 1 |")
+    print(f"| simpy-timeouts | | {rows[0]['steps_per_s']:,.0f} | | | | | 1 |")
     parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
     print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -47,9 +47,11 @@ def _row(floor: float, modules: str, anywhere: str = "", inside: str = "", **rul
 
 SIDE = 9
 ROWS = (
-    _row(0, "sim.errors sim.units sim.types sim.decode sim.plain", pure=True),
+    _row(0, "sim.errors sim.units sim.types sim.tokens sim.decode sim.plain", pure=True),
     _row(0, "scenarios"),  # data only
-    _row(1, "sim.model sim.catalog sim.kv sim.prefix_cache", pure=True),
+    _row(1, "sim.model sim.catalog sim.kv sim.block_keys sim.free_queue sim.prefix_cache", pure=True),
+    _row(1.5, "sim.radix_cache sim.radix_tokens sim.radix_tree", pure=True),
+    _row(2, "sim.kv_choice", pure=True),
     _row(2, "sim.policies.*", pure=True),
     _row(2, "sim.cost.*", "numpy"),
     _row(2, "sim.workload.*", "numpy", inside="pyarrow"),  # Parquet traces
@@ -63,7 +65,8 @@ ROWS = (
     _row(4, "sim.live sim.load"),
     _row(
         5,
-        "sim.metrics sim.slo sim.inputs sim.attribution sim.gaps sim.kpis sim.stability",
+        "sim.metrics sim.slo sim.inputs sim.lives sim.attribution sim.causes sim.audit sim.story sim.gaps sim.kpis"
+        " sim.stability",
         "numpy pandas scipy",
     ),
     _row(5, "sim.frames", "numpy pandas pyarrow"),
@@ -71,10 +74,11 @@ ROWS = (
     _row(
         6,
         "sim.point sim.pool sim.run sim.keep sim.results sim.live_results sim.provenance sim.sweep sim.capacity"
-        " sim.plan sim.conform sim.validation sim.validation_plan sim.step_error sim.divergence sim.load_shift"
-        " sim.verdicts",
+        " sim.plan sim.conform.* sim.validation sim.validation_plan sim.step_error sim.divergence sim.load_shift"
+        " sim.verdicts sim.counterfactual",
         "numpy pandas pyarrow",
     ),
+    _row(6.5, "sim.claims.*", "numpy pandas"),
     _row(7, "sim.report.*", "numpy pandas matplotlib jinja2"),
     _row(8, "sim", lazy=True),  # the public names, fetched when asked for: a GPU box has neither pandas nor simpy
     _row(8, "sim.cli.*", "typer rich", lazy=True),

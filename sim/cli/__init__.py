@@ -5,11 +5,14 @@ from __future__ import annotations
 import typer
 
 from sim.cli.calibrate import calibrate_app
+from sim.cli.claims import claims
 from sim.cli.common import OneLineGroup
-from sim.cli.explain import why
-from sim.cli.lists import catalog, conform, policies, schema
+from sim.cli.conform import conform
+from sim.cli.explain import explain
+from sim.cli.lists import catalog, policies, schema
 from sim.cli.live import live, resolve
 from sim.cli.runs import run
+from sim.cli.timeline import timeline
 from sim.cli.traces import init, inspect
 from sim.cli.validate import validate
 
@@ -22,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run, why, init, live, validate, resolve, policies, catalog, schema, conform):
+for command in (run, claims, explain, timeline, init, live, validate, resolve, policies, catalog, schema, conform):
     app.command()(command)
 
 trace_app = typer.Typer(help="Looks at request traces.", no_args_is_help=True, rich_markup_mode=None)

@@ -1,44 +1,163 @@
-"""`batchsim why`: where the time of slow requests went."""
+"""`batchsim explain`: why requests were slow or missed their objective, and what would have helped."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sim.cli.common import JsonOption, one_line_errors, print_json
 from sim.errors import ScenarioError
 
+if TYPE_CHECKING:
+    from sim.results import Results
+
+PICTURE = "slo_causes.png"
+
 
 @one_line_errors
-def why(
-    results: Annotated[Path, typer.Argument(help="The folder that `batchsim run` printed.")],
+def explain(
+    results: Annotated[Path, typer.Argument(help="The folder that `batchsim run` or `live` printed.")],
+    request: Annotated[
+        int | None, typer.Option(help="Tell this request's life: it is the same under every policy.")
+    ] = None,
+    slo: Annotated[bool, typer.Option("--slo", help="Count the causes of all SLO misses, and draw them.")] = False,
     policy: Annotated[str | None, typer.Option(help="A label of the scenario; all by default.")] = None,
     load: Annotated[float | None, typer.Option(help="A tested load; the one of the table by default.")] = None,
-    seed: Annotated[int, typer.Option(help="Which repetition.")] = 0,
-    request: Annotated[int | None, typer.Option(help="Only this request: it is the same under every policy.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Which repetition; --slo takes all by default, else 0.")] = None,
     slowest: Annotated[int, typer.Option(min=0, help="How many of the slowest requests.")] = 5,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--counterfactual", metavar="KEY=VALUE", help="Simulate again with this change, like kv.tokens=+20%."
+        ),
+    ] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(envvar="BATCHSIM_TRACES", help="Folder where --counterfactual looks for traces too."),
+    ] = None,
+    audit: Annotated[
+        Path | None, typer.Option(help="Write here who was delayed in favour of whom, as JSON lines.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help=f"The picture of --slo; by default {PICTURE} in RESULTS.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show why requests were slow: the parts of their lives, largest first, and the mean over all.
 
-    Example: batchsim why results/bursty/3f9a0c12d4e5 --policy continuous --slowest 3
+    Examples: batchsim explain results/bursty --policy continuous --slowest 3; batchsim explain results/bursty
+    --request 774; batchsim explain results/bursty --slo; batchsim explain results/bursty --policy continuous
+    --counterfactual kv.tokens=+20%
     """
     from sim.report.reading import check_load, load_to_show
-    from sim.report.why import why as explain
-    from sim.report.why import why_text
     from sim.results import load_results
 
     loaded = load_results(results)
     load = load_to_show(loaded) if load is None else load
     check_load(loaded, load)
-    known = list(dict.fromkeys(loaded.points["policy"]))
+    known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
     if policy is not None and policy not in known:
         raise ScenarioError(f"{loaded.path}: has no policy {policy}. Write one of {', '.join(known)}.")
     chosen = known if policy is None else [policy]
-    found = [explain(loaded, name, load, seed, slowest=slowest, request=request) for name in chosen]
+    if output is not None and not slo:
+        raise ScenarioError("--output: is for the picture of --slo alone. Drop it, or add --slo.")
+    modes = [name for name, given in _modes(request, slo, changes, audit) if given]
+    if len(modes) > 1:
+        raise ScenarioError(f"{' and '.join(modes)}: each tells something else. Give one of them.")
+    if slo:
+        _slo(loaded, chosen, load, seed, output, as_json)
+    elif audit is not None:
+        _audit(loaded, chosen, load, seed or 0, audit)
+    elif changes:
+        _counterfactual(loaded, chosen, load, seed or 0, changes, [traces] if traces else [], as_json)
+    elif request is not None:
+        _story(loaded, chosen, load, seed or 0, request, as_json)
+    else:
+        _overview(loaded, chosen, load, seed or 0, slowest, as_json)
+
+
+def _modes(request: int | None, slo: bool, changes: list[str] | None, audit: Path | None) -> list[tuple[str, bool]]:
+    given = [("--request", request is not None), ("--slo", slo), ("--counterfactual", bool(changes))]
+    return [*given, ("--audit", audit is not None)]
+
+
+def _overview(results: Results, policies: list[str], load: float, seed: int, slowest: int, as_json: bool) -> None:
+    from sim.report.explain import overview, overview_text
+
+    found = [overview(results, name, load, seed, slowest=slowest) for name in policies]
     if as_json:
         print_json(found)
     else:
-        typer.echo("\n".join(why_text(loaded, one) for one in found))
+        typer.echo("\n".join(overview_text(results, one) for one in found))
+
+
+def _story(results: Results, policies: list[str], load: float, seed: int, request: int, as_json: bool) -> None:
+    from sim.report.story import story, story_text
+
+    found = [story(results, name, load, seed, request) for name in policies]
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo("\n\n".join(story_text(results, one) for one in found))
+
+
+def _slo(
+    results: Results, policies: list[str], load: float, seed: int | None, output: Path | None, as_json: bool
+) -> None:
+    from sim.report.causes import causes, causes_picture, causes_text
+
+    seeds = sorted({int(number) for number in results.points["seed"]}) if seed is None else [seed]
+    found = causes(results, policies, load, seeds)
+    path = results.path / PICTURE if output is None else output
+    try:
+        causes_picture(results, found, load, len(seeds), path)
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be written: {error.strerror}. Give another path with -o.") from None
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(causes_text(results, found, load, len(seeds)))
+        typer.echo(str(path))
+
+
+def _counterfactual(
+    results: Results, policies: list[str], load: float, seed: int, changes: list[str], traces: list[Path], as_json: bool
+) -> None:
+    from sim.counterfactual import check_changes, counterfactual
+    from sim.report.counterfactual import counterfactual_data, counterfactual_text
+
+    named = check_changes(changes)
+    chosen = [name for name in policies if name in named] if named else policies
+    if not chosen:
+        raise ScenarioError(
+            f"{results.path}: has no policy {', '.join(sorted(named))}. Write one of {', '.join(policies)}."
+        )
+    folders = [Path.cwd(), *traces]
+    found = [
+        counterfactual_data(counterfactual(results, name, load, seed, changes, folders=folders)) for name in chosen
+    ]
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo("\n\n".join(counterfactual_text(results, one) for one in found))
+
+
+def _audit(results: Results, policies: list[str], load: float, seed: int, path: Path) -> None:
+    from sim.audit import FIRST_BYTES, audit_log
+
+    live = bool(results.manifest.get("live"))
+    count = 0
+    try:
+        if path.is_file() and not path.read_bytes().startswith(FIRST_BYTES):
+            raise ScenarioError(f"{path}: is there, and no audit log. Give another path.")
+        with path.open("w", encoding="utf-8") as file:
+            for name in policies:
+                about = {"scenario": results.manifest["scenario_name"], "policy": name, "load": load, "seed": seed}
+                for line in audit_log(results.records(name, load, seed), **about, live=live):
+                    file.write(line + "\n")
+                    count += 1
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be written: {error.strerror}. Give another path.") from None
+    typer.echo(f"{path}   {count - len(policies):,} events")

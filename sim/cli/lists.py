@@ -1,31 +1,27 @@
-"""The commands that list what there is, and `batchsim conform`."""
+"""The commands that list what there is."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import MISSING, Field
+from typing import Any
 
 import typer
 
 from sim.cli.common import JsonOption, one_line_errors, print_json
-from sim.errors import BatchsimError
 
 
 @one_line_errors
 def policies(as_json: JsonOption = False) -> None:
     """List the policies, where each comes from, and its knobs. Example: batchsim policies --json"""
-    from dataclasses import MISSING, fields
+    from dataclasses import fields
 
     from sim.policies import POLICIES
 
     rows: list[dict[str, Any]] = []
     for name, (config, policy) in POLICIES.items():
         doc = (sys.modules[policy.__module__].__doc__ or "").strip().splitlines()[0]
-        knobs = {
-            f.name: "required" if f.default is MISSING and f.default_factory is MISSING else f.default
-            for f in fields(config)
-        }
+        knobs = {f.name: _default(f) for f in fields(config)}
         rows.append({"policy": name, "evidence": policy.evidence, "what": doc, "knobs": knobs})
     if as_json:
         print_json(rows)
@@ -33,6 +29,13 @@ def policies(as_json: JsonOption = False) -> None:
     for row in rows:
         typer.echo(f"{row['policy']:<12} {row['evidence']:<13} {row['what']}")
         typer.echo("             " + ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items()))
+
+
+def _default(field: Field[Any]) -> Any:
+    """What a knob is where nobody writes it."""
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return "required" if field.default is MISSING else field.default
 
 
 @one_line_errors
@@ -80,28 +83,3 @@ def schema() -> None:
     from sim.scenario import scenario_schema
 
     print_json(scenario_schema())
-
-
-@one_line_errors
-def conform(
-    files: Annotated[list[Path], typer.Argument(help="Recorded schedules, JSON.")],
-    policy: Annotated[str, typer.Option(help="The policy that must make the same schedule.")],
-) -> None:
-    """Compare a policy with schedules recorded from the real engine, step by step.
-
-    Exit code 1 if any differs, 2 if any cannot be compared. Example: batchsim conform recordings/*.json --policy vllm
-    """
-    from sim.conform import conform as compare
-
-    differs = refused = False
-    for path in files:
-        try:
-            verdict = compare(path, policy)
-        except BatchsimError as error:
-            typer.echo(str(error), err=True)
-            refused = True
-        else:
-            typer.echo(str(verdict))
-            differs = differs or bool(verdict.difference)
-    if differs or refused:
-        raise typer.Exit(1 if differs else 2)

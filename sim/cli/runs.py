@@ -45,7 +45,7 @@ def run(
     if load is not None and load not in loaded.loads:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
-    with _ProgressBar() as progress:
+    with ProgressBar() as progress:
         results = run_scenario(loaded, out=out, jobs=jobs, force=force, progress=progress)
     _check_rejections(results, strict)
     pictures = write_pictures(results, load)
@@ -58,20 +58,21 @@ def run(
 
 def _check_rejections(results: Results, strict: bool) -> None:
     """An error if no policy took any request, or with --strict if any was rejected; the tables name the others."""
-    details = "; ".join(f"{reason} ({numbers})" for reason, numbers in results.manifest["details"].items())
     rows = results.summary.to_dict("records")
     nothing = all(row["rejected"] == row["submitted"] for row in rows)
     for row in rows:
         rejected, submitted = row["rejected"], row["submitted"]
         if rejected and (strict or nothing):
             where = f"{row['label']} at load {row['load']:g}"
+            told = results.manifest["details"].get(row["label"], {})
+            details = "; ".join(f"{reason} ({numbers})" for reason, numbers in told.items())
             raise BatchsimError(
                 f"{where}: {rejected:,.0f} of {submitted:,.0f} requests rejected: {details}."
                 " Correct what the reason names, in the policy or the workload."
             )
 
 
-class _ProgressBar:
+class ProgressBar:
     """A bar on stderr while points run; nothing where stderr is no terminal."""
 
     def __enter__(self) -> Callable[[int, int, str], None]:

@@ -70,8 +70,12 @@ class Rectangle:
             return "batch_window"
         return "kv_blocks" if head in self._cut else "batch_running"
 
-    def start(self, rows: list[Sequence], cut: list[Sequence]) -> Batch:
-        """Reserves the KV of `rows`, which must fit, and returns their prefill step. `cut` are those KV kept out."""
+    def start(self, rows: list[Sequence], cut: list[Sequence], copies: int = 0) -> Batch:
+        """Reserves the KV of `rows`, which must fit, and returns their prefill step. `cut` are those KV kept out.
+
+        `copies` further rows, of the last one's prompt, compute until the batch ends and hold no KV: for systems that
+        pad the number of rows. Under `finished_rows: hold` only.
+        """
         for seq, tokens in zip(rows, self._reserved_tokens(rows), strict=True):
             self.kv.allocate(seq, tokens)  # never False: `fitting` counted the same tokens
             seq.order = self._admitted
@@ -81,12 +85,14 @@ class Rectangle:
         self.rows, self._cut = rows, cut
         self._pad_to = max(prompts) if self.pads else 0
         self._pad_live = len(rows) * self._pad_to - useful if self.pads else 0
-        self._num_ended = self._ended_widths = 0
+        # A copy is from the first step on what a row that has ended is: padding of its prompt's width.
+        self._num_ended = copies
+        self._ended_widths = copies * max(prompts[-1], self._pad_to)
         return Batch(
             self.group,
             list(zip(rows, prompts, strict=True)),
             useful,
-            pad_prefill_tokens=self._pad_live,
+            pad_prefill_tokens=self._pad_live + self._ended_widths,
         )
 
     def step(self) -> Batch:

@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from sim.report.curves import hidden_under, widened
+from sim.report.palette import policy_styles
 from sim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, texts
 from sim.report.style import (
     GREY,
@@ -21,7 +22,6 @@ from sim.report.style import (
     frame,
     house_style,
     policy_legend,
-    policy_styles,
     remark,
     save,
     time_axis_log,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _BINS = 400
 # Time shown at most, as a multiple of the time of the last arrival: an overloaded run may drain for hours.
 _DRAIN_SHOWN = 1.2
+_TALL_PANELS = 6  # of more policies the panels are lower, so that a screen holds them
 _KV_COLOR = "#B9B9B9"
 _SPREADS = {"ttft": "TTFT", "norm_latency": "Normalised latency (E2E / output tokens)"}
 
@@ -50,7 +51,8 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
     until_ns = min(ended_ns, _DRAIN_SHOWN * last_arrival_ns) if last_arrival_ns > 0 else ended_ns
     edges_ns = np.linspace(0, until_ns, _BINS + 1)
     with house_style():
-        fig = figure(11.0, 1.6 + 1.75 * len(policies))
+        panel_inch = 1.75 if len(policies) <= _TALL_PANELS else 1.15
+        fig = figure(11.0, 1.6 + panel_inch * len(policies))
         axes = fig.subplots(len(policies), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         styles = policy_styles(policies)
         for ax, sweep, (steps, requests) in zip(axes, policies, tables, strict=True):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 
+from sim.report.palette import PolicyStyle, policy_styles
 from sim.report.reading import Flags, Floats, Sweep, load_name, short_load, sweeps
-from sim.report.style import PolicyStyle, label_points, policy_styles, remark
+from sim.report.style import label_points, remark
 
 if TYPE_CHECKING:
     from sim.results import Results
@@ -37,7 +38,8 @@ def hidden_under(curves: list[Floats]) -> list[int]:
 
 
 def widened(depth: int) -> dict[str, float]:
-    """Line width and marker size of a curve that `depth` later ones lie on."""
+    """Line width and marker size of a curve that `depth` later ones lie on; from three on they grow no more."""
+    depth = min(depth, 3)
     return {"linewidth": 1.8 + 2.8 * depth, "markersize": 5.5 + 3.0 * depth}
 
 

@@ -10,9 +10,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
+from sim.policies import POLICIES
 
 if TYPE_CHECKING:
     from sim.results import Results
+
+SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -84,6 +87,13 @@ def sweeps(results: Results) -> list[Sweep]:
             )
         )
     return found
+
+
+def systems_note(results: Results) -> str:
+    """What must stand beside two or more real systems; empty for other runs."""
+    kinds = {kind for kind in texts(results.summary, "kind") if kind in POLICIES}
+    systems = [kind for kind in kinds if POLICIES[kind][1].__module__.startswith("sim.policies.systems.")]
+    return SAME_COSTS if len(systems) > 1 else ""
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:

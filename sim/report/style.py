@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +19,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from sim.report.reading import Sweep, load_name, load_text, num_seeds, short_load, sweeps, tested_loads, wrapped
+from sim.report.palette import policy_styles
+from sim.report.reading import (
+    load_name,
+    load_text,
+    num_seeds,
+    short_load,
+    sweeps,
+    systems_note,
+    tested_loads,
+    wrapped,
+)
 from sim.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
     from sim.results import Results
 
-# Okabe and Ito's palette, told apart with every common kind of colour blindness (jfly.uni-koeln.de/color, 2008).
-_KINDS = {
-    "static": ("#D55E00", "s"),
-    "dynamic": ("#E69F00", "D"),
-    "continuous": ("#0072B2", "o"),
-    "preemptive": ("#009E73", "^"),
-    "vllm": ("#CC79A7", "v"),
-    "sglang": ("#56B4E9", "P"),
-    "tensorrt_llm": ("#000000", "X"),
-}
-_OTHER_KINDS = (("#7F7F7F", "<"), ("#8C6D31", ">"), ("#5B5EA6", "p"))  # in the order in which they appear
-_LINES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))  # tell members of one kind apart
 GREY = "#6B6B6B"
 PALE = "#E3E3E3"
 DPI = 130
@@ -64,28 +60,6 @@ _RC: dict[Any, Any] = {
     "savefig.dpi": DPI,
     "figure.dpi": DPI,
 }
-
-
-@dataclass(frozen=True)
-class PolicyStyle:
-    """How one policy is drawn in every picture of a run."""
-
-    color: str
-    marker: str
-    linestyle: Any
-
-
-def policy_styles(policies: list[Sweep]) -> dict[str, PolicyStyle]:
-    """The style of each policy: colour and marker by kind, line by its number within the kind."""
-    kinds: dict[str, tuple[str, str]] = dict(_KINDS)
-    seen: Counter[str] = Counter()
-    styles: dict[str, PolicyStyle] = {}
-    for sweep in policies:
-        other = _OTHER_KINDS[(len(kinds) - len(_KINDS)) % len(_OTHER_KINDS)]
-        color, marker = kinds.setdefault(sweep.kind, other)
-        styles[sweep.policy] = PolicyStyle(color, marker, _LINES[seen[sweep.kind] % len(_LINES)])
-        seen[sweep.kind] += 1
-    return styles
 
 
 @contextmanager
@@ -119,13 +93,16 @@ def policy_legend(results: Results, notes: dict[str, str] | None = None) -> list
 
 
 def growth_notes(results: Results) -> dict[str, str]:
-    """For each policy whose queue grows without end: from which load on."""
+    """For each policy whose queue grows without end: from which load on, or at which if not at all above it."""
     name = load_name(results)
-    return {
-        sweep.policy: f"× from {load_text(name, sweep.unstable_from)}" if name else "× its queue grows"
-        for sweep in sweeps(results)
-        if sweep.unstable_from is not None
-    }
+    notes = {}
+    for sweep in sweeps(results):
+        grows = sweep.loads[sweep.unstable]
+        if len(grows):
+            # A bounded queue that overflows grows no more: its survivors are points again.
+            where = "from" if sweep.unstable[sweep.loads >= grows[0]].all() else "at"
+            notes[sweep.policy] = f"× {where} {load_text(name, float(grows[0]))}" if name else "× its queue grows"
+    return notes
 
 
 def footer(results: Results, *marks: str) -> str:
@@ -138,6 +115,7 @@ def footer(results: Results, *marks: str) -> str:
 def frame(fig: Figure, results: Results, title: str, foot: str, handles: list[Line2D]) -> None:
     """Puts the title, the run's heading, the legend and the footer around the axes, wrapped to the figure's width."""
     heading = str(results.manifest["heading"]).partition(" · measured at: ")[0]  # the footer says so
+    heading += " · " * bool(systems_note(results)) + systems_note(results)
     put_around(fig, title, heading, foot, handles)
 
 

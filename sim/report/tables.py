@@ -22,6 +22,7 @@ from sim.report.reading import (
     load_to_show,
     num_seeds,
     sweeps,
+    systems_note,
     tested_loads,
     texts,
     wrapped,
@@ -35,6 +36,7 @@ DASH = "–"
 # What the columns of the compare table are called, and the metric behind each.
 _PER_TOKEN = "norm_latency_mean_s"
 _LATENCIES = {"ttft p50": "ttft_p50_s", "ttft p99": "ttft_p99_s", "tpot p99": "tpot_p99_s", "s/token": _PER_TOKEN}
+_HITS = "prefix_hit_rate"
 _MIN_TEXT = 10  # letters that a shortened label or bound keeps
 _LABEL_END = 4  # of them at a label's end, where variants differ: `static (batch…e 16)`
 
@@ -57,6 +59,7 @@ def report(results: Results, load: float | None = None) -> str:
     axes += f" = {_count(runs, 'run')}" if runs == policies * loads * seeds else f", {_count(runs, 'run')} with best_of"
     drawn = [workload for workload in manifest["workload"] if workload["load"] == load]
     head = [manifest["heading"], manifest["kv"], f"{drawn[0]['text']} · {axes}"]
+    head += [note] if (note := systems_note(results)) else []
     notes = [f"- {note}" for note in drawn[0]["notes"]]
     if any(workload["notes"] != drawn[0]["notes"] for workload in manifest["workload"]):
         notes.append("- these are of the load below and its first seed; manifest.json has all")
@@ -84,19 +87,24 @@ def point_table(results: Results, load: float) -> str:
     """The policies side by side at one of the tested loads; ScenarioError if it was not tested.
 
     `ttft` and `tpot` are percentiles of completed requests, `s/token` the mean normalised latency, `in SLO` the share
-    of offered requests that meets it, `done/s` completions per second of the arrival window, `pad` the padded share.
+    of offered requests that meets it, `done/s` completions per second of the arrival window, `pad` the padded share;
+    `hit`, where a policy found something in a prefix cache, the share of the prompts' tokens that it found there.
     """
     check_load(results, load)
     rows = [(sweep, sweep.index(load)) for sweep in sweeps(results)]
-    grid = [["", *_LATENCIES, "in SLO", "done/s", "pad", "bound by"]]
-    grid += [_cells(sweep, i) for sweep, i in rows]
+    shares = {"pad": "pad_share"}
+    if _HITS in results.summary and any(not math.isnan(sweep.values(_HITS)[i]) for sweep, i in rows):
+        shares["hit"] = _HITS
+    grid = [["", *_LATENCIES, "in SLO", "done/s", *shares, "bound by"]]
+    grid += [_cells(sweep, i, shares) for sweep, i in rows]
     name, seeds = load_name(results), num_seeds(results)
     counted = f"{seeds} seeds, ± = 95 %" if seeds > 1 else "1 seed"
     arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows]))
     # An arrival process with a stated mean need not meet it in a few finite windows.
     came = "in these seeds" if seeds > 1 else "came"
     but = f" ({arrived:.3g} {came})" if name == "mean_rate" and abs(arrived / load - 1) > 0.02 else ""
-    same = "same draws for every user" if name == "users" else "same requests for all"
+    sent = "sessions" if results.scenario["workload"].get("sessions") else "requests"
+    same = "same draws for every user" if name == "users" else f"same {sent} for all"
     head = f"{at_load(name, load)}{but}, {same} ({counted})"
     marks = []
     if any("~" in cell for cells in grid for cell in cells):
@@ -121,8 +129,8 @@ def by_class(results: Results, load: float) -> list[str]:
     return lines
 
 
-def _cells(sweep: Sweep, i: int) -> list[str]:
-    """One policy's row of the table, at its `i`-th load."""
+def _cells(sweep: Sweep, i: int, shares: dict[str, str]) -> list[str]:
+    """One policy's row of the table, at its `i`-th load; `shares` are the metrics of its percentages."""
     latencies = [DASH] * (len(_LATENCIES) - 1) + ["unstable"]
     if not sweep.unstable[i]:
         latencies = []
@@ -135,7 +143,7 @@ def _cells(sweep: Sweep, i: int) -> list[str]:
         *latencies,
         _percent(float(sweep.values("in_slo")[i])),
         _rate(float(sweep.values("throughput_rps")[i])),
-        _percent(float(sweep.values("pad_share")[i])),
+        *(_percent(float(sweep.values(metric)[i])) for metric in shares.values()),
         texts(sweep.rows, "bound_by")[i],
     ]
 
@@ -231,7 +239,7 @@ def _why_uncompleted(manifest: dict[str, Any], label: str, load: float) -> str:
     for run in manifest["outcomes"][label]:
         for outcome in ("rejected", "cancelled", "unfinished") if run["load"] == load else ():
             for reason, count in run[f"{outcome}_by_reason"].items():
-                about = ", ".join(part for part in (reason, manifest["details"].get(reason, "")) if part)
+                about = ", ".join(part for part in (reason, manifest["details"].get(label, {}).get(reason, "")) if part)
                 counted[f"{outcome} ({about})" if about else outcome] += count
     return ", ".join(f"{count:,} {what}" for what, count in counted.items()) + " over all seeds"
 

@@ -1,6 +1,6 @@
-"""From the `workload:` block to arrivals: an open stream of known requests, or a closed loop of users.
+"""From the `workload:` block to arrivals: an open stream of known requests, sessions, or a closed loop of users.
 
-Both satisfy the Workload protocol and say besides what a report needs. For the same seed every request is the same
+All satisfy the Workload protocol and say besides what a report needs. For the same seed every request is the same
 request under every policy and at every load.
 """
 
@@ -14,10 +14,11 @@ from sim.workload.closed_loop import ClosedLoopWorkload, build_closed
 from sim.workload.config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 from sim.workload.marks import MarkSource
 from sim.workload.open_loop import OpenWorkload, build_open
+from sim.workload.sessions import OpenSessions, build_sessions
 from sim.workload.table import TraceRows
 from sim.workload.traces import read_trace, rescale
 
-BuiltWorkload = OpenWorkload | ClosedLoopWorkload
+BuiltWorkload = OpenWorkload | OpenSessions | ClosedLoopWorkload
 
 
 def build_workload(
@@ -40,6 +41,9 @@ def build_workload(
     source = MarkSource(config, rows, seed, max_model_len)
     if isinstance(config.arrivals, ClosedLoop):
         return build_closed(config, config.arrivals, source, rows, seed)
+    if config.sessions is not None:
+        assert not isinstance(config.arrivals, AllAtOnce | TraceArrivals), "checked by the config"
+        return build_sessions(config, config.sessions, config.arrivals, source, rows, seed)
     return build_open(config, source, rows, seed)
 
 

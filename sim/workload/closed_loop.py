@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from sim.errors import ScenarioError
+from sim.tokens import TokenIds
 from sim.types import Arrival, Request
 from sim.units import format_duration
 from sim.workload.arrivals import check_count
 from sim.workload.config import ClosedLoop, Frontend, WorkloadConfig
 from sim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from sim.workload.sessions import PILOT_SESSIONS, Turns, draw_turns, turn_notes
+from sim.workload.sharing import Sessions
 from sim.workload.streams import random_stream
-from sim.workload.table import Ints, TraceRows
+from sim.workload.table import UNUSED_HASH_IDS, Ints, TraceRows
+from sim.workload.texts import grouped
 
 PILOT = 8192  # draws that stand for the loop in notes and means
 TURNS_PER_BLOCK = 64  # drawn at once for a user, since a stream costs as much as many draws
+SESSIONS_PER_BLOCK = 16  # likewise
 MAX_INSTANT_TURNS = 1000  # of one user in a row without time passing: then it never will
 _Turn = tuple[int, int, int, int, int, int]  # class, prompt, output, cap, patience_ns, wait before it in ns
 
 
 @dataclass(frozen=True)
 class _Block:
+    """Turns of a user drawn at once, from `first` on: of some sessions, or ones that know nothing of each other."""
+
     number: int
+    first: int
     turns: list[_Turn]
+    drawn: Turns
 
 
 class Users:
     """The state of a closed loop: who has sent what. All draws are keyed by (user, turn).
 
     Request ids are turn * users + user. No request is sent at or after `duration_ns`, nor beyond `requests` in all.
+    With `sessions` a user's turns are those of one session after the other.
     """
 
     def __init__(
@@ -42,6 +53,7 @@ class Users:
         seed: int,
         duration_ns: int | None,
         requests: int | None,
+        sessions: Sessions | None,
     ) -> None:
         self.loop = loop
         self.duration_ns = duration_ns
@@ -51,7 +63,9 @@ class Users:
         self._source = source
         self._frontend = frontend
         self._seed = seed
+        self._sessions = sessions
         self._blocks: dict[int, _Block] = {}
+        self._firsts: dict[int, list[int]] = {}  # with sessions: first turns of a user's blocks, up to the next to draw
         self._instant_turns: dict[int, int] = {}
 
     def start(self) -> Iterator[Arrival]:
@@ -81,11 +95,38 @@ class Users:
 
     def turn(self, user: int, turn: int) -> _Turn:
         """The marks of a user's request and the wait before it."""
-        number, offset = divmod(turn, TURNS_PER_BLOCK)
+        block = self._block(user, turn)
+        return block.turns[turn - block.first]
+
+    def _block(self, user: int, turn: int) -> _Block:
         block = self._blocks.get(user)
-        if block is None or block.number != number:
-            block = self._blocks[user] = self._draw(user, number)
-        return block.turns[offset]
+        if block is not None and block.first <= turn < block.first + len(block.turns):
+            return block
+        if self._sessions is None:
+            number = turn // TURNS_PER_BLOCK
+            block = self._blocks[user] = self._draw(user, number, number * TURNS_PER_BLOCK)
+            return block
+        firsts = self._firsts.setdefault(user, [0])
+        number = bisect_right(firsts, turn) - 1
+        while True:
+            block = self._blocks[user] = self._draw(user, number, firsts[number])
+            number += 1
+            if number == len(firsts):
+                firsts.append(block.first + len(block.turns))
+            if turn < firsts[number]:
+                return block
+
+    def _text(self, user: int, turn: int) -> TokenIds | None:
+        """What the prompt of a user's turn shares; None: nothing."""
+        block, users = self._block(user, turn), self.loop.users
+        row, marks = turn - block.first, block.drawn.marks
+        if self._sessions is not None:
+            start = block.first + int(block.drawn.first[row])
+            return block.drawn.text(row, range(start * users + user, turn * users + user + 1, users))
+        if not self._source.shares:
+            return None
+        prompt, group, group_tokens = marks.prompt_tokens[row], marks.group[row], marks.group_tokens[row]
+        return grouped(turn * users + user, int(prompt), int(group), int(group_tokens))
 
     def _send(self, user: int, turn: int, now_ns: int) -> Arrival | None:
         if self.requests is not None and self.num_sent >= self.requests:
@@ -98,30 +139,39 @@ class Users:
         self.last_sent_ns = max(self.last_sent_ns, sent_ns)
         arrival_ns = sent_ns + self._frontend.request + self._frontend.per_prompt_token * prompt
         number = turn * self.loop.users + user
-        return self._source.arrival(number, sent_ns, arrival_ns, klass, prompt, output, cap, patience_ns)
+        text = self._text(user, turn)
+        return self._source.arrival(number, sent_ns, arrival_ns, klass, prompt, output, cap, patience_ns, tokens=text)
 
-    def _draw(self, user: int, number: int) -> _Block:
-        marks = self._source.draw(TURNS_PER_BLOCK, user=user, block=number)
+    def _draw(self, user: int, number: int, first: int) -> _Block:
+        if self._sessions is None:
+            marks = self._source.draw(TURNS_PER_BLOCK, user=user, block=number)
+            drawn = Turns(marks, np.arange(len(marks)), 0)
+        else:
+            klass = np.repeat(self._source.classes_of(1, user=user), SESSIONS_PER_BLOCK)
+            drawn = draw_turns(
+                self._source, self._sessions, self._seed, SESSIONS_PER_BLOCK, user=user, block=number, klass=klass
+            )
+            marks = drawn.marks
         columns = (
             marks.klass,
             marks.prompt_tokens,
             marks.output_tokens,
             marks.max_output_tokens,
             marks.patience_ns,
-            self._waits_ns(user, number),
+            self._waits_ns(user, number, len(marks)),
         )
-        return _Block(number, list(zip(*(column.tolist() for column in columns), strict=True)))
+        return _Block(number, first, list(zip(*(column.tolist() for column in columns), strict=True)), drawn)
 
-    def _waits_ns(self, user: int, number: int) -> Ints:
+    def _waits_ns(self, user: int, number: int, size: int) -> Ints:
         """The think times before each turn; before turn 0 what is left of one when a user is met amid it.
 
         The rest of an exponential time is as long as the time; of a constant one it is uniform.
         """
         rng = random_stream(self._seed, "think", user=user, block=number)
         if self.loop.think_kind == "exponential":
-            shares = rng.standard_exponential(TURNS_PER_BLOCK)
+            shares = rng.standard_exponential(size)
         else:
-            shares = np.ones(TURNS_PER_BLOCK)
+            shares = np.ones(size)
             if number == 0:
                 shares[0] = rng.random()
         return np.rint(shares * self.loop.think_time).astype(np.int64)
@@ -186,15 +236,24 @@ def build_closed(
 ) -> ClosedLoopWorkload:
     """The workload of a config whose arrivals are `loop`."""
     check_count(config.requests or loop.users)
-    pilot = source.draw(PILOT)
-    users = Users(loop, source, config.frontend, seed, config.duration, config.requests)
+    users = Users(loop, source, config.frontend, seed, config.duration, config.requests, config.sessions)
     think = f"think time {format_duration(loop.think_time)} {loop.think_kind}" if loop.think_time else "no think time"
+    notes = list(rows.notes) if rows is not None else []
+    if rows is not None and rows.hash_ids is not None:
+        notes.append(UNUSED_HASH_IDS)
+    if config.sessions is None:
+        pilot = source.draw(PILOT)
+    else:
+        turns = draw_turns(source, config.sessions, seed, PILOT_SESSIONS)
+        pilot = turns.marks
+        think += f", sessions of {len(turns) / PILOT_SESSIONS:.3g} turns on average"
+        notes += turn_notes(turns)
     return ClosedLoopWorkload(
         users=users,
         pilot=pilot,
         source=source,
         warmup_ns=config.warmup,
-        notes=(*(rows.notes if rows is not None else ()), *source.notes(pilot, f"a sample of {PILOT:,} requests")),
+        notes=(*notes, *source.notes(pilot, f"a sample of {len(pilot):,} requests")),
         describe={
             "kind": loop.kind,
             "text": f"closed loop, {loop.users:,} users, {think}",

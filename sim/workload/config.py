@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from sim.units import NS_PER_S, Duration, Rate, Share, format_duration
 from sim.workload.laws import MAX_TOKENS, STRICT, Law, check_cv
+from sim.workload.sharing import Sessions, SharedPrefix
 from sim.workload.tagged import ByKind
 from sim.workload.traces.config import TraceConfig
 
@@ -155,6 +156,7 @@ class TrafficClass:
     slo: str | None = None
     deadline: Duration | None = None
     patience: Patience | None = None
+    shared_prefix: SharedPrefix | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -188,7 +190,8 @@ class WorkloadConfig:
     the measured cohort. After the last arrival the run drains to its end; with `drain`, at most that long: what is open
     then ends as unfinished and misses every objective. `output_cap` is what clients ask for at most: a number of
     tokens, all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the
-    sending.
+    sending. `shared_prefix` and `sessions` say which prompts begin alike, for policies with a prefix cache; a trace may
+    say it itself.
     """
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
@@ -204,6 +207,8 @@ class WorkloadConfig:
     deadline: Duration | None = None
     patience: Patience | None = None
     frontend: Frontend = field(default_factory=Frontend)
+    shared_prefix: SharedPrefix | None = None
+    sessions: Sessions | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.output_cap, int) and not 1 <= self.output_cap <= MAX_TOKENS:
@@ -212,6 +217,8 @@ class WorkloadConfig:
             _check_time("deadline", self.deadline, low=1)
         self._check_end()
         self._check_lengths()
+        if self.sessions is not None:
+            self._check_sessions(self.sessions)
         if "" in self.classes:
             raise ValueError("a class has no name. Name it.")
         if self.classes:
@@ -257,6 +264,20 @@ class WorkloadConfig:
             raise ValueError("trace is given, but neither arrivals nor lengths are of kind trace. Use it or drop it.")
         if self.trace is not None and not replay and self.trace.rate_scale is not None:
             raise ValueError(f"trace.rate_scale changes the trace's times, but arrivals are {self.arrivals.kind}.")
+
+    def _check_sessions(self, sessions: Sessions) -> None:
+        kind = self.arrivals.kind
+        if kind in ("trace", "all_at_once"):
+            raise ValueError(f"sessions need arrivals over time that are drawn, not {kind}. Write poisson, say.")
+        if isinstance(self.arrivals, ClosedLoop):
+            if sessions.think_time is not None or sessions.think_kind is not None:
+                raise ValueError("sessions.think_time is for open arrivals. Users think as arrivals.think_time says.")
+            return
+        if sessions.think_time is None:
+            raise ValueError(f"sessions with {kind} arrivals need think_time, from an answer to the next turn.")
+        _check_time("sessions.think_time", sessions.think_time)
+        if self.requests is not None:
+            raise ValueError(f"sessions with {kind} arrivals end with a duration, not with a number of requests.")
 
 
 def _check_rate(mean_rate: float) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.tokens import TokenIds
 from sim.types import Arrival, Request
 from sim.workload.config import AnyLengths, Lengths, Patience, TrafficClass, WorkloadConfig
 from sim.workload.laws import DrawnTokens, draw_tokens
@@ -26,6 +27,8 @@ class Marks:
     """Columns of drawn requests. `klass` indexes the classes; `asked_tokens` is the output before it was cut.
 
     Length columns are in tokens, patience in ns or FOR_EVER_NS. `drawn_*` are lengths before the limits of their law.
+    A prompt begins with `group_tokens` of shared text number `group`; -1: with none. `context_tokens` of it are those
+    of earlier turns of its session. `from_row`: prompt and output are those of the trace's row.
     """
 
     klass: Ints
@@ -36,9 +39,22 @@ class Marks:
     patience_ns: Ints
     drawn_prompt: NDArray[np.float64] | Ints
     drawn_output: NDArray[np.float64] | Ints
+    group: Ints
+    group_tokens: Ints
+    context_tokens: Ints
+    from_row: Bools
+
+    @property
+    def own_tokens(self) -> Ints:
+        """What each prompt adds to what it shares."""
+        return self.prompt_tokens - self.group_tokens - self.context_tokens
 
     def __len__(self) -> int:
         return len(self.klass)
+
+    def picked(self, index: Ints) -> Marks:
+        """The requests `index`."""
+        return Marks(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
 
 class MarkSource:
@@ -59,22 +75,74 @@ class MarkSource:
         self._edges = np.cumsum([c.share for c in self.classes])[:-1]
         self._rows = rows
         self._seed = seed
+        self._prefixes = [(name, c.shared_prefix) for name, c in classes.items()]
+        if config.shared_prefix is not None:  # of all classes that have none of their own, and the same text for these
+            self._prefixes = [(name, own) if own else ("", config.shared_prefix) for name, own in self._prefixes]
 
-    def draw(self, size: int, *, user: int = 0, block: int = 0, rows: TraceRows | None = None) -> Marks:
-        """`size` requests; the first n are the same for every size. `rows`: these lengths where the config has none."""
+    def classes_of(self, size: int, *, user: int = 0, block: int = 0) -> Ints:
+        """The classes of `size` requests, or of as many users or sessions."""
+        uniform = random_stream(self._seed, "class", user=user, block=block).random(size)
+        return np.searchsorted(self._edges, uniform, side="right")
+
+    def draw(
+        self, size: int, *, user: int = 0, block: int = 0, rows: TraceRows | None = None, klass: Ints | None = None
+    ) -> Marks:
+        """`size` requests; the first n are the same for every size. `rows`: these lengths where the config has none.
+
+        `klass`: the classes where they are not drawn for each request.
+        """
         stream = partial(random_stream, self._seed, user=user, block=block)
-        klass = np.searchsorted(self._edges, stream("class").random(size), side="right")
+        if klass is None:
+            klass = self.classes_of(size, user=user, block=block)
+        from_row = np.full(size, rows is not None and self.lengths is None)
         prompt, output = self._lengths(self.lengths, "", size, stream, rows)
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
                 own = self._lengths(traffic.lengths, name, size, stream, rows)
                 prompt, output = _chosen(klass == index, own[0], prompt), _chosen(klass == index, own[1], output)
+                from_row &= klass != index
         patience_ns = np.full(size, FOR_EVER_NS)
         for index, patience in enumerate(self._patience):
             if patience is not None:
                 patience_ns = np.where(klass == index, _waits(patience, stream("patience"), size), patience_ns)
-        cut, cap = self._caps(prompt.tokens, output.tokens)
-        return Marks(klass, prompt.tokens, cut, output.tokens, cap, patience_ns, prompt.drawn, output.drawn)
+        group, group_tokens = self._groups(klass, stream)
+        prompt_tokens = prompt.tokens + group_tokens
+        cut, cap = self._caps(prompt_tokens, output.tokens)
+        return Marks(
+            klass=klass,
+            prompt_tokens=prompt_tokens,
+            output_tokens=cut,
+            asked_tokens=output.tokens,
+            max_output_tokens=cap,
+            patience_ns=patience_ns,
+            drawn_prompt=prompt.drawn,
+            drawn_output=output.drawn,
+            group=group,
+            group_tokens=group_tokens,
+            context_tokens=np.zeros(size, np.int64),
+            from_row=from_row,
+        )
+
+    @property
+    def shares(self) -> bool:
+        """Whether any class has a shared prefix."""
+        return any(prefix is not None for _, prefix in self._prefixes)
+
+    def _groups(self, klass: Ints, stream: Stream) -> tuple[Ints, Ints]:
+        """The shared text each prompt begins with, and its tokens; -1 and 0 without one. Texts are numbered through."""
+        group, tokens = np.full(len(klass), -1), np.zeros(len(klass), np.int64)
+        first: dict[str, int] = {}
+        count = 0
+        for index, (name, prefix) in enumerate(self._prefixes):
+            if prefix is not None:
+                if name not in first:
+                    first[name] = count
+                    count += prefix.groups
+                mine = klass == index
+                drawn = prefix.drawn(stream(f"prefix/{name}").random(len(klass)))
+                group = np.where(mine, first[name] + drawn, group)
+                tokens = np.where(mine, prefix.added_tokens, tokens)
+        return group, tokens
 
     def _lengths(
         self,
@@ -99,6 +167,15 @@ class MarkSource:
             prompt = output = np.ones(size, np.int64)  # every class has lengths of its own and replaces these
         return DrawnTokens(prompt, prompt), DrawnTokens(output, output)
 
+    def answered(self, asked: Ints) -> Ints:
+        """The outputs where the model has room for all that clients ask for."""
+        return asked if isinstance(self.output_cap, str) else np.minimum(asked, self.output_cap)
+
+    def with_prompts(self, marks: Marks, prompt: Ints, **shared: Ints) -> Marks:
+        """`marks` with other prompts, of which the columns `shared` say what they share."""
+        cut, cap = self._caps(prompt, marks.asked_tokens)
+        return replace(marks, prompt_tokens=prompt, output_tokens=cut, max_output_tokens=cap, **shared)
+
     def _caps(self, prompt: Ints, output: Ints) -> tuple[Ints, Ints]:
         """The output cut to what the client and the model allow, and the cap that the client asks for, at least 1.
 
@@ -121,6 +198,8 @@ class MarkSource:
         output: int,
         cap: int,
         patience_ns: int,
+        *,
+        tokens: TokenIds | None,
     ) -> Arrival:
         """The request with these marks. Deadline and cancel count from the sending."""
         deadline_ns = self._deadlines_ns[klass]
@@ -132,6 +211,7 @@ class MarkSource:
             priority=self.classes[klass].priority,
             klass=self.names[klass],
             deadline_ns=None if deadline_ns is None else sent_ns + deadline_ns,
+            tokens=tokens,
         )
         cancel_ns = None if patience_ns == FOR_EVER_NS else sent_ns + patience_ns
         return Arrival(request, output, cancel_ns, None if sent_ns == arrival_ns else sent_ns)
@@ -156,7 +236,7 @@ class MarkSource:
         for of_class, lengths, chosen in groups:
             if isinstance(lengths, Lengths) and chosen.any():
                 sides = (
-                    ("prompt", lengths.prompt, marks.prompt_tokens, marks.drawn_prompt),
+                    ("prompt", lengths.prompt, marks.own_tokens, marks.drawn_prompt),
                     ("output", lengths.output, marks.asked_tokens, marks.drawn_output),
                 )
                 for side, law, tokens, drawn in sides:

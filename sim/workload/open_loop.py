@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from sim.errors import ScenarioError
+from sim.tokens import TokenIds
 from sim.types import Arrival, Request
 from sim.units import NS_PER_S, format_duration
 from sim.workload.arrivals import arrival_times_ns, check_count
 from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals, WorkloadConfig
 from sim.workload.marks import Describe, Marks, MarkSource, mean_lengths
 from sim.workload.stats import describe_arrivals
-from sim.workload.table import Ints, TraceRows
+from sim.workload.table import UNUSED_HASH_IDS, HashIds, Ints, TraceRows
+from sim.workload.texts import grouped, hashed
 
 SLICE = 8192  # arrivals that exist as objects at once
 
@@ -24,7 +26,8 @@ class OpenWorkload:
     """Requests whose times are known in advance, held as columns; request id = row, in the order of sending.
 
     `window_ns` is (end of the warm-up, end of arrivals) in times of sending, the end included. `describe` has the
-    measured figures of the arrivals and a `text` for people, `notes` what changed what was asked for.
+    measured figures of the arrivals and a `text` for people, `notes` what changed what was asked for. `hash_ids` has
+    the blocks of every prompt where a trace is replayed that tells them.
     """
 
     sent_ns: Ints
@@ -37,6 +40,7 @@ class OpenWorkload:
     describe: Describe
     frontend: Frontend
     seed: int
+    hash_ids: HashIds | None = None
 
     @property
     def num_offered(self) -> int | None:
@@ -68,11 +72,20 @@ class OpenWorkload:
             marks.patience_ns,
         )
         make = self.source.arrival
+        shares = self.hash_ids is not None or self.source.shares
         order = np.argsort(self.arrival_ns, kind="stable")
         for start in range(0, len(order), SLICE):
             rows = order[start : start + SLICE]
             for number, *row in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
-                yield make(number, *row)
+                yield make(number, *row, tokens=self._tokens(number) if shares else None)
+
+    def _tokens(self, number: int) -> TokenIds | None:
+        """What the prompt of request `number` shares; None: nothing."""
+        marks = self.marks
+        prompt = int(marks.prompt_tokens[number])
+        if self.hash_ids is not None:
+            return hashed(number, prompt, self.hash_ids, number) if marks.from_row[number] else None
+        return grouped(number, prompt, int(marks.group[number]), int(marks.group_tokens[number]))
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
         """None: nobody waits for answers."""
@@ -112,6 +125,7 @@ def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | Non
         assert not isinstance(config.arrivals, ClosedLoop), "for build_closed"
         sent_ns = arrival_times_ns(config.arrivals, seed, config.duration, config.requests)
     marks = source.draw(len(sent_ns), rows=replayed)
+    hash_ids, hash_notes = _hash_ids(rows, replayed, marks, source)
     frontend = config.frontend
     arrival_ns = sent_ns + (frontend.request + frontend.per_prompt_token * marks.prompt_tokens)
     end_ns = int(sent_ns[-1])
@@ -129,11 +143,31 @@ def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | Non
         source=source,
         window_ns=(config.warmup, end_ns),
         all_at_once=isinstance(config.arrivals, AllAtOnce),
-        notes=(*notes, *source.notes(marks, f"{len(marks):,} requests")),
+        notes=(*notes, *hash_notes, *source.notes(marks, f"{len(marks):,} requests")),
         describe=_describe_open(config, sent_ns, marks, rows),
         frontend=frontend,
         seed=seed,
+        hash_ids=hash_ids,
     )
+
+
+def _hash_ids(
+    rows: TraceRows | None, replayed: TraceRows | None, marks: Marks, source: MarkSource
+) -> tuple[HashIds | None, list[str]]:
+    """The blocks of every request's prompt, and a note where the trace's are not used.
+
+    ScenarioError if the scenario says besides what prompts share.
+    """
+    if rows is None or rows.hash_ids is None:
+        return None, []
+    if source.shares:
+        raise ScenarioError(
+            f"{rows.source}: its hash_ids say what prompts share, and so does shared_prefix. Write trace.prefix: ignore"
+            " or drop shared_prefix."
+        )
+    if replayed is None or not marks.from_row.any():
+        return None, [UNUSED_HASH_IDS]
+    return replayed.hash_ids, []
 
 
 def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[str]]:
@@ -156,13 +190,11 @@ def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[st
         return rows, []
     if keep == 0:
         raise ScenarioError(f"{rows.source}: no row is before the duration. Raise it.")
-    kept = replace(
-        rows,
-        arrival_ns=rows.arrival_ns[:keep],
-        prompt_tokens=rows.prompt_tokens[:keep],
-        output_tokens=rows.output_tokens[:keep],
-    )
-    return kept, [f"{len(rows) - keep:,} of {len(rows):,} rows left out: {why}"]
+    kept = rows.picked(slice(keep), rows.arrival_ns[:keep])
+    reused = ""
+    if kept.hash_ids is not None:
+        reused = f"; of the others' units {100 * kept.hash_ids.reused_share:.1f} % stand in an earlier row"
+    return kept, [f"{len(rows) - keep:,} of {len(rows):,} rows left out: {why}{reused}"]
 
 
 def _describe_open(config: WorkloadConfig, sent_ns: Ints, marks: Marks, rows: TraceRows | None) -> Describe:

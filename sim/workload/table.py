@@ -2,20 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+UNUSED_HASH_IDS = "hash_ids not used: prompts that are not the trace's own, in its order, share nothing"
+
+
+@dataclass(frozen=True)
+class HashIds:
+    """Which blocks of `block_tokens` tokens the prompts of a trace's rows are made of, equal ids being equal text.
+
+    Row i has `ids[starts[k]:starts[k + 1]]` with k = `rows[i]`. `copies[i]` tells rows of the same trace laid over
+    itself apart: their ids are raised by as many times `span`, so that copies share nothing.
+    """
+
+    block_tokens: int
+    ids: Ints
+    starts: Ints
+    rows: Ints
+    copies: Ints
+    span: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "span", int(self.ids.max(initial=-1)) + 1)
+
+    @classmethod
+    def of(cls, block_tokens: int, ids: Ints, starts: Ints) -> HashIds:
+        """A row for each but the last of `starts`, in order; ids are renumbered from 0 in their order."""
+        rows = np.arange(len(starts) - 1)
+        dense = np.unique(ids, return_inverse=True)[1].astype(np.int64)
+        return cls(block_tokens, dense, starts, rows, np.zeros(len(rows), np.int64))
+
+    def row(self, i: int) -> list[int]:
+        """The ids of row `i` from the prompt's beginning on."""
+        k = self.rows[i]
+        return (self.ids[self.starts[k] : self.starts[k + 1]] + self.copies[i] * self.span).tolist()
+
+    def picked(self, index: Ints | slice, copies: Ints | None = None) -> HashIds:
+        """The rows `index`; `copies` says of each which copy it belongs to, those that it had being told apart too."""
+        mine = self.copies[index]
+        if copies is not None:
+            mine = mine + copies * (int(self.copies.max(initial=0)) + 1)
+        return replace(self, rows=self.rows[index], copies=mine)
+
+    def compact(self) -> HashIds:
+        """The same rows without the ids of others."""
+        flat, lengths = self._flat()
+        return HashIds.of(self.block_tokens, flat, np.concatenate(([0], np.cumsum(lengths))))
+
+    @property
+    def reused_share(self) -> float:
+        """The share of the rows' blocks that an earlier row has: hits of a cache that never forgets."""
+        flat, _ = self._flat()
+        return 1 - len(np.unique(flat)) / len(flat) if len(flat) else 0.0
+
+    def _flat(self) -> tuple[Ints, Ints]:
+        """The ids of all rows in order, and how many each row has."""
+        lengths = self.starts[self.rows + 1] - self.starts[self.rows]
+        offsets = self.starts[self.rows] - (np.cumsum(lengths) - lengths)
+        at = np.repeat(offsets, lengths) + np.arange(lengths.sum())
+        return self.ids[at] + np.repeat(self.copies, lengths) * self.span, lengths
 
 
 @dataclass(frozen=True)
 class TraceRows:
     """The usable rows of a trace, in arrival order; all columns of one length.
 
-    `arrival_ns` counts from the first row, or is None where the trace has no times. `notes` says, a line each, what was
-    dropped, changed or left unused, with counts.
+    `arrival_ns` counts from the first row, or is None where the trace has no times. `hash_ids` is None where the trace
+    does not say what its prompts share, or was not asked. `notes` says, a line each, what was dropped, changed or left
+    unused, with counts.
     """
 
     arrival_ns: Ints | None
@@ -24,6 +82,17 @@ class TraceRows:
     source: str
     format: str
     notes: tuple[str, ...] = ()
+    hash_ids: HashIds | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
+
+    def picked(self, index: Ints | slice, arrival_ns: Ints | None, copies: Ints | None = None) -> TraceRows:
+        """The rows `index` at these times. `copies`: see `HashIds.picked`."""
+        return replace(
+            self,
+            arrival_ns=arrival_ns,
+            prompt_tokens=self.prompt_tokens[index],
+            output_tokens=self.output_tokens[index],
+            hash_ids=None if self.hash_ids is None else self.hash_ids.picked(index, copies),
+        )

@@ -252,8 +252,8 @@ ARGUMENTS = {
     "unknown_option": (["run", "s.yaml", "--jbos", "2"], "--jbos"),
     "missing_argument": (["run"], "Missing argument"),
     "unknown_command": (["rnu", "s.yaml"], "rnu"),
-    "why_without_results": (["why", "."], "holds no results"),
-    "why_of_nothing": (["why", "nowhere"], "holds no results"),
+    "explain_without_results": (["explain", "."], "holds no results"),
+    "explain_of_nothing": (["explain", "nowhere"], "holds no results"),
     "inspect_nothing": (["trace", "inspect", "no.csv"], "no such file"),
     "inspect_folder": (["trace", "inspect", "."], "not a file"),
     "inspect_scenario": (["trace", "inspect", "s.yaml"], "no known format", "columns"),
@@ -283,10 +283,10 @@ ARGUMENTS = {
     "init_in_no_folder": (["init", "-o", "no/n.yaml"], "cannot be written"),
     "init_missing_trace": (["init", "-o", "n.yaml", "--trace", "no.csv"], "no such file"),
     "init_columns_without_trace": (["init", "-o", "n.yaml", "--time-unit", "ms"], "--trace"),
-    "conform_unknown_policy": (["conform", "s.yaml", "--policy", "static"], "Known is vllm"),
+    "conform_unknown_policy": (["conform", "s.yaml", "--policy", "vlm"], "is no policy here"),
     "conform_no_recording": (["conform", "s.yaml", "--policy", "vllm"], "not a recording"),
     "conform_missing_file": (["conform", "no.json", "--policy", "vllm"], "cannot be read"),
-    "conform_without_policy": (["conform", "s.yaml"], "--policy"),
+    "conform_without_policy": (["conform", "s.yaml"], "not a recording"),
 }
 
 
@@ -399,7 +399,7 @@ def test_damaged_results(tmp_path: Path, ran: Path, name: str, content: str | No
         (folder / name).unlink()
     else:
         (folder / name).write_text(content)
-    refused(tmp_path, ["why", folder], str(folder), expected)
+    refused(tmp_path, ["explain", folder], str(folder), expected)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PAR1 and no more"], ids=["gone", "empty", "cut"])
@@ -410,10 +410,10 @@ def test_damaged_tables(tmp_path: Path, ran: Path, content: bytes | None) -> Non
         table.unlink()
         if content is not None:
             table.write_bytes(content)
-    refused(tmp_path, ["why", tmp_path / "s"], "steps cannot be read", "Run the scenario again")
+    refused(tmp_path, ["explain", tmp_path / "s"], "steps cannot be read", "Run the scenario again")
 
 
-WHY = {
+EXPLAIN = {
     "policy": (["--policy", "contiguous"], "has no policy contiguous", "static, continuous"),
     "load": (["--load", "7"], "load 7 was not tested"),
     "seed": (["--seed", "9"], "seed 9"),
@@ -423,7 +423,7 @@ WHY = {
 }
 
 
-@pytest.mark.parametrize(("args", "expected"), [(c[0], c[1:]) for c in WHY.values()], ids=WHY)
-def test_why_of_what_was_not_run(ran: Path, args: list[str], expected: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("args", "expected"), [(c[0], c[1:]) for c in EXPLAIN.values()], ids=EXPLAIN)
+def test_explain_of_what_was_not_run(ran: Path, args: list[str], expected: tuple[str, ...]) -> None:
     """A policy, load, seed or request that the run does not have is named, with those it has where they are few."""
-    refused(ran, ["why", ran, *args], *expected)
+    refused(ran, ["explain", ran, *args], *expected)

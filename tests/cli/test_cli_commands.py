@@ -240,50 +240,6 @@ def test_init_replaces_only_when_forced(here: Path) -> None:
     assert Path("s.yaml").read_text() != TINY
 
 
-# ---- why
-
-
-def test_why_explains_the_slowest_of_every_policy(ran: Path) -> None:
-    """A mean and the slowest for each policy, in 100 columns, each as a sum of parts."""
-    out = done("why", ran, "--slowest", 2)
-    assert max(map(len, out.splitlines())) <= WIDTH
-    assert out.count("  mean of 40: ") == 2 and out.count("  request ") == 4
-    assert "queued:batch" in out.partition("continuous at")[0]
-
-
-def test_why_parts_sum_to_the_latency_in_the_table(ran: Path) -> None:
-    """In --json the parts add up to the request's E2E to the ns, and the slowest come first."""
-    (found,) = json.loads(done("why", ran, "--policy", "static", "--load", 10, "--slowest", 40, "--json"))
-    requests = load_results(ran).requests("static", 10, 0).set_index("request_id")
-    lives = [one["life_ns"] for one in found["slowest"]]
-    assert lives == sorted(lives, reverse=True) and len(lives) == 40
-    for one in found["slowest"]:
-        row: Any = requests.loc[one["request_id"]]
-        assert sum(part["ns"] for part in one["parts"]) == one["life_ns"] == row["delivered_ns"] - row["sent_ns"]
-    assert found["mean_ns"] == pytest.approx(sum(lives) / 40)
-
-
-def test_why_names_who_took_the_place(here: Path) -> None:
-    """A preempted request's part names the request that took its KV."""
-    knobs = "max_num_seqs: 8, max_num_batched_tokens: 512, by: recompute, victim: newest, watermark: 0%"
-    done(
-        "run", "s.yaml", "--jobs", 1, "--set", f"policies={{preemptive: {{{knobs}}}}}", "--set", "kv.tokens=256",
-        "--set", "workload.output_cap=64", "--set", "workload.lengths.output={kind: uniform, min: 20, max: 60}",
-    )  # fmt: skip
-    (found,) = json.loads(done("why", "results/s", "--slowest", 40, "--load", 20, "--json"))
-    parts = [part for one in found["slowest"] for part in one["parts"] if part["part"].startswith("preempted")]
-    assert parts and any(part["blocker"] is not None for part in parts)
-    assert " by request " in done("why", "results/s", "--slowest", 40, "--load", 20)
-
-
-def test_why_compares_one_request_under_every_policy(ran: Path) -> None:
-    """--request shows the same request of every policy."""
-    found = json.loads(done("why", ran, "--request", 7, "--json"))
-    assert [one["policy"] for one in found] == ["static", "continuous"]
-    assert [[r["request_id"] for r in one["slowest"]] for one in found] == [[7], [7]]
-    assert len({one["slowest"][0]["prompt_tokens"] for one in found}) == 1
-
-
 # ---- lists
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv_choice import new_kv
 from sim.live import VirtualClock, live
 from sim.policies import POLICIES
 from sim.record import Recorder
 from sim.simulate import simulate
+from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Arrival, Batch, PolicyContext, Request, Scheduler
 
 MAX_MODEL_LEN = 400
@@ -81,7 +82,7 @@ class Listed:
         deadline_ns = None if r.deadline_ns is None else sent_ns + r.deadline_ns
         cancel_ns = None if arrival.cancel_ns is None else sent_ns + arrival.cancel_ns
         return Arrival(
-            Request(r.id, sent_ns, r.prompt_tokens, r.max_output_tokens, r.priority, deadline_ns=deadline_ns),
+            replace(r, arrival_ns=sent_ns, deadline_ns=deadline_ns),
             arrival.output_tokens,
             cancel_ns,
         )
@@ -99,9 +100,9 @@ class Case:
     workload: Listed
     stop_ns: int | None = None
 
-    def engine(self, kv_class: type = CountingKV) -> EngineCore:
-        """A fresh engine; ScenarioError if the policy refuses this memory."""
-        kv = kv_class(self.num_blocks, self.block_size, self.num_swap_blocks)
+    def engine(self, *, ids: bool = False) -> EngineCore:
+        """A fresh engine; `ids`: with block ids in any case. ScenarioError if the policy refuses this memory."""
+        kv = new_kv(self.config, self.num_blocks, self.block_size, self.num_swap_blocks, ids=ids)
         cost = TokenCost()
         everything = [*self.workload.known, *(arrival for _, arrival in self.workload.following)]
         context = PolicyContext(kv, MAX_MODEL_LEN, TrueLengths(everything), cost)
@@ -119,8 +120,8 @@ class Case:
         simulate(core, self.workload, leap=leap)
         return core
 
-    def live(self, kv_class: type = CountingKV) -> EngineCore:
-        core = self.engine(kv_class)
+    def live(self, *, ids: bool = False) -> EngineCore:
+        core = self.engine(ids=ids)
         live(core, self.workload, VirtualClock())
         return core
 
@@ -139,26 +140,76 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([values(part) for part in get_args(hint)])
     if origin is tuple:
         return st.lists(values(get_args(hint)[0]), max_size=3, unique=True).map(lambda v: tuple(sorted(v)))
+    if origin is dict:
+        return st.dictionaries(*(values(part) for part in get_args(hint)), max_size=2)
+    if is_dataclass(hint):
+        return knobs(hint).map(lambda drawn: made(hint, drawn)).filter(lambda config: config is not None)
     simple = {int: st.integers(0, 40), bool: st.booleans(), float: st.floats(0.0, 0.3), type(None): st.none()}
     return simple[hint]
 
 
 @st.composite
-def configs(draw: st.DrawFn, kind: str) -> Any:
-    """A config of the policy, its own checks deciding what is one. Token budgets are often ample."""
-    config = POLICIES[kind][0]
+def knobs(draw: st.DrawFn, config: Any) -> dict[str, Any]:
+    """A value for each field of a config; microseconds are up to some steps long."""
     hints = get_type_hints(config, include_extras=True)
-    knobs = {f.name: draw(values(hints[f.name])) for f in fields(config)}
-    for name in ("enable_prefix_caching", "async_scheduling"):
-        if name in knobs:
-            knobs[name] = False
-    if isinstance(knobs.get("max_num_batched_tokens"), int):
-        small = knobs["max_num_batched_tokens"] + 8
-        knobs["max_num_batched_tokens"] = draw(st.sampled_from([small, 64, MAX_MODEL_LEN]))
+    drawn = {}
+    for knob in fields(config):
+        of_time = knob.name.endswith(("_micros", "_microseconds"))
+        drawn[knob.name] = draw(st.integers(0, 20_000) if of_time else values(hints[knob.name]))
+    return drawn
+
+
+def made(config: Any, drawn: dict[str, Any]) -> Any:
+    """The config, or None where it refuses these values."""
     try:
-        return config(**knobs)
+        return config(**drawn)
     except ValueError:
         return None
+
+
+def lone(config: Any, drawn: dict[str, Any], name: str) -> str:
+    """What the config says of this one value, all others that have a default being at it; "" if it takes it."""
+    needed = {f.name for f in fields(config) if f.default is MISSING and f.default_factory is MISSING}
+    try:
+        config(**{knob: value for knob, value in drawn.items() if knob in needed or knob == name})
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@st.composite
+def configs(draw: st.DrawFn, kind: str) -> Any:
+    """A config of the policy, its own checks deciding what is one. Token budgets are often ample.
+
+    What is not simulated is left at its default, and so are some other knobs.
+    """
+    config = POLICIES[kind][0]
+    drawn = draw(knobs(config))
+    for knob in fields(config):
+        if knob.default is MISSING and knob.default_factory is MISSING:
+            continue
+        if "not simulated" in lone(config, drawn, knob.name) or draw(st.integers(0, 3)) == 0:
+            del drawn[knob.name]
+    if isinstance(drawn.get("max_num_batched_tokens"), int):
+        small = drawn["max_num_batched_tokens"] + 8
+        drawn["max_num_batched_tokens"] = draw(st.sampled_from([small, 64, MAX_MODEL_LEN]))
+    return made(config, drawn)
+
+
+@st.composite
+def token_ids(draw: st.DrawFn, id_: int, prompt: int) -> TokenIds | None:
+    """A prompt that may begin as others do or go on from what others generated, its end being its own; or None."""
+    if draw(st.booleans()):
+        return None
+    streams = st.one_of(st.sampled_from([0, 0, 1]).map(prompt_stream), st.integers(0, id_ + 1).map(output_stream))
+    part = st.tuples(streams, st.sampled_from([0, 0, 0, 3]), st.sampled_from([2, 16, 33, 64]))
+    segments: list[Segment] = []
+    left = prompt
+    for stream, start, length in draw(st.lists(part, max_size=3)):
+        if left:
+            segments.append((stream, start, min(length, left)))
+            left -= min(length, left)
+    return TokenIds.of([*segments, (prompt_stream(1000 + id_), 0, left)] if left else segments)
 
 
 @st.composite
@@ -176,6 +227,7 @@ def requests(draw: st.DrawFn, id_: int, arrival_ns: int, *, relative: bool) -> A
         cap,
         priority=draw(st.integers(0, 2)),
         deadline_ns=None if deadline is None else start + deadline,
+        tokens=draw(token_ids(id_, prompt)),
     )
     return Arrival(request, output, None if cancel is None else start + cancel)
 

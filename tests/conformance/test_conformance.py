@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sim.attribution import attribute
 from sim.core import EngineCore
 from sim.journal import ENDED
-from sim.kv import CountingKV, TableKV
 from sim.live import Traffic, VirtualClock
 from sim.metrics import token_gaps
 from sim.policies import POLICIES
@@ -47,7 +46,7 @@ def same(one: Records, other: Records) -> None:
 @RANDOM
 @given(data=st.data())
 def test_both_drivers_leaping_or_not_and_both_kv_managers_leave_equal_records(kind: str, data: st.DataObject) -> None:
-    """simulate with and without leaping equals live with counted and with tabled blocks, bit for bit."""
+    """simulate with and without leaping equals live without and with block ids, bit for bit."""
     _all_alike(kind, data)
 
 
@@ -65,8 +64,8 @@ def _all_alike(kind: str, data: st.DataObject) -> None:
     assume(built(case))
     records = case.simulate().recorder.records()
     same(records, case.simulate(leap=False).recorder.records())
-    same(records, case.live(CountingKV).recorder.records())
-    same(records, case.live(TableKV).recorder.records())
+    same(records, case.live().recorder.records())
+    same(records, case.live(ids=True).recorder.records())
 
 
 @every_policy
@@ -76,7 +75,7 @@ def test_every_request_ends_once_and_all_memory_comes_back(kind: str, data: st.D
     """Each request has exactly one row with its right length, and no block or swap slot is lost."""
     case = data.draw(cases(kind))
     assume(built(case))
-    core = case.live(TableKV)
+    core = case.live(ids=True)
     requests = core.recorder.records().requests
     lengths = {a.request.id: a.output_tokens for a in case.workload.known}
     lengths |= {a.request.id: a.output_tokens for _, a in case.workload.following}
@@ -117,6 +116,8 @@ def test_budgets_are_kept_in_every_step(kind: str, data: st.DataObject) -> None:
         if slots is not None:
             assert len(items) <= slots
         assert 0 <= core.scheduler.kv.num_free <= core.scheduler.kv.num_blocks
+        if getattr(config, "prefix_cache", ""):
+            core.scheduler.kv.check()
         assert work.context_tokens == sum(s.num_computed_tokens for s in (work.decodes.members if work.decodes else ()))
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from sim.core import MAX_FRUITLESS_PREEMPTIONS
 from sim.errors import SchedulerStalled
-from sim.kv import CountingKV, TableKV
 from sim.policies.preemption import PreemptiveConfig
 from sim.policies.systems.vllm import VllmConfig
 from sim.types import Arrival, Request
@@ -18,12 +17,12 @@ def listed(*rows: tuple[int, int, int]) -> Listed:
     return Listed(tuple(Arrival(Request(i, 0, p, o, priority=k), o) for i, (p, o, k) in enumerate(rows)))
 
 
-@pytest.mark.parametrize("kv_class", [CountingKV, TableKV])
-def test_one_swapped_out_in_mid_recompute_takes_its_next_block_once(kv_class: type) -> None:
+@pytest.mark.parametrize("ids", [False, True])
+def test_one_swapped_out_in_mid_recompute_takes_its_next_block_once(ids: bool) -> None:
     """Swapped in with one token lacking at a block's edge, it holds that block already; none is lost."""
     config = PreemptiveConfig(3, 3, watermark=0.0, by="swap", waiting_order="priority", preempt_after=0)
     case = Case("preemptive", config, 9, 2, 5, listed((1, 16, 0), (2, 6, 0), (3, 8, 1), (3, 7, 1)))
-    kv = case.live(kv_class).scheduler.kv
+    kv = case.live(ids=ids).scheduler.kv
     assert (kv.num_free, kv.num_swap_free) == (9, 5)
 
 

@@ -1,112 +1,75 @@
-"""Two schedules recorded from Vidur (commit 7d47513a), equal to configurations of our families, step by step."""
+"""The policies that are Vidur's (commit 7d47513a) against schedules recorded from it, step by step."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sim.core import EngineCore, SimExecutor
-from sim.kv import CountingKV, TableKV
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.policies.static import Static, StaticConfig
-from sim.record import Recorder
-from sim.types import Arrival, Batch, Idle, PolicyContext, Request
+from sim.conform import conform
 
-TOLERANCE_NS = 10_000  # the recording's times are sums of floats, rounded to 1 us
-
-SLOT_TOKENS = 256  # max_tokens_per_request of the recordings
-CAP = 12  # their batch_size_cap
-
-CASES = {
-    "orca": (Continuous, ContinuousConfig(CAP, None, chunked_prefill=False, reserve_tokens=SLOT_TOKENS)),
-    "faster_transformer_leakfixed": (
-        Static,
-        StaticConfig(
-            CAP,
-            wait_for_full=False,
-            padding="none",
-            finished_rows="drop",
-            respond="row_end",
-            reserve_tokens=SLOT_TOKENS,
-        ),
+FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "vidur"
+STEPS = {
+    "orca": ("orca", 807),
+    "sarathi": ("sarathi", 477),
+    "vllm": ("vllm_v0", 477),
+    "faster_transformer_leakfixed": ("faster_transformer", 1373),
+}
+PLANTED = {
+    "start": ("sarathi", ("iterations", 300, "start"), 0.001, "step 301 differs in start"),
+    "end": ("sarathi", ("iterations", 300, "end"), 0.00002, "step 301 differs in end"),
+    "tokens": ("sarathi", ("iterations", 20, "batch", 0, 1), 1, "step 21 differs in batch"),
+    "processed": ("orca", ("iterations", 40, "num_processed_before", 2), 1, "step 41 differs in num_processed_before"),
+    "blocks": (
+        "vllm",
+        ("iterations", 99, "allocated_blocks_after_schedule"),
+        -1,
+        "step 100 differs in allocated_blocks",
+    ),
+    "lost": ("vllm", ("preemptions", 3, "num_processed_tokens_lost"), 1, "differs in num_processed_tokens_lost"),
+    "victim": ("vllm", ("preemptions", 3, "request_id"), 1, "differs in preempted"),
+    "restarts": ("sarathi", ("results", 16, "num_restarts"), 1, "differs in num_restarts of request 16"),
+    "first token": (
+        "orca",
+        ("results", 5, "prefill_completed_at"),
+        0.02,
+        "differs in prefill_completed_at of request 5",
     ),
 }
 
 
-class ConstantCost:
-    """Every step takes the recording's time."""
-
-    def __init__(self, step_s: float) -> None:
-        self._step_ns = _ns(step_s)
-
-    def step_ns(self, batch: Batch) -> int:
-        return self._step_ns
+def recording(name: str) -> Path:
+    path = FOLDER / f"{name}.json"
+    if "BATCHSIM_GOLDEN" not in os.environ or not path.exists():
+        pytest.skip("BATCHSIM_GOLDEN names no folder with Vidur's recordings")
+    return path
 
 
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_equals_the_recorded_one(name: str) -> None:
+    """Times, batches in order, tokens processed before, completions, blocks and preemptions are the recorded ones."""
+    verdict = conform(recording(name))
+    assert (verdict.difference, (verdict.policy, verdict.num_steps)) == ("", STEPS[name])
 
 
-def _recording(name: str) -> dict[str, Any]:
-    folder = os.environ.get("BATCHSIM_GOLDEN")
-    if folder is None:
-        pytest.skip("BATCHSIM_GOLDEN names no folder of recordings")
-    path = Path(folder) / "vidur" / f"{name}.json"
-    if not path.exists():
-        pytest.skip(f"{path} is missing")
-    return json.loads(path.read_text())
+@pytest.mark.parametrize("error", PLANTED)
+def test_a_planted_error_is_found_at_its_step(error: str, tmp_path: Path) -> None:
+    """One number changed anywhere is a difference, named with its field."""
+    name, where, change, expected = PLANTED[error]
+    data: Any = json.loads(recording(name).read_text(encoding="utf-8"))
+    row = data
+    for key in where[:-1]:
+        row = row[key]
+    row[where[-1]] += change
+    path = tmp_path / "planted.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    difference = conform(path).difference
+    assert expected in difference and "iterations[" in difference
 
 
-def _steps(core: EngineCore, arrivals: list[Arrival]) -> Iterator[tuple[int, list[list[int]], list[int], int]]:
-    """(start, batch, completed, allocated blocks) of each step, the core cranked by hand."""
-    for arrival in arrivals:
-        core.submit(arrival)
-    times = sorted(arrival.request.arrival_ns for arrival in arrivals)
-    now_ns, kv = 0, core.scheduler.kv
-    while core.has_work:
-        work = core.schedule(now_ns, drain=False)
-        if isinstance(work, Idle):
-            now_ns = next(ns for ns in times if ns > now_ns)
-            continue
-        items = [[seq.request.id, n] for seq, n in work.items()]
-        allocated = kv.num_blocks - kv.num_free
-        end_ns = core.execute(work, now_ns)
-        core.responses = []
-        core.complete(end_ns)
-        yield now_ns, items, [request.id for request in core.responses], allocated
-        now_ns = end_ns
-
-
-@pytest.mark.parametrize("kv", [CountingKV, TableKV])
-@pytest.mark.parametrize("name", CASES)
-def test_equals_the_recording_step_by_step(name: str, kv: Any) -> None:
-    """Starts, batches in order, completions and allocated blocks of every iteration are the recorded ones."""
-    recording = _recording(name)
-    policy, config = CASES[name]
-    meta = recording["scheduler"]
-    assert (meta["max_tokens_per_request"], meta["batch_size_cap"]) == (SLOT_TOKENS, CAP)
-    pool = kv(meta["num_blocks"], meta["block_size"])
-    core = EngineCore(
-        policy(config, PolicyContext(pool, SLOT_TOKENS)),
-        SimExecutor(ConstantCost(recording["cost_model"]["iteration_time_s"]), SLOT_TOKENS),
-        Recorder(),
-        max_model_len=SLOT_TOKENS,
-    )
-    arrivals = [
-        Arrival(
-            Request(row["id"], _ns(row["arrived_at"]), row["num_prefill_tokens"], row["num_decode_tokens"]),
-            row["num_decode_tokens"],
-        )
-        for row in recording["requests"]
-    ]
-    steps = list(_steps(core, arrivals))
-    assert len(steps) == len(recording["iterations"])
-    for (start_ns, items, completed, allocated), row in zip(steps, recording["iterations"], strict=True):
-        assert abs(start_ns - _ns(row["start"])) < TOLERANCE_NS
-        assert (items, completed) == (row["batch"], row["completed"]), row["iter"]
-        assert allocated == row["allocated_blocks_after_schedule"], row["iter"]
+def test_another_policy_with_the_same_knobs_makes_another_schedule() -> None:
+    """Orca lets a request join the batch in which the recorded run-to-completion scheduler makes it wait."""
+    assert "differs in batch" in conform(recording("faster_transformer_leakfixed"), "orca").difference

@@ -14,9 +14,11 @@ from calibrate.prompts import RandomPrompts
 from calibrate.runner import ModelRunner
 from sim.core import EngineCore
 from sim.kv import TableKV
+from sim.kv_choice import new_kv
 from sim.live import VirtualClock, live
 from sim.policies import POLICIES
 from sim.record import Recorder
+from sim.tokens import output_stream
 from sim.types import Arrival, Batch, CostModel, PolicyContext, StepResult
 from tests.unit.engine import Constant, Requests
 
@@ -43,18 +45,22 @@ def generate(
     runner: ModelRunner, kind: str, knobs: dict[str, Any], arrivals: list[Arrival], *, num_blocks: int
 ) -> tuple[Timed, EngineCore]:
     """The executor and the engine after all `arrivals` were answered under a policy, with `num_blocks` KV blocks."""
-    kv = TableKV(num_blocks, runner.block_size, runner.num_swap_blocks)
-    kv._free = np.random.default_rng(0).permutation(num_blocks).tolist()  # scattered from the start
-    config, policy = POLICIES[kind]
+    make, policy = POLICIES[kind]
+    config = make(**knobs)
+    kv = new_kv(config, num_blocks, runner.block_size, runner.num_swap_blocks, ids=True)
+    if isinstance(kv, TableKV):
+        kv._free = np.random.default_rng(0).permutation(num_blocks).tolist()  # scattered from the start
     executor = Timed(runner, kv, Constant(), MAX_MODEL_LEN)
-    scheduler = policy(config(**knobs), PolicyContext(kv, MAX_MODEL_LEN))
+    scheduler = policy(config, PolicyContext(kv, MAX_MODEL_LEN))
     core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN)
     live(core, Requests(*arrivals), VirtualClock())
     return executor, core
 
 
-def prompt_of(arrival: Arrival, vocab_size: int) -> list[int]:
-    return RandomPrompts(vocab_size).ids(arrival.request, {}).tolist()
+def prompt_of(arrival: Arrival, vocab_size: int, answers: dict[int, list[int]] | None = None) -> list[int]:
+    """The prompt's tokens, where `answers` by request id may be in it."""
+    streams = {output_stream(number): answer for number, answer in (answers or {}).items()}
+    return RandomPrompts(vocab_size).ids(arrival.request, streams).tolist()
 
 
 def likeliest(model: Any, prompt: list[int], answer: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.attribution import PARTS, attribute, explain_request
+from sim.attribution import PARTS, attribute, pieces
 from sim.core import EngineCore, SimExecutor
 from sim.kv import CountingKV
 from sim.record import BLOCKED, DECODE, FINISHED, MISSING, PREEMPTED, PREFILL, RECOMPUTE, UNFINISHED, Recorder
@@ -143,14 +143,20 @@ def test_request_on_its_way_when_the_run_ends():
     assert _parts(records) == {"frontend": 20}
 
 
-def test_explain_request_is_largest_first():
-    """The answer to `why was it slow`: its parts by size, with shares that sum to 1."""
-    made = run([arrival(0, 0, 10, 6), arrival(1, 500, 10, 2)], lambda kv: vllm(kv, max_num_seqs=1))
-    why = explain_request(attribute(made.records), 1)
-    assert why["part"].tolist()[0] == "queued:no_slot"
-    assert why["ns"].is_monotonic_decreasing and why["share"].sum() == pytest.approx(1)
-    with pytest.raises(KeyError, match="request 9"):
-        explain_request(attribute(made.records), 9)
+def test_time_after_the_first_token_is_told_apart():
+    """What comes before the first token counts for its TTFT, the rest, preemptions too, for the pace."""
+    states = [(0, 0, PREFILL, 0, MISSING), (10, 0, DECODE, 0, MISSING), (20, 0, PREEMPTED, 1, 7)]
+    states += [(30, 0, RECOMPUTE, 0, MISSING), (40, 0, DECODE, 0, MISSING)]
+    kinds = ("num_chunks", "num_decode", "num_chunks", "num_chunks", "num_decode")
+    steps = [{"start_ns": 10 * i, "duration_ns": 10, kind: 1} for i, kind in enumerate(kinds)]
+    records = records_of([{"sent_ns": 0, "first_token_ns": 10, "ended_ns": 50}], steps, states, ("", "kv_blocks"))
+    split: dict[bool, dict[str, int]] = {False: {}, True: {}}
+    for piece in pieces(records):
+        for ns, paced in zip(piece.ns.tolist(), piece.paced.tolist(), strict=True):
+            if ns:
+                split[paced][piece.part] = split[paced].get(piece.part, 0) + ns
+    assert split[False] == {"prefill": 10}
+    assert split[True] == {"decode_alone": 20, "preempted:kv_blocks": 10, "recompute": 10}
 
 
 def test_part_order_is_that_of_parts():

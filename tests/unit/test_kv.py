@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sim.decode import DecodeGroup
+from sim.errors import ScenarioError
 from sim.kv import CountingKV, TableKV, never_fits
+from sim.kv_choice import new_kv
+from sim.prefix_cache import BlockHashKV
+from sim.radix_cache import RadixKV
 from sim.types import Request, Sequence
 
 
@@ -184,3 +190,34 @@ class BothManagers(RuleBasedStateMachine):
 
 TestBothManagers = BothManagers.TestCase
 TestBothManagers.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+@dataclass(frozen=True)
+class Caching:
+    """A policy's config, as far as the choice of memory goes."""
+
+    prefix_cache: str
+
+
+@pytest.mark.parametrize(
+    ("config", "ids", "manager"),
+    [
+        (object(), False, CountingKV),
+        (Caching(""), False, CountingKV),
+        (Caching(""), True, TableKV),
+        (Caching("blocks"), False, BlockHashKV),
+        (Caching("blocks"), True, BlockHashKV),
+        (Caching("radix"), False, RadixKV),
+    ],
+)
+def test_the_config_says_which_memory_it_needs(config: object, ids: bool, manager: type) -> None:
+    """Plain counts or tables without caching, and one class of its own for each kind of caching."""
+    kv = new_kv(config, 7, 4, 2, ids=ids)
+    assert type(kv) is manager
+    assert (kv.num_free, kv.block_size, kv.num_swap_free) == (7, 4, 2)
+
+
+def test_an_unknown_kind_of_caching_is_refused() -> None:
+    """A misspelt kind is not taken for none."""
+    with pytest.raises(ScenarioError, match="Caching: prefix_cache 'hash' is none"):
+        new_kv(Caching("hash"), 7, 4, ids=False)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sim.catalog import load_model
+from sim.core import EngineCore, SimExecutor
+from sim.cost.work import useful_flops_bytes
+from sim.live import VirtualClock, live
 from sim.metrics import measure
-from sim.record import BLOCKED, DECODE, MISSING, PREFILL
-from tests.unit.metrics_helpers import MS, arrival, inputs_of, records_of, run, vllm
+from sim.policies.systems.vllm import Vllm, VllmConfig
+from sim.prefix_cache import BlockHashKV
+from sim.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, STEP_DTYPE, Recorder
+from sim.tokens import TokenIds
+from sim.types import Arrival, PolicyContext, Request
+from tests.unit.metrics_helpers import MS, Fixed, LinearCost, arrival, inputs_of, records_of, run, vllm
 
 STEPS = [
     # 10 ms of a prefill of 30 tokens with 10 padded ones; 2 of 4 slots, 20 of 100 blocks
@@ -64,6 +72,41 @@ def test_mfu_is_work_over_peak_and_time():
     values = _values(cost_terms=terms, peak_flops=1e15, memory_bandwidth=1e12)
     assert values["mfu"] == pytest.approx(6e12 / (1e15 * 0.06))
     assert values["mbu"] == pytest.approx(3e9 / (1e12 * 0.06))
+
+
+def test_hit_rate_by_hand():
+    """Of 100 + 60 prompt tokens 30 were found; a preemption needed 25 again, of which 15 were found."""
+    requests = [
+        REQUEST | {"prompt_tokens": 100, "recomputed_tokens": 10, "cached_tokens": 30, "cached_tokens_all": 45},
+        REQUEST | {"prompt_tokens": 60, "recomputed_tokens": 0},
+        REQUEST | {"prompt_tokens": 999, "recomputed_tokens": 0, "scheduled_ns": MISSING, "outcome": REJECTED},
+        REQUEST | {"sent_ns": 200 * MS, "prompt_tokens": 999, "cached_tokens": 9, "cached_tokens_all": 9},
+    ]
+    records = records_of(requests, STEPS)
+    values = measure(inputs_of(records, window_ns=WINDOW, has_prefix_cache=True)).values
+    assert values["prefix_hit_rate"] == pytest.approx(45 / (160 + 10 + 15))
+    assert _values()["prefix_hit_rate"] is None and _values(has_prefix_cache=True)["prefix_hit_rate"] == 0
+
+
+def test_what_was_found_in_the_cache_is_no_work():
+    """MFU counts the 36 tokens that a step computes, not the 64 before them; shared blocks have no fragmentation."""
+    shared = TokenIds.of([(0, 0, 100)])
+    arrivals = [Arrival(Request(i, 40_000 * i, 100, 2, tokens=shared), 2) for i in range(2)]
+    executor, recorder = SimExecutor(LinearCost(), 200), Recorder()
+    config = VllmConfig(max_num_seqs=4, max_num_batched_tokens=200)
+    scheduler = Vllm(config, PolicyContext(BlockHashKV(50, 64), 200))
+    live(EngineCore(scheduler, executor, recorder, max_model_len=200), Fixed(arrivals), VirtualClock())
+    records = recorder.records()
+    assert records.steps["cached_tokens"].tolist() == [0, 0, 64, 0]
+    assert records.steps["num_prefill_tokens"].tolist() == [100, 0, 36, 0]
+    model = load_model("llama-3.1-8b")
+    flops, _ = useful_flops_bytes(
+        model, {name: records.steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()}
+    )
+    less = 64 * model.matmul_flops_per_token + 64 * 65 // 2 * model.attention_flops_per_pair
+    assert flops[0] - flops[2] == pytest.approx(less)
+    values = measure(inputs_of(records, num_blocks=50, block_size=64, has_prefix_cache=True)).values
+    assert values["prefix_hit_rate"] == 64 / 200 and values["kv_fragmentation"] is None
 
 
 def test_fragmentation_counts_what_is_reserved_ahead():

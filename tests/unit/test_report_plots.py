@@ -15,8 +15,9 @@ from matplotlib.image import imread
 from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 
 from sim.report import closeup, plots
-from sim.report.reading import sweeps
-from sim.report.style import policy_styles
+from sim.report.palette import policy_styles
+from sim.report.reading import sweeps, systems_note
+from sim.report.style import figure, frame, growth_notes
 
 
 def axes() -> Any:
@@ -106,6 +107,34 @@ def test_colours_are_fixed_by_kind_and_lines_tell_members_apart():
     assert many["small"].color == many["continuous"].color
     assert many["small"].linestyle != many["continuous"].linestyle
     assert len({(style.color, str(style.linestyle)) for style in many.values()}) == len(SEVEN)
+
+
+SYSTEMS = (
+    "vllm", "sglang", "tensorrt_llm", "tgi", "orca", "sarathi", "vllm_v0", "faster_transformer", "hf_static", "triton",
+    "tf_serving", "ray_serve",
+)  # fmt: skip
+WHOLE_BATCH = {"faster_transformer", "hf_static", "triton", "tf_serving", "ray_serve"}
+
+
+def test_systems_are_told_apart_and_whole_batches_are_dashed():
+    """Beside the families no two look alike; solid lines are for those whose members join and leave at every step."""
+    kinds = {kind: (kind, kind, 9.0) for kind in (*FOUR, *SYSTEMS)}
+    styles = policy_styles(sweeps(sample_results(kinds)))
+    assert len({(style.color, style.marker, str(style.linestyle)) for style in styles.values()}) == len(kinds)
+    assert {kind for kind in SYSTEMS if styles[kind].linestyle != "-"} == WHOLE_BATCH
+    assert len({styles[kind].color for kind in SYSTEMS if kind not in WHOLE_BATCH}) == len(SYSTEMS) - len(WHOLE_BATCH)
+
+
+def test_systems_side_by_side_are_told_to_have_the_same_costs():
+    """Two of them bring the sentence into results and picture; one beside a family, or twice, does not."""
+    one = {"vllm": ("vllm", "vllm", 9.0), "small": ("small", "vllm", 9.0), "continuous": FOUR["continuous"]}
+    assert systems_note(sample_results(one)) == ""
+    two = sample_results(one | {"orca": ("orca", "orca", 9.0)})
+    assert systems_note(two) == "same step costs for all: this compares schedulers, not engines"
+    fig = figure(9.0, 6.0)
+    fig.subplots()
+    frame(fig, two, "title", "foot", [])
+    assert any(systems_note(two) in text.get_text() for text in fig.texts)
 
 
 def test_curve_under_an_equal_one_is_wider():
@@ -214,3 +243,11 @@ def test_pictures_are_the_same_bytes_again_whatever_the_users_settings(tmp_path:
     first = (tmp_path / "a.png").read_bytes()
     assert first == (tmp_path / "b.png").read_bytes()
     assert b"tEXt" not in first and b"tIME" not in first
+
+
+def test_a_queue_that_overflows_is_said_to_grow_at_its_load_only():
+    """A bounded queue grows at 4 req/s and rejects from 8 on; one without bound grows from 4 on."""
+    results = sample_results(dict.fromkeys(("bounded", "free"), FOUR["static"]))
+    summary = results.summary
+    summary["unstable"] = (summary["load"] >= 4) & ((summary["policy"] == "free") | (summary["load"] == 4))
+    assert growth_notes(results) == {"bounded": "× at 4 req/s", "free": "× from 4 req/s"}

@@ -61,6 +61,19 @@ def test_response_sent_whole_has_no_tpot_and_the_table_says_why():
     assert "not defined" not in point_table(sample_results({"continuous": FOUR["continuous"]}), 8.0)
 
 
+def test_hits_of_a_prefix_cache_have_a_column_where_there_are_some():
+    """A policy without a cache has a dash there; without any hit, and of older results, there is no column."""
+    results = sample_results()
+    assert " hit " not in point_table(results, 8.0)
+    results.summary["prefix_hit_rate"] = np.nan
+    assert " hit " not in point_table(results, 8.0)
+    set_value(results, "preemptive", 8.0, prefix_hit_rate=0.366)
+    table = point_table(results, 8.0)
+    assert table.splitlines()[1].split()[-4:] == ["pad", "hit", "bound", "by"]
+    assert cell(table, "preemptive")[-2] == "37 %" and cell(table, "continuous")[-2] == "–"
+    assert " hit " not in point_table(results, 4.0)
+
+
 def test_percentile_of_few_observations_is_marked():
     """`~` stands before exactly the cells whose metric is in `few`, and is explained."""
     results = sample_results()
@@ -160,7 +173,7 @@ def test_uncompleted_requests_are_warned_of_with_their_reasons():
         {"load": 8.0, "seed": 1, **reasons(rejected={"never_fits": 40})},
         {"load": 12.0, "seed": 0, **reasons(rejected={"never_fits": 1000})},
     ]
-    results.manifest["details"] = {"never_fits": "131 KV blocks needed, 128 in the pool"}
+    results.manifest["details"] = {"continuous": {"never_fits": "131 KV blocks needed, 128 in the pool"}}
     assert warnings(results, 8.0)[-1] == (
         "! continuous: 2.1 % of requests not completed at 8 req/s offered: 100 rejected (never_fits, 131 KV blocks"
         " needed, 128 in the pool), 1 cancelled (deadline) over all seeds"

@@ -29,7 +29,9 @@ SHORT = {  # what makes a shipped scenario a matter of a second
     "azure-code": ["workload.requests=200"],
     "azure-conv": ["workload.requests=200"],
     "offline": ["workload.requests=60"],
+    "claims": ["workload.requests=60"],
     "live-demo": [],
+    "mooncake-prefix": ["workload.requests=30"],
     "long-context": ["workload.duration=90s", "workload.warmup=1s"],
 }
 
@@ -43,7 +45,7 @@ workload:
   lengths: {kind: trace}
   trace: {path: my.csv, columns: {arrival: ts, prompt: in, output: out}, time_unit: ms, jitter: 5ms}
   classes:
-    chat: {share: 70%, priority: 0, deadline: 3s, slo: ttft<1s @ 90%}
+    chat: {share: 70%, priority: 0, deadline: 3s, slo: ttft<1s @ 90%, shared_prefix: {groups: 3, added_tokens: 40}}
     batch: {share: 30%, priority: 1, patience: {mean: 2s, kind: exponential},
             lengths: {prompt: {kind: uniform, min: 10, max: 900}, output: {kind: empirical, values: [5, 50]}}}
   output_cap: 256
@@ -57,6 +59,7 @@ policies:
   guess: {kind: preemptive, max_num_seqs: 8, max_num_batched_tokens: null, victim: most_remaining, by: swap,
           predictor: {kind: class_mean}}
   gated: {max_num_seqs: 8, max_num_batched_tokens: 512}
+  vllm: {max_num_seqs: 8, max_num_batched_tokens: 512}
   mine: {kind: "tests.unit.own_policy:Own", max_num_seqs: 3, spread: [1, 2]}
 slo: ttft<1s & tpot<50ms @ 90%
 load: {mean_rate: [10/s, 40/s]}
@@ -109,7 +112,7 @@ def check_round_trip(scenario: Scenario) -> None:
 @pytest.mark.parametrize("name", shipped_scenarios())
 def test_shipped_scenarios_run_from_their_json_as_in_simulation(name: str) -> None:
     """resolve, JSON and live in virtual time leave the records of simulate, bit for bit, for every policy."""
-    if name.startswith("azure") and TRACES is None:
+    if name.startswith(("azure", "mooncake")) and TRACES is None:
         pytest.skip("BATCHSIM_TRACES names no folder of traces")
     overrides = SHORT.get(name, ["workload.duration=12s", "workload.warmup=1s"])
     folders = [Path(TRACES)] if TRACES else []
@@ -142,6 +145,38 @@ def test_a_closed_loop_survives_the_json(folder: Path) -> None:
     )
     (folder / "s.yaml").write_text(text)
     check_round_trip(load_scenario(str(folder / "s.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "sessions"),
+    [
+        ("{kind: closed_loop, users: 5, think_time: 50ms}", "{turns: {kind: uniform, min: 1, max: 9}}"),
+        ("{kind: poisson, mean_rate: 20/s}", "{turns: {kind: uniform, min: 1, max: 9}, think_time: 50ms}"),
+    ],
+)
+def test_sessions_survive_the_json(arrivals: str, sessions: str, folder: Path) -> None:
+    """Growing prompts with shared beginnings are the same from the JSON, and so are the hits of a prefix cache."""
+    text = (
+        REPLAY[: REPLAY.index("workload:")]
+        + f"""\
+workload:
+  arrivals: {arrivals}
+  sessions: {sessions}
+  shared_prefix: {{groups: 2, added_tokens: 64, zipf: 1}}
+  lengths: {{prompt: {{kind: uniform, min: 1, max: 90}}, output: {{kind: uniform, min: 1, max: 30}}}}
+  output_cap: 64
+  duration: 3s
+policies:
+  vllm: {{}}
+slo: e2e<10s @ 90%
+seeds: 2
+"""
+    )
+    (folder / "s.yaml").write_text(text.replace("tokens: 16000", "tokens: 4000"))
+    scenario = load_scenario(str(folder / "s.yaml"))
+    check_round_trip(scenario)
+    records = simulate_point(Setup.of(scenario), Point(scenario.specs[0], 1.0, 0)).records
+    assert records.requests["cached_tokens"].max() > 64
 
 
 BARE = """\
@@ -196,7 +231,7 @@ def dig(value: Any, path: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        ("version", 0, "version 0, this batchsim reads 1"),
+        ("version", 0, "version 0, this batchsim reads 2"),
         ("format", "other", "not a resolved scenario"),
         ("seeds", "2", "seeds is '2', expected int"),
         ("seeds", True, "seeds is True, expected int"),

@@ -45,6 +45,7 @@ def write(folder: Path, text: str | bytes, name: str = "trace.csv") -> TraceConf
         ("mooncake_style.jsonl", {}, [(0, 700, 20), (0, 1024, 1), (3 * S, 1100, 5)]),
         ("guidellm_trace_style.jsonl", {"format": "guidellm"}, [(0, 256, 128), (500 * MS, 512, 64)]),
         ("guidellm_trace_style.jsonl", {"time_unit": "s"}, [(0, 256, 128), (500 * MS, 512, 64)]),
+        ("qwen_bailian_style.jsonl", {}, [(0, 40, 12), (61_114 * MS, 70, 13)]),
         ("vidur_replay_style.csv", {}, [(0, 374, 44), (4_314_579_000, 396, 109)]),
         ("vidur_lengths_style.csv", {}, [(None, 3772, 54), (None, 11, 306)]),
         ("vidur_lengths_style.csv", {"format": "vidur"}, [(None, 3772, 54), (None, 11, 306)]),
@@ -79,7 +80,6 @@ def test_mapping_reads_other_tools(
     [
         ("blis_tracev2_style.csv", "BLIS TraceV2", "arrival: arrival_time_us"),
         ("llmservingsim_style.jsonl", "LLMServingSim", "time_unit: ns"),
-        ("qwen_bailian_style.jsonl", "Qwen-Bailian", "time_unit: s"),
         ("servegen_chunk_style.csv", "ServeGen", "rates, not requests"),
         ("sharegpt_style.json", "ShareGPT", "count their tokens"),
         ("splitwise_sim_style.csv", "splitwise-sim", "prompt: prompt_size"),
@@ -152,7 +152,7 @@ def test_text_prompts_have_their_own_reason(tmp_path: Path) -> None:
 
 def test_unused_columns_are_noted() -> None:
     """Columns with a meaning that is not simulated are named in the notes."""
-    assert any("hash_ids not used" in note for note in read("mooncake_style.jsonl").notes)
+    assert any("hash_ids not used" in note for note in read("mooncake_style.jsonl", prefix="ignore").notes)
     assert any("NumImages not used" in note for note in read("azure_lmm2025_style.csv").notes)
 
 

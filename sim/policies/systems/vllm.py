@@ -1,23 +1,25 @@
-"""vLLM V1's scheduler: vLLM 0.33.0, synchronous, one full-attention KV group, no prefix caching.
+"""vLLM 0.33, synchronous scheduler; the engine's default is asynchronous. V1 engine, one full-attention KV group.
 
 Rule: no phases. Running sequences come first, in order of admission, each with the tokens it still lacks; then waiting
 ones from the head of a strict queue. A running sequence that finds no KV block preempts (by recompute) the last
 admitted one, or under `priority` the least important, latest one; after a preemption nothing is admitted in that step.
+With prefix caching an admission begins after the cached blocks of its tokens, at least one token before their end.
 Source: vllm/v1/core/sched/scheduler.py and vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel; checked step by step
 against recordings of that scheduler (`batchsim conform`).
-Simplifies: request ids tie as integers where vLLM compares strings; no speculative decoding, LoRA, connectors.
+Simplifies: request ids tie as integers where vLLM compares strings; a pool smaller than max_model_len is taken, and
+requests that could not end in it are rejected; no speculative decoding, LoRA, connectors.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from typing import Any, ClassVar, Literal
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv import never_fits
+from sim.policies.queues import FcfsQueue, PriorityQueue
+from sim.prefix_cache import BlockHashKV
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 _NO_CAP = 1 << 62
@@ -27,14 +29,15 @@ _NO_CAP = 1 << 62
 class VllmConfig:
     """Knobs by vLLM's names. Defaults are its own for an online server on a GPU of 70 to 160 GB other than the A100.
 
-    `enable_prefix_caching` and `async_scheduling` are on in vLLM and not simulated yet, so they must be stated false.
-    `watermark` is a share of the KV blocks, 0 to 1.
+    `async_scheduling` is on in vLLM where it can be, and `prefill_schedule_interval` may be more than 1 there; neither
+    is simulated. None stands for max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for
+    max_num_seqs in `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    enable_prefix_caching: bool
-    async_scheduling: bool
+    enable_prefix_caching: bool = True
+    async_scheduling: bool = False
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -43,21 +46,51 @@ class VllmConfig:
     long_prefill_token_threshold_adaptive: bool = False
     scheduler_reserve_full_isl: bool = True
     watermark: float = 0.0
+    max_num_active_seqs: int | None = None
+    max_num_scheduled_tokens: int | None = None
+    prefill_schedule_interval: int = 1
 
     def __post_init__(self) -> None:
-        for knob in ("enable_prefix_caching", "async_scheduling"):
-            if getattr(self, knob):
-                raise ValueError(f"{knob}: true is not simulated yet. Set it to false, here and in the engine")
+        if self.async_scheduling:
+            raise ValueError("async_scheduling: true is not simulated. Set it to false, here and in the engine")
+        if self.prefill_schedule_interval != 1:
+            raise ValueError(
+                f"prefill_schedule_interval {self.prefill_schedule_interval} is not simulated. Set it to 1"
+            )
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
                 f" {self.max_num_seqs}, and that at least 1"
+            )
+        if self.max_num_active_seqs is not None and not 1 <= self.max_num_active_seqs <= self.max_num_seqs:
+            raise ValueError(
+                f"max_num_active_seqs {self.max_num_active_seqs} must be from 1 to max_num_seqs {self.max_num_seqs}"
+            )
+        if not 1 <= self.step_tokens <= self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_scheduled_tokens {self.max_num_scheduled_tokens} must be from 1 to max_num_batched_tokens"
+                f" {self.max_num_batched_tokens}"
             )
         if self.long_prefill_token_threshold < 0 or not 0 <= self.watermark < 1:
             raise ValueError(
                 f"long_prefill_token_threshold {self.long_prefill_token_threshold} must be 0 (off) or more,"
                 f" watermark {self.watermark} from 0 to below 1"
             )
+
+    @property
+    def prefix_cache(self) -> str:
+        """The kind of KV manager it needs."""
+        return "blocks" if self.enable_prefix_caching else ""
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of a step."""
+        return self.max_num_batched_tokens if self.max_num_scheduled_tokens is None else self.max_num_scheduled_tokens
+
+    @property
+    def slots(self) -> int:
+        """Most requests that run."""
+        return self.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs
 
 
 class Vllm:
@@ -68,10 +101,16 @@ class Vllm:
 
     def __init__(self, config: VllmConfig, context: PolicyContext) -> None:
         kv = context.kv
-        if not config.enable_chunked_prefill and config.max_num_batched_tokens < context.max_model_len:
+        if not config.enable_chunked_prefill and config.step_tokens < context.max_model_len:
+            knob = "max_num_batched_tokens" if config.max_num_scheduled_tokens is None else "max_num_scheduled_tokens"
             raise ScenarioError(
-                f"vllm: without chunked prefill max_num_batched_tokens {config.max_num_batched_tokens} must be at least"
+                f"vllm: without chunked prefill {knob} {config.step_tokens} must be at least"
                 f" max_model_len {context.max_model_len}. Raise it or lower max_model_len."
+            )
+        self.cache = kv if config.enable_prefix_caching and isinstance(kv, BlockHashKV) else None
+        if config.enable_prefix_caching and self.cache is None:
+            raise ScenarioError(
+                f"vllm: enable_prefix_caching: true cannot work on a {type(kv).__name__}. Give it a BlockHashKV."
             )
         self.config = config
         self.kv = kv
@@ -81,8 +120,9 @@ class Vllm:
         self.running: dict[Sequence, None] = {}  # in order of admission
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self.stalled: dict[Sequence, None] = {}  # running, ready to decode, sat out the last step
-        self.waiting: _Fcfs | _Priority = _Priority() if config.policy == "priority" else _Fcfs()
+        self.waiting: FcfsQueue | PriorityQueue = PriorityQueue() if config.policy == "priority" else FcfsQueue()
         self._watermark_blocks = int(config.watermark * (kv.num_blocks + 1))  # vLLM counts its null block in
+        self._step_tokens, self._slots = config.step_tokens, config.slots
         self._admitted = 0
         self._blocked: tuple[Sequence, str] | None = None
 
@@ -104,34 +144,39 @@ class Vllm:
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         if seq in self.running:
-            self._release(seq)
+            self._release(seq, returns=False)
         else:
             self.waiting.remove(seq)
+            if self._blocked is not None and self._blocked[0] is seq:
+                self._blocked = None
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         cap = self._prefill_cap()
         preempted: list[Sequence] = []
+        cached: list[tuple[Sequence, int]] = []
         plan = self._extend_running(cap)
         chunks, left = plan if plan is not None else self._walk_running(cap, preempted)
         if self.waiting:
-            reason = "preemption" if preempted else self._admit(cap, left, chunks)
+            reason = "preemption" if preempted else self._admit(cap, left, chunks, cached)
             self._note_blocked(reason)
         group = self.group
         if not (group.members or chunks or preempted):
             return IDLE
-        return Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted)
+        return Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # A blocked head stays blocked: free blocks only shrink while nobody ends.
-        if batch.preempted or self.partial or self.stalled or not self.kv.grow_group(self.group):
+        if batch.preempted or self.partial or self.stalled or (self.cache is not None and self._cache_may_turn()):
+            return False
+        if not self.kv.grow_group(self.group):
             return False
         batch.again()
         return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         for seq in finished:
-            self._release(seq)
+            self._release(seq, returns=False)
         for seq in batch.sampled:
             if seq in self.running:
                 del self.partial[seq]
@@ -143,8 +188,7 @@ class Vllm:
     def _prefill_cap(self) -> int:
         """Most prefill tokens of one sequence in this step; a lone request is never capped."""
         threshold = self.config.long_prefill_token_threshold
-        total = len(self.running) + len(self.waiting)
-        if not threshold or total <= 1:
+        if not threshold or (total := len(self.running) + len(self.waiting)) <= 1:
             return _NO_CAP
         if self.config.long_prefill_token_threshold_adaptive:
             return max(threshold, self.config.max_num_batched_tokens // total)
@@ -153,7 +197,7 @@ class Vllm:
     def _extend_running(self, cap: int) -> tuple[list[tuple[Sequence, int]], int] | None:
         """Schedules all running sequences at once; None, and nothing changed, if any must be cut short or sit out."""
         kv, group = self.kv, self.group
-        left = self.config.max_num_batched_tokens - len(group.members)
+        left = self._step_tokens - len(group.members)
         if left < 0 or self.stalled:
             return None
         if not self.partial:
@@ -181,7 +225,7 @@ class Vllm:
     def _walk_running(self, cap: int, preempted: list[Sequence]) -> tuple[list[tuple[Sequence, int]], int]:
         """Schedules running sequences one by one in vLLM's order, preempting for blocks; O(running)."""
         kv, by_priority = self.kv, self.config.policy == "priority"
-        left = self.config.max_num_batched_tokens
+        left = self._step_tokens
         order = list(self.running)
         scheduled: dict[Sequence, int] = {}
         i = 0
@@ -221,12 +265,15 @@ class Vllm:
 
     def _preempt(self, victim: Sequence, by: Sequence) -> None:
         self.events.append(Event("preempted", victim, "kv_blocks", by.request.id))
-        self._release(victim)
+        self._release(victim, returns=True)
         victim.reset_computed()
         self.waiting.put_back(victim)
 
-    def _release(self, seq: Sequence) -> None:
-        self.kv.free(seq)
+    def _release(self, seq: Sequence, *, returns: bool) -> None:
+        if self.cache is not None and not returns:
+            self.cache.end(seq)
+        else:
+            self.kv.free(seq)
         if seq.group is not None:
             self.group.leave(seq)
         self.partial.pop(seq, None)
@@ -235,90 +282,56 @@ class Vllm:
 
     # ---- the waiting
 
-    def _admit(self, cap: int, left: int, chunks: list[tuple[Sequence, int]]) -> str:
+    def _admit(
+        self, cap: int, left: int, chunks: list[tuple[Sequence, int]], cached: list[tuple[Sequence, int]]
+    ) -> str:
         """Admits from the head while it fits; returns why it stopped, "" if nobody is left."""
-        kv, config, waiting = self.kv, self.config, self.waiting
+        config, waiting, cache = self.config, self.waiting, self.cache
         while waiting:
             if left <= 0:
                 return "token_budget"
-            if len(self.running) >= config.max_num_seqs:
+            if len(self.running) >= self._slots:
                 return "no_slot"
             seq = waiting.head()
-            tokens = seq.num_tokens
-            n = min(tokens, cap)
+            hit = cache.lookup(seq) if cache is not None else 0
+            n = min(seq.num_tokens - hit, cap)
             if n > left:
                 if not config.enable_chunked_prefill:
                     return "token_budget"
                 n = left
-            spare = kv.num_free - (self._watermark_blocks if self.running else 0)
-            must_fit = min(tokens, self.max_model_len) if config.scheduler_reserve_full_isl else n
-            if kv.blocks_for(must_fit) > spare or not kv.allocate(seq, n):
+            if not self._room(seq, n, hit):
                 return "kv_blocks"
             waiting.pop()
             seq.order = self._admitted
             self._admitted += 1
             self.running[seq] = None
             self.partial[seq] = None
+            if hit:
+                seq.start_from_cache(hit)
+                cached.append((seq, hit))
             chunks.append((seq, n))
             left -= n
         return ""
+
+    def _room(self, seq: Sequence, n: int, hit: int) -> bool:
+        """Allocates for `n` tokens after `hit` cached ones if vLLM's admission gate lets it."""
+        kv, spare = self.kv, self._watermark_blocks if self.running else 0
+        must_fit = min(seq.num_tokens, self.max_model_len) if self.config.scheduler_reserve_full_isl else hit + n
+        if self.cache is not None:
+            return self.cache.admit(seq, hit + n, hit, spare, must_fit)
+        return kv.blocks_for(must_fit) + spare <= kv.num_free and kv.allocate(seq, n)
+
+    def _cache_may_turn(self) -> bool:
+        """Whether one more step of decodes could let the head in, or block it for another reason."""
+        if self.cache is None or self._blocked is None:
+            return False
+        return not self.config.enable_chunked_prefill or self.cache.growth_is_awaited(self.group)
 
     def _note_blocked(self, reason: str) -> None:
         blocked = (self.waiting.head(), reason) if self.waiting else None
         if blocked is not None and blocked != self._blocked:
             self.events.append(Event("blocked", *blocked))
         self._blocked = blocked
-
-
-class _Fcfs:
-    """First come, first served; the preempted return to the front."""
-
-    def __init__(self) -> None:
-        self._queue: deque[Sequence] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def head(self) -> Sequence:
-        return self._queue[0]
-
-    def pop(self) -> Sequence:
-        return self._queue.popleft()
-
-    def push(self, seq: Sequence) -> None:
-        self._queue.append(seq)
-
-    def put_back(self, seq: Sequence) -> None:
-        self._queue.appendleft(seq)
-
-    def remove(self, seq: Sequence) -> None:
-        self._queue.remove(seq)
-
-
-class _Priority:
-    """A heap by (priority, arrival, id); the preempted are pushed like any other."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, Sequence]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def head(self) -> Sequence:
-        return self._heap[0][3]
-
-    def pop(self) -> Sequence:
-        return heappop(self._heap)[3]
-
-    def push(self, seq: Sequence) -> None:
-        request = seq.request
-        heappush(self._heap, (request.priority, request.arrival_ns, request.id, seq))
-
-    put_back = push
-
-    def remove(self, seq: Sequence) -> None:
-        self._heap = [entry for entry in self._heap if entry[3] is not seq]
-        heapify(self._heap)
 
 
 def _importance(seq: Sequence) -> tuple[int, int]:

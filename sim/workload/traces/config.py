@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from sim.units import Duration
 
 TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
-FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "mapping"]
+FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "qwen", "mapping"]
 
 _STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
@@ -17,16 +17,20 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns (CSV, Parquet) or keys (JSON) that hold a request's arrival, prompt and output tokens."""
+    """The columns (CSV, Parquet) or keys (JSON) that hold a request's arrival, prompt and output tokens.
+
+    `hash_ids` names the one that lists the blocks of the prompt, equal ids for equal text after equal text.
+    """
 
     __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
 
     prompt: str
     output: str
     arrival: str | None = None
+    hash_ids: str | None = None
 
     def __post_init__(self) -> None:
-        names = [name for name in (self.arrival, self.prompt, self.output) if name is not None]
+        names = [name for name in (self.arrival, self.prompt, self.output, self.hash_ids) if name is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"columns {', '.join(names)} name one column twice. Each needs its own.")
 
@@ -66,7 +70,9 @@ class TraceConfig:
     the file's data rows; `time` is `[from, to)` after the earliest arrival. `jitter` spreads the arrivals of a coarse
     clock over this interval. `zero_lengths`: rows with 0 tokens are dropped, refused, or, where the prompt is not
     empty, given one output token (`prefill_only`). `sha256` is of the uncompressed content; `fetch` says where the
-    file is to be had.
+    file is to be had. `prefix` says whether equal `hash_ids` make prompts share their beginnings: `auto` where the
+    trace has them, `hash_ids` demands them, with `ignore` no prompt shares anything. `hash_id_block_size` is the tokens
+    an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen.
     """
 
     __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
@@ -81,6 +87,8 @@ class TraceConfig:
     jitter: Duration = 0
     zero_lengths: Literal["drop", "prefill_only", "error"] = "drop"
     on_broken: Literal["error", "drop"] = "error"
+    prefix: Literal["auto", "hash_ids", "ignore"] = "auto"
+    hash_id_block_size: int | None = None
     sha256: str | None = None
     fetch: str | None = None
 
@@ -100,6 +108,7 @@ class TraceConfig:
             raise ValueError(f"trace.jitter {self.jitter} ns is negative. Write 0s or more.")
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"trace.sha256 {self.sha256!r} is not a SHA-256: 64 hexadecimal digits.")
+        self._check_prefix()
 
     def _check_columns(self) -> None:
         if self.columns is None:
@@ -114,3 +123,17 @@ class TraceConfig:
             )
         if self.columns.arrival is None and self.time_unit is not None:
             raise ValueError(f"trace.time_unit {self.time_unit} goes with no column. Write columns.arrival or drop it.")
+
+    def _check_prefix(self) -> None:
+        size, named = self.hash_id_block_size, self.columns is not None and self.columns.hash_ids is not None
+        if size is not None and size < 1:
+            raise ValueError(f"trace.hash_id_block_size {size} is no number of tokens. Write 512, 64 or 16, say.")
+        if size is not None and (self.prefix == "ignore" or (self.columns is not None and not named)):
+            raise ValueError("trace.hash_id_block_size is given and no hash_ids are read. Drop it, or read them.")
+        if named and size is None and self.prefix != "ignore":
+            raise ValueError(
+                "trace.columns.hash_ids does not say how many tokens an id stands for. Write hash_id_block_size: 512"
+                " (Mooncake), 64 (WEKA), 16 (Qwen) or what it is."
+            )
+        if self.prefix == "hash_ids" and self.columns is not None and not named:
+            raise ValueError("trace.prefix hash_ids needs columns.hash_ids, the name of the column that lists them.")

@@ -5,7 +5,7 @@ Source: the column names and units of each tool's own documentation and code, 20
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sim.errors import TraceError
 from sim.workload.traces.config import Columns, TimeUnit, TraceConfig
@@ -17,7 +17,8 @@ class Layout:
     """How a file is read: format, columns, unit of its times, and why (the reason is part of the notes).
 
     `unit` is None where there are no times, or where they are and nobody can tell (`ambiguous`). `whole_units`: the
-    unit was told by the times being integers, so all of them have to be.
+    unit was told by the times being integers, so all of them have to be. `hash_block_tokens` is how many tokens each
+    id in `columns.hash_ids` stands for; None: no ids are read.
     """
 
     format: str
@@ -25,6 +26,7 @@ class Layout:
     unit: TimeUnit | None
     reason: str
     whole_units: bool = False
+    hash_block_tokens: int | None = None
 
     @property
     def ambiguous(self) -> bool:
@@ -40,7 +42,10 @@ _FORMATS: dict[str, tuple[Columns, TimeUnit]] = {
     "vidur": (Columns(arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens"), "s"),
     "mooncake": (_TIMESTAMP_FAMILY, "ms"),
     "guidellm": (_TIMESTAMP_FAMILY, "s"),
+    "qwen": (_TIMESTAMP_FAMILY, "s"),
 }
+_HASH_BLOCK_TOKENS = {"qwen": 16}  # of the formats with hash_ids: Qwen-Bailian's README
+_MOONCAKE_BLOCK_TOKENS = 512  # the Mooncake paper's blocks, which guidellm and aiperf kept
 
 # Columns that carry meaning, are not used, and are worth a note.
 UNUSED = {
@@ -60,6 +65,10 @@ def _mapping_advice(arrival: str, prompt: str, output: str, unit: str) -> str:
 
 _TEXTS = "It holds texts: count their tokens first and write prompt and output lengths as columns."
 _SESSIONS = "Sessions are not replayed: flatten it to one line per request with an arrival of its own."
+_WEKA = (
+    "Flatten it to one line per request with an arrival of its own and hash_ids told apart between conversations, and"
+    " read that by mapping with hash_id_block_size: 64."
+)
 _RATES = "It holds rates, not requests: write arrivals: {kind: gamma, ...} with its rate and CV instead."
 
 # Known formats without a reader: name, the columns that tell them, and what to do instead.
@@ -69,11 +78,6 @@ _KNOWN: tuple[tuple[str, set[str], str], ...] = (
         "LLMServingSim",
         {"arrival_time_ns", "input_toks", "output_toks"},
         _mapping_advice("arrival_time_ns", "input_toks", "output_toks", "ns"),
-    ),
-    (
-        "Qwen-Bailian",
-        {"chat_id", "parent_chat_id", "timestamp"},
-        _mapping_advice("timestamp", "input_length", "output_length", "s"),
     ),
     (
         "BLIS TraceV2",
@@ -101,7 +105,26 @@ def lay_out(source: Source, config: TraceConfig) -> Layout:
         if config.format == "vidur" and "arrived_at" not in source.names:
             columns, unit = Columns(prompt=columns.prompt, output=columns.output), None
         layout = Layout(config.format, columns, _unit(source, config, config.format, unit), "format given")
+    layout = _with_hash_ids(source, config, layout)
     _check_names(source, layout)
+    return layout
+
+
+def _with_hash_ids(source: Source, config: TraceConfig, layout: Layout) -> Layout:
+    """`layout` with the column of hash_ids, where the trace has one and it is not to be ignored."""
+    columns, size = layout.columns, config.hash_id_block_size
+    if config.prefix == "ignore":
+        return replace(layout, columns=replace(columns, hash_ids=None))
+    if columns.hash_ids is not None:
+        return replace(layout, hash_block_tokens=size)
+    if config.columns is None and columns.prompt == _TIMESTAMP_FAMILY.prompt and "hash_ids" in source.names:
+        usual = _HASH_BLOCK_TOKENS.get(layout.format, _MOONCAKE_BLOCK_TOKENS)
+        return replace(layout, columns=replace(columns, hash_ids="hash_ids"), hash_block_tokens=size or usual)
+    if config.prefix == "hash_ids" or size is not None:
+        raise TraceError(
+            f"{source.path}: has no hash_ids that format {layout.format} knows; it has {source.listing()}. Name the"
+            " column by columns.hash_ids, or write prefix: ignore."
+        )
     return layout
 
 
@@ -109,7 +132,7 @@ def _check_names(source: Source, layout: Layout) -> None:
     if source.container not in ("CSV", "Parquet"):
         return  # JSON objects differ line by line; a missing key is reported with its line
     columns = layout.columns
-    for name in (columns.arrival, columns.prompt, columns.output):
+    for name in (columns.arrival, columns.prompt, columns.output, columns.hash_ids):
         if name is not None and name not in source.names:
             asked = "" if layout.format == "mapping" else f", which format {layout.format} needs"
             raise TraceError(f"{source.path}: no column {name!r}{asked}; it has {source.listing()}. Name one of these.")
@@ -124,7 +147,7 @@ def _unit(source: Source, config: TraceConfig, name: str, unit: TimeUnit | None)
         return unit
     if unit is None:
         raise TraceError(f"{source.path}: time_unit {asked} is given, the file has no times. Drop time_unit.")
-    if _FORMATS[name][0] is not _TIMESTAMP_FAMILY:
+    if _FORMATS[name][0] is not _TIMESTAMP_FAMILY or name == "qwen":
         raise TraceError(f"{source.path}: times of format {name} are {unit}, not {asked}. Drop time_unit.")
     return asked
 
@@ -143,6 +166,9 @@ def _recognised(source: Source, config: TraceConfig) -> Layout:
         lengths = Columns(prompt=columns.prompt, output=columns.output)
         return Layout("vidur", lengths, _unit(source, config, "vidur", None), reason)
     _refuse_known(source)
+    if {"chat_id", "parent_chat_id", "timestamp", "input_length"} <= names:
+        unit = _unit(source, config, "qwen", "s")
+        return Layout("qwen", _TIMESTAMP_FAMILY, unit, f"{listed} chat_id, parent_chat_id, input_length")
     if {"timestamp", "input_length"} <= names:
         return _timestamp_family(source, config)
     raise _unknown(source)
@@ -165,7 +191,7 @@ def _refuse_known(source: Source) -> None:
     known = next(((name, advice) for name, needed, advice in _KNOWN if needed <= names), None)
     lists = [value for value in first.values() if isinstance(value, list) and value]
     if any(isinstance(items[0], dict) and {"t", "in", "out"} <= set(items[0]) for items in lists):
-        known = ("WEKA", _SESSIONS)
+        known = ("WEKA", _WEKA)
     elif isinstance(first.get("prompt"), str):
         known = ("a vLLM custom data set", _TEXTS)
     elif "text_input" in names and "input_length" not in names:

@@ -20,7 +20,8 @@ def inspect_trace(config: TraceConfig, base: Path, seed: int = 0) -> dict[str, A
     """The trace as the simulator would replay it, `rate_scale` included, in figures fit for JSON.
 
     Keys: source, format, rows, notes; `arrivals` (rate_rps, cv, idc_1s, idc_60s, ...; None without times);
-    `prompt_tokens` and `output_tokens` (mean, cv, min, p50, p90, p99, max).
+    `prompt_tokens` and `output_tokens` (mean, cv, min, p50, p90, p99, max); `hash_ids` (block_tokens, reused_share:
+    the share of blocks that stand in an earlier row; None without).
     """
     trace = read_trace(config, base, seed)
     if config.rate_scale is not None:
@@ -32,6 +33,7 @@ def summary(trace: TraceRows) -> dict[str, Any]:
     """The figures of rows already read; see `inspect_trace`."""
     from sim.workload.stats import describe_arrivals
 
+    hashed = trace.hash_ids
     return {
         "source": trace.source,
         "format": trace.format,
@@ -39,6 +41,9 @@ def summary(trace: TraceRows) -> dict[str, Any]:
         "arrivals": None if trace.arrival_ns is None else asdict(describe_arrivals(trace.arrival_ns)),
         "prompt_tokens": _lengths(trace.prompt_tokens),
         "output_tokens": _lengths(trace.output_tokens),
+        "hash_ids": None
+        if hashed is None
+        else {"block_tokens": hashed.block_tokens, "reused_share": hashed.reused_share},
         "notes": list(trace.notes),
     }
 

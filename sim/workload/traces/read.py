@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from sim.errors import TraceError
 from sim.units import NS_PER_S, format_duration
-from sim.workload.table import Ints, TraceRows
+from sim.workload.table import HashIds, Ints, TraceRows
 from sim.workload.traces.config import TraceConfig
 from sim.workload.traces.formats import UNUSED, Layout, lay_out
 from sim.workload.traces.scale import spread
 from sim.workload.traces.source import Source, open_source, reading, rows
-from sim.workload.traces.values import UNIT_NS, clock_reader, token_reader
+from sim.workload.traces.values import UNIT_NS, clock_reader, hash_id_reader, token_reader
 
 
 @dataclass
@@ -26,6 +26,8 @@ class _Loaded:
     arrival_ns: array[int] = field(default_factory=lambda: array("q"))
     prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
     output_tokens: array[int] = field(default_factory=lambda: array("q"))
+    hash_ids: array[int] = field(default_factory=lambda: array("q"))
+    hash_starts: array[int] = field(default_factory=lambda: array("q", [0]))
     seen: int = 0
     broken: int = 0
     first_broken: str = ""
@@ -47,13 +49,12 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0) -> TraceRows:
     notes = [f"read as {layout.format}: {layout.reason}", *_load_notes(source, layout, loaded)]
     if config.rows is not None and loaded.seen < config.rows[1] - config.rows[0]:
         notes.append(f"rows [{config.rows[0]}, {config.rows[1]}] asked, the file ends after {loaded.seen:,} of them")
-    prompt_tokens = np.array(loaded.prompt_tokens, dtype=np.int64)
-    output_tokens = np.array(loaded.output_tokens, dtype=np.int64)
+    trace = _in_file_order(loaded, layout, config)
     if layout.columns.arrival is None:
         if config.time is not None or config.jitter:
             raise TraceError(f"{source.path}: has no arrival times to slice or to jitter. Drop trace.time and jitter.")
         notes.append("no arrival times: lengths only")
-        return TraceRows(None, prompt_tokens, output_tokens, config.path, layout.format, tuple(notes))
+        return replace(trace, arrival_ns=None, notes=(*notes, *_hash_notes(trace)))
 
     arrival_ns = np.array(loaded.arrival_ns, dtype=np.int64)
     _check_unit(source, layout, arrival_ns)
@@ -66,10 +67,30 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0) -> TraceRows:
     notes += slice_notes
     if layout.unit != "iso":
         notes.append(f"{layout.columns.arrival} taken as {layout.unit}{_rate_text(arrival_ns)}")
-    trace = TraceRows(
-        arrival_ns, prompt_tokens[order][kept], output_tokens[order][kept], config.path, layout.format, tuple(notes)
-    )
+    trace = trace.picked(order, None).picked(kept, arrival_ns)
+    hash_ids = None if trace.hash_ids is None else trace.hash_ids.compact()
+    trace = replace(trace, hash_ids=hash_ids, notes=(*notes, *_hash_notes(trace)))
     return spread(trace, config.jitter, seed) if config.jitter else trace
+
+
+def _in_file_order(loaded: _Loaded, layout: Layout, config: TraceConfig) -> TraceRows:
+    """The rows as columns, without times and notes."""
+    hash_ids, tokens = None, layout.hash_block_tokens
+    if tokens is not None:
+        hash_ids = HashIds.of(tokens, np.array(loaded.hash_ids, np.int64), np.array(loaded.hash_starts, np.int64))
+    prompt, output = np.array(loaded.prompt_tokens, np.int64), np.array(loaded.output_tokens, np.int64)
+    return TraceRows(None, prompt, output, config.path, layout.format, hash_ids=hash_ids)
+
+
+def _hash_notes(trace: TraceRows) -> list[str]:
+    """What the rows share, where they say it."""
+    if trace.hash_ids is None:
+        return []
+    return [
+        f"prompts share beginnings by hash_ids, in units of {trace.hash_ids.block_tokens} tokens:"
+        f" {100 * trace.hash_ids.reused_share:.1f} % of the units stand in an earlier row; answers have no ids, so what"
+        " a model generated is found in no later prompt"
+    ]
 
 
 def recognise(path: Path) -> str:
@@ -85,6 +106,9 @@ def recognise(path: Path) -> str:
 def _load(source: Source, layout: Layout, config: TraceConfig) -> _Loaded:
     columns = layout.columns
     names = [columns.prompt, columns.output] + ([columns.arrival] if columns.arrival is not None else [])
+    block_tokens = layout.hash_block_tokens
+    read_ids = None if columns.hash_ids is None else hash_id_reader(columns.hash_ids, block_tokens or 0)
+    names += [] if columns.hash_ids is None else [columns.hash_ids]
     read_prompt, read_output = token_reader(columns.prompt), token_reader(columns.output)
     # Where the unit is not known yet, ms will do: the rows are only read for the error that shows the rates.
     read_clock = clock_reader(columns.arrival, layout.unit or "ms") if columns.arrival is not None else None
@@ -97,6 +121,7 @@ def _load(source: Source, layout: Layout, config: TraceConfig) -> _Loaded:
             values = decode(raw)
             prompt, output = read_prompt(values[0]), read_output(values[1])
             arrival = read_clock(values[2]) if read_clock is not None else 0
+            ids = read_ids(values[-1], prompt) if read_ids is not None else ()
         except ValueError as error:
             _note_broken(loaded, f"{source.where(number)}: {error}", config)
             continue
@@ -115,6 +140,9 @@ def _load(source: Source, layout: Layout, config: TraceConfig) -> _Loaded:
         loaded.output_tokens.append(output)
         if read_clock is not None:
             loaded.arrival_ns.append(arrival)
+        if read_ids is not None:
+            loaded.hash_ids.extend(ids)
+            loaded.hash_starts.append(len(loaded.hash_ids))
     return loaded
 
 
@@ -150,7 +178,7 @@ def _load_notes(source: Source, layout: Layout, loaded: _Loaded) -> list[str]:
     if loaded.prefill_only:
         notes.append(f"{loaded.prefill_only:,} of {loaded.seen:,} rows with 0 output tokens given 1 (prefill only)")
     columns = layout.columns
-    used = (columns.arrival, columns.prompt, columns.output)
+    used = (columns.arrival, columns.prompt, columns.output, columns.hash_ids)
     notes += [f"{name} not used: {what}" for name, what in UNUSED.items() if name in source.names and name not in used]
     return notes
 

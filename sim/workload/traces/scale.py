@@ -47,8 +47,9 @@ def _overlay(rows: TraceRows, arrival_ns: Ints, copies: int) -> tuple[TraceRows,
     shifts_ns = [period_ns * copy // copies for copy in range(copies)]
     times = np.concatenate([(arrival_ns + shift) % period_ns for shift in shifts_ns])
     order = np.argsort(times, kind="stable")
-    scaled = _picked(rows, times, order, order % len(rows))
-    return scaled, f"{copies} copies, each shifted {format_duration(period_ns / copies)} from the one before"
+    scaled = _picked(rows, times, order, order % len(rows), order // len(rows))
+    apart = ", prompts shared inside a copy only" if rows.hash_ids is not None and copies > 1 else ""
+    return scaled, f"{copies} copies, each shifted {format_duration(period_ns / copies)} from the one before{apart}"
 
 
 def spread(rows: TraceRows, jitter_ns: int, seed: int) -> TraceRows:
@@ -65,7 +66,10 @@ def spread(rows: TraceRows, jitter_ns: int, seed: int) -> TraceRows:
 
 
 def tile(rows: TraceRows, count: int) -> TraceRows:
-    """The trace repeated end to end to `count` rows, a mean gap between copies; fewer rows are a head of it."""
+    """The trace repeated end to end to `count` rows, a mean gap between copies; fewer rows are a head of it.
+
+    Copies share no prompts.
+    """
     if count < 1:
         raise TraceError(f"{rows.source}: tiled to {count} rows. Ask for at least 1.")
     _check_count(rows, count)
@@ -76,13 +80,8 @@ def tile(rows: TraceRows, count: int) -> TraceRows:
         period_ns = _period_ns(rows, rows.arrival_ns, "repeated") if count > len(rows) else 0
         _check_span(rows, period_ns * (count / len(rows) + 1))
         times = rows.arrival_ns[source] + index // len(rows) * period_ns
-    return replace(
-        rows,
-        arrival_ns=times,
-        prompt_tokens=rows.prompt_tokens[source],
-        output_tokens=rows.output_tokens[source],
-        notes=(*rows.notes, f"{len(rows):,} rows tiled end to end to {count:,}"),
-    )
+    tiled = rows.picked(source, times, index // len(rows))
+    return replace(tiled, notes=(*rows.notes, f"{len(rows):,} rows tiled end to end to {count:,}"))
 
 
 def _check_span(rows: TraceRows, span_ns: float) -> None:
@@ -111,13 +110,9 @@ def _period_ns(rows: TraceRows, arrival_ns: Ints, done: str) -> int:
     return span_ns + max(1, round(span_ns / (len(rows) - 1)))
 
 
-def _picked(rows: TraceRows, times: Ints, order: Ints, source: Ints | None = None) -> TraceRows:
+def _picked(
+    rows: TraceRows, times: Ints, order: Ints, source: Ints | None = None, copies: Ints | None = None
+) -> TraceRows:
     """The rows `source` (`order` itself by default) at `times[order]`, counted from the first."""
-    source = order if source is None else source
     arrival_ns = times[order]
-    return replace(
-        rows,
-        arrival_ns=arrival_ns - arrival_ns[0],
-        prompt_tokens=rows.prompt_tokens[source],
-        output_tokens=rows.output_tokens[source],
-    )
+    return rows.picked(order if source is None else source, arrival_ns - arrival_ns[0], copies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from datetime import date
@@ -13,7 +14,7 @@ from sim.units import NS_PER_S
 UNIT_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S}
 
 _MAX_TOKENS = 2**31 - 1  # what engines hold a length in: a signed 32-bit integer
-_MAX_NS = 2**63 - 1  # what an int64 column holds: 292 years
+_MAX_NS = 2**63 - 1  # what an int64 column holds: 292 years, or a hash
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _ISO = re.compile(
     r"\s*(\d{4}-\d\d-\d\d)[T ]([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,9}))?"
@@ -67,6 +68,33 @@ def token_reader(name: str) -> Callable[[object], int]:
         return int(number)
 
     return tokens
+
+
+def hash_id_reader(name: str, block_tokens: int) -> Callable[[object, int], list[int]]:
+    """Reads lists of ids, one a block of `block_tokens` of a prompt of so many tokens; a list may stand as its JSON.
+
+    The last block may be cut, or have no id, as where only full blocks are hashed. The reader raises ValueError on
+    what is no such list.
+    """
+
+    def ids(value: object, prompt_tokens: int) -> list[int]:
+        found = value
+        if isinstance(value, str):
+            try:
+                found = json.loads(value)
+            except ValueError:
+                found = None
+        if not isinstance(found, list) or not all(type(x) is int and 0 <= x <= _MAX_NS for x in found):
+            raise ValueError(f"{name} {shown(value)} is not a list of whole numbers from 0 to 2^63 - 1")
+        whole, rest = divmod(prompt_tokens, block_tokens)
+        if len(found) not in (whole, whole + (rest > 0)):
+            raise ValueError(
+                f"{name} has {len(found)} ids for {prompt_tokens} prompt tokens, which are"
+                f" {whole + (rest > 0)} blocks of {block_tokens}; is hash_id_block_size right?"
+            )
+        return found
+
+    return ids
 
 
 def clock_reader(name: str, unit: str) -> Callable[[object], int]:

@@ -1,4 +1,4 @@
-"""Why requests were slow: the parts of their lives, as text and as data. See `sim.attribution` for the parts."""
+"""Where the time of a point's requests went: the mean and the slowest, as text and as data. See `sim.attribution`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from sim.attribution import attribute
-from sim.errors import ScenarioError
 from sim.record import OUTCOME_NAMES, Records
 from sim.report.reading import at_load, load_name
 from sim.report.tables import WIDTH
@@ -22,23 +21,16 @@ _LEAST_SHARE = 0.005  # of a life; smaller parts are added up as the rest
 _UNBROKEN = "\u00a0"  # no line ends inside a term
 
 
-def why(
-    results: Results, policy: str, load: float, seed: int, *, slowest: int = 5, request: int | None = None
-) -> dict[str, Any]:
-    """Where the time of one point's requests went: the mean over all, and the `slowest`, or only `request`.
+def overview(results: Results, policy: str, load: float, seed: int, *, slowest: int = 5) -> dict[str, Any]:
+    """Where the time of one point's requests went: the mean over all, and the `slowest`.
 
     Lives are from sending to delivery, or to the end of what was not delivered. Parts are in ns, largest first;
-    `blocker` is the request that took its place, or None. ScenarioError if the point has no such request.
+    `blocker` is the request that took its place, or None.
     """
     records = results.records(policy, load, seed)
     frontend = results.scenario["workload"].get("frontend") or {}
     parts = attribute(records, parse_duration_ns(frontend.get("per_chunk", "0s")))
     known = records.requests["request_id"]
-    if request is not None and request not in known:
-        raise ScenarioError(
-            f"{results.path}: no request {request} at load {load:g} with seed {seed}. Ids go from {known.min()} to"
-            f" {known.max()}."
-        )
     ns = parts["ns"].to_numpy()
     lives = np.zeros(len(known), dtype=np.int64)
     np.add.at(lives, np.searchsorted(known, parts["request_id"].to_numpy()), ns)
@@ -52,11 +44,11 @@ def why(
         "requests": len(known),
         "mean_ns": sum(means.values()),
         "mean_parts": [{"part": part, "ns": means[part]} for part in sorted(means, key=lambda part: -means[part])],
-        "slowest": [_one(records, parts, int(i)) for i in (known[longest] if request is None else [request])],
+        "slowest": [_one(records, parts, int(i)) for i in known[longest]],
     }
 
 
-def why_text(results: Results, found: dict[str, Any]) -> str:
+def overview_text(results: Results, found: dict[str, Any]) -> str:
     """The same for people: a paragraph for the mean, one for each request, at most 100 columns."""
     point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     mean = _sum_text(found["mean_ns"], found["mean_parts"])

@@ -1,0 +1,78 @@
+"""The keys under which full KV blocks are found: each a hash of the block's tokens and of the key before it.
+
+Hashes are of whole numbers only, so they are the same in every process. Two blocks of different contents get one key
+with a probability of about 2**-61 a pair.
+"""
+
+from __future__ import annotations
+
+from sim.tokens import output_stream
+from sim.types import Request
+
+_OWN_KEYS = 1 << 64
+"""Keys from here on are of requests that share nothing; hashes are smaller."""
+
+
+class ChainKeys:
+    """The keys of the full blocks of a request's tokens, its prompt and then what it generates, made when needed."""
+
+    __slots__ = ("_block_size", "_keys", "_output", "_prompt_tokens", "_rest")
+
+    def __init__(self, request: Request, block_size: int) -> None:
+        assert request.tokens is not None
+        self._block_size = block_size
+        self._prompt_tokens = request.prompt_tokens
+        self._output = output_stream(request.id)
+        self._keys, self._rest = _prompt_keys(request.tokens.segments, block_size)
+
+    def up_to(self, count: int) -> list[int]:
+        """The keys of the first `count` blocks at least; not to be changed."""
+        keys, size = self._keys, self._block_size
+        while len(keys) < count:
+            at = len(keys) * size - self._prompt_tokens  # of the block's first token in the output
+            before = keys[-1] if keys else 0
+            if at < 0:
+                keys.append(hash((before, *self._rest, self._output, 0, size + at)))
+            else:
+                keys.append(hash((before, self._output, at)))
+        return keys
+
+
+def keys_of(request: Request, block_size: int) -> ChainKeys | range:
+    if request.tokens is None:
+        first = own_key(request)
+        return range(first, first + (1 << 32))
+    return ChainKeys(request, block_size)
+
+
+def own_key(request: Request) -> int:
+    """The key of the first block of a request that shares nothing; the next ones follow."""
+    return _OWN_KEYS + (request.id << 32)
+
+
+def _prompt_keys(segments: tuple[tuple[int, int, int], ...], block_size: int) -> tuple[list[int], tuple[int, ...]]:
+    """Chained keys of the full blocks, and what the block begun last holds, as stream, start, length, ...
+
+    A block within one segment is hashed as (key before, stream, start), any other as (key before, parts).
+    """
+    keys: list[int] = []
+    before, parts, room = 0, (), block_size
+    for stream, start, length in segments:
+        end = start + length
+        if parts:
+            n = min(room, length)
+            parts += (stream, start, n)
+            start += n
+            room -= n
+            if room:
+                continue
+            before = hash((before, *parts))
+            keys.append(before)
+            parts, room = (), block_size
+        stop = end - (end - start) % block_size
+        for at in range(start, stop, block_size):
+            before = hash((before, stream, at))
+            keys.append(before)
+        if stop < end:
+            parts, room = (stream, stop, end - stop), block_size - (end - stop)
+    return keys, parts

@@ -1,0 +1,47 @@
+"""`batchsim claims`: the folklore of batching, tested."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.cli.runs import ProgressBar
+from sim.errors import ScenarioError
+
+
+@one_line_errors
+def claims(
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One of the claims, several times.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Test sayings about batching under stated conditions: where each holds and where not.
+
+    Example: batchsim claims --only 24x --set cost.profile=h200-llama-3.1-8b-aiconfigurator
+    """
+    from sim.claims import FOLKLORE, check_claims
+    from sim.report.claims import claims_as_json, claims_picture, claims_text
+
+    names = [claim.name for claim in FOLKLORE]
+    unknown = [name for name in only or [] if name not in names]
+    if unknown:
+        raise ScenarioError(f"--only {unknown[0]}: is no claim. Write one of {', '.join(names)}.")
+    chosen = [claim for claim in FOLKLORE if not only or claim.name in only]
+    with ProgressBar() as progress:
+        findings, heading = check_claims(
+            chosen, "claims", overrides=tuple(set_ or ()), out=out, jobs=jobs, progress=progress
+        )
+    picture = out / "claims" / "claims.png"
+    claims_picture(findings, heading, picture)
+    if as_json:
+        print_json(claims_as_json(findings, heading))
+        return
+    text = claims_text(findings, heading)
+    picture.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
+    typer.echo(f"{text}\n{picture.parent}/  {picture.name}  claims.txt")

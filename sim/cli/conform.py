@@ -1,0 +1,50 @@
+"""`batchsim conform`: our schedulers against schedules recorded from real engines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.errors import BatchsimError
+
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(help="The policy that must make the same schedule; unless given, that of the recorded scheduler."),
+]
+
+
+@one_line_errors
+def conform(
+    files: Annotated[list[Path], typer.Argument(help="Recorded schedules, JSON.")],
+    policy: PolicyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare a policy with schedules recorded from the real engine, step by step.
+
+    Says how many steps were compared, or the first that differs, with both sides and the state around it.
+    Exit code 0 if all are equal, 1 if any differs, 2 if any cannot be compared. Example: batchsim conform mine/*.json
+    """
+    from sim.conform import conform as compare
+
+    rows: list[dict[str, Any]] = []
+    differs = refused = False
+    for path in files:
+        try:
+            verdict = compare(path, policy)
+        except BatchsimError as error:
+            typer.echo(" ".join(str(error).split()), err=True)
+            refused = True
+            continue
+        differs = differs or bool(verdict.difference)
+        if as_json:
+            rows.append(asdict(verdict) | {"path": str(path), "equal": not verdict.difference})
+        else:
+            typer.echo(str(verdict))
+    if as_json:
+        print_json(rows)
+    if differs or refused:
+        raise typer.Exit(1 if differs else 2)

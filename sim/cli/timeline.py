@@ -1,0 +1,70 @@
+"""`batchsim timeline`: a run to look at step by step, in Perfetto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sim.cli.common import one_line_errors
+from sim.errors import ScenarioError
+
+
+@one_line_errors
+def timeline(
+    results: Annotated[Path, typer.Argument(help="The folder that `batchsim run` or `live` printed.")],
+    policy: Annotated[str | None, typer.Option(help="A label of the scenario; may be left out if it has one.")] = None,
+    load: Annotated[float | None, typer.Option(help="A tested load; the one of the table by default.")] = None,
+    seed: Annotated[int, typer.Option(help="Which repetition.")] = 0,
+    start: Annotated[str, typer.Option("--from", help="Where to begin, like 10s.")] = "0s",
+    end: Annotated[str | None, typer.Option("--to", help="Where to stop, like 12s; the end of the run.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write; one that ends in .gz is packed.")
+    ] = Path("trace.json"),
+) -> None:
+    """Write a run as a trace of steps, requests, queue and KV use, to be opened at ui.perfetto.dev.
+
+    Example: batchsim timeline results/bursty --policy continuous --from 60s --to 90s -o trace.json
+    """
+    from sim.report.reading import check_load, load_to_show
+    from sim.report.step_terms import step_terms
+    from sim.report.timeline import timeline_events, write_timeline
+    from sim.results import load_results
+
+    loaded = load_results(results)
+    known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
+    if policy not in known and (policy is not None or len(known) > 1):
+        asked = f"has no policy {policy}" if policy is not None else f"has {len(known)} policies, a trace is of one"
+        raise ScenarioError(f"{loaded.path}: {asked}. Write --policy and one of {', '.join(known)}.")
+    policy = policy or known[0]
+    load = load_to_show(loaded) if load is None else load
+    check_load(loaded, load)
+    records = loaded.records(policy, load, seed)
+    window = _window(start, end, int(records.requests["ended_ns"].max()))
+    terms = step_terms(loaded, records)
+    facts = {"batchsim": loaded.manifest["heading"], "policy": policy, "load": load, "seed": seed}
+    try:
+        counts = write_timeline(timeline_events(records, loaded.manifest["num_blocks"], window, terms), output, facts)
+    except OSError as error:
+        raise ScenarioError(f"{output}: cannot be written: {error.strerror}. Give another file with -o.") from None
+    size = output.stat().st_size / 1e6
+    typer.echo(f"{output}  {size:.1f} MB, {counts['X']:,} slices and {counts.get('C', 0):,} counter values of {policy}")
+    typer.echo("Open it at https://ui.perfetto.dev", err=True)
+
+
+def _window(start: str, end: str | None, last_ns: int) -> tuple[int, int] | None:
+    """The window asked for; None for the whole run. ScenarioError for one in which nothing was."""
+    from sim.units import format_duration, parse_duration_ns
+
+    try:
+        start_ns = parse_duration_ns(start)
+        end_ns = None if end is None else parse_duration_ns(end)
+    except ValueError as error:
+        raise ScenarioError(f"--from {start} --to {end or 'the end'}: {error}") from None
+    if start_ns >= min(last_ns, last_ns if end_ns is None else end_ns):
+        whole = f"the run goes from 0 to {format_duration(last_ns)}"
+        raise ScenarioError(f"--from {start} --to {end or 'the end'}: {whole}. Choose a part of it.")
+    if end_ns is None:
+        return None if start_ns == 0 else (start_ns, 1 << 62)
+    return start_ns, end_ns

@@ -1,0 +1,175 @@
+"""Compares a replay with its recording and says where they part first, with the state around that step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sim.conform.recording import Facts, Recording
+from sim.conform.replay import Replay, State, Step
+from sim.errors import PolicyError, SchedulerStalled
+from sim.units import NS_PER_S
+
+MOST_SHOWN = 8
+"""Running or waiting requests listed one by one."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One fact that is not equal; `here` and `recorded` as shown to people."""
+
+    name: str
+    here: str
+    recorded: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many steps were compared, and the first difference in one line, or "" if there is none.
+
+    `differences` are all the facts that differ at that place, `around` the lines that describe it. Times equal within
+    `tolerance_ns` are equal.
+    """
+
+    path: Path
+    policy: str
+    num_steps: int
+    difference: str = ""
+    differences: tuple[Difference, ...] = ()
+    around: tuple[str, ...] = ()
+    tolerance_ns: int = 0
+
+    def __str__(self) -> str:
+        within = f", times within {self.tolerance_ns / NS_PER_S:g} s" if self.tolerance_ns else ""
+        lines = [f"{self.path.name}: {self.difference or f'equal, {self.num_steps} steps ({self.policy}){within}'}"]
+        for difference in self.differences:
+            lines += [
+                f"  {difference.name}:",
+                f"    here      {difference.here}",
+                f"    recorded  {difference.recorded}",
+            ]
+        return "\n".join(lines + [f"  {line}" for line in self.around])
+
+
+def compare(path: Path, recording: Recording) -> Verdict:
+    """The verdict on `recording`. BadRecording if the policy cannot be run with its knobs."""
+    replay = Replay(recording)
+    recorded, count, last = recording.steps, 0, None
+    notes = (recording.note,) if recording.note else ()
+    steps = replay.steps()
+    while True:
+        try:
+            step = next(steps, None)
+        except (SchedulerStalled, PolicyError) as error:
+            what = f"step {count + 1} ({recording.steps_name}[{count}]) cannot be made: {error}"
+            return Verdict(path, recording.policy, count, what, around=notes)
+        if step is None:
+            break
+        if count == len(recorded):
+            what = f"step {count + 1} is made where the recording has ended after {count}"
+            extra = (f"step {count + 1} here: {_summary(step)}", *_around(step.before, replay, last, count))
+            return Verdict(path, recording.policy, count + 1, what, around=(*extra, *notes))
+        found = (*_differences(step, recorded[count], recording), *_of_requests(step, recording))
+        count += 1
+        if found:
+            names = ", ".join(difference.name for difference in found)
+            at = f"({recording.steps_name}[{count - 1}], {step.facts['start_ns'] / NS_PER_S:.6f} s)"
+            what = f"step {count} differs in {names} {at}"
+            hint = _out_of_order(recorded, count - 1)
+            return Verdict(
+                path,
+                recording.policy,
+                count,
+                what,
+                found,
+                (*hint, *_around(step.before, replay, last, count - 1), *notes),
+            )
+        last = step
+    if count < len(recorded):
+        what = f"ends after {count} steps, the recording has {len(recorded)}"
+        return Verdict(path, recording.policy, count, what, around=(*_around(None, replay, last, count), *notes))
+    found = tuple(_unequal(recording.totals, replay.run_facts(), recording.tolerance_ns))
+    what = f"all {count} steps are equal, the totals differ in {', '.join(d.name for d in found)}" if found else ""
+    return Verdict(path, recording.policy, count, what, found, notes if found else (), recording.tolerance_ns)
+
+
+def _differences(step: Step, recorded: Facts, recording: Recording) -> Iterator[Difference]:
+    yield from _unequal(recorded, step.facts, recording.tolerance_ns)
+
+
+def _of_requests(step: Step, recording: Recording) -> Iterator[Difference]:
+    """Where what this step settles of a request is not as recorded."""
+    for i, ours in step.requests:
+        for one in _unequal(recording.requests.get(i, {}), ours, recording.tolerance_ns):
+            yield Difference(f"{one.name} of request {i}", one.here, one.recorded)
+
+
+def _unequal(recorded: Facts, ours: dict[str, Any], tolerance_ns: int) -> Iterator[Difference]:
+    """The recorded facts that ours contradict; those that ours say nothing of are left for later."""
+    for name, (fact, value) in recorded.items():
+        if fact not in ours or _same(fact, ours[fact], value, tolerance_ns):
+            continue
+        yield Difference(name, _shown(fact, ours[fact]), _shown(fact, value))
+
+
+def _same(fact: str, ours: Any, recorded: Any, tolerance_ns: int) -> bool:
+    if not fact.endswith("_ns"):
+        return ours == recorded and _bools(ours) == _bools(recorded)
+    if not isinstance(ours, list):
+        ours, recorded = [ours], [recorded]
+    return len(ours) == len(recorded) and all(abs(a - b) <= tolerance_ns for a, b in zip(ours, recorded, strict=True))
+
+
+def _bools(value: Any) -> bool:
+    """Whether it is true or false: JSON's true is no 1."""
+    return isinstance(value, bool)
+
+
+def _shown(fact: str, value: Any) -> str:
+    if not fact.endswith("_ns"):
+        return str(value)
+    if isinstance(value, list):
+        return ", ".join(_shown(fact, one) for one in value) or "none"
+    return f"{value / NS_PER_S:.9f}".rstrip("0") + " s"
+
+
+def _out_of_order(steps: list[Facts], at: int) -> tuple[str, ...]:
+    """Says so if the recorded steps are not in order of time at `at`."""
+    starts = [
+        next(value for fact, value in step.values() if fact == "start_ns") for step in steps[max(at - 1, 0) : at + 2]
+    ]
+    if starts == sorted(starts):
+        return ()
+    return ("The recorded steps around this one are not in order of time.",)
+
+
+def _summary(step: Step) -> str:
+    facts = step.facts
+    parts = [f"scheduled {facts['scheduled']}"]
+    parts += [f"{name} {facts[name]}" for name in ("cached", "preempted", "finished") if facts[name]]
+    return ", ".join(parts) + f", free blocks {facts['free_blocks_sched']}, then {facts['free_blocks_after']}"
+
+
+def _around(before: State | None, replay: Replay, last: Step | None, index: int) -> tuple[str, ...]:
+    """The state before step `index` and the step before it, which was equal on both sides."""
+    lines = []
+    if before is not None:
+        running = [f"{i} ({computed} of {known})" for i, computed, known in before.running]
+        waiting = [str(i) for i in before.waiting]
+        lines.append(f"before it: free blocks: {before.free_blocks}")
+        lines.append(f"           {len(running)} running (computed of known tokens): {_listed(running)}")
+        lines.append(f"           {len(waiting)} waiting, by arrival: {_listed(waiting)}")
+        head = replay.blocked_head()
+        lines += [f"           last head of the queue that was blocked: {head}"] if head else []
+    if replay.rejected:
+        lines.append(f"rejected here so far: {replay.rejected}: {'; '.join(replay.core.recorder.details.values())}")
+    if last is not None:
+        lines.append(f"step {index}, the last equal one: {_summary(last)}")
+    return tuple(lines)
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return (", ".join(names[:MOST_SHOWN]) or "none") + more

@@ -1,0 +1,80 @@
+"""The order in which vLLM reuses free KV blocks, some of which may be found again by their contents meanwhile."""
+
+from __future__ import annotations
+
+
+class FreeQueue:
+    """Free blocks in order of reuse: a stack of blocks never published, then the published ones, oldest first.
+
+    Blocks enter at both ends and leave at the head or, when found again, anywhere. Entries of those that left are
+    dropped late, so that runs of blocks move as slices.
+    """
+
+    __slots__ = ("_first", "_gone", "_head", "_last", "_num_gone")
+
+    def __init__(self, num_blocks: int) -> None:
+        self._first = list(range(num_blocks - 1, -1, -1))  # taken from the end
+        self._last: list[int] = []  # taken from `_head` on
+        self._head = 0
+        self._gone: dict[int, int] = {}  # block -> how many of its entries in `_last` are void, the foremost ones
+        self._num_gone = 0
+
+    def put_first(self, blocks: list[int]) -> None:
+        """The last of `blocks` becomes the next one taken."""
+        self._first += blocks
+
+    def put_last(self, blocks: list[int]) -> None:
+        self._last += blocks
+
+    def remove(self, block: int) -> None:
+        """Takes out a published block. Amortised O(1)."""
+        self._gone[block] = self._gone.get(block, 0) + 1
+        self._num_gone += 1
+        if self._num_gone > 1000 + len(self._last) // 2:
+            self._last, self._head = self._drop_void(self._last[self._head :]), 0
+
+    def take(self, count: int) -> tuple[list[int], list[int]]:
+        """`count` blocks from the head on: those never published, and the published ones. There must be as many."""
+        first = self._first
+        if not first and not self._gone:
+            head, self._head = self._head, self._head + count
+            published = self._last[head : head + count]
+            self._forget_taken()
+            return [], published
+        at = max(len(first) - count, 0)
+        never = first[at:]
+        never.reverse()
+        del first[at:]
+        published = []
+        while (lacking := count - len(never) - len(published)) > 0:
+            entries = self._last[self._head : self._head + lacking]
+            self._head += lacking
+            published += self._drop_void(entries) if self._gone else entries
+        self._forget_taken()
+        return never, published
+
+    def _forget_taken(self) -> None:
+        if self._head > 1000 and self._head > len(self._last) // 2:
+            del self._last[: self._head]
+            self._head = 0
+
+    def blocks(self) -> list[int]:
+        """All of it, in order of reuse."""
+        gone, num_gone = dict(self._gone), self._num_gone
+        published = self._drop_void(self._last[self._head :])
+        self._gone, self._num_gone = gone, num_gone
+        return [*reversed(self._first), *published]
+
+    def _drop_void(self, entries: list[int]) -> list[int]:
+        gone, kept = self._gone, []
+        for block in entries:
+            void = gone.get(block)
+            if void is None:
+                kept.append(block)
+                continue
+            self._num_gone -= 1
+            if void == 1:
+                del gone[block]
+            else:
+                gone[block] = void - 1
+        return kept

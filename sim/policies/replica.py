@@ -1,0 +1,142 @@
+"""What Vidur's schedulers have in common: a FIFO, the running in order of admission, and the blocks these hold.
+
+A strict queue: nobody overtakes its head. Decodes grow by one block when the last one is full, but each needs a free
+block even if its last one has room (rule of `vllm` and `sarathi`); for want of it the last admitted running sequence
+is preempted by recompute and returns to the front of the queue.
+Where this parts from Vidur: with nothing running the watermark is waived, since Vidur would wait for ever; and a prompt
+preempted half-way is computed anew in full, where Vidur forgets the part not computed yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sim.decode import DecodeGroup
+from sim.kv import never_fits
+from sim.types import Batch, Event, PolicyContext, Sequence
+
+
+def check_vidur_config(batch_size_cap: int, watermark_blocks_fraction: float = 0.0) -> None:
+    """Raises ValueError for knobs that Vidur's schedulers share and that make no sense."""
+    if batch_size_cap < 1:
+        raise ValueError(f"batch_size_cap {batch_size_cap} must be at least 1")
+    if not 0 <= watermark_blocks_fraction < 1:
+        raise ValueError(f"watermark_blocks_fraction {watermark_blocks_fraction} must be from 0 to below 1")
+
+
+class Replica:
+    """The queue and the running of one engine. `partial` are the running whose prompt or recompute is not done."""
+
+    def __init__(self, context: PolicyContext, batch_size_cap: int, watermark_blocks_fraction: float = 0.0) -> None:
+        self.kv = context.kv
+        self.max_model_len = context.max_model_len
+        self.batch_size_cap = batch_size_cap
+        self.watermark_blocks = int(watermark_blocks_fraction * context.kv.num_blocks)
+        self.group = DecodeGroup(context.kv.block_size)
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[Sequence, None] = {}
+        self.partial: dict[Sequence, None] = {}
+        self._admitted = 0
+        self._blocked: tuple[Sequence, str] | None = None
+
+    def most_tokens(self, seq: Sequence) -> int:
+        """The most tokens of `seq` that can ever be in the KV cache: the last one is never computed."""
+        request = seq.request
+        return min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
+
+    def refusal(self, seq: Sequence) -> Event | None:
+        """The rejection of a sequence that could not end even alone; None if it could.
+
+        Alone it still needs a free block before its last decode step, whatever room its last block has.
+        """
+        refusal = never_fits(self.kv, seq, self.max_model_len)
+        tokens = self.most_tokens(seq)
+        if refusal is not None or tokens == seq.request.prompt_tokens:
+            return refusal
+        need = self.kv.blocks_for(tokens - 1) + 1
+        if need <= self.kv.num_blocks:
+            return None
+        detail = f"{need} KV blocks needed with the one that each decode finds free, {self.kv.num_blocks} in the pool"
+        return Event("rejected", seq, "never_fits", detail=detail)
+
+    def obstacle(self, num_tokens: int) -> str:
+        """Why the head, with blocks for `num_tokens`, cannot come in; "" if it can."""
+        if len(self.running) >= self.batch_size_cap:
+            return "no_slot"
+        watermark = self.watermark_blocks if self.running else 0
+        return "kv_blocks" if self.kv.num_free - self.kv.blocks_for(num_tokens) < watermark else ""
+
+    def admit(self, num_tokens: int) -> Sequence:
+        """Moves the head, for which no obstacle is left, to the running, with blocks for `num_tokens`."""
+        seq = self.waiting.popleft()
+        room = self.kv.allocate(seq, num_tokens)
+        assert room, "obstacle() counted the same blocks"
+        seq.order = self._admitted
+        self._admitted += 1
+        self.running[seq] = None
+        self.partial[seq] = None
+        return seq
+
+    def grow_decodes(self) -> list[Event]:
+        """A block for every decode that needs one; the preemptions it took, in order. O(1) where blocks are ample."""
+        kv, group = self.kv, self.group
+        if kv.num_free > group.blocks_due():  # then each decode finds a free block, needed or not
+            kv.grow_group(group)
+            return []
+        rows = list(self.running)
+        preempted: list[Event] = []
+        i = 0
+        while i < len(rows) and rows[i].group is not None:
+            seq = rows[i]
+            while not kv.num_free:
+                victim = rows.pop()
+                preempted.append(Event("preempted", victim, "kv_blocks", seq.request.id))
+                self.release(victim)
+                victim.reset_computed()
+                self.waiting.appendleft(victim)
+                if victim is seq:
+                    break
+            else:
+                kv.allocate(seq, seq.num_computed_tokens + 1)
+                i += 1
+        return preempted
+
+    def repeat(self, batch: Batch) -> bool:
+        """One more step of decodes alone, if every one finds a free block. A blocked head stays blocked meanwhile."""
+        if batch.chunks or batch.preempted or self.partial or self.kv.num_free <= self.group.blocks_due():
+            return False
+        self.kv.grow_group(self.group)
+        batch.again()
+        return True
+
+    def complete(self, batch: Batch, finished: list[Sequence]) -> list[Sequence]:
+        """Frees the finished, lets done prompts decode; returns the finished, whose responses are out."""
+        for seq in finished:
+            self.release(seq)
+        for seq in batch.sampled:
+            if seq in self.running:
+                del self.partial[seq]
+                self.group.join(seq)
+        return finished
+
+    def cancel(self, seq: Sequence) -> None:
+        """Forgets a waiting or running sequence and frees its blocks."""
+        if seq in self.running:
+            self.release(seq)
+        else:
+            self.waiting.remove(seq)
+
+    def release(self, seq: Sequence) -> None:
+        """Takes `seq` out of the running and frees its blocks."""
+        self.kv.free(seq)
+        if seq.group is not None:
+            self.group.leave(seq)
+        self.partial.pop(seq, None)
+        del self.running[seq]
+
+    def news_of_head(self, reason: str) -> list[Event]:
+        """The event of a head that is newly blocked, or for a new `reason`; else nothing."""
+        blocked = (self.waiting[0], reason) if self.waiting else None
+        news = [Event("blocked", *blocked)] if blocked is not None and blocked != self._blocked else []
+        self._blocked = blocked
+        return news

@@ -1,0 +1,62 @@
+"""FasterTransformer's batching as Vidur has it, its leak of blocks fixed: `faster_transformer` of commit 7d47513a.
+
+Rule: request-level batching. When the last batch is over, what waits comes in, oldest first, up to `batch_size_cap` and
+while KV slots of `max_tokens_per_request` tokens are free. One step computes all prompts, then all decode until the
+last has ended; those that end earlier leave the compute, their KV is held to the end of the batch. Tokens stream.
+Source: vidur/scheduler/replica_scheduler/faster_transformer_replica_scheduler.py, whose `on_batch_end` frees only the
+last members: without the fix one request a batch is left to run. Equal to a recording of it (`batchsim conform`).
+This is `static` with `wait_for_full: false, padding: none, finished_rows: drop, respond: row_end` and fixed slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sim.errors import ScenarioError
+from sim.policies.replica import check_vidur_config
+from sim.policies.static import Static, StaticConfig
+from sim.types import PolicyContext
+
+
+@dataclass(frozen=True)
+class FasterTransformerConfig:
+    """Knobs by Vidur's names, with its defaults. `max_tokens_per_request` null: max_model_len, as in Vidur."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    batch_size_cap: int = 128
+    max_tokens_per_request: int | None = None
+
+    def __post_init__(self) -> None:
+        check_vidur_config(self.batch_size_cap)
+        if self.max_tokens_per_request is not None and self.max_tokens_per_request < 1:
+            raise ValueError(f"max_tokens_per_request {self.max_tokens_per_request} must be at least 1, or null")
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Slots, for the occupancy that is reported."""
+        return self.batch_size_cap
+
+
+class FasterTransformer(Static):
+    """The scheduler: static batching with every knob but two fixed, and nothing overridden."""
+
+    evidence = "recorded"
+
+    def __init__(self, config: FasterTransformerConfig, context: PolicyContext) -> None:
+        slot, kv = config.max_tokens_per_request or context.max_model_len, context.kv
+        if kv.blocks_for(slot) > kv.num_blocks:
+            raise ScenarioError(
+                f"faster_transformer: max_tokens_per_request {slot} takes {kv.blocks_for(slot)} KV blocks,"
+                f" {kv.num_blocks} are in the pool. Lower it (or max_model_len) or give the engine more KV."
+            )
+        knobs = StaticConfig(
+            config.batch_size_cap,
+            wait_for_full=False,
+            padding="none",
+            finished_rows="drop",
+            respond="row_end",
+            reserve_tokens=slot,
+        )
+        super().__init__(knobs, context)

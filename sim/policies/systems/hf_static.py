@@ -1,0 +1,51 @@
+"""Naive Transformers: Hugging Face `generate` on fixed batches, as in pipelines/base.py of transformers 5.23.0.
+
+Rule: requests in order of arrival, `batch_size` to a batch. Prompts are padded on the left to the longest of the batch;
+one step computes them, then every row decodes, ended ones on as padding, until the last row has its end-of-sequence
+token or its cap. Nobody joins, nothing streams: all answers return when the batch is over. With `wait_for_full` a batch
+is filled first, as a pipeline's data loader does it, the last one flushed; without, `generate` gets what waits.
+Simplifies: `generate` has one `max_new_tokens` a batch, here each row stops at its own cap; its cache grows and the
+process dies when memory is out, here KV for the padded rectangle is reserved and a batch that does not fit is cut.
+This is `static` with its default padding, rows and responses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sim.policies.static import Static, StaticConfig
+from sim.types import PolicyContext
+
+
+@dataclass(frozen=True)
+class HfStaticConfig:
+    """Knobs. `batch_size` as in `pipeline(batch_size=...)`, whose default is 1."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    batch_size: int = 1
+    wait_for_full: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size {self.batch_size} must be at least 1")
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Slots, for the occupancy that is reported."""
+        return self.batch_size
+
+    @property
+    def waits_for(self) -> int | None:
+        """Requests without which no batch ever starts; None if nothing is waited for."""
+        return self.batch_size if self.wait_for_full else None
+
+
+class HfStatic(Static):
+    """The scheduler: static batching with every knob but two fixed, and nothing overridden."""
+
+    evidence = "hand-derived"
+
+    def __init__(self, config: HfStaticConfig, context: PolicyContext) -> None:
+        super().__init__(StaticConfig(config.batch_size, wait_for_full=config.wait_for_full), context)

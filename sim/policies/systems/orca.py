@@ -1,0 +1,98 @@
+"""Orca's scheduler as Vidur has it: `orca` of commit 7d47513a.
+
+Rule: selection for every iteration. A step holds all running sequences, one token each, then new ones from the head of
+a strict first-come queue, each with its whole prompt, up to `batch_size_cap` members. A new one comes in when a KV slot
+of `max_tokens_per_request` tokens is free, which it keeps to its end: there is no token cap and no preemption.
+Source: vidur/scheduler/replica_scheduler/orca_replica_scheduler.py, equal to a recording of it (`batchsim conform`);
+the rule is that of Yu et al., Orca (OSDI 2022), section 4.
+Simplifies: one pipeline stage; a slot is rounded up to whole blocks, where Vidur rounds down and writes beyond it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sim.errors import ScenarioError
+from sim.policies.replica import Replica, check_vidur_config
+from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+
+
+@dataclass(frozen=True)
+class OrcaConfig:
+    """Knobs by Vidur's names, with its defaults. `max_tokens_per_request` null: max_model_len, as in Vidur."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    batch_size_cap: int = 128
+    max_tokens_per_request: int | None = None
+
+    def __post_init__(self) -> None:
+        check_vidur_config(self.batch_size_cap)
+        if self.max_tokens_per_request is not None and self.max_tokens_per_request < 1:
+            raise ValueError(f"max_tokens_per_request {self.max_tokens_per_request} must be at least 1, or null")
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Slots, for the occupancy that is reported."""
+        return self.batch_size_cap
+
+
+class Orca:
+    """The scheduler. A step costs O(prompts in it), whatever the number of sequences that decode."""
+
+    evidence = "recorded"
+    streams = True
+
+    def __init__(self, config: OrcaConfig, context: PolicyContext) -> None:
+        self.config = config
+        self.kv = kv = context.kv
+        self.slot_tokens = config.max_tokens_per_request or context.max_model_len
+        if kv.blocks_for(self.slot_tokens) > kv.num_blocks:
+            raise ScenarioError(
+                f"orca: max_tokens_per_request {self.slot_tokens} takes {kv.blocks_for(self.slot_tokens)} KV blocks,"
+                f" {kv.num_blocks} are in the pool. Lower it (or max_model_len) or give the engine more KV."
+            )
+        self.events: list[Event] = []
+        self.replica = Replica(context, config.batch_size_cap)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.replica.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.replica.running)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        tokens = self.replica.most_tokens(seq)
+        if tokens > self.slot_tokens:
+            detail = f"{tokens} tokens need KV, max_tokens_per_request {self.slot_tokens}"
+            self.events.append(Event("rejected", seq, "never_fits", detail=detail))
+            return
+        self.replica.waiting.append(seq)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        self.replica.cancel(seq)
+        return []
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        replica = self.replica
+        chunks: list[tuple[Sequence, int]] = []
+        reason = ""
+        while replica.waiting and not (reason := replica.obstacle(self.slot_tokens)):
+            seq = replica.admit(self.slot_tokens)
+            chunks.append((seq, seq.request.prompt_tokens))
+        self.events += replica.news_of_head(reason)
+        if not (chunks or replica.group.members):
+            return IDLE
+        return Batch(replica.group, chunks, sum([n for _, n in chunks]))
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        if batch.chunks:  # slots stay as they are while nobody ends, so a blocked head stays blocked
+            return False
+        batch.again()
+        return True
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        return self.replica.complete(batch, finished)

@@ -1,0 +1,274 @@
+"""Ray Serve's `@serve.batch` in front of a generative model: Ray 2.60.0, one replica, one decorated method.
+
+Rule: the replica takes in at most `max_ongoing_requests`, the others wait at the proxy. A loop takes the first request
+from its queue, starts a timer then, takes what is queued and what arrives until it has `max_batch_size` or
+`batch_wait_timeout_s` is over, seals the batch and at once begins the next, whether or not the model is free. Sealed
+batches run one after the other to their end and are not topped up. With a `batch_size_fn` a request that would pass
+the limit goes to the back of the queue and the batch is sealed; one that passes it alone fails (`item_too_large`). A
+cancelled request keeps its place until its batch starts. Answers leave with the batch, or are streamed.
+Source: python/ray/serve/batching.py of the 2.60.0 wheel.
+Simplifies: one replica and one model id (no sub-batches); what arrives at the instant a timer ends is still taken in;
+the queue at the proxy has no bound. The model pads prompts to the longest. KV shortage: see `sealed.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from sim.kv import never_fits
+from sim.policies.sealed import SealedBatches
+from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from sim.units import NS_PER_S
+
+
+@dataclass(frozen=True)
+class RayServeConfig:
+    """Knobs by Ray's names, with its defaults.
+
+    `batch_size_fn` counts a batch by the prompt tokens of its requests instead of by requests; `max_batch_size` is
+    then in tokens. `max_ongoing_requests` is the deployment's; below `max_batch_size` no batch ever fills, of which Ray
+    only warns. `stream` is for a handler that is a generator: a list of tokens an iteration, each answer closes with
+    its row. A batch in flight at a time: `max_concurrent_batches` above 1 is not simulated.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    max_batch_size: int = 10
+    batch_wait_timeout_s: float = 0.01
+    max_concurrent_batches: Literal[1] | int = 1
+    batch_size_fn: Literal["prompt_tokens"] | None = None
+    max_ongoing_requests: int = 5
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size < 1:
+            raise ValueError(f"max_batch_size {self.max_batch_size} must be an integer >= 1")
+        if self.batch_wait_timeout_s < 0:
+            raise ValueError(f"batch_wait_timeout_s {self.batch_wait_timeout_s} must be a float >= 0")
+        if self.max_concurrent_batches < 1 or self.max_ongoing_requests < 1:
+            raise ValueError(
+                f"max_concurrent_batches {self.max_concurrent_batches} and max_ongoing_requests"
+                f" {self.max_ongoing_requests} must be integers >= 1"
+            )
+        if self.max_concurrent_batches > 1:
+            raise ValueError(
+                f"max_concurrent_batches {self.max_concurrent_batches}: more than one batch in flight is not simulated"
+                " yet. Set it to 1, here and in the deployment"
+            )
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        """Slots, for the occupancy that is reported; None where a batch is counted in tokens."""
+        return self.max_batch_size if self.batch_size_fn is None else None
+
+
+class RayServe:
+    """The scheduler. A decode step and an arrival are O(1), a batch O(batch log batch)."""
+
+    evidence = "hand-derived"
+
+    def __init__(self, config: RayServeConfig, context: PolicyContext) -> None:
+        self.config = config
+        self.kv = context.kv
+        self.max_model_len = context.max_model_len
+        self.streams = config.stream
+        self.events: list[Event] = []
+        self.sealed = SealedBatches(context, padding="longest", respond="row_end" if config.stream else "batch_end")
+        self.loop = _Loop(config)
+        self.outside: dict[Sequence, None] = {}  # at the proxy
+        self.failed: dict[Sequence, None] = {}  # too large for any batch, not told yet
+        self._ongoing = 0  # at the replica: not answered yet
+        self._left = 0  # of these, gone at `_left_ns`, the last step boundary, before what arrived since is let in
+        self._left_ns = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return self.sealed.num_waiting + self.loop.num_waiting + len(self.outside) + len(self.failed)
+
+    @property
+    def num_running(self) -> int:
+        return self.sealed.rectangle.num_running
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        refusal = never_fits(self.kv, seq, self.max_model_len)
+        if refusal is not None:
+            self.events.append(refusal)
+            return
+        arrival_ns = seq.request.arrival_ns
+        if arrival_ns >= self._left_ns:
+            self._let_in()
+        self.outside[seq] = None
+        self._enter(arrival_ns)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        for gone in (self.outside, self.failed):
+            if seq in gone:
+                del gone[seq]
+                return []
+        responses: list[Sequence] = []
+        if not (self.loop.cancel(seq) or self.sealed.discard(seq)):
+            responses = self.sealed.rectangle.cancel(seq)
+        self._note_left(1 + len(responses), now_ns)
+        return responses
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        self._let_in()
+        self._run_loop(now_ns + 1)
+        if self.failed:
+            self._reject_failed()
+        work: Batch | Idle = IDLE
+        if self.sealed.is_running:
+            work = self.sealed.rectangle.step()
+        elif self.sealed.batches:
+            work = self.sealed.start()
+        elif self.loop.due_ns is not None:
+            work = Idle(self.loop.due_ns)
+        self._note_blocked()
+        return work
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        # What the loop seals meanwhile it seals by the time at which it is due, whenever it is asked.
+        return self.sealed.rectangle.repeat(batch)
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        responses = self.sealed.rectangle.complete(batch, finished)
+        self._note_left(len(responses), now_ns)
+        return responses
+
+    # ---- in and out of the replica
+
+    def _note_left(self, count: int, now_ns: int) -> None:
+        self._left += count
+        self._left_ns = now_ns
+
+    def _let_in(self) -> None:
+        """Lets those outside take the places of those that left."""
+        if self._left:
+            self._ongoing -= self._left
+            self._left = 0
+            self._enter(self._left_ns)
+
+    def _enter(self, at_ns: int) -> None:
+        while self.outside and self._ongoing < self.config.max_ongoing_requests:
+            seq = next(iter(self.outside))
+            del self.outside[seq]
+            self._ongoing += 1
+            if at_ns > self.loop.at_ns:
+                self._run_loop(at_ns)
+            self.loop.put(seq, at_ns)
+
+    def _run_loop(self, until_ns: int) -> None:
+        """All that the loop does before `until_ns`."""
+        loop = self.loop
+        while True:
+            loop.run(until_ns)
+            for rows in loop.sealed:
+                self.sealed.put(rows)
+            failed, loop.sealed, loop.failed = loop.failed, [], []
+            if not failed:
+                return
+            self.failed |= dict.fromkeys(failed)
+            self._ongoing -= len(failed)
+            self._enter(loop.at_ns)
+
+    def _reject_failed(self) -> None:
+        for seq in self.failed:
+            detail = f"batch_size_fn gives {seq.request.prompt_tokens}, max_batch_size {self.loop.limit}"
+            self.events.append(Event("rejected", seq, "item_too_large", detail=detail))
+        self.failed = {}
+
+    def _note_blocked(self) -> None:
+        head = self.sealed.head or self.loop.head
+        event = self.sealed.blocked(head or next(iter(self.outside), None), None if head else "no_slot")
+        if event is not None:
+            self.events.append(event)
+
+
+class _Loop:
+    """The loop that forms batches, replayed: it acts at each arrival and when its timer ends, and at no other time.
+
+    `sealed` and `failed` hold what it has made since they were last taken. `due_ns` is when its timer ends.
+    """
+
+    def __init__(self, config: RayServeConfig) -> None:
+        self.limit = config.max_batch_size
+        self.timeout_ns = round(config.batch_wait_timeout_s * NS_PER_S)
+        self.counts_tokens = config.batch_size_fn is not None
+        self.at_ns = 0  # the instant up to which all is done, but for what is queued
+        self.due_ns: int | None = None
+        self.sealed: list[list[Sequence]] = []
+        self.failed: list[Sequence] = []
+        self._members: dict[Sequence, None] = {}  # queued or in the batch, and not cancelled
+        self._queue: deque[Sequence] = deque()  # arrived at `at_ns`
+        self._batch: list[Sequence] = []
+        self._size = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._members)
+
+    @property
+    def head(self) -> Sequence | None:
+        """The first of those that are not sealed."""
+        return next(iter(self._members), None)
+
+    def put(self, seq: Sequence, at_ns: int) -> None:
+        """Queues `seq` at `at_ns`, or now if that is past. All before that instant must have been run."""
+        self.at_ns = max(self.at_ns, at_ns)
+        self._queue.append(seq)
+        self._members[seq] = None
+
+    def cancel(self, seq: Sequence) -> bool:
+        """Marks `seq`, which keeps its place; False if it is not here."""
+        if seq not in self._members:
+            return False
+        del self._members[seq]
+        return True
+
+    def run(self, until_ns: int) -> None:
+        """Does what is due before `until_ns`."""
+        while self._queue:
+            self._take()
+        if self.due_ns is not None and self.due_ns < until_ns:
+            self.at_ns = max(self.at_ns, self.due_ns)
+            self._seal()
+
+    def _take(self) -> None:
+        """Takes what is queued at this instant, until a batch is sealed."""
+        queue = self._queue
+        if not self._batch:
+            first = queue.popleft()
+            self._size = self._size_of(first)
+            if self._size > self.limit:
+                if first in self._members:
+                    del self._members[first]
+                    self.failed.append(first)
+                return
+            self._batch = [first]
+            self.due_ns = self.at_ns + self.timeout_ns
+        while queue and self._size < self.limit:
+            seq = queue.popleft()
+            size = self._size_of(seq)
+            if self._size + size > self.limit:
+                queue.append(seq)
+                break
+            self._batch.append(seq)
+            self._size += size
+        else:
+            if self._size < self.limit:
+                return
+        self._seal()
+
+    def _size_of(self, seq: Sequence) -> int:
+        return seq.request.prompt_tokens if self.counts_tokens else 1
+
+    def _seal(self) -> None:
+        rows = [seq for seq in self._batch if seq in self._members]
+        for seq in rows:
+            del self._members[seq]
+        self.sealed.append(rows)
+        self._batch = []
+        self._size = 0
+        self.due_ns = None

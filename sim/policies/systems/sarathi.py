@@ -1,0 +1,103 @@
+"""Sarathi's scheduler as Vidur has it: `sarathi` of commit 7d47513a.
+
+Rule: decodes first, then the prompt in progress, then new ones from the head of a strict first-come queue. All decodes
+run, a token each; prompts share what is left of `chunk_size`. A new one comes in when the blocks of its whole prompt
+leave `watermark_blocks_fraction` of the pool free, under `batch_size_cap` running. Each decode needs a free block, else
+the last admitted one is preempted by recompute, at last itself; it may come back in the very same step.
+Source: vidur/scheduler/replica_scheduler/sarathi_replica_scheduler.py, equal to a recording of it (`batchsim conform`);
+the rule is that of Agrawal et al., Sarathi-Serve (OSDI 2024).
+Simplifies: one pipeline stage; and see `sim/policies/replica.py` for where Vidur would wait for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sim.policies.replica import Replica, check_vidur_config
+from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+
+
+@dataclass(frozen=True)
+class SarathiConfig:
+    """Knobs by Vidur's names, with its defaults. `watermark_blocks_fraction` is a share of the KV blocks, 0 to 1."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    batch_size_cap: int = 128
+    chunk_size: int = 512
+    watermark_blocks_fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_vidur_config(self.batch_size_cap, self.watermark_blocks_fraction)
+        if self.chunk_size < 1:
+            raise ValueError(f"chunk_size {self.chunk_size} must be at least 1")
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Slots, for the occupancy that is reported."""
+        return self.batch_size_cap
+
+
+class Sarathi:
+    """The scheduler. A decode-only step with blocks to spare is O(1) in the number of sequences.
+
+    At most one prompt is in progress. It is the last admitted, with what the budget had left, so that since then fewer
+    than `chunk_size` decode and it never sits out.
+    """
+
+    evidence = "recorded"
+    streams = True
+
+    def __init__(self, config: SarathiConfig, context: PolicyContext) -> None:
+        self.config = config
+        self.kv = context.kv
+        self.events: list[Event] = []
+        self.replica = Replica(context, config.batch_size_cap, config.watermark_blocks_fraction)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.replica.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.replica.running)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        refusal = self.replica.refusal(seq)
+        if refusal is not None:
+            self.events.append(refusal)
+            return
+        self.replica.waiting.append(seq)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        self.replica.cancel(seq)
+        return []
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        replica = self.replica
+        preemptions = replica.grow_decodes()
+        self.events += preemptions
+        left = self.config.chunk_size - len(replica.group)
+        chunks = [(seq, min(seq.num_tokens - seq.settled_computed_tokens, left)) for seq in replica.partial]
+        left -= sum([n for _, n in chunks])
+        reason = ""
+        while replica.waiting:
+            tokens = replica.waiting[0].num_tokens
+            reason = replica.obstacle(tokens) or ("" if left > 0 else "token_budget")
+            if reason:
+                break
+            seq, n = replica.admit(tokens), min(tokens, left)
+            chunks.append((seq, n))
+            left -= n
+        self.events += replica.news_of_head(reason)
+        if not (chunks or preemptions or replica.group.members):
+            return IDLE
+        preempted = [event.seq for event in preemptions]
+        return Batch(replica.group, chunks, sum([n for _, n in chunks]), preempted=preempted, layout="decodes_first")
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        return self.replica.repeat(batch)
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        return self.replica.complete(batch, finished)

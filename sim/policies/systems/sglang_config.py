@@ -1,0 +1,70 @@
+"""The knobs of SGLang 0.5.23's scheduler that are simulated, and what it refuses.
+
+Source: python/sglang/srt/arg_groups/fields/schedule.py, memory_hook.py and validation_hook.py of the 0.5.23 wheel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
+
+
+@dataclass(frozen=True)
+class SglangConfig:
+    """Knobs by SGLang's names; defaults are its own, `chunked_prefill_size` for a GPU of 60 to 160 GB.
+
+    `chunked_prefill_size` -1 (or 0): off; else a multiple of the KV block. `max_running_requests` null: 512 times the
+    KV tokens by max_model_len, from 2048 to 4096; any value is cut to half the KV tokens. SGLang overlaps scheduling
+    with the GPU's work unless `disable_overlap_schedule`; that is not simulated, so true is the only value here.
+    Preemption for priority needs a difference above `priority_scheduling_preemption_threshold`.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    schedule_policy: Literal[
+        "fcfs", "lpm", "shortest-prefill-first", "dfs-weight", "hrrn", "lof", "random", "routing-key", "priority"
+    ] = "fcfs"
+    max_running_requests: int | None = None
+    max_prefill_tokens: int = 16384
+    chunked_prefill_size: int = 8192
+    enable_mixed_chunk: bool = False
+    prefill_max_requests: int | None = None
+    schedule_conservativeness: float = 1.0
+    disable_radix_cache: bool = False
+    retraction_policy: Literal["length", "priority"] = "length"
+    enable_priority_scheduling: bool = False
+    disable_priority_preemption: bool = False
+    schedule_low_priority_values_first: bool = False
+    priority_scheduling_preemption_threshold: int = 10
+    disable_overlap_schedule: bool = True
+
+    def __post_init__(self) -> None:
+        if self.schedule_policy not in SIMULATED:
+            raise ValueError(
+                f"schedule_policy: {self.schedule_policy} is not simulated yet. Choose from {', '.join(SIMULATED)}"
+            )
+        if not self.disable_overlap_schedule:
+            raise ValueError("disable_overlap_schedule: false is not simulated yet. Set it to true, also in the engine")
+        if self.enable_priority_scheduling and self.schedule_policy != "fcfs":
+            raise ValueError(
+                "To use priority scheduling, schedule_policy must be fcfs or lof;"
+                f" {self.schedule_policy} is not supported"
+            )
+        if self.schedule_policy == "shortest-prefill-first" and self.disable_radix_cache:
+            raise ValueError("shortest-prefill-first requires prefix caching. Remove disable_radix_cache: true")
+        for knob in ("max_running_requests", "prefill_max_requests", "max_prefill_tokens"):
+            value = getattr(self, knob)
+            if value is not None and value < 1:
+                raise ValueError(f"{knob} {value} must be at least 1")
+        if self.chunked_prefill_size < -1 or self.schedule_conservativeness < 0:
+            raise ValueError(
+                f"chunked_prefill_size {self.chunked_prefill_size} must be -1 (off) or more,"
+                f" schedule_conservativeness {self.schedule_conservativeness} at least 0"
+            )
+
+    @property
+    def prefix_cache(self) -> str:
+        """The KV manager this config needs: a radix tree, or none that caches."""
+        return "" if self.disable_radix_cache else "radix"

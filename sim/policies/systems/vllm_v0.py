@@ -1,0 +1,111 @@
+"""vLLM's first scheduler as Vidur has it: `vllm` of commit 7d47513a.
+
+Rule: a step is prompts only if any can come in, else decodes only. New ones come from the head of a strict first-come
+queue with their whole prompts while its blocks leave `watermark_blocks_fraction` of the pool free, the count of the
+step's prompts times the longest of them stays within `max_tokens_in_batch`, and fewer than `batch_size_cap` run.
+Each decode needs a free block, else the last admitted one is preempted by recompute, at last itself.
+Source: vidur/scheduler/replica_scheduler/vllm_replica_scheduler.py, equal to a recording of it (`batchsim conform`);
+the rule is that of Kwon et al., PagedAttention (SOSP 2023).
+Simplifies: one pipeline stage, no swapping; see `sim/policies/replica.py` for where Vidur would wait for ever. So it
+would for a preempted one that has outgrown `max_tokens_in_batch`: here it comes in when nothing else runs.
+Rejected: a prompt longer than `max_tokens_in_batch` (`over_token_budget`), and what cannot fit the pool (`never_fits`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sim.policies.replica import Replica, check_vidur_config
+from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+
+
+@dataclass(frozen=True)
+class VllmV0Config:
+    """Knobs by Vidur's names, with its defaults. `watermark_blocks_fraction` is a share of the KV blocks, 0 to 1."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    batch_size_cap: int = 128
+    max_tokens_in_batch: int = 4096
+    watermark_blocks_fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_vidur_config(self.batch_size_cap, self.watermark_blocks_fraction)
+        if self.max_tokens_in_batch < 1:
+            raise ValueError(f"max_tokens_in_batch {self.max_tokens_in_batch} must be at least 1")
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Slots, for the occupancy that is reported."""
+        return self.batch_size_cap
+
+
+class VllmV0:
+    """The scheduler. A decode step with blocks to spare is O(1) in the number of sequences."""
+
+    evidence = "recorded"
+    streams = True
+
+    def __init__(self, config: VllmV0Config, context: PolicyContext) -> None:
+        self.config = config
+        self.kv = context.kv
+        self.events: list[Event] = []
+        self.replica = Replica(context, config.batch_size_cap, config.watermark_blocks_fraction)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.replica.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.replica.running)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        refusal = self.replica.refusal(seq)
+        prompt = seq.request.prompt_tokens
+        if refusal is None and prompt > self.config.max_tokens_in_batch:
+            detail = f"prompt of {prompt} tokens in one step, max_tokens_in_batch {self.config.max_tokens_in_batch}"
+            refusal = Event("rejected", seq, "over_token_budget", detail=detail)
+        if refusal is not None:
+            self.events.append(refusal)
+            return
+        self.replica.waiting.append(seq)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        self.replica.cancel(seq)
+        return []
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        replica = self.replica
+        chunks: list[tuple[Sequence, int]] = []
+        reason = self._admit(chunks)
+        if chunks:
+            self.events += replica.news_of_head(reason)
+            return Batch(None, chunks, sum([n for _, n in chunks]))
+        preemptions = replica.grow_decodes()
+        self.events += preemptions
+        self.events += replica.news_of_head("preemption" if preemptions else reason)
+        if not (preemptions or replica.group.members):
+            return IDLE
+        return Batch(replica.group, [], 0, preempted=[event.seq for event in preemptions])
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        return self.replica.repeat(batch)
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        return self.replica.complete(batch, finished)
+
+    def _admit(self, chunks: list[tuple[Sequence, int]]) -> str:
+        """Admits from the head while it fits; returns why it stopped, "" if nobody is left."""
+        replica, longest = self.replica, 0
+        while replica.waiting:
+            tokens = replica.waiting[0].num_tokens
+            reason = replica.obstacle(tokens)
+            if reason:
+                return reason
+            longest = max(longest, tokens)
+            if (len(chunks) + 1) * longest > self.config.max_tokens_in_batch and replica.running:
+                return "token_budget"
+            chunks.append((replica.admit(tokens), tokens))
+        return ""

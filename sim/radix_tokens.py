@@ -1,0 +1,58 @@
+"""Runs of tokens as segments of streams: their parts and what two of them have in common, without looking at tokens.
+
+All functions are O(segments). A run has no two neighbours that continue each other, so equal runs are equal tuples.
+"""
+
+from __future__ import annotations
+
+from sim.tokens import Segment, output_stream
+from sim.types import Sequence
+
+Run = tuple[Segment, ...]
+
+
+def known_tokens(seq: Sequence, num_tokens: int) -> Run:
+    """The first `num_tokens` known tokens of `seq`: its prompt, then its output.
+
+    A prompt without identity is a stream of its own, numbered below 0, so that the sequence finds itself alone.
+    """
+    request = seq.request
+    if request.tokens is None:
+        prompt: Run = ((-1 - request.id, 0, request.prompt_tokens),)
+    else:
+        prompt = request.tokens.segments
+    if num_tokens > request.prompt_tokens:
+        return (*prompt, (output_stream(request.id), 0, num_tokens - request.prompt_tokens))
+    return head(prompt, num_tokens)
+
+
+def head(run: Run, num_tokens: int) -> Run:
+    """The first `num_tokens` tokens, or all if there are fewer."""
+    left = num_tokens
+    for i, (stream, start, length) in enumerate(run):
+        if length >= left:
+            return (*run[:i], (stream, start, left)) if left > 0 else run[:i]
+        left -= length
+    return run
+
+
+def tail(run: Run, num_tokens: int) -> Run:
+    """What follows the first `num_tokens` tokens."""
+    left = num_tokens
+    for i, (stream, start, length) in enumerate(run):
+        if length > left:
+            return ((stream, start + left, length - left), *run[i + 1 :]) if left else run[i:]
+        left -= length
+    return ()
+
+
+def common_tokens(one: Run, other: Run) -> int:
+    """How many tokens two runs begin with alike."""
+    common = 0
+    for (stream, start, length), (other_stream, other_start, other_length) in zip(one, other, strict=False):
+        if stream != other_stream or start != other_start:
+            break
+        common += min(length, other_length)
+        if length != other_length:
+            break
+    return common

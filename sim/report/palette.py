@@ -1,0 +1,56 @@
+"""How each policy is drawn, the same in every picture: colour and marker by its kind, which is fixed here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from sim.report.reading import Sweep
+
+# Line, the first of those below: solid where members join and leave at every step, dashed where batches run whole.
+_SOLID, _DASHED = 0, 1
+# Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), then Tol's muted one (personal.sron.nl/~pault, 2021): each is
+# made for colour-blind readers. Where both stand in one picture markers and lines help.
+_KINDS = {
+    "static": ("#D55E00", "s", _SOLID),
+    "dynamic": ("#E69F00", "D", _SOLID),
+    "continuous": ("#0072B2", "o", _SOLID),
+    "preemptive": ("#009E73", "^", _SOLID),
+    "vllm": ("#CC79A7", "v", _SOLID),
+    "sglang": ("#56B4E9", "P", _SOLID),
+    "tensorrt_llm": ("#000000", "X", _SOLID),
+    "tgi": ("#117733", "d", _SOLID),
+    "orca": ("#882255", "<", _SOLID),
+    "sarathi": ("#999933", ">", _SOLID),
+    "vllm_v0": ("#332288", "^", _SOLID),
+    "hf_static": ("#D55E00", "s", _DASHED),
+    "faster_transformer": ("#7F7F7F", "H", _DASHED),
+    "triton": ("#0072B2", "p", _DASHED),
+    "tf_serving": ("#E69F00", "D", _DASHED),
+    "ray_serve": ("#44AA99", "*", _DASHED),
+}
+_OTHER_KINDS = (("#7F7F7F", "<"), ("#8C6D31", ">"), ("#5B5EA6", "p"))  # in the order in which they appear
+_LINES = ("-", (0, (4, 1.5)), "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))  # tell members of one kind apart
+
+
+@dataclass(frozen=True)
+class PolicyStyle:
+    """How one policy is drawn in every picture of a run."""
+
+    color: str
+    marker: str
+    linestyle: Any
+
+
+def policy_styles(policies: list[Sweep]) -> dict[str, PolicyStyle]:
+    """The style of each policy: colour, marker and first line by kind, the line by its number within the kind."""
+    kinds: dict[str, tuple[str, str, int]] = dict(_KINDS)
+    seen: Counter[str] = Counter()
+    styles: dict[str, PolicyStyle] = {}
+    for sweep in policies:
+        other = _OTHER_KINDS[(len(kinds) - len(_KINDS)) % len(_OTHER_KINDS)]
+        color, marker, first = kinds.setdefault(sweep.kind, (*other, _SOLID))
+        styles[sweep.policy] = PolicyStyle(color, marker, _LINES[(first + seen[sweep.kind]) % len(_LINES)])
+        seen[sweep.kind] += 1
+    return styles

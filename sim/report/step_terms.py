@@ -1,0 +1,41 @@
+"""What each recorded step's time was made of, where that can be known: measured of a live run, else from the cost."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.cost.work import TIME_TERMS
+from sim.errors import BatchsimError
+from sim.point import Setup
+from sim.record import STEP_DTYPE, Records
+from sim.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from sim.results import Results
+
+_ROUNDING_NS = len(TIME_TERMS)
+
+
+def step_terms(results: Results, records: Records) -> dict[str, NDArray[np.float64]]:
+    """ns a step by term; empty where they are not known.
+
+    Of a live run: `kernel` and `host`, which it measured. Of a simulated one the terms of its cost model, and only if
+    they sum to every recorded duration: with another profile or catalog than the run's they would explain nothing.
+    """
+    live = results.manifest.get("live")
+    try:
+        if live is not None:
+            with np.load(results.path.parent / live["raw"]) as raw:
+                found = {name: np.asarray(raw[f"{name}_ns"], dtype=np.float64) for name in ("kernel", "host")}
+            return found if all(len(ns) == len(records.steps) for ns in found.values()) else {}
+        cost = Setup.of(load_scenario(str(results.path / "scenario.yaml"))).cost
+        terms = cost.explain({name: records.steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()})
+    except (BatchsimError, OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return {}
+    found = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}
+    off_ns = np.abs(sum(found.values(), np.zeros(len(records.steps))) - records.steps["duration_ns"])
+    return found if (off_ns <= _ROUNDING_NS).all() else {}

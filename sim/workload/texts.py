@@ -1,0 +1,64 @@
+"""Which tokens prompts are made of: what the scenario or the trace says they share, and text of their own.
+
+Texts are numbered: 2 n is request n's own, 2 n + 1 is group n of the shared prefixes or block n of a trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
+from sim.workload.table import HashIds
+
+
+def own_text(request_id: int, tokens: int) -> Segment:
+    """Text that nobody else sends but who repeats this request's."""
+    return prompt_stream(2 * request_id), 0, tokens
+
+
+def answer_to(request_id: int, tokens: int) -> Segment:
+    """What that request generates."""
+    return output_stream(request_id), 0, tokens
+
+
+def shared_text(number: int, tokens: int) -> Segment:
+    """The beginning of group or block `number`."""
+    return prompt_stream(2 * number + 1), 0, tokens
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request of a session as the later ones see it: its id, what it added to the context, and its true output."""
+
+    request_id: int
+    own_tokens: int
+    output_tokens: int
+
+
+def grouped(request_id: int, prompt_tokens: int, group: int, group_tokens: int) -> TokenIds | None:
+    """A prompt that begins with `group_tokens` of a group; None without a group (-1)."""
+    if group < 0:
+        return None
+    return TokenIds.of([shared_text(group, group_tokens), own_text(request_id, prompt_tokens - group_tokens)])
+
+
+def conversation(group: int, group_tokens: int, turns: list[Turn]) -> TokenIds:
+    """The prompt of the last of `turns`: a group's text, if any (-1: none), every earlier turn and answer, its own."""
+    segments = [shared_text(group, group_tokens)] if group >= 0 else []
+    for turn in turns[:-1]:
+        segments += own_text(turn.request_id, turn.own_tokens), answer_to(turn.request_id, turn.output_tokens)
+    return TokenIds.of([*segments, own_text(turns[-1].request_id, turns[-1].own_tokens)])
+
+
+def hashed(request_id: int, prompt_tokens: int, hash_ids: HashIds, row: int) -> TokenIds | None:
+    """A prompt of the blocks of that row of a trace, the last one cut to the prompt; what has no id is its own."""
+    size = hash_ids.block_tokens
+    segments = [shared_text(number, size) for number in hash_ids.row(row)]
+    if not segments:
+        return None
+    rest = prompt_tokens - size * len(segments)
+    if rest < 0:
+        segments[-1] = (segments[-1][0], 0, size + rest)
+    elif rest:
+        segments.append(own_text(request_id, rest))
+    return TokenIds.of(segments)

@@ -1,0 +1,100 @@
+"""Blocks shared through a prefix cache: tokens equal those of a run without sharing, and wrong sharing is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
+
+from calibrate.prompts import RandomPrompts
+from calibrate.runner import ModelRunner, build_runner
+from sim.errors import PolicyError
+from sim.tokens import TokenIds, output_stream, prompt_stream
+from sim.types import Arrival, Request
+from tests.live.checkpoints import SHAPE, checkpoint, expected
+from tests.live.engines import MAX_MODEL_LEN, generate, prompt_of
+from tests.unit.engine import arrival
+
+VOCAB = SHAPE["vocab_size"]
+SYSTEM, DOCUMENT = prompt_stream(1), prompt_stream(2)
+VLLM = {"max_num_seqs": 8, "max_num_batched_tokens": 16}
+SYSTEMS: dict[str, dict[str, Any]] = {"vllm": VLLM, "sglang": {"max_running_requests": 8, "chunked_prefill_size": 16}}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, Any]:
+    """A runner of a tiny checkpoint with 60 blocks of 4 tokens, and the model of transformers that wrote it."""
+    folder: Path = tmp_path_factory.mktemp("llama")
+    model = checkpoint("llama", folder)
+    sizes = {"num_blocks": 60, "block_size": 4, "max_num_seqs": 16, "max_num_batched_tokens": 400}
+    return build_runner(str(folder), device="cpu", max_model_len=MAX_MODEL_LEN, **sizes), model
+
+
+def requests() -> list[Arrival]:
+    """Prompts that begin alike, some at the same time, one that goes on after another's answer."""
+    kinds = [
+        [(SYSTEM, 0, 18), (prompt_stream(10), 0, 5)],
+        [(SYSTEM, 0, 18), (DOCUMENT, 0, 9)],
+        [(SYSTEM, 0, 18), (DOCUMENT, 0, 9)],
+        [(DOCUMENT, 0, 24)],
+        [(SYSTEM, 0, 18), (prompt_stream(10), 0, 5), (output_stream(0), 0, 9), (prompt_stream(11), 0, 6)],
+        [(SYSTEM, 0, 16)],
+    ]
+    times_ms, outputs = (0, 0, 3, 3, 400, 420), (9, 12, 7, 20, 15, 4)
+    made = []
+    for number, segments in enumerate(kinds):
+        tokens = TokenIds.of(segments)
+        one = arrival(number, times_ms[number], tokens.num_tokens, outputs[number])
+        made.append(replace(one, request=replace(one.request, tokens=tokens)))
+    return made
+
+
+@pytest.mark.parametrize("num_blocks", [60, 22])
+@pytest.mark.parametrize("kind", SYSTEMS)
+def test_tokens_equal_those_without_sharing(llama: tuple[ModelRunner, Any], kind: str, num_blocks: int) -> None:
+    """Every answer is the one that transformers gives to the whole prompt, with blocks to spare and without."""
+    runner, model = llama
+    executor, core = generate(runner, kind, SYSTEMS[kind], requests(), num_blocks=num_blocks)
+    found = core.recorder.records()
+    for one in requests():
+        answer = expected(model, prompt_of(one, VOCAB, executor.answers), one.output_tokens or 0)
+        assert executor.answers[one.request.id] == answer, f"request {one.request.id}"
+    cached = dict(zip(found.requests["request_id"].tolist(), found.requests["cached_tokens"].tolist(), strict=True))
+    if num_blocks == 60:
+        assert cached[0] == 0 and cached[2] > 0 and cached[4] >= 20  # its first turn, the answer included
+    core.check_returned()
+
+
+def test_equal_segments_are_equal_tokens() -> None:
+    """A stream's tokens are the same from any start; answers are what was generated, and are made up beyond."""
+    prompts = RandomPrompts(1000, seed=3)
+
+    def ids(*segments: tuple[int, int, int]) -> list[int]:
+        tokens = TokenIds.of(list(segments))
+        request = Request(7, 0, tokens.num_tokens, 1, tokens=tokens)
+        return prompts.ids(request, {output_stream(4): [11, 12, 13]}).tolist()
+
+    assert ids((SYSTEM, 0, 30))[10:25] == ids((SYSTEM, 10, 15))
+    assert ids((SYSTEM, 0, 30)) != ids((DOCUMENT, 0, 30))
+    assert ids((DOCUMENT, 5, 2), (output_stream(4), 1, 2))[2:] == [12, 13]
+    assert ids((output_stream(4), 0, 5))[:3] == [11, 12, 13] and ids((output_stream(4), 4, 1)) == [
+        ids((output_stream(4), 0, 5))[4]
+    ]
+
+
+def test_a_cache_that_mixes_up_tokens_is_refused(
+    llama: tuple[ModelRunner, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were two different prompts taken for one, the run would end in one line, not in wrong tokens."""
+
+    def blind(values: tuple[int, ...]) -> int:
+        """A hash that does not see which prompt text it is."""
+        return hash((values[0], values[-1])) if values[1] % 2 == 0 else hash(values)
+
+    monkeypatch.setattr("sim.block_keys.hash", blind, raising=False)
+    with pytest.raises(PolicyError, match="from the prefix cache, but its token"):
+        generate(llama[0], "vllm", VLLM, requests(), num_blocks=60)

@@ -1,0 +1,42 @@
+"""Helpers of the tests of the SGLang policy: one run in one line, and prompts that share tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepping import Run, run
+from whole_batches import requests
+
+from sim.kv import CountingKV
+from sim.policies.systems.sglang import Sglang, SglangConfig
+from sim.radix_cache import RadixKV
+from sim.tokens import TokenIds, prompt_stream
+from sim.types import Arrival, Request
+
+
+def timeline(arrivals: str | list[Arrival], *, page: int = 4, tokens: int = 4000, **knobs: Any) -> Run:
+    """One run with a pool of `tokens` in pages of `page`, without chunks unless told; leaping must change nothing."""
+    config = SglangConfig(**{"chunked_prefill_size": -1, **knobs})
+    setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": 1000}
+    setting["kv"] = RadixKV if config.prefix_cache else CountingKV
+    done = run(Sglang, config, arrivals, **setting)
+    leapt = run(Sglang, config, arrivals, how="leap", **setting)
+    for table in ("requests", "steps", "states"):
+        assert getattr(done.records, table).tobytes() == getattr(leapt.records, table).tobytes(), table
+    return done
+
+
+def steps(done: Run) -> list[tuple[int, list[tuple[int, int]]]]:
+    return [(row.start_ns, row.items) for row in done.log]
+
+
+def sharing(text: str, *prompts: tuple[tuple[int, int], ...]) -> list[Arrival]:
+    """The requests of `text`, their prompts made of `(stream, tokens)` parts, each from the start of its stream."""
+    shared = []
+    for arrival, parts in zip(requests(text), prompts, strict=True):
+        r = arrival.request
+        tokens = TokenIds.of([(prompt_stream(stream), 0, length) for stream, length in parts])
+        assert tokens.num_tokens == r.prompt_tokens
+        request = Request(r.id, r.arrival_ns, r.prompt_tokens, r.max_output_tokens, r.priority, tokens=tokens)
+        shared.append(Arrival(request, arrival.output_tokens))
+    return shared

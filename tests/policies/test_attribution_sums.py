@@ -1,0 +1,79 @@
+"""For every registered policy and both drivers: the parts and the chapters of every life sum to its E2E."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from sim.attribution import pieces
+from sim.policies import POLICIES
+from sim.record import FINISHED, MISSING, Records
+from sim.story import Stories
+from tests.conformance.runs import built, cases
+
+
+def random_cases(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+RANDOM, MANY = random_cases(12), random_cases(200)
+
+
+def _check(records: Records) -> None:
+    before: Counter[int] = Counter()
+    whole: Counter[int] = Counter()
+    by_part: dict[tuple[int, str], int] = {}
+    ids = records.requests["request_id"].tolist()
+    for piece in pieces(records):
+        for i, ns, paced in zip(piece.request.tolist(), piece.ns.tolist(), piece.paced.tolist(), strict=True):
+            assert ns >= 0, piece.part
+            whole[ids[i]] += ns
+            before[ids[i]] += 0 if paced else ns
+            if ns:
+                by_part[ids[i], piece.part] = by_part.get((ids[i], piece.part), 0) + ns
+    stories, told = Stories(records), {}
+    for row in records.requests:
+        id_ = int(row["request_id"])
+        end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
+        assert whole[id_] == end_ns - row["sent_ns"]
+        if row["first_token_ns"] != MISSING:
+            assert before[id_] == row["first_token_ns"] - row["sent_ns"]
+        story = stories.tell(id_)
+        assert story.ns == whole[id_]
+        assert all(one.end_ns == next_.start_ns for one, next_ in pairwise(story.chapters))
+        assert all(sum(chapter.parts.values()) == chapter.ns > 0 for chapter in story.chapters)
+        told |= {(id_, part): ns for part, ns in story.parts().items()}
+    assert told == by_part
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+@RANDOM
+@given(data=st.data())
+def test_parts_and_chapters_sum_to_the_life_on_both_drivers(kind: str, data: st.DataObject) -> None:
+    """To the ns: all parts to E2E, those before the first token to TTFT, chapters without gaps to the same parts."""
+    _both_drivers(kind, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", POLICIES)
+@MANY
+@given(data=st.data())
+def test_they_sum_in_many_more_cases(kind: str, data: st.DataObject) -> None:
+    """The same sixteen times as often; the first cases are those of the test above."""
+    _both_drivers(kind, data)
+
+
+def _both_drivers(kind: str, data: st.DataObject) -> None:
+    case = data.draw(cases(kind))
+    assume(built(case))
+    _check(case.simulate().recorder.records())
+    _check(case.live().recorder.records())

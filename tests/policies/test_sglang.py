@@ -1,0 +1,263 @@
+"""SGLang's scheduler by hand: rules 1 to 4 of its specification, and what is refused; the others: test_sglang_memory.
+
+Times in ns with stepping's LinearCost: a step is 10, 1 a prefill token, 2 a decode. The KV block is SGLang's page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sglang_runs import sharing, steps, timeline
+from whole_batches import blocked, outcomes
+
+from sim.errors import ScenarioError
+from sim.kv import CountingKV
+from sim.policies.systems.sglang import Sglang, SglangConfig
+from sim.policies.systems.sglang_queue import ByPrefix
+from sim.radix_cache import RadixKV
+from sim.tokens import TokenIds
+from sim.types import PolicyContext, Request, Sequence
+
+# ---- rule 1: prefill first
+
+
+def test_rule_1_a_prefill_runs_alone_and_the_decodes_stand_still() -> None:
+    """Request 1 arrives during the prefill of 0; its own goes before the first decode, then both decode."""
+    done = timeline("0:8->3 15:4->2")
+    assert steps(done) == [(0, [(0, 8)]), (18, [(1, 4)]), (32, [(0, 1), (1, 1)]), (46, [(0, 1)])]
+
+
+def test_rule_1_mixed_chunks_let_the_decodes_ride_along() -> None:
+    """With enable_mixed_chunk request 0 decodes in the prefill step of 1; newcomers then stand ahead of it."""
+    done = timeline("0:8->3 15:4->2", enable_mixed_chunk=True, chunked_prefill_size=16)
+    assert steps(done) == [(0, [(0, 8)]), (18, [(1, 4), (0, 1)]), (34, [(1, 1), (0, 1)])]
+
+
+def test_rule_1_riding_decodes_are_charged_to_the_chunk() -> None:
+    """Of a chunk of 8, one riding decode leaves 7 tokens, a page of 4; alone the prompt is cut at 8."""
+    knobs = {"chunked_prefill_size": 8, "max_prefill_tokens": 100}
+    mixed = timeline("0:4->9 5:20->1", enable_mixed_chunk=True, **knobs)
+    assert mixed.items[1:4] == [[(1, 4), (0, 1)], [(1, 7), (0, 1)], [(1, 7), (0, 1)]]
+    assert timeline("0:4->9 5:20->1", **knobs).items[1:4] == [[(1, 8)], [(1, 8)], [(1, 4)]]
+
+
+def test_rule_1_decodes_that_find_no_page_sit_the_mixed_step_out() -> None:
+    """Request 3 takes one of three free pages when 0, 1 and 2 all need one: they stand still and none is retracted."""
+    done = timeline(
+        "0:2->4 5:3->4 15:4->4 35:3->1",
+        tokens=24,
+        enable_mixed_chunk=True,
+        chunked_prefill_size=16,
+        schedule_conservativeness=0.0,
+    )
+    assert done.items[2:4] == [[(2, 4), (1, 1), (0, 1)], [(3, 3)]]
+    assert sorted(done.items[4]) == [(0, 1), (1, 1), (2, 1)]
+    assert done.preemptions() == []
+
+
+@pytest.mark.parametrize(("budget", "step"), [(1, 3), (2, 1)])
+def test_rule_1_riding_decodes_are_charged_to_the_input_budget(budget: int, step: int) -> None:
+    """One riding decode uses a budget of 1 up, so that request 1 waits for the end of 0; of 2 it leaves enough."""
+    done = timeline("0:4->3 5:4->1", enable_mixed_chunk=True, chunked_prefill_size=8, max_prefill_tokens=budget)
+    assert (1, 4) in done.items[step]
+
+
+@pytest.mark.parametrize(("output", "step"), [(8, 1), (9, 20)])
+def test_rule_1_riding_decodes_are_charged_to_the_kv_tokens(output: int, step: int) -> None:
+    """30 tokens are free and the riding decode will take one of them: 19 + 8 + 1 fit, 19 + 9 + 1 do not."""
+    done = timeline(
+        f"0:10->20 5:19->{output}",
+        page=1,
+        tokens=40,
+        enable_mixed_chunk=True,
+        chunked_prefill_size=100,
+        schedule_conservativeness=0.0,
+    )
+    assert (1, 19) in done.items[step]
+
+
+# ---- rule 2: schedule policies
+
+
+def test_rule_2_fcfs_and_lpm_order_the_waiting() -> None:
+    """Request 2 has 12 of 16 tokens cached, from request 0: lpm lets it in before 1, fcfs after."""
+    arrivals = sharing("0:12->1 5:12->1 5:16->1", ((0, 12),), ((1, 12),), ((0, 12), (2, 4)))
+    expected = {"fcfs": [[(0, 12)], [(1, 12)], [(2, 4)]], "lpm": [[(0, 12)], [(2, 4)], [(1, 12)]]}
+    for policy, items in expected.items():
+        assert timeline(arrivals, schedule_policy=policy, prefill_max_requests=1).items == items
+
+
+def test_rule_2_lpm_lets_one_of_those_with_a_common_prefix_go_first() -> None:
+    """Requests 0 and 1 share 40 tokens that are not cached: 1 gives way to 2 and then computes only its own 4."""
+    arrivals = sharing("0:44->1 0:44->1 0:8->1", ((0, 40), (1, 4)), ((0, 40), (2, 4)), ((3, 8),))
+    done = timeline(arrivals, schedule_policy="lpm", prefill_max_requests=2)
+    assert done.items == [[(0, 44), (2, 8)], [(1, 4)]]
+    done = timeline(arrivals, schedule_policy="fcfs", prefill_max_requests=2)
+    assert done.items == [[(0, 44), (1, 44)], [(2, 8)]]
+
+
+def test_rule_2_a_common_prefix_below_32_tokens_is_no_reason_to_wait() -> None:
+    """The same with 28 tokens in common: the two run side by side, in the order they came."""
+    arrivals = sharing("0:32->1 0:32->1 0:8->1", ((0, 28), (1, 4)), ((0, 28), (2, 4)), ((3, 8),))
+    done = timeline(arrivals, schedule_policy="lpm", prefill_max_requests=2)
+    assert done.items == [[(0, 32), (1, 32)], [(2, 8)]]
+
+
+@pytest.mark.parametrize(("num_waiting", "first"), [(128, 127), (129, 0)])
+def test_rule_2_lpm_is_fcfs_for_a_long_queue(num_waiting: int, first: int) -> None:
+    """The last of 128 waiting has its prompt cached and goes first; of 129 the first does."""
+    kv = RadixKV(100, 4)
+    known = Sequence(Request(999, 0, 8, 1, tokens=TokenIds.of([(0, 0, 8)])))
+    assert kv.admit(known, 8, 0)
+    known.settled_computed_tokens = 8
+    kv.insert(known)
+    queue = ByPrefix(kv, shortest=False)
+    for i in range(num_waiting):
+        tokens = TokenIds.of([(0, 0, 12)]) if i == num_waiting - 1 else None
+        queue.push(Sequence(Request(i, 0, 12, 1, tokens=tokens)), i)
+    queue.arrange()
+    assert queue.head().request.id == first
+
+
+def test_rule_2_shortest_prefill_first_goes_by_uncached_tokens() -> None:
+    """Of 16 tokens with 12 cached, 6 and 12 uncached ones: 4, then 6, then 12 are computed."""
+    arrivals = sharing("0:12->1 5:12->1 5:16->1 5:6->1", ((0, 12),), ((1, 12),), ((0, 12), (2, 4)), ((3, 6),))
+    done = timeline(arrivals, schedule_policy="shortest-prefill-first", prefill_max_requests=1)
+    assert done.items == [[(0, 12)], [(2, 4)], [(3, 6)], [(1, 12)]]
+
+
+def test_rule_2_shortest_prefill_first_cuts_the_chunk_for_a_shorter_one() -> None:
+    """Request 0 leaves 4 of its second chunk of 8 to request 1, which fcfs would keep waiting for the third."""
+    knobs = {"chunked_prefill_size": 8}
+    done = timeline("0:20->1 5:4->1", schedule_policy="shortest-prefill-first", **knobs)
+    assert done.items == [[(0, 8)], [(0, 4), (1, 4)], [(0, 8)]]
+    assert timeline("0:20->1 5:4->1", **knobs).items == [[(0, 8)], [(0, 8)], [(0, 4), (1, 4)]]
+
+
+def test_rule_2_a_chunk_keeps_a_page_whoever_is_shorter() -> None:
+    """Two shorter ones would take the whole chunk of 8: one goes beside a page of request 0, the other in the next."""
+    done = timeline("0:20->1 5:4->1 5:4->1", schedule_policy="shortest-prefill-first", chunked_prefill_size=8)
+    assert done.items == [[(0, 8)], [(0, 4), (1, 4)], [(0, 4), (2, 4)], [(0, 4)]]
+
+
+# ---- rule 3: priorities
+
+
+@pytest.mark.parametrize(
+    ("knobs", "order"),
+    [
+        ({}, [0, 1, 2]),
+        ({"enable_priority_scheduling": True}, [1, 2, 0]),
+        ({"enable_priority_scheduling": True, "schedule_low_priority_values_first": True}, [0, 1, 2]),
+    ],
+)
+def test_rule_3_the_higher_number_first_then_the_earlier(knobs: dict[str, Any], order: list[int]) -> None:
+    """Priorities 0, 5, 5: the order they came in unless priorities are on; then the fives, or with low first the 0."""
+    done = timeline("0:4->1p0 0:4->1p5 0:4->1p5", prefill_max_requests=1, **knobs)
+    assert [row.items[0][0] for row in done.log] == order
+
+
+@pytest.mark.parametrize(("priority", "makes_way"), [(10, False), (11, True)])
+def test_rule_3_a_preemption_needs_more_than_the_threshold(priority: int, makes_way: bool) -> None:
+    """With one slot, 11 against 0 retracts the running one, 10 does not: the default threshold is 10."""
+    done = timeline(f"0:4->9p0 5:4->2p{priority}", max_running_requests=1, enable_priority_scheduling=True)
+    if makes_way:
+        assert done.preemptions() == [(14, 0, "priority", 1)]
+        # Its prompt is still in the tree, so that only the token it had made is computed anew.
+        assert done.items[:4] == [[(0, 4)], [(1, 4)], [(1, 1)], [(0, 1)]]
+    else:
+        assert done.preemptions() == []
+        assert done.items[-2] == [(1, 4)]
+
+
+def test_rule_3_preemption_can_be_disabled_and_is_not_for_fcfs() -> None:
+    """With disable_priority_preemption, or without priorities, the slot is kept."""
+    for knobs in ({"enable_priority_scheduling": True, "disable_priority_preemption": True}, {}):
+        done = timeline("0:4->9p0 5:4->2p50", max_running_requests=1, **knobs)
+        assert done.preemptions() == []
+        assert blocked(done.records) == [(14, 1, "no_slot")]
+
+
+def test_rule_3_nobody_is_preempted_if_that_frees_too_few_tokens() -> None:
+    """80 tokens against 70 free, 6.3 of them expected to be used by request 0: freeing those 6.3 is too little."""
+    done = timeline(
+        "0:30->10p0 5:50->30p50", page=1, tokens=100, max_running_requests=1, enable_priority_scheduling=True
+    )
+    assert done.preemptions() == []
+
+
+def test_rule_3_victims_are_the_least_important_then_the_latest() -> None:
+    """Of two slots with priorities 1 and 1, the request that came later gives way, and only it."""
+    done = timeline("0:4->9p1 0:4->9p1 5:4->2p50", max_running_requests=2, enable_priority_scheduling=True)
+    assert [(request, by) for _, request, _, by in done.preemptions()] == [(1, 2)]
+    done = timeline("0:4->9p1 0:4->9p2 5:4->2p50", max_running_requests=2, enable_priority_scheduling=True)
+    assert [(request, by) for _, request, _, by in done.preemptions()] == [(0, 2)]
+
+
+# ---- rule 4: budgets of a prefill batch
+
+
+def test_rule_4_slots_bound_the_running() -> None:
+    """Two of three run; the third waits for a slot and is let in once request 0 has ended."""
+    done = timeline("0:4->2 0:4->4 0:4->1", max_running_requests=2)
+    assert done.items == [[(0, 4), (1, 4)], [(0, 1), (1, 1)], [(2, 4)], [(1, 1)], [(1, 1)]]
+    assert blocked(done.records) == [(0, 2, "no_slot")]
+
+
+def test_rule_4_the_number_of_requests_in_a_batch_is_bounded() -> None:
+    """prefill_max_requests 2: three prompts take two batches, one behind the other."""
+    assert timeline("0:4->1 0:4->1 0:4->1", prefill_max_requests=2).items == [[(0, 4), (1, 4)], [(2, 4)]]
+
+
+@pytest.mark.parametrize(("budget", "batches"), [(12, 2), (13, 1)])
+def test_rule_4_later_requests_must_stay_below_the_input_budget(budget: int, batches: int) -> None:
+    """After 4 tokens, 8 more need a budget above 12, not of 12."""
+    assert len(timeline("0:4->1 0:8->1", max_prefill_tokens=budget).items) == batches
+
+
+@pytest.mark.parametrize(("budget", "batches"), [(12, 2), (13, 1)])
+def test_rule_4_the_input_budget_is_charged_whole_pages(budget: int, batches: int) -> None:
+    """5 tokens take 8 of it; the next 4 must be below the rest."""
+    assert len(timeline("0:5->1 0:4->1", max_prefill_tokens=budget).items) == batches
+
+
+def test_rule_4_the_chunk_is_charged_whole_pages() -> None:
+    """5 tokens take two pages of 4, which uses a chunk of 8 up."""
+    assert timeline("0:5->1 0:3->1", chunked_prefill_size=8).items == [[(0, 5)], [(1, 3)]]
+    assert timeline("0:4->1 0:3->1", chunked_prefill_size=8).items == [[(0, 4), (1, 3)]]
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"schedule_policy": "dfs-weight"}, "not simulated yet. Choose from fcfs, lpm"),
+        ({"disable_overlap_schedule": False}, "disable_overlap_schedule"),
+        ({"enable_priority_scheduling": True, "schedule_policy": "lpm"}, "schedule_policy must be fcfs or lof"),
+        ({"disable_radix_cache": True, "schedule_policy": "shortest-prefill-first"}, "requires prefix caching"),
+        ({"max_prefill_tokens": 0}, "max_prefill_tokens 0"),
+        ({"max_running_requests": 0}, "max_running_requests 0"),
+        ({"chunked_prefill_size": -2}, "chunked_prefill_size -2"),
+    ],
+)
+def test_combinations_that_sglang_refuses(knobs: dict[str, Any], message: str) -> None:
+    """Each in SGLang's own names."""
+    with pytest.raises(ValueError, match=message):
+        SglangConfig(**knobs)
+
+
+def test_a_chunk_must_be_whole_pages_and_the_cache_needs_its_kv() -> None:
+    """A chunk of 10 with pages of 4, and counted blocks where a radix tree is asked for, are errors."""
+    with pytest.raises(ScenarioError, match="chunked_prefill_size 10 must be divisible by page_size"):
+        Sglang(SglangConfig(chunked_prefill_size=10), PolicyContext(RadixKV(10, 4), 64))
+    with pytest.raises(ScenarioError, match="needs a RadixKV"):
+        Sglang(SglangConfig(), PolicyContext(CountingKV(1000, 4), 64))
+
+
+def test_a_request_beyond_the_pool_is_rejected() -> None:
+    """8 + 10 tokens and a page of 4 must be below the pool: 24 tokens do, 20 do not."""
+    assert outcomes(timeline("0:8->10", tokens=24).records) == [("finished", "")]
+    assert outcomes(timeline("0:8->10", tokens=20).records) == [("rejected", "never_fits")]

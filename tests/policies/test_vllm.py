@@ -1,0 +1,162 @@
+"""vLLM's rules by hand: a step takes 10 ns, 1 more a prefill token, 2 a decode; a KV block holds 4 tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stepping import Run, run
+from whole_batches import blocked
+
+from sim.errors import ScenarioError
+from sim.kv import CountingKV
+from sim.kv_choice import new_kv
+from sim.policies.systems.vllm import Vllm, VllmConfig
+from sim.prefix_cache import BlockHashKV
+from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
+from sim.types import Arrival, PolicyContext, Request
+
+A, B = prompt_stream(0), prompt_stream(1)
+
+
+def arrival(id_: int, at: int, output: int, *segments: Segment, prompt: int = 0, priority: int = 0) -> Arrival:
+    """A request whose prompt has these segments, or so many tokens of its own."""
+    tokens = TokenIds.of(list(segments)) if segments else None
+    length = tokens.num_tokens if tokens else prompt
+    return Arrival(Request(id_, at, length, output, priority=priority, tokens=tokens), output)
+
+
+def vllm(arrivals: list[Arrival], blocks: int = 100, max_num_seqs: int = 16, **knobs: Any) -> Run:
+    """The run, the same with and without leaps and under both drivers."""
+    config = VllmConfig(max_num_seqs=max_num_seqs, **knobs)
+    kv = BlockHashKV if config.enable_prefix_caching else CountingKV
+    first = run(Vllm, config, arrivals, blocks=blocks, kv=kv)
+    for how in ("step", "leap"):
+        other = run(Vllm, config, arrivals, blocks=blocks, kv=kv, how=how).records
+        for table in ("requests", "steps", "states"):
+            assert getattr(first.records, table).tobytes() == getattr(other, table).tobytes()
+    return first
+
+
+def cached(result: Run) -> list[tuple[int, int]]:
+    """Tokens found in the cache at the first admission and at all, by request."""
+    return [(int(r["cached_tokens"]), int(r["cached_tokens_all"])) for r in result.records.requests]
+
+
+def test_two_equal_prompts_of_one_step_share_what_the_first_was_scheduled() -> None:
+    """5.3: the second of two prompts of 13 tokens hits the three full blocks that the first got a moment ago."""
+    result = vllm([arrival(0, 0, 1, (A, 0, 13)), arrival(1, 0, 1, (A, 0, 13))])
+    assert result.items == [[(0, 13), (1, 1)]]
+    assert cached(result) == [(0, 0), (12, 12)]
+    assert result.log[0].free == 100 - 5
+
+
+def test_sharing_within_a_step_ends_with_the_chunk() -> None:
+    """5.3: a long prompt capped to 6 tokens a step publishes one block, so the second hits 4 tokens and no more."""
+    arrivals = [arrival(0, 0, 1, (A, 0, 13)), arrival(1, 0, 1, (A, 0, 13))]
+    result = vllm(arrivals, long_prefill_token_threshold=6)
+    assert result.items[0] == [(0, 6), (1, 6)]
+    assert cached(result) == [(0, 0), (4, 4)]
+
+
+def test_the_last_block_of_a_fully_cached_prompt_is_computed_again() -> None:
+    """5.2: of 12 cached tokens 8 are hit."""
+    result = vllm([arrival(0, 0, 1, (A, 0, 12)), arrival(1, 50, 1, (A, 0, 12))])
+    assert result.items == [[(0, 12)], [(1, 4)]]
+    assert cached(result)[1] == (8, 8)
+    assert result.records.steps["cached_tokens"].tolist() == [0, 8]
+
+
+def test_a_next_turn_hits_what_the_last_one_generated() -> None:
+    """5.1: 6 prompt and 6 computed output tokens are three full blocks of the next prompt."""
+    turn = arrival(1, 500, 1, (A, 0, 6), (output_stream(0), 0, 7), (B, 0, 4))
+    result = vllm([arrival(0, 0, 7, (A, 0, 6)), turn])
+    assert cached(result)[1] == (12, 12)
+    assert result.items[-1] == [(1, 5)]
+
+
+def test_who_was_preempted_finds_its_blocks_again() -> None:
+    """3.3 and 5.2: with 8 tokens each both ask for a third block of five; request 1 gives way, then hits all its 8.
+
+    What is hit is neither prefill nor recompute work, and no hit of the first admission.
+    """
+    result = vllm([arrival(0, 0, 6, prompt=6), arrival(1, 0, 9, prompt=6)], blocks=5)
+    assert result.preemptions() == [(50, 1, "kv_blocks", 1)]
+    assert result.items[3:7] == [[(0, 1)], [(0, 1)], [(0, 1)], [(1, 1)]]
+    assert cached(result) == [(0, 0), (0, 8)]
+    row = result.records.requests[1]
+    assert (row["num_preemptions"], row["recomputed_tokens"]) == (1, 0)
+
+
+def test_a_victim_scheduled_in_the_same_step_leaves_phantom_blocks() -> None:
+    """5.3: request 0 gets tokens 16 to 21 in the third step, then loses its place in that very step to request 1.
+
+    That chunk is never computed, yet its full block was published: on return 20 tokens are hit, 16 of them computed.
+    """
+    arrivals = [arrival(0, 0, 1, prompt=26, priority=1), arrival(1, 1, 2, prompt=4)]
+    knobs = {"policy": "priority", "max_num_batched_tokens": 10, "long_prefill_token_threshold": 6}
+    result = vllm(arrivals, blocks=7, max_num_seqs=4, scheduler_reserve_full_isl=False, **knobs)
+    assert result.items == [[(0, 10)], [(0, 6), (1, 4)], [(1, 1)], [(0, 6)]]
+    assert [row.preempted for row in result.log] == [[], [], [0], []]
+    assert cached(result)[0] == (0, 20)
+
+
+def test_the_gate_asks_for_the_whole_prompt_less_what_is_cached() -> None:
+    """4.2: with 6 of 8 blocks free a prompt of 7 blocks waits, and one of which a running one holds 2 is let in."""
+    running = arrival(0, 0, 9, (A, 0, 8))
+    waits = vllm([running, arrival(1, 1, 1, (B, 0, 27))], blocks=8)
+    assert blocked(waits.records) == [(18, 1, "kv_blocks")]
+    goes = vllm([running, arrival(1, 1, 1, (A, 0, 8), (B, 0, 15))], blocks=8)
+    assert blocked(goes.records) == []
+    assert goes.items[1] == [(0, 1), (1, 15)]
+
+
+def test_a_blocked_head_goes_in_when_a_running_one_generates_what_it_asks_for() -> None:
+    """4.2 and 5.1: the head lacks one of 4 blocks; the answer it goes on from fills one that it need not allocate."""
+    head = arrival(1, 1, 1, (A, 0, 6), (output_stream(0), 0, 7))
+    result = vllm([arrival(0, 0, 10, (A, 0, 6)), head], blocks=4)
+    assert blocked(result.records) == [(16, 1, "kv_blocks")]
+    assert result.items[:4] == [[(0, 6)], [(0, 1)], [(0, 1), (1, 5)], [(0, 1)]]
+    assert cached(result)[1] == (8, 8)
+
+
+def test_max_num_active_seqs_and_max_num_scheduled_tokens_bound_a_step() -> None:
+    """3 and 3.2: two run although max_num_seqs is 16, and a step has 5 tokens although 64 may be batched."""
+    arrivals = [arrival(i, 0, 2, prompt=4) for i in range(3)]
+    slots = vllm(arrivals, max_num_active_seqs=2)
+    assert slots.items == [[(0, 4), (1, 4)], [(0, 1), (1, 1)], [(2, 4)], [(2, 1)]]
+    assert blocked(slots.records) == [(0, 2, "no_slot")]
+    tokens = vllm(arrivals[:2], max_num_batched_tokens=64, max_num_scheduled_tokens=5)
+    assert tokens.items == [[(0, 4), (1, 1)], [(0, 1), (1, 3)], [(1, 1)]]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "complaint"),
+    [
+        ({"async_scheduling": True}, "async_scheduling: true is not simulated"),
+        ({"prefill_schedule_interval": 2}, "prefill_schedule_interval 2 is not simulated"),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens 8 must be at least max_num_seqs 9"),
+        ({"max_num_seqs": 4, "max_num_active_seqs": 5}, "max_num_active_seqs 5 must be from 1 to max_num_seqs 4"),
+        ({"max_num_scheduled_tokens": 8193}, "max_num_scheduled_tokens 8193 must be from 1 to max_num_batched_tokens"),
+        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold -1 must be 0"),
+        ({"watermark": 1.0}, "watermark 1.0 from 0 to below 1"),
+    ],
+)
+def test_what_vllm_refuses_is_refused_by_its_names(knobs: dict[str, Any], complaint: str) -> None:
+    """One line with the numbers."""
+    with pytest.raises(ValueError, match=complaint):
+        VllmConfig(**knobs)
+
+
+@pytest.mark.parametrize("knob", ["max_num_batched_tokens", "max_num_scheduled_tokens"])
+def test_without_chunked_prefill_a_step_must_hold_the_longest_prompt(knob: str) -> None:
+    """Otherwise a prompt might never be scheduled."""
+    config = VllmConfig(max_num_seqs=1, enable_chunked_prefill=False, **{knob: 63})
+    with pytest.raises(ScenarioError, match=f"without chunked prefill {knob} 63 must be at least max_model_len 64"):
+        Vllm(config, PolicyContext(new_kv(config, 100, 4, ids=False), 64))
+
+
+def test_caching_on_blocks_without_identity_is_refused() -> None:
+    """It would silently be no caching."""
+    with pytest.raises(ScenarioError, match="enable_prefix_caching: true cannot work on a CountingKV"):
+        Vllm(VllmConfig(), PolicyContext(CountingKV(100, 4), 64))

@@ -1,0 +1,275 @@
+"""Prefix caching by block hashes: which blocks are found, in which order they are reused, what a walk costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.block_keys import keys_of
+from sim.decode import DecodeGroup
+from sim.free_queue import FreeQueue
+from sim.prefix_cache import BlockHashKV
+from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
+from sim.types import Request, Sequence
+
+SIZE = 4
+A, B = prompt_stream(0), prompt_stream(1)
+
+
+def sequence(id_: int, *segments: Segment, prompt: int = 0) -> Sequence:
+    """One with these prompt segments, or with `prompt` tokens of its own."""
+    tokens = TokenIds.of(list(segments)) if segments else None
+    return Sequence(Request(id_, 0, tokens.num_tokens if tokens else prompt, 50, tokens=tokens))
+
+
+def run(kv: BlockHashKV, seq: Sequence, num_tokens: int | None = None) -> int:
+    """Admits `seq` with all it can hit and computes `num_tokens` in all, or all that are known; returns the hit."""
+    hit, tokens = kv.lookup(seq), num_tokens or seq.num_tokens
+    assert kv.admit(seq, tokens, hit)
+    seq.settled_computed_tokens = tokens
+    kv.check()
+    return hit
+
+
+def generate(kv: BlockHashKV, seq: Sequence, num_tokens: int) -> None:
+    """Decodes `num_tokens` more tokens after the one that the prompt's end gave."""
+    seq.settled_output_tokens += 1
+    group = DecodeGroup(SIZE)
+    group.join(seq)
+    for _ in range(num_tokens):
+        assert kv.grow_group(group)
+        group.advance()
+        kv.check()
+    group.leave(seq)
+
+
+@pytest.mark.parametrize(("known", "hit"), [(16, 12), (17, 16), (15, 12), (4, 0), (5, 4)])
+def test_one_token_at_least_is_computed(known: int, hit: int) -> None:
+    """Only whole blocks are hit, and never the block of the last token, even if all of it is cached."""
+    kv = BlockHashKV(20, SIZE)
+    run(kv, sequence(0, (A, 0, 20)))
+    assert kv.lookup(sequence(1, (A, 0, known))) == hit
+
+
+def test_blocks_are_found_only_after_the_same_beginning() -> None:
+    """Equal tokens after other tokens, or at another offset, are another block."""
+    kv = BlockHashKV(40, SIZE)
+    run(kv, sequence(0, (A, 0, 8), (B, 0, 8)))
+    assert kv.lookup(sequence(1, (A, 0, 8), (B, 0, 20))) == 16
+    assert kv.lookup(sequence(2, (B, 0, 20))) == 0
+    assert kv.lookup(sequence(3, (A, 1, 20))) == 0
+    assert kv.lookup(sequence(4, (A, 0, 4), (B, 0, 20))) == 4
+
+
+def test_a_block_can_be_found_as_soon_as_it_is_scheduled() -> None:
+    """Of a chunk of 10 tokens the two full blocks are found at once, before they are computed."""
+    kv = BlockHashKV(20, SIZE)
+    assert kv.admit(sequence(0, (A, 0, 20)), 10, 0)
+    assert kv.lookup(sequence(1, (A, 0, 20))) == 8
+
+
+def test_generated_tokens_are_found_too() -> None:
+    """A next turn finds the prompt and the computed part of the answer: the block over their border too."""
+    kv = BlockHashKV(20, SIZE)
+    first = sequence(0, (A, 0, 6))
+    run(kv, first)
+    generate(kv, first, 6)  # 12 tokens computed, 13 known
+    assert kv.lookup(sequence(1, (A, 0, 6), (output_stream(0), 0, 20))) == 12
+    kv.end(first)
+    assert kv.lookup(sequence(1, (A, 0, 6), (output_stream(0), 0, 20))) == 12
+
+
+def test_unpublished_blocks_are_reused_first_and_cached_ones_from_the_end_of_the_longest_unused() -> None:
+    """Freed last block of `a`, never full, then the fresh ones; then a's cached blocks, deepest first, then b's."""
+    kv = BlockHashKV(8, SIZE)
+    a, b = sequence(0, (A, 0, 10)), sequence(1, (B, 0, 8))
+    run(kv, a)
+    run(kv, b)
+    assert (kv.table(a), kv.table(b)) == ([0, 1, 2], [3, 4])
+    kv.end(a)
+    kv.end(b)
+    other = sequence(2, prompt=32)
+    assert kv.admit(other, 32, 0)
+    assert kv.table(other) == [2, 5, 6, 7, 1, 0, 4, 3]
+    assert kv.cached_blocks == 0
+
+
+def test_a_hit_block_is_not_the_next_to_be_evicted() -> None:
+    """Blocks that were found again go to the end of the queue when they are free again."""
+    kv = BlockHashKV(4, SIZE)
+    a, b = sequence(0, (A, 0, 8)), sequence(1, (B, 0, 8))
+    for seq in (a, b):
+        run(kv, seq)
+    for seq in (a, b):
+        kv.end(seq)
+    again = sequence(2, (A, 0, 9))
+    assert kv.lookup(again) == 8
+    assert kv.admit(again, 9, 8)  # one new block: b's last
+    assert kv.table(again) == [0, 1, 3]
+    kv.end(again)
+    assert kv.lookup(sequence(3, (A, 0, 9))) == 8
+    assert kv.lookup(sequence(4, (B, 0, 9))) == 4
+
+
+def test_of_two_equal_blocks_the_older_is_found_until_it_is_evicted() -> None:
+    """The recomputed last block is a second one of its kind; lookups name the first one, then the second."""
+    kv = BlockHashKV(4, SIZE)
+    a, b = sequence(0, (A, 0, 8)), sequence(1, (A, 0, 8))
+    run(kv, a)
+    assert run(kv, b) == 4
+    assert (kv.table(a), kv.table(b)) == ([0, 1], [0, 2])
+    kv.end(a)  # block 1 is free, block 0 is b's too
+    third = sequence(2, (A, 0, 12))
+    assert kv.lookup(third) == 8
+    filler = sequence(3, prompt=8)
+    run(kv, filler)
+    assert kv.table(filler) == [3, 1]
+    assert kv.lookup(third) == 8
+    kv.end(filler)
+    assert run(kv, third) == 8
+    assert kv.table(third)[:2] == [0, 2]
+
+
+def test_a_hit_block_that_nobody_uses_counts_as_taken() -> None:
+    """Reviving it takes it from the free ones, so it is no help where all blocks are needed."""
+    kv = BlockHashKV(4, SIZE)
+    run(kv, sequence(0, (A, 0, 8)))
+    kv.end(next(iter(kv._held)))
+    other = sequence(1, prompt=4)
+    run(kv, other)
+    third = sequence(2, (A, 0, 16))
+    assert (kv.num_free, kv.lookup(third)) == (3, 8)
+    assert not kv.admit(third, 16, 8)
+    assert not kv.admit(third, 12, 8, must_fit_tokens=16)
+    assert not kv.admit(third, 12, 8, spare_blocks=1)
+    assert (kv.num_free, kv.table(third)) == (3, [])
+    assert kv.admit(third, 12, 8)
+    assert kv.num_free == 0
+
+
+def test_who_shares_nothing_finds_only_its_own_blocks_and_only_after_a_preemption() -> None:
+    """Blocks of a prompt without identity are cached for itself when it is preempted, for nobody when it ends."""
+    kv = BlockHashKV(10, SIZE)
+    seq = sequence(0, prompt=9)
+    assert run(kv, seq) == 0
+    generate(kv, seq, 4)  # 13 computed
+    kv.free(seq)
+    assert (kv.cached_blocks, kv.lookup(seq), kv.lookup(sequence(1, prompt=9))) == (3, 12, 0)
+    seq.reset_computed()
+    assert run(kv, seq) == 12
+    kv.end(seq)
+    kv.check()
+    assert kv.num_free == 10
+    gone = sequence(2, prompt=9)
+    run(kv, gone)
+    kv.end(gone)
+    assert kv.lookup(gone) == 0
+
+
+class CountedIndex(dict[int, Any]):
+    """An index that counts how often it is asked."""
+
+    asked = 0
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.asked += 1
+        return super().get(key, default)
+
+
+def test_a_blocked_head_is_not_walked_again_while_its_blocks_stand() -> None:
+    """Asked again it costs nothing; when the block at which the walk stopped is published, it goes on from there."""
+    kv = BlockHashKV(30, SIZE)
+    kv._index = index = CountedIndex()
+    first, other = sequence(0, (A, 0, 20), (B, 0, 4)), sequence(1, (B, 0, 8))
+    run(kv, first, 20)
+    run(kv, other, 4)
+    head = sequence(2, (A, 0, 20), (B, 0, 8))
+    index.asked = 0
+    assert (kv.lookup(head), index.asked) == (20, 6)
+    assert kv.allocate(other, 8)  # publishes what the head does not ask for
+    assert [kv.lookup(head) for _ in range(3)] == [20] * 3
+    assert index.asked == 6
+    assert kv.allocate(first, 24)
+    assert (kv.lookup(head), index.asked) == (24, 7)
+
+
+def test_a_publication_or_eviction_shows_in_the_next_lookup() -> None:
+    """The walk goes on where a missing block came, and ends where a found one went."""
+    kv = BlockHashKV(5, SIZE)
+    first = sequence(0, (A, 0, 16))
+    assert kv.admit(first, 6, 0)
+    head = sequence(1, (A, 0, 17))
+    assert kv.lookup(head) == 4
+    assert kv.allocate(first, 16)
+    assert kv.lookup(head) == 16
+    first.settled_computed_tokens = 16
+    kv.end(first)
+    run(kv, sequence(2, prompt=8))
+    assert kv.lookup(head) == 12
+
+
+def test_the_growth_that_publishes_the_awaited_block_is_foreseen() -> None:
+    """A head that waits for a block of somebody's answer is told of the very step in which it appears."""
+    kv = BlockHashKV(20, SIZE)
+    first = sequence(0, (A, 0, 6))
+    run(kv, first)
+    first.settled_output_tokens = 1
+    head = sequence(1, (A, 0, 6), (output_stream(0), 0, 20))
+    group = DecodeGroup(SIZE)
+    group.join(first)
+    found = []
+    for _ in range(6):
+        hit, foreseen = kv.lookup(head), kv.growth_is_awaited(group)
+        assert kv.grow_group(group)
+        group.advance()
+        assert (kv.lookup(head) > hit) is foreseen
+        found.append(foreseen)
+    assert found == [False, True, False, False, False, True]
+
+
+def test_the_free_queue_forgets_removed_entries() -> None:
+    """Blocks freed and found again thousands of times leave neither entries nor doubt about the order."""
+    queue = FreeQueue(3)
+    assert queue.take(3) == ([0, 1, 2], [])
+    queue.put_last([0, 1, 2])
+    for block in [0, 1, 2] * 5000 + [1]:
+        queue.remove(block)
+        queue.put_last([block])
+    assert queue.blocks() == [0, 2, 1]
+    assert len(queue._last) < 5000
+    assert queue.take(2) == ([], [0, 2])
+
+
+def test_keys_of_a_conversation_are_those_of_its_turns() -> None:
+    """A prompt made of earlier turns has the keys that these had, whatever the segments it is told in."""
+    first = Request(7, 0, 10, 20, tokens=TokenIds.of([(A, 0, 3), (B, 5, 7)]))
+    keys = keys_of(first, SIZE)
+    assert not isinstance(keys, range)
+    segments = [(A, 0, 1), (A, 1, 2), (B, 5, 7), (output_stream(7), 0, 4), (output_stream(7), 4, 6)]
+    second = keys_of(Request(8, 0, 20, 20, tokens=TokenIds.of(segments)), SIZE)
+    assert not isinstance(second, range)
+    assert keys.up_to(5)[:5] == second.up_to(5)[:5]
+    assert len(set(second.up_to(8))) == 8
+
+
+@pytest.mark.parametrize("wrong", ["users", "free", "index"])
+def test_the_check_notices_what_is_wrong(wrong: str) -> None:
+    """A wrong count of users or free blocks, or a key without its block, fails it."""
+    kv = BlockHashKV(6, SIZE)
+    run(kv, sequence(0, (A, 0, 8)))
+    if wrong == "users":
+        kv._users[0] += 1
+    elif wrong == "free":
+        kv.num_free -= 1
+    else:
+        kv._index.popitem()
+    with pytest.raises(AssertionError):
+        kv.check()
+
+
+def test_a_hit_that_is_not_there_is_refused() -> None:
+    """Admission with more cached tokens than a lookup finds is a mistake of the policy."""
+    kv = BlockHashKV(6, SIZE)
+    with pytest.raises(ValueError, match="cannot admit with 4 cached tokens"):
+        kv.admit(sequence(0, (A, 0, 8)), 8, 4)

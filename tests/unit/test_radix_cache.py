@@ -1,0 +1,270 @@
+"""The radix cache: what it finds, what it evicts first, and that no page is ever lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.decode import DecodeGroup
+from sim.radix_cache import RadixKV
+from sim.radix_tokens import common_tokens, head, known_tokens, tail
+from sim.tokens import TokenIds, output_stream, prompt_stream
+from sim.types import Request, Sequence
+
+
+def sequence(id_: int, *segments: tuple[int, int], computed: int = 0, output: int = 0) -> Sequence:
+    """A sequence whose prompt is `(text, tokens)` of each segment in turn, from the start of that text."""
+    tokens = TokenIds.of([(prompt_stream(text), 0, length) for text, length in segments])
+    seq = Sequence(Request(id_, 0, tokens.num_tokens, 100, tokens=tokens))
+    seq.settled_computed_tokens, seq.settled_output_tokens = computed, output
+    return seq
+
+
+def computed(kv: RadixKV, seq: Sequence, num_tokens: int) -> None:
+    """Lets `seq` compute up to `num_tokens` and insert them."""
+    hit = kv.lookup(seq)
+    assert kv.admit(seq, num_tokens, hit)
+    seq.settled_computed_tokens = num_tokens
+    kv.insert(seq)
+    kv.check()
+
+
+def cached_and_gone(kv: RadixKV, seq: Sequence) -> None:
+    """Leaves all of `seq` in the tree and nobody holding it."""
+    computed(kv, seq, seq.num_tokens)
+    kv.free(seq)
+    kv.check()
+
+
+def test_a_match_is_of_whole_pages_and_leaves_a_token_to_compute() -> None:
+    """Of 12 cached tokens a prompt of the same 12 finds 8, one of 13 finds 12, one that parts after 7 finds 4."""
+    kv = RadixKV(10, 4)
+    cached_and_gone(kv, sequence(0, (0, 12)))
+    assert kv.lookup(sequence(1, (0, 12))) == 8
+    assert kv.lookup(sequence(2, (0, 13))) == 12
+    assert kv.lookup(sequence(3, (0, 7), (3, 20))) == 4
+    assert kv.lookup(sequence(4, (4, 20))) == 0
+    assert (kv.num_free, kv.cached_blocks) == (10, 3)
+
+
+def test_pages_are_shared_and_counted_once() -> None:
+    """Two sequences with 8 tokens in common hold the same two pages, and 10 pages serve what would need 12."""
+    kv = RadixKV(10, 4)
+    one, two = sequence(0, (0, 8), (1, 16)), sequence(1, (0, 8), (2, 16))
+    computed(kv, one, 24)
+    computed(kv, two, 24)
+    assert kv.table(one)[:2] == kv.table(two)[:2]
+    assert not set(kv.table(one)[2:]) & set(kv.table(two)[2:])
+    assert kv.num_free == 0
+
+
+def test_copies_of_what_the_tree_has_are_given_back_on_insertion() -> None:
+    """Two equal prompts computed side by side end up with one set of whole pages; the odd tokens stay their own."""
+    kv = RadixKV(10, 4)
+    one, two = sequence(0, (0, 10)), sequence(1, (0, 10))
+    for seq in (one, two):
+        assert kv.admit(seq, 10, 0)
+        seq.settled_computed_tokens = 10
+    assert kv.num_free == 4
+    kv.insert(one)
+    kv.insert(two)
+    kv.check()
+    assert kv.num_free == 6
+    assert kv.table(one)[:2] == kv.table(two)[:2]
+    assert kv.table(one)[2] != kv.table(two)[2]
+
+
+def test_the_leaf_walked_over_longest_ago_is_evicted_whole() -> None:
+    """Of two texts the one not matched since goes, all three pages of it, though one page was asked for."""
+    kv = RadixKV(6, 4)
+    cached_and_gone(kv, sequence(0, (0, 12)))
+    cached_and_gone(kv, sequence(1, (1, 12)))
+    kv.match(sequence(2, (0, 13)), 12)
+    assert kv.allocate(sequence(3, (3, 4)), 4)
+    kv.check()
+    assert (kv.lookup(sequence(4, (0, 13))), kv.lookup(sequence(5, (1, 13)))) == (12, 0)
+    assert kv.num_free == 5
+
+
+def test_a_lookup_does_not_count_as_a_use() -> None:
+    """The same, but looked up instead of matched: the older text goes."""
+    kv = RadixKV(6, 4)
+    cached_and_gone(kv, sequence(0, (0, 12)))
+    cached_and_gone(kv, sequence(1, (1, 12)))
+    assert kv.lookup(sequence(2, (0, 13))) == 12
+    assert kv.allocate(sequence(3, (3, 4)), 4)
+    assert (kv.lookup(sequence(4, (0, 13))), kv.lookup(sequence(5, (1, 13)))) == (0, 12)
+
+
+def test_a_split_lets_the_tail_go_and_keeps_the_common_front() -> None:
+    """A match of half a node splits it; under pressure the other half is evicted first."""
+    kv = RadixKV(4, 4)
+    cached_and_gone(kv, sequence(0, (0, 16)))
+    user = sequence(1, (0, 8), (1, 4))
+    kv.take(user, kv.match(user, 11))
+    assert kv.num_free == 2
+    assert kv.allocate(user, 12)
+    kv.check()
+    assert kv.lookup(sequence(2, (0, 17))) == 8
+
+
+def test_what_somebody_holds_is_never_evicted() -> None:
+    """With the whole pool in the tree and locked, no page is to be had; once freed, all are."""
+    kv = RadixKV(3, 4)
+    holder = sequence(0, (0, 12))
+    computed(kv, holder, 12)
+    other = sequence(1, (1, 4))
+    assert not kv.allocate(other, 4)
+    kv.free(holder)
+    assert kv.allocate(other, 12)
+    kv.check()
+    assert kv.cached_blocks == 0
+
+
+def test_a_parent_outlives_its_children() -> None:
+    """Evicting page by page takes the newer branches before the older front they share."""
+    kv = RadixKV(3, 4)
+    cached_and_gone(kv, sequence(0, (0, 4)))
+    cached_and_gone(kv, sequence(1, (0, 4), (1, 4)))
+    cached_and_gone(kv, sequence(2, (0, 4), (2, 4)))
+    kv.make_room(1)
+    assert [kv.lookup(sequence(9, (0, 4), (text, 5))) for text in (1, 2)] == [4, 8]
+    kv.make_room(2)
+    assert [kv.lookup(sequence(9, (0, 4), (text, 5))) for text in (1, 2)] == [4, 4]
+    kv.make_room(3)
+    assert kv.lookup(sequence(9, (0, 5))) == 0
+
+
+def test_the_output_is_evicted_without_its_prompt() -> None:
+    """Prompt and output of a finished sequence are two nodes: one page of pressure leaves the prompt."""
+    kv = RadixKV(4, 4)
+    seq = sequence(0, (0, 8), output=9)
+    computed(kv, seq, 16)
+    kv.free(seq)
+    later = TokenIds.of([(prompt_stream(0), 0, 8), (output_stream(0), 0, 9)])
+    assert kv.lookup(Sequence(Request(1, 0, 17, 1, tokens=later))) == 16
+    kv.make_room(1)
+    assert kv.lookup(Sequence(Request(1, 0, 17, 1, tokens=later))) == 8
+
+
+def test_a_prompt_without_identity_is_found_by_its_own_sequence_alone() -> None:
+    """After it lost its KV a sequence finds its prompt again; an equal request does not."""
+    kv = RadixKV(10, 4)
+    seq, stranger = Sequence(Request(0, 0, 12, 5)), Sequence(Request(1, 0, 12, 5))
+    computed(kv, seq, 12)
+    kv.free(seq)
+    seq.reset_computed()
+    seq.settled_output_tokens = 1
+    assert (kv.lookup(seq), kv.lookup(stranger)) == (12, 0)
+
+
+def test_admission_is_all_or_nothing_and_counts_unlocked_hits() -> None:
+    """8 cached tokens in a pool of 4 pages: 16 tokens fit beside them, 20 do not, nor 16 with a page to spare."""
+    kv = RadixKV(4, 4)
+    cached_and_gone(kv, sequence(0, (0, 8)))
+    seq = sequence(1, (0, 8), (1, 20))
+    assert not kv.admit(seq, 20, 8)
+    assert not kv.admit(seq, 16, 8, spare_blocks=1)
+    assert not kv.admit(seq, 12, 8, must_fit_tokens=20)
+    assert (kv.held(seq), kv.num_free) == (0, 4)
+    assert kv.admit(seq, 16, 8)
+    assert (kv.held(seq), kv.num_free) == (4, 0)
+
+
+def test_tokens_that_are_not_cached_cannot_be_taken() -> None:
+    """A hit that is not there, or no whole page, is refused and leaves nothing held."""
+    kv = RadixKV(4, 4)
+    cached_and_gone(kv, sequence(0, (0, 8)))
+    for hit in (12, 6):
+        with pytest.raises(ValueError, match="cannot take"):
+            kv.take(sequence(1, (0, 16)), hit)
+    kv.check()
+
+
+def test_the_group_grows_in_one_addition_and_ids_follow_when_asked_for() -> None:
+    """Pages of a group are taken at once; tables have them when read, distinct; the pool is whole in the end."""
+    kv = RadixKV(8, 1)
+    group = DecodeGroup(1)
+    members = [sequence(i, (i, 2), output=1) for i in range(2)]
+    for seq in members:
+        computed(kv, seq, 2)
+        group.join(seq)
+    for _ in range(2):
+        assert kv.grow_group(group)
+        assert [len(kv.table(seq)) for seq in members] == [seq.num_computed_tokens + 1 for seq in members]
+        group.advance()
+        kv.check()
+    assert kv.num_free == 0
+    assert not kv.grow_group(group)
+    assert len({block for seq in members for block in kv.table(seq)}) == 8
+    for seq in members:
+        kv.insert(seq)
+        kv.free(seq)
+        group.leave(seq)
+    kv.check()
+    assert (kv.num_free, kv.cached_blocks) == (8, 8)
+
+
+def test_growing_the_group_evicts_when_pages_run_short() -> None:
+    """A member's next page comes out of the tree, and not from a page that the group has been promised."""
+    kv = RadixKV(4, 1)
+    cached_and_gone(kv, sequence(9, (9, 1)))
+    group = DecodeGroup(1)
+    seq = sequence(0, (0, 1), output=1)
+    computed(kv, seq, 1)
+    group.join(seq)
+    for _ in range(3):
+        assert kv.grow_group(group)
+        group.advance()
+    kv.check()
+    assert kv.cached_blocks == 1
+    assert kv.lookup(sequence(1, (9, 2))) == 0
+
+
+runs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=5)
+
+
+@given(runs, runs, st.integers(0, 20))
+def test_runs_are_cut_and_compared_as_their_tokens_are(one: list, other: list, at: int) -> None:
+    """Head, tail and common length of runs equal those of the lists of tokens they stand for."""
+    a, b = (TokenIds.of([(2 * s, i, n) for s, i, n in segments]).segments for segments in (one, other))
+
+    def tokens(run: tuple) -> list[tuple[int, int]]:
+        return [(s, i) for s, start, n in run for i in range(start, start + n)]
+
+    assert tokens(head(a, at)) == tokens(a)[:at]
+    assert tokens(tail(a, at)) == tokens(a)[at:]
+    same = [x == y for x, y in zip(tokens(a), tokens(b), strict=False)]
+    assert common_tokens(a, b) == (same.index(False) if False in same else len(same))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_random_lives_find_what_was_inserted_and_lose_no_page(data: st.DataObject) -> None:
+    """While nothing is evicted a lookup finds the longest inserted prefix in whole pages; with eviction, no more."""
+    page = data.draw(st.sampled_from([1, 2, 4]))
+    kv = RadixKV(data.draw(st.sampled_from([24, 400])) // page, page)
+    inserted: list[tuple] = []
+    living: list[Sequence] = []
+    for i in range(data.draw(st.integers(1, 12))):
+        texts = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6)), min_size=1, max_size=3))
+        seq = sequence(i, *texts, output=data.draw(st.integers(0, 5)))
+        run = known_tokens(seq, seq.num_tokens - 1)
+        hit = kv.lookup(seq)
+        longest = max((common_tokens(run, other) // page * page for other in inserted), default=0)
+        assert hit == longest if kv.num_blocks * page == 400 else hit <= longest
+        assert kv.match(seq, seq.num_tokens - 1) == hit
+        if kv.admit(seq, seq.num_tokens, hit):
+            living.append(seq)
+            seq.settled_computed_tokens = data.draw(st.integers(hit, seq.num_tokens))
+            if data.draw(st.booleans()):
+                kv.insert(seq)
+                inserted.append(known_tokens(seq, seq.settled_computed_tokens // page * page))
+        if living and data.draw(st.booleans()):
+            kv.free(living.pop(data.draw(st.integers(0, len(living) - 1))))
+        kv.check()
+    for seq in living:
+        kv.free(seq)
+    kv.check()
+    assert kv.num_free == kv.num_blocks

@@ -1,0 +1,214 @@
+"""A counterfactual equals a run with that change, and says what it compares."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sim.counterfactual import LIVE, OTHER_CODE, Counterfactual, check_changes, counterfactual
+from sim.errors import ScenarioError
+from sim.point import Setup, simulate_point
+from sim.record import Records
+from sim.report.counterfactual import counterfactual_data, counterfactual_text
+from sim.results import Results, load_results
+from sim.run import run_scenario
+from sim.scenario import Point, load_scenario
+
+SCENARIO = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 8ms, per_token: 80us}
+kv: {tokens: 1600}
+workload:
+  arrivals: {kind: poisson, mean_rate: 6/s}
+  lengths:
+    prompt: {kind: uniform, min: 50, max: 500}
+    output: {kind: uniform, min: 10, max: 60}
+  output_cap: 100
+  requests: 40
+policies:
+  continuous: {max_num_seqs: {best_of: [4, 8]}, max_num_batched_tokens: 256}
+  preemptive: {max_num_seqs: 8, max_num_batched_tokens: 256, by: recompute, victim: newest, watermark: 5%}
+load: {mean_rate: [6/s, 9/s]}
+slo: ttft<300ms & tpot<16ms @ 99%
+seeds: 2
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The scenario above, run. To be read only."""
+    folder = tmp_path_factory.mktemp("counterfactual")
+    (folder / "s.yaml").write_text(SCENARIO)
+    return run_scenario(load_scenario(str(folder / "s.yaml")), out=folder)
+
+
+def _direct(results: Results, policy: str, load: float, seed: int, *overrides: str) -> Records:
+    """The point run on its own with --set."""
+    path = results.path.parents[1] / "s.yaml"
+    scenario = load_scenario(str(path), overrides=overrides)
+    (spec,) = [spec for spec in scenario.specs if spec.label == policy]
+    return simulate_point(Setup.of(scenario), Point(spec, load, seed)).records
+
+
+def _same(one: Records, other: Records) -> bool:
+    names = ("requests", "steps", "states")
+    return one.texts == other.texts and all(getattr(one, n).tobytes() == getattr(other, n).tobytes() for n in names)
+
+
+@pytest.mark.parametrize(
+    ("change", "override"),
+    [
+        ("kv.tokens=+20%", "kv.tokens=1920"),
+        ("kv.tokens=1200", "kv.tokens=1200"),
+        ("cost.base=-50%", "cost.base=4ms"),
+        ("policies.preemptive.watermark=+100%", "policies.preemptive.watermark=10%"),
+        ("policies.preemptive.max_num_seqs=+50%", "policies.preemptive.max_num_seqs=12"),
+        ("workload.output_cap=70", "workload.output_cap=70"),
+    ],
+)
+def test_it_equals_a_run_with_that_change(results, change, override):
+    """Records are equal bit for bit, and the unchanged side is what the results hold."""
+    found = counterfactual(results, "preemptive", 9.0, 1, [change])
+    assert _same(found.changed.records, _direct(results, "preemptive", 9.0, 1, override))
+    assert not found.rerun and found.base.records.requests.tobytes() == (
+        results.records("preemptive", 9.0, 1).requests.tobytes()
+    )
+
+
+def test_several_changes_at_once(results):
+    """All of them are in the changed run."""
+    found = counterfactual(results, "preemptive", 9.0, 0, ["kv.tokens=+20%", "policies.preemptive.max_num_seqs=4"])
+    assert [(c.before, c.after) for c in found.changes] == [(1600, 1920), (8, 4)]
+    expected = _direct(results, "preemptive", 9.0, 0, "kv.tokens=1920", "policies.preemptive.max_num_seqs=4")
+    assert _same(found.changed.records, expected)
+
+
+def test_the_best_variant_is_the_one_that_is_changed(results):
+    """Of a knob with best_of, the value that the results chose at that load stays, and percentages are of it."""
+    row = results.points[(results.points["policy"] == "continuous") & (results.points["load"] == 9.0)].iloc[0]
+    best = int(str(row["variant"]).split()[-1])
+    found = counterfactual(results, "continuous", 9.0, 0, ["kv.tokens=+10%"])
+    expected = _direct(results, "continuous", 9.0, 0, "kv.tokens=1760", f"policies.continuous.max_num_seqs={best}")
+    assert _same(found.changed.records, expected)
+    doubled = counterfactual(results, "continuous", 9.0, 0, ["policies.continuous.max_num_seqs=+100%"])
+    assert doubled.changes[0].after == 2 * best
+
+
+def test_derived_kv_memory_is_what_a_percentage_is_of(tmp_path):
+    """Without kv.tokens in the file, +20 % is of the tokens that the GPU left room for."""
+    text = SCENARIO.replace("{kind: linear, base: 8ms, per_token: 80us}", "h200").replace("kv: {tokens: 1600}\n", "")
+    (tmp_path / "d.yaml").write_text(text)
+    scenario = load_scenario(str(tmp_path / "d.yaml"), overrides=["seeds=1", "load.mean_rate=[6/s]"])
+    found = counterfactual(run_scenario(scenario, out=tmp_path), "preemptive", 6.0, 0, ["kv.tokens=+20%"])
+    budget = Setup.of(scenario).kv
+    tokens = budget.num_blocks * budget.block_size
+    assert (found.changes[0].before, found.changes[0].after) == (tokens, round(1.2 * tokens))
+    assert not found.rerun
+
+
+def test_misses_that_vanish_and_appear_are_told_by_request(results):
+    """The sets are those of the two sides, and the text names them with the values before and after."""
+    found = counterfactual(results, "preemptive", 9.0, 0, ["kv.tokens=+100%"])
+    told = counterfactual_data(found)
+    before = set(found.base.misses["request_id"].tolist())
+    after = set(found.changed.misses["request_id"].tolist())
+    assert told["misses"] == [len(before), len(after)] and before != after
+    assert (set(told["vanish"]), set(told["appear"])) == (before - after, after - before)
+    assert sum(row["misses"][1] for row in told["causes"]) == len(after)
+    in_slo = told["metrics"]["in_slo"]
+    assert in_slo == pytest.approx([1 - len(before) / 40, 1 - len(after) / 40])
+    text = counterfactual_text(results, told)
+    assert "kv.tokens 1,600 → 3,200" in text and f"{len(before - after)} vanish" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_change_of_the_requests_compares_no_two(results):
+    """Other prompts are other requests: counts alone are compared."""
+    change = "workload.lengths.prompt={kind: uniform, min: 50, max: 900}"
+    told = counterfactual_data(counterfactual(results, "preemptive", 9.0, 0, [change]))
+    assert told["shared"] == 0 and told["vanish"] is None
+    assert "the requests differ" in counterfactual_text(results, told)
+
+
+def test_users_who_wait_for_answers_are_compared_by_turn(tmp_path):
+    """In a closed loop a request is sent when its user was answered: times differ, user and turn are the same."""
+    text = SCENARIO.replace("{kind: poisson, mean_rate: 6/s}", "{kind: closed_loop, users: 6, think_time: 50ms}")
+    (tmp_path / "u.yaml").write_text(
+        text.replace("load: {mean_rate: [6/s, 9/s]}\n", "").replace("seeds: 2", "seeds: 1")
+    )
+    ran = run_scenario(load_scenario(str(tmp_path / "u.yaml")), out=tmp_path)
+    found = counterfactual(ran, "preemptive", 1.0, 0, ["cost.base=2ms"])
+    told = counterfactual_data(found)
+    assert found.closed_loop and told["shared"] == len(found.shared) > 20
+    sent = [side.records.requests["sent_ns"].tolist() for side in (found.base, found.changed)]
+    assert sent[0] != sent[1]
+    assert {*told["vanish"], *told["appear"], *told["remain"]} <= found.shared
+
+
+def test_a_change_without_effect_says_so(results):
+    """The objective changes no record; a knob that never binds does not either, and then that is said."""
+    idle = counterfactual_data(counterfactual(results, "preemptive", 6.0, 0, ["max_waiting=1000"]))
+    assert idle["no_effect"] and "no effect" in counterfactual_text(results, idle)
+    looser = counterfactual(results, "preemptive", 9.0, 0, ["slo=ttft<10s & tpot<10s @ 99%"])
+    assert looser.no_effect and len(looser.changed.misses) == 0 < len(looser.base.misses)
+    assert "no effect" not in counterfactual_text(results, counterfactual_data(looser))
+
+
+def _copy(results: Results, tmp_path: Path, **manifest: object) -> Results:
+    shutil.copytree(results.path.parent, tmp_path / "s")
+    path = tmp_path / "s" / results.path.name / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | manifest))
+    return load_results(path.parent)
+
+
+def test_a_live_run_is_compared_simulation_with_simulation(results, tmp_path):
+    """Its own records are measured, so both sides are simulated, and that is said."""
+    found = counterfactual(_copy(results, tmp_path, live={"reason": ""}), "preemptive", 9.0, 0, ["kv.tokens=+20%"])
+    assert found.rerun == LIVE and _same(found.base.records, _direct(results, "preemptive", 9.0, 0))
+    assert "both sides here are simulations" in " ".join(
+        counterfactual_text(results, counterfactual_data(found)).split()
+    )
+
+
+def test_results_of_other_code_are_simulated_again(results, tmp_path):
+    """A point whose hash is not that of this code is not compared with a run of this code."""
+    copy = _copy(results, tmp_path)
+    copy.points["point"] = "0" * 12
+    found: Counterfactual = counterfactual(copy, "preemptive", 9.0, 0, ["kv.tokens=+20%"])
+    assert found.rerun == OTHER_CODE and _same(found.base.records, _direct(results, "preemptive", 9.0, 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("kv.tokens", "not of the form KEY=VALUE"),
+        ("load.mean_rate=[3/s]", "Use batchsim run"),
+        ("seeds=9", "Use batchsim run"),
+        ("policies.preemptive=1", "names no knob"),
+    ],
+)
+def test_what_is_no_change_of_a_point_is_refused(change, said):
+    """One line that says what to write instead."""
+    with pytest.raises(ScenarioError, match=said):
+        check_changes([change])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("max_waiting=+20%", "is not stated"),
+        ("model=+20%", "is no number"),
+        ("kv.tokens=8", "--counterfactual kv.tokens=8: kv: tokens 8 must hold"),
+        ("kv.token=8000", "Did you mean tokens"),
+        ("policies.preemptive.max_num_seq=4", "Did you mean max_num_seqs"),
+        ("policies.continuous.max_num_seqs=4", "is of another policy"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_in_the_words_of_the_option(results, change, said):
+    """The error of the scenario, headed by the option that asked for it."""
+    with pytest.raises(ScenarioError, match="--counterfactual") as error:
+        counterfactual(results, "preemptive", 9.0, 0, [change])
+    assert said in str(error.value)
