@@ -48,7 +48,7 @@ test: $(RUNTIME)
 	$(PYTEST) -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 test-all: $(LIVE)
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu" --numprocesses auto --dist loadfile
 
 bench: $(RUNTIME)
 	$(BIN)/python tests/bench.py

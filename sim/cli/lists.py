@@ -33,8 +33,10 @@ def policies(as_json: JsonOption = False) -> None:
 
 def _default(field: Field[Any]) -> Any:
     """What a knob is where nobody writes it."""
+    from sim.plain import to_plain
+
     if field.default_factory is not MISSING:
-        return field.default_factory()
+        return to_plain(field.default_factory())
     return "required" if field.default is MISSING else field.default
 
 
