@@ -20,6 +20,7 @@ from sim.cost.calibrated import Calibrated
 from sim.cost.curves import Curve
 from sim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from sim.cost.roofline import HostCost
+from sim.cost.work import chunk_rows
 from sim.model import ModelSpec
 from sim.periods import REGIONS, regions
 
@@ -187,9 +188,9 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     if sum(len(run.period_ns) for run in training) < _FEWEST_STEPS:
         return InEngine(), None
     table, kernel, period = joined(training)
-    decodes = table["num_decode"] + table["pad_decode_rows"]
+    decodes, chunks = table["num_decode"] + table["pad_decode_rows"], chunk_rows(table)
     alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
-    design = np.stack((alone, np.ones(len(alone)), table["num_chunks"], decodes), axis=1).astype(np.float64)
+    design = np.stack((alone, np.ones(len(alone)), chunks, decodes), axis=1).astype(np.float64)
     rests = np.concatenate([np.full(len(run.period_ns), run.spec.kind in ("sparse", "open")) for run in training])
     rested = rests & (decodes == 0)
     warm = ~rested
@@ -199,7 +200,7 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     factor = np.minimum(kernel, _DISTURBED * typical)[warm].sum() / typical[warm].sum()
     found, typical = found * factor, typical * factor
     base, per_sequence, per_token = fit_host({name: ns[warm] for name, ns in table.items()}, kernel[warm], period[warm])
-    host = base + per_sequence * (decodes + table["num_chunks"]) + per_token * table["num_prefill_tokens"]
+    host = base + per_sequence * (decodes + chunks) + per_token * table["num_prefill_tokens"]
     beyond = np.minimum(period - kernel, host + (_DISTURBED - 1) * (host + typical)) - host
     more = max(float(beyond[warm].mean()), -base)  # medians leave out the tail that every long run has
     whole = typical + host + more

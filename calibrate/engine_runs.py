@@ -33,6 +33,7 @@ COLUMNS = (
     "context_tokens",
     "prefill_pairs",
     "pad_prefill_tokens",
+    "pad_prefill_rows",
     "pad_decode_rows",
     "pad_context_tokens",
     "swap_blocks",

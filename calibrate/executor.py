@@ -243,7 +243,8 @@ class TorchExecutor:
             if decodes.listens.any():
                 done |= decodes.listens & np.isin(self._last_tokens, self._eos)
             finished = [decodes.members[i] for i in np.flatnonzero(done).tolist()]
-        for (seq, n), token in zip(batch.chunks, tokens[num_decode:], strict=True):
+        sampled = tokens[num_decode : len(tokens) - batch.pad_prefill_rows]
+        for (seq, n), token in zip(batch.chunks, sampled, strict=True):
             if seq.settled_computed_tokens + n < seq.num_tokens:
                 continue
             live = self._lives[seq]

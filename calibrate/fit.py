@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from calibrate.plan import Point, columns, doublings
 from sim.cost.profile import ChunkCost, Curve, Grid
+from sim.cost.work import chunk_rows
 from sim.errors import CalibrationError
 from sim.model import ModelSpec
 
@@ -277,7 +278,7 @@ def _by_graph(kernels: Kernels, base: Mapping[int, float], buckets: Sequence[int
 
 def fit_host(steps: Mapping[str, NDArray[np.int64]], kernel_ns: Floats, period_ns: Floats) -> Floats:
     """Base, part of a sequence and part of a prefill token of what `period_ns` has beyond `kernel_ns`, in ns."""
-    rows = steps["num_decode"] + steps["pad_decode_rows"] + steps["num_chunks"]
+    rows = steps["num_decode"] + steps["pad_decode_rows"] + chunk_rows(steps)
     a = np.stack([np.ones(len(rows)), rows, steps["num_prefill_tokens"]], axis=1).astype(np.float64)
     return robust_nnls(a, period_ns - kernel_ns, scale=period_ns)
 

@@ -152,6 +152,7 @@ def _columns(is_decode: NDArray[np.bool_], batch: NDArray[np.int64], context: ND
         "context_tokens": np.where(is_decode, batch * context, 0),
         "prefill_pairs": np.where(is_decode, 0, batch * (context * (context + 1) // 2)),
         "pad_prefill_tokens": zeros,
+        "pad_prefill_rows": zeros,
         "pad_decode_rows": zeros,
         "pad_context_tokens": zeros,
         "swap_blocks": zeros,

@@ -24,21 +24,22 @@ def spread(total: int, parts: int) -> Int32s:
 
 
 def padded_chunks(step: StepInputs, batch: Batch, block_size: int) -> StepInputs:
-    """`step` with every chunk as long as the longest: `pad_prefill_tokens` more, behind the chunks' own tokens.
+    """`step` with every chunk as long as the longest, and `pad_prefill_rows` of zeros, as long, behind them.
 
-    PolicyError if those tokens do not fill the chunks up to one length.
+    That is `pad_prefill_tokens` more. PolicyError if those tokens do not fill the rows up to one length.
     """
-    if not batch.pad_prefill_tokens:
+    if not (batch.pad_prefill_tokens or batch.pad_prefill_rows):
         return step
-    count, first = len(step.chunk_lens), step.num_decode
-    length, rest = divmod(batch.num_prefill_tokens + batch.pad_prefill_tokens, max(count, 1))
+    count, first, more_rows = len(step.chunk_lens), step.num_decode, batch.pad_prefill_rows
+    length, rest = divmod(batch.num_prefill_tokens + batch.pad_prefill_tokens, max(count + more_rows, 1))
     if not count or rest or length < step.chunk_lens.max():
         raise PolicyError(
             f"pad_prefill_tokens {batch.pad_prefill_tokens} beside {batch.num_prefill_tokens} tokens do not fill"
-            f" {count} chunks up to one length. Correct the policy."
+            f" {count} chunks and {more_rows} rows of padding up to one length. Correct the policy."
         )
-    own = np.arange(length) < step.chunk_lens[:, None]
-    starts = step.seq_lens[first:] - step.chunk_lens
+    lens = np.pad(step.chunk_lens, (0, more_rows))
+    starts = np.pad(step.seq_lens[first:], (0, more_rows)) - lens
+    own = np.arange(length) < lens[:, None]
     ids, slots = np.zeros(own.shape, dtype=np.int64), np.full(own.shape, -1, dtype=np.int64)
     ids[own], slots[own] = step.ids[first:], step.slots[first:]
     positions = (starts[:, None] + np.arange(length)).astype(np.int64)
@@ -49,9 +50,9 @@ def padded_chunks(step: StepInputs, batch: Batch, block_size: int) -> StepInputs
         ids=np.concatenate([step.ids[:first], ids.ravel()]),
         positions=np.concatenate([step.positions[:first], positions.ravel()]),
         slots=np.concatenate([step.slots[:first], slots.ravel()]),
-        chunk_lens=np.full(count, length, dtype=np.int32),
+        chunk_lens=np.full(len(lens), length, dtype=np.int32),
         seq_lens=np.concatenate([step.seq_lens[:first], (starts + length).astype(np.int32)]),
-        block_tables=np.pad(step.block_tables, ((0, 0), (0, more))),
+        block_tables=np.pad(step.block_tables, ((0, more_rows), (0, more))),
     )
 
 

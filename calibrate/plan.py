@@ -103,7 +103,7 @@ def columns(points: Sequence[Point]) -> dict[str, np.ndarray]:
         "context_tokens": [p.context for p in points],
         "prefill_pairs": [p.pairs for p in points],
     }
-    zeros = ("pad_prefill_tokens", "pad_decode_rows", "pad_context_tokens", "swap_blocks")
+    zeros = ("pad_prefill_tokens", "pad_prefill_rows", "pad_decode_rows", "pad_context_tokens", "swap_blocks")
     rows |= {name: [0] * len(points) for name in zeros}
     return {name: np.array(values, dtype=np.int64) for name, values in rows.items()}
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sim.resolved import Resolved, ResolvedPolicy
 
 FORMAT = "batchsim-live"
-VERSION = 2
+VERSION = 3
 EXECUTOR = "batchsim"
 """Of every live run, and of every profile that was measured here."""
 

@@ -140,7 +140,7 @@ class EngineCore:
             # Columns in the order of STEP_COLUMNS; unrolled here because a leap is little else than this line.
             rows += pack(
                 end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-                0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+                0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
             )  # fmt: skip
             end_ns += duration_ns
         return end_ns

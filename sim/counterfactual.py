@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sim.causes import Objectives, slo_misses
 from sim.errors import ScenarioError
@@ -41,6 +42,12 @@ _RELATIVE = re.compile(r"([+-]\d+(?:\.\d+)?)\s*%\Z")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(.*)\Z", re.DOTALL)
 _CODES = ("klass", "tenant", "reason")
 _AXES = ("load", "seeds")  # which points there are, not what one is
+_LOADED = {
+    "mean_rate": "workload.arrivals.mean_rate",
+    "users": "workload.arrivals.users",
+    "rate_scale": "workload.trace.rate_scale.factor",
+}
+"""What each load axis replaces: to change it would do nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Side:
-    """A point as simulated: its records, its misses as `sim.causes` has them, its metrics by name."""
+    """A point as simulated: its records, its misses as `sim.causes` has them, its metrics by name.
+
+    `judged` are the requests that can miss: those sent after the warm-up.
+    """
 
     records: Records
     misses: pd.DataFrame
     values: dict[str, float | None]
+    judged: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -74,8 +85,8 @@ class Counterfactual:
 
     @property
     def shared(self) -> set[int]:
-        """The requests that both sides had: of one id and prompt, and sent at one time unless answers decide when."""
-        mine, theirs = self.base.records.requests, self.changed.records.requests
+        """The requests that both sides judge: of one id and prompt, and sent at one time unless answers decide when."""
+        mine, theirs = (side.records.requests[side.judged] for side in (self.base, self.changed))
         ids, i, j = np.intersect1d(mine["request_id"], theirs["request_id"], return_indices=True)
         same = mine["prompt_tokens"][i] == theirs["prompt_tokens"][j]
         if not self.closed_loop:
@@ -108,9 +119,15 @@ def counterfactual(
     row = _row(results, policy, load, seed)
     scenario = _scenario(results, plain, (), folders)
     setup, spec = Setup.of(scenario), _spec(scenario, policy, row["variant"], results)
+    _check_axis(scenario, changes)
     parsed = tuple(_change(text, plain, spec, setup) for text in changes)
     pinned = plain | {"policies": {policy: _pinned(plain["policies"][policy], spec)}}
     altered = _scenario(results, pinned, parsed, folders)
+    if len(altered.specs) > 1:
+        raise ScenarioError(
+            f"--counterfactual {' '.join(changes)}: best_of is {len(altered.specs)} points, and one is simulated. Give"
+            " one value."
+        )
     point = Point(spec, load, seed)
     if results.manifest.get("live"):
         rerun = LIVE
@@ -128,7 +145,7 @@ def counterfactual(
 
 def check_changes(changes: Sequence[str]) -> set[str]:
     """The labels of the policies that `changes` name. ScenarioError for a text that is no change of a point."""
-    labels = set()
+    labels, keys = set(), []
     for text in changes:
         key, equals, value = (part.strip() for part in text.partition("="))
         path = key.split(".")
@@ -145,7 +162,26 @@ def check_changes(changes: Sequence[str]) -> set[str]:
             if len(path) < 3:
                 raise ScenarioError(f"--counterfactual {text}: names no knob. Write policies.LABEL.KNOB=VALUE.")
             labels.add(path[1])
+        if any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in keys):
+            raise ScenarioError(f"--counterfactual {text}: another change is of the same key. Give one of them.")
+        keys.append(key)
+    if len(labels) > 1:
+        raise ScenarioError(
+            f"--counterfactual: changes knobs of {' and '.join(sorted(labels))}, but each policy is simulated alone."
+            " Change one of them at a time."
+        )
     return labels
+
+
+def _check_axis(scenario: Scenario, changes: Sequence[str]) -> None:
+    """ScenarioError for a change of what the point's load replaces anyway."""
+    replaced = _LOADED.get(scenario.load_name)
+    for text in changes:
+        if text.partition("=")[0].strip() == replaced:
+            raise ScenarioError(
+                f"--counterfactual {text}: load.{scenario.load_name} stands in its place. Choose another tested load with"
+                f" --load, or use batchsim run --set 'load={{{scenario.load_name}: [...]}}'."
+            )
 
 
 # ---- the scenario of a run
@@ -228,10 +264,11 @@ def _change(text: str, plain: Mapping[str, Any], spec: PolicySpec, setup: Setup)
     before = _before(path, plain, spec, setup)
     relative = _RELATIVE.match(value)
     if relative is None:
-        return Change(key, before, _scalar(value))
+        return Change(key, before, read_document(value, f"--counterfactual {text}").value)
     if before is None:
         raise ScenarioError(
-            f"--counterfactual {text}: {key} is not stated, so {value} is of nothing. Write {key}=VALUE."
+            f"--counterfactual {text}: {key} is no number that is stated or known, so {value} is of nothing. Write"
+            f" {key}=VALUE."
         )
     return Change(key, before, _scaled(before, 1 + Fraction(relative[1]) / 100, text))
 
@@ -274,11 +311,6 @@ def _scaled(value: Any, factor: Fraction, text: str) -> Any:
     return f"{number:.15g}{match[2]}"
 
 
-def _scalar(text: str) -> Any:
-    """A value as --set reads it."""
-    return read_document(text, f"--counterfactual {text}").value
-
-
 # ---- the two sides
 
 
@@ -289,4 +321,5 @@ def _simulated(setup: Setup, point: Point) -> Side:
 
 
 def _side(records: Records, scenario: Scenario, values: dict[str, float | None]) -> Side:
-    return Side(records, slo_misses(records, Objectives.of(scenario.plain)), values)
+    objectives = Objectives.of(scenario.plain)
+    return Side(records, slo_misses(records, objectives), values, objectives.cohort(records))

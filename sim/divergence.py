@@ -21,6 +21,7 @@ _WORK = (
     "num_prefill_tokens",
     "num_sampled_chunks",
     "pad_prefill_tokens",
+    "pad_prefill_rows",
     "pad_decode_rows",
     "num_preempted",
     "swap_blocks",

@@ -75,6 +75,7 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "num_chunks": "sequences with a prefill or recompute chunk",
         "num_sampled_chunks": "chunks that reached the end of their known tokens and gave a token",
         "pad_prefill_tokens": "tokens of prompt padding",
+        "pad_prefill_rows": "whole rows among that padding, beside the chunks",
         "pad_decode_rows": "rows of ended sequences that still computed",
         "swap_blocks": "KV blocks moved to and from host memory",
         "num_preempted": "sequences that lost their place",
@@ -161,7 +162,7 @@ def to_records(requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame
 
 
 _CODES = ("klass", "tenant", "reason")
-_LATER = ("lag_ns", "cached_tokens", "cached_tokens_all")
+_LATER = ("lag_ns", "cached_tokens", "cached_tokens_all", "pad_prefill_rows")
 """Columns that older tables do not have: there was nothing to count."""
 
 

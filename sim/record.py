@@ -40,6 +40,7 @@ STEP_COLUMNS = (
     ("num_chunks", "i"),
     ("num_sampled_chunks", "i"),  # chunks that reached the end of their known tokens and sampled one
     ("pad_prefill_tokens", "i"),
+    ("pad_prefill_rows", "i"),  # whole rows among that padding, beside the chunks
     ("pad_decode_rows", "i"),
     ("swap_blocks", "i"),
     ("num_preempted", "i"),

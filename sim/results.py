@@ -51,8 +51,15 @@ class Results:
         return self._table("states", policy, load, seed)
 
     def records(self, policy: str, load: float, seed: int) -> Records:
-        """All three tables as the arrays that `sim.attribution` reads."""
-        return to_records(*(self._table(name, policy, load, seed) for name in ("requests", "steps", "states")))
+        """All three tables as the arrays that `sim.attribution` reads. ScenarioError if one lacks a column."""
+        tables = [self._table(name, policy, load, seed) for name in ("requests", "steps", "states")]
+        try:
+            return to_records(*tables)
+        except KeyError as error:
+            raise ScenarioError(
+                f"{self.path}: the tables of {policy} at load {load:g}, seed {seed} have no column {error.args[0]}:"
+                " another version of batchsim wrote them. Run the scenario again."
+            ) from None
 
     def as_json(self) -> dict[str, Any]:
         """By policy: how its requests ended, summed over loads and seeds and at each; and its metrics at every load."""

@@ -133,7 +133,8 @@ class Batch:
 
     `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or
     recompute) pieces `(sequence, tokens)`. `context_tokens` is what the decodes read: the sum of their computed tokens.
-    The `pad_` fields are work done for nothing: prompt padding, rows of ended sequences, and the context these read.
+    The `pad_` fields are work done for nothing: prompt padding, of which `pad_prefill_rows` are whole rows beside the
+    chunks and as long as the padded ones, rows of ended sequences, and the context these read.
     `cached` lists `(sequence, tokens)` that an admission of this step found in the prefix cache, if any.
     `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
     `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
@@ -153,6 +154,7 @@ class Batch:
         "num_prefill_tokens",
         "pad_context_tokens",
         "pad_decode_rows",
+        "pad_prefill_rows",
         "pad_prefill_tokens",
         "preempted",
         "sampled",
@@ -171,6 +173,7 @@ class Batch:
         swap_out: list[tuple[Sequence, int]] | tuple[()] = (),
         swap_in: list[tuple[Sequence, int]] | tuple[()] = (),
         pad_prefill_tokens: int = 0,
+        pad_prefill_rows: int = 0,
         pad_decode_rows: int = 0,
         pad_context_tokens: int = 0,
         layout: str = "by_order",
@@ -183,6 +186,7 @@ class Batch:
         self.swap_out = swap_out
         self.swap_in = swap_in
         self.pad_prefill_tokens = pad_prefill_tokens
+        self.pad_prefill_rows = pad_prefill_rows
         self.pad_decode_rows = pad_decode_rows
         self.pad_context_tokens = pad_context_tokens
         self.layout = layout

@@ -6,12 +6,13 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
-from sim.errors import BatchsimError, CalibrationError
+from sim.errors import BatchsimError, CalibrationError, ScenarioError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,6 +70,17 @@ def require_torch(command: str) -> None:
 
     if find_spec("torch") is None:
         raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
+
+
+def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> None:
+    """ScenarioError if `path` is a file that does not begin as `what` does, so that no other work is written over."""
+    try:
+        with path.open("rb") as file:
+            known = file.read(max(map(len, first_bytes))).startswith(first_bytes)
+    except (FileNotFoundError, IsADirectoryError):
+        return
+    if not known:
+        raise ScenarioError(f"{path}: is there, and no {what}. Give another path.")
 
 
 def print_json(value: Any) -> None:

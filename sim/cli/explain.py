@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.cli.common import JsonOption, check_replaceable, one_line_errors, print_json
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def explain(
     policy: Annotated[str | None, typer.Option(help="A label of the scenario; all by default.")] = None,
     load: Annotated[float | None, typer.Option(help="A tested load; the one of the table by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which repetition; --slo takes all by default, else 0.")] = None,
-    slowest: Annotated[int, typer.Option(min=0, help="How many of the slowest requests.")] = 5,
+    slowest: Annotated[int | None, typer.Option(min=0, help="How many of the slowest requests; 5 by default.")] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,7 +63,9 @@ def explain(
     chosen = known if policy is None else [policy]
     if output is not None and not slo:
         raise ScenarioError("--output: is for the picture of --slo alone. Drop it, or add --slo.")
-    modes = [name for name, given in _modes(request, slo, changes, audit) if given]
+    if audit is not None and as_json:
+        raise ScenarioError("--json: the log of --audit is JSON lines already. Drop it.")
+    modes = [name for name, given in _modes(slowest, request, slo, changes, audit) if given]
     if len(modes) > 1:
         raise ScenarioError(f"{' and '.join(modes)}: each tells something else. Give one of them.")
     if slo:
@@ -75,11 +77,14 @@ def explain(
     elif request is not None:
         _story(loaded, chosen, load, seed or 0, request, as_json)
     else:
-        _overview(loaded, chosen, load, seed or 0, slowest, as_json)
+        _overview(loaded, chosen, load, seed or 0, 5 if slowest is None else slowest, as_json)
 
 
-def _modes(request: int | None, slo: bool, changes: list[str] | None, audit: Path | None) -> list[tuple[str, bool]]:
-    given = [("--request", request is not None), ("--slo", slo), ("--counterfactual", bool(changes))]
+def _modes(
+    slowest: int | None, request: int | None, slo: bool, changes: list[str] | None, audit: Path | None
+) -> list[tuple[str, bool]]:
+    given = [("--slowest", slowest is not None), ("--request", request is not None)]
+    given += [("--slo", slo), ("--counterfactual", bool(changes))]
     return [*given, ("--audit", audit is not None)]
 
 
@@ -112,6 +117,7 @@ def _slo(
     found = causes(results, policies, load, seeds)
     path = results.path / PICTURE if output is None else output
     try:
+        check_replaceable(path, (b"\x89PNG",), "PNG picture")
         causes_picture(results, found, load, len(seeds), path)
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be written: {error.strerror}. Give another path with -o.") from None
@@ -129,11 +135,12 @@ def _counterfactual(
     from sim.report.counterfactual import counterfactual_data, counterfactual_text
 
     named = check_changes(changes)
+    known = list(dict.fromkeys(str(name) for name in results.points["policy"]))
+    if not named <= set(known):
+        raise ScenarioError(f"{results.path}: has no policy {', '.join(named)}. Write one of {', '.join(known)}.")
     chosen = [name for name in policies if name in named] if named else policies
     if not chosen:
-        raise ScenarioError(
-            f"{results.path}: has no policy {', '.join(sorted(named))}. Write one of {', '.join(policies)}."
-        )
+        raise ScenarioError(f"--policy {policies[0]}: the change is of {', '.join(named)}. Write that one, or none.")
     folders = [Path.cwd(), *traces]
     found = [
         counterfactual_data(counterfactual(results, name, load, seed, changes, folders=folders)) for name in chosen
@@ -150,8 +157,7 @@ def _audit(results: Results, policies: list[str], load: float, seed: int, path: 
     live = bool(results.manifest.get("live"))
     count = 0
     try:
-        if path.is_file() and not path.read_bytes().startswith(FIRST_BYTES):
-            raise ScenarioError(f"{path}: is there, and no audit log. Give another path.")
+        check_replaceable(path, (FIRST_BYTES,), "audit log")
         with path.open("w", encoding="utf-8") as file:
             for name in policies:
                 about = {"scenario": results.manifest["scenario_name"], "policy": name, "load": load, "seed": seed}
@@ -160,4 +166,5 @@ def _audit(results: Results, policies: list[str], load: float, seed: int, path: 
                     count += 1
     except OSError as error:
         raise ScenarioError(f"{path}: cannot be written: {error.strerror}. Give another path.") from None
-    typer.echo(f"{path}   {count - len(policies):,} events")
+    count -= len(policies)  # headers
+    typer.echo(f"{path}   {count:,} event{'' if count == 1 else 's'}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.common import one_line_errors
+from sim.cli.common import check_replaceable, one_line_errors
 from sim.errors import ScenarioError
 
 
@@ -29,8 +29,9 @@ def timeline(
     """
     from sim.report.reading import check_load, load_to_show
     from sim.report.step_terms import step_terms
-    from sim.report.timeline import timeline_events, write_timeline
+    from sim.report.timeline import FIRST_BYTES, timeline_events, write_timeline
     from sim.results import load_results
+    from sim.units import parse_duration_ns
 
     loaded = load_results(results)
     known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
@@ -43,13 +44,19 @@ def timeline(
     records = loaded.records(policy, load, seed)
     window = _window(start, end, int(records.requests["ended_ns"].max()))
     terms = step_terms(loaded, records)
+    frontend = loaded.scenario["workload"].get("frontend") or {}
+    per_chunk_ns = parse_duration_ns(frontend.get("per_chunk", "0s"))
     facts = {"batchsim": loaded.manifest["heading"], "policy": policy, "load": load, "seed": seed}
+    events = timeline_events(records, loaded.manifest["num_blocks"], window, terms, per_chunk_ns=per_chunk_ns)
     try:
-        counts = write_timeline(timeline_events(records, loaded.manifest["num_blocks"], window, terms), output, facts)
+        check_replaceable(output, FIRST_BYTES, "trace")
+        counts = write_timeline(events, output, facts)
     except OSError as error:
         raise ScenarioError(f"{output}: cannot be written: {error.strerror}. Give another file with -o.") from None
     size = output.stat().st_size / 1e6
-    typer.echo(f"{output}  {size:.1f} MB, {counts['X']:,} slices and {counts.get('C', 0):,} counter values of {policy}")
+    typer.echo(
+        f"{output}  {size:.1f} MB, {counts.get('X', 0):,} slices and {counts.get('C', 0):,} counter values of {policy}"
+    )
     typer.echo("Open it at https://ui.perfetto.dev", err=True)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def read(path: Path, policy: str | None) -> Recording:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadRecording(f"cannot be read: {error.strerror}. Give a recording's path.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRecording(f"not a recording, or not all of one: {error}. Record it again.") from None
     if not isinstance(data, dict) or not (
         {"meta", "steps"} <= data.keys() or {"scheduler", "iterations"} <= data.keys()
@@ -77,7 +78,7 @@ def read(path: Path, policy: str | None) -> Recording:
     form = vllm_v1 if "meta" in data else vidur
     try:
         return form.recording(data, policy)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise BadRecording(f"not a recording: {what}. The form stands in sim/conform/__init__.py.") from None
 
@@ -132,7 +133,7 @@ def count(row: dict[str, Any], name: str, where: str) -> int:
 
 def ns(seconds: Any, where: str) -> int:
     """Recorded seconds as ns. BadRecording if it is no number."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds):
         raise BadRecording(f"{where} is {seconds!r}, not a time in seconds. Record it again.")
     return round(seconds * NS_PER_S)
 

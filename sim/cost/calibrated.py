@@ -21,6 +21,7 @@ from sim.cost.work import (
     Columns,
     Terms,
     attention_rows,
+    chunk_rows,
     padded_pairs,
     padded_work,
     swap_blocks,
@@ -136,14 +137,18 @@ class Calibrated:
         return int(base + per_block * num_blocks) if num_blocks else 0
 
     def _chunks_ns(self, batch: Batch, rows: int, attention: float) -> float:
-        """A step with chunks beside `rows` decodes whose attention costs `attention`; without its swaps."""
+        """A step with chunks beside `rows` decodes whose attention costs `attention`; without its swaps.
+
+        A row of padding is a chunk of its own.
+        """
         pairs = longest = 0
         for seq, n in batch.chunks:
             end = seq.settled_computed_tokens + n
             pairs += n * end - n * (n - 1) // 2
             if end > longest:
                 longest = end
-        chunks, prefill, pad = len(batch.chunks), batch.num_prefill_tokens, batch.pad_prefill_tokens
+        chunks, prefill = len(batch.chunks) + batch.pad_prefill_rows, batch.num_prefill_tokens
+        pad = batch.pad_prefill_tokens
         tokens, costs = prefill + pad, self.profile.costs
         if not self.extrapolate:
             longest = max(longest, tokens // chunks) if pad else longest
@@ -273,7 +278,7 @@ class Calibrated:
     def _kernels(self, columns: Columns) -> Terms:
         """The kernels' terms of `explain`."""
         costs, work = self.profile.costs, padded_work(columns)
-        decodes, chunks = columns["num_decode"] + columns["pad_decode_rows"], columns["num_chunks"]
+        decodes, chunks = columns["num_decode"] + columns["pad_decode_rows"], chunk_rows(columns)
         reads = attention_rows(columns, self._most)
         held = self._held(decodes, reads)
         one, graph = np.array([1]), np.zeros(len(decodes), dtype=bool)

@@ -79,7 +79,7 @@ class Linear:
         tokens = rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
         context = batch.context_tokens + batch.pad_context_tokens
         ns = self.base + self.per_token * tokens + self.per_context_token * context
-        ns += self.per_sequence * (rows + len(batch.chunks))
+        ns += self.per_sequence * (rows + len(batch.chunks) + batch.pad_prefill_rows)
         if batch.swap_out or batch.swap_in:
             ns += self.swap_ns(swap_blocks(batch))
         return ns

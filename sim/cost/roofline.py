@@ -236,8 +236,9 @@ class Roofline:
         if chunks:
             prefill = batch.num_prefill_tokens
             pad = batch.pad_prefill_tokens
-            pairs = padded_pairs(prefill_pairs(batch), len(chunks), prefill, pad)
-            ns = _step_ns(self._coefficients, rows + prefill + pad, rows + len(chunks), context, pairs, prefill)
+            pieces = len(chunks) + batch.pad_prefill_rows
+            pairs = padded_pairs(prefill_pairs(batch), pieces, prefill, pad)
+            ns = _step_ns(self._coefficients, rows + prefill + pad, rows + pieces, context, pairs, prefill)
         elif rows:
             ns = self._decode_ns.get(rows)
             if ns is None:  # all but the context depends on the number of rows alone
@@ -256,7 +257,7 @@ class Roofline:
 
     def host_ns(self, batch: Batch) -> int:
         """The host's part of the step."""
-        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks)
+        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
         return self.host.base + self.host.per_sequence * rows + self.host.per_token * batch.num_prefill_tokens
 
     def swap_ns(self, num_blocks: int) -> int:

@@ -1,7 +1,7 @@
 """How much a step has to do, of one batch or of columns of recorded steps; the same arithmetic for both.
 
 Columns are named as in the step records: num_decode, num_prefill_tokens, num_chunks, context_tokens, prefill_pairs,
-pad_prefill_tokens, pad_decode_rows, pad_context_tokens, swap_blocks.
+pad_prefill_tokens, pad_prefill_rows, pad_decode_rows, pad_context_tokens, swap_blocks.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def swap_blocks(batch: Batch) -> int:
     return sum(n for _, n in batch.swap_out) + sum(n for _, n in batch.swap_in)
 
 
-def padded_pairs(pairs: int, num_chunks: int, num_tokens: int, pad_tokens: int) -> int:
-    """`pairs` with those of the padding: whole prompts, all padded to one length, as padded batches are."""
+def padded_pairs(pairs: int, num_rows: int, num_tokens: int, pad_tokens: int) -> int:
+    """`pairs` with those of the padding: `num_rows` chunks and rows of padding, all of one length, as whole prompts."""
     if not pad_tokens:
         return pairs
-    length = (num_tokens + pad_tokens) // num_chunks
-    return max(pairs, num_chunks * (length * (length + 1) // 2))
+    length = (num_tokens + pad_tokens) // num_rows
+    return max(pairs, num_rows * (length * (length + 1) // 2))
 
 
 def attention_rows(columns: Columns, most: int | None) -> NDArray[np.int64]:
@@ -66,6 +66,11 @@ def attention_rows(columns: Columns, most: int | None) -> NDArray[np.int64]:
     return columns["num_decode"] + (rows if most is None else np.maximum(rows, -(-context // most)))
 
 
+def chunk_rows(columns: Columns) -> NDArray[np.int64]:
+    """The rows that attention of chunks has in each step: chunks, and whole rows of padding."""
+    return columns["num_chunks"] + columns["pad_prefill_rows"]
+
+
 def columns_of(batch: Batch) -> Columns:
     """The row a recorder would write of `batch`, as columns of length 1."""
     row = {
@@ -75,6 +80,7 @@ def columns_of(batch: Batch) -> Columns:
         "context_tokens": batch.context_tokens,
         "prefill_pairs": prefill_pairs(batch),
         "pad_prefill_tokens": batch.pad_prefill_tokens,
+        "pad_prefill_rows": batch.pad_prefill_rows,
         "pad_decode_rows": batch.pad_decode_rows,
         "pad_context_tokens": batch.pad_context_tokens,
         "swap_blocks": swap_blocks(batch),
@@ -97,14 +103,14 @@ def useful_work(columns: Columns) -> Work:
 
 
 def padded_work(columns: Columns) -> Work:
-    """The work with its padding: what the step's time is made of."""
+    """The work with its padding: what the step's time is made of. A row of padding is sampled too."""
     c, useful = columns, useful_work(columns)
-    chunks, pad = c["num_chunks"], c["pad_prefill_tokens"]
+    chunks, pad = chunk_rows(columns), c["pad_prefill_tokens"]
     length = (c["num_prefill_tokens"] + pad) // np.maximum(chunks, 1)
     rectangle = chunks * (length * (length + 1) // 2)
     return Work(
         tokens=useful.tokens + c["pad_decode_rows"] + pad,
-        rows=useful.rows + c["pad_decode_rows"],
+        rows=useful.rows + c["pad_prefill_rows"] + c["pad_decode_rows"],
         context=useful.context + c["pad_context_tokens"],
         pairs=np.where(pad > 0, np.maximum(useful.pairs, rectangle), useful.pairs),
     )

@@ -74,7 +74,7 @@ class Rectangle:
         """Reserves the KV of `rows`, which must fit, and returns their prefill step. `cut` are those KV kept out.
 
         `copies` further rows, of the last one's prompt, compute until the batch ends and hold no KV: for systems that
-        pad the number of rows. Under `finished_rows: hold` only.
+        pad the number of rows. Under `finished_rows: hold` only, and for rows of one length, by padding or as they are.
         """
         for seq, tokens in zip(rows, self._reserved_tokens(rows), strict=True):
             self.kv.allocate(seq, tokens)  # never False: `fitting` counted the same tokens
@@ -93,6 +93,7 @@ class Rectangle:
             list(zip(rows, prompts, strict=True)),
             useful,
             pad_prefill_tokens=self._pad_live + self._ended_widths,
+            pad_prefill_rows=copies,
         )
 
     def step(self) -> Batch:

@@ -68,10 +68,11 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
                 offered["?" if objectives.class_names else ""] = lost + offered.get("", 0)
                 missed.append(_lost_frame(lost, "?" if objectives.class_names else ""))
         every = pd.concat(missed, ignore_index=True)
+        order = [name for name in ("", *objectives.class_names, "?") if name in offered]
         found += [
-            {"policy": policy, "label": names[policy], "klass": klass, "offered": count}
+            {"policy": policy, "label": names[policy], "klass": klass, "offered": offered[klass]}
             | _counted(every.loc[every["klass"] == klass])
-            for klass, count in offered.items()
+            for klass in order
         ]
     return found
 

@@ -23,7 +23,7 @@ _IDS = 24  # of requests that the text names
 
 def counterfactual_data(found: Counterfactual) -> dict[str, Any]:
     """Misses before and after with their causes, ids of those that vanish, appear and remain, and metrics [before,
-    after] in seconds or shares. `shared` counts the requests that both sides had; ids are of these, None without any.
+    after] in seconds or shares. `requests` counts those judged, `shared` those judged on both sides; ids are of these, None without any.
     """
     base, changed = found.base, found.changed
     before, after = set(base.misses["request_id"].tolist()), set(changed.misses["request_id"].tolist())
@@ -37,7 +37,7 @@ def counterfactual_data(found: Counterfactual) -> dict[str, Any]:
         "rerun": found.rerun,
         "no_effect": found.no_effect,
         "shared": len(shared),
-        "requests": [len(base.records.requests), len(changed.records.requests)],
+        "requests": [int(side.judged.sum()) for side in (base, changed)],
         "misses": [len(before), len(after)],
         "vanish": sorted(mine - theirs) if shared else None,
         "appear": sorted(theirs - mine) if shared else None,

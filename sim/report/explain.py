@@ -91,7 +91,7 @@ def _sum_text(life_ns: float, parts: list[dict[str, Any]]) -> str:
         by = f" by request {part['blocker']}" if part.get("blocker") is not None else ""
         term = f"{format_duration(part['ns'])} {part['part']}{by} ({100 * share:.0f} %)"
         shown.append(term.replace(" ", _UNBROKEN))
-    rest = [f"{format_duration(rest_ns)} in smaller parts"] if rest_ns else []
+    rest = [f"{format_duration(rest_ns)} in smaller parts".replace(" ", _UNBROKEN)] if rest_ns else []
     return f"{format_duration(life_ns)} = " + " + ".join(shown + rest)
 
 

@@ -86,6 +86,7 @@ def _alone(profile: Profile, decodes: Any, context: Any, prefill: Any, chunks: A
         "context_tokens": context,
         "prefill_pairs": pairs,
         "pad_prefill_tokens": zeros,
+        "pad_prefill_rows": zeros,
         "pad_decode_rows": zeros,
         "pad_context_tokens": zeros,
         "swap_blocks": zeros,

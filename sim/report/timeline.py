@@ -28,6 +28,9 @@ ENGINE, REQUESTS = 1, 2
 """Process ids."""
 STEPS = 1
 """The engine's thread; lanes of requests are numbered from 1."""
+_HEAD = '{"displayTimeUnit":"ms","otherData":'
+FIRST_BYTES = (_HEAD.encode(), b"\x1f\x8b")
+"""Of every trace: plain, and packed."""
 
 Event = dict[str, Any]
 Window = tuple[int, int]
@@ -37,6 +40,7 @@ _STEP_ARGS = (
     "num_decode",
     "context_tokens",
     "pad_prefill_tokens",
+    "pad_prefill_rows",
     "pad_decode_rows",
     "swap_blocks",
     "num_preempted",
@@ -49,10 +53,13 @@ def timeline_events(
     num_blocks: int,
     window_ns: Window | None = None,
     terms: Mapping[str, NDArray[np.float64]] | None = None,
+    *,
+    per_chunk_ns: int = 0,
 ) -> Iterator[Event]:
     """The events of a run, or of what of it lies within `window_ns`; slices across its edges are cut there.
 
     `num_blocks` is the size of the KV pool; `terms` says what each step's time is made of, in ns, if that is known.
+    `per_chunk_ns` is the front end's time to deliver one piece.
     """
     window = window_ns if window_ns is not None else (0, _end_ns(records))
     yield _name("process_name", ENGINE, 0, "engine")
@@ -62,7 +69,7 @@ def timeline_events(
     seen = (steps["start_ns"] < window[1]) & (steps["start_ns"] + steps["duration_ns"] > window[0])
     yield from _steps(steps[seen], window, {name: ns[seen] for name, ns in (terms or {}).items()})
     yield from _counters(steps[seen], num_blocks, window)
-    yield from _requests(records, window)
+    yield from _requests(records, window, per_chunk_ns)
 
 
 def write_timeline(events: Iterable[Event], path: Path, facts: dict[str, Any]) -> dict[str, int]:
@@ -72,7 +79,7 @@ def write_timeline(events: Iterable[Event], path: Path, facts: dict[str, Any]) -
     """
     counts: dict[str, int] = {}
     with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
-        file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(facts)},"traceEvents":[')
+        file.write(f'{_HEAD}{json.dumps(facts)},"traceEvents":[')
         separator = "\n"
         for event in events:
             file.write(separator + json.dumps(event, separators=(",", ":"), ensure_ascii=False))
@@ -135,12 +142,12 @@ def _counters(steps: NDArray[np.void], num_blocks: int, window: Window) -> Itera
 # ---- the requests
 
 
-def _requests(records: Records, window: Window) -> Iterator[Event]:
+def _requests(records: Records, window: Window, per_chunk_ns: int) -> Iterator[Event]:
     requests = records.requests
     ends = np.where(requests["outcome"] == FINISHED, requests["delivered_ns"], requests["ended_ns"])
     seen = np.flatnonzero((requests["sent_ns"] <= window[1]) & (ends >= window[0]))
     order = seen[np.argsort(requests["sent_ns"][seen], kind="stable")]
-    inner = _States(records)
+    inner = _States(records, per_chunk_ns)
     lanes = _Lanes()
     for i in order.tolist():
         life = (int(requests["sent_ns"][i]), int(ends[i]))
@@ -189,10 +196,11 @@ class _Lanes:
 
 
 class _States:
-    """The spans inside lives: on arrival, in the queue, in each state, and the answer held back."""
+    """The spans inside lives: on the way, on arrival, in the queue, in each state, and the answer held back."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, per_chunk_ns: int) -> None:
         self.records = records
+        self.per_chunk_ns = per_chunk_ns
         self.intervals: Intervals = state_intervals(records)
         queue = queueing(records, self.intervals)
         self.arrival_ns, self.entered_ns, self.until_ns = queue.arrival_ns, queue.entered_ns, queue.until_ns
@@ -207,6 +215,7 @@ class _States:
     def of(self, i: int) -> Iterator[tuple[str, Window, dict[str, Any]]]:
         """Name, span and facts of each, in time, of the request in row `i`."""
         row, its, texts = self.records.requests[i], self.intervals, self.records.texts
+        yield "frontend", (int(row["sent_ns"]), int(self.arrival_ns[i])), {}
         yield "waiting for the running step", (int(self.arrival_ns[i]), int(self.entered_ns[i])), {}
         reasons = self.queued.get(int(row["request_id"]), {})
         most = max(reasons, key=lambda reason: reasons[reason], default="")
@@ -219,7 +228,9 @@ class _States:
             args = {} if blocker == MISSING else {"for_request": blocker}
             yield f"{name}: {reason}" if reason else name, (int(its.start_ns[k]), int(its.end_ns[k])), args
         if row["outcome"] == FINISHED:
-            yield "response held", (int(row["ended_ns"]), int(row["delivered_ns"])), {}
+            back_ns = int(row["delivered_ns"]) - self.per_chunk_ns
+            yield "response held", (int(row["ended_ns"]), back_ns), {}
+            yield "frontend", (back_ns, int(row["delivered_ns"])), {}
         elif self.given_up[i]:
             yield "response held", (int(row["last_token_ns"]), int(row["ended_ns"])), {}
 

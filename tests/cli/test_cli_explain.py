@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from tiny_scenario import TINY, batchsim, changed
 
@@ -75,6 +77,24 @@ def test_parts_sum_to_the_latency_in_the_table(ran: Path) -> None:
         row: Any = requests.loc[one["request_id"]]
         assert sum(part["ns"] for part in one["parts"]) == one["life_ns"] == row["delivered_ns"] - row["sent_ns"]
     assert found["mean_ns"] == pytest.approx(sum(lives) / 40)
+
+
+@pytest.mark.parametrize("command", ["explain", "timeline"])
+def test_results_of_another_version_are_one_line(ran: Path, tmp_path: Path, command: str) -> None:
+    """A table without one of today's columns is named with what to do, exit 2; those added since are not missed."""
+    home = tmp_path / "s"
+    shutil.copytree(ran, home)
+    tables = list(home.glob("points/*/steps.parquet"))
+    for path in tables:
+        pq.write_table(pq.read_table(path).drop_columns(["pad_prefill_rows", "cached_tokens"]), path)
+    point = ["--policy", "static", "--load", 10, "--seed", 0]
+    written = [*point, "-o", tmp_path / "t.json"] if command == "timeline" else point
+    assert batchsim(command, home, *written).exit_code == 0
+    for path in tables:
+        pq.write_table(pq.read_table(path).drop_columns(["free_blocks"]), path)
+    refused = batchsim(command, home, *written)
+    assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
+    assert "have no column free_blocks: another version of batchsim wrote them. Run" in refused.stderr
 
 
 def test_who_took_the_place_is_named(tight: Path) -> None:

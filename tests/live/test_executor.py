@@ -33,12 +33,14 @@ from tests.unit.engine import arrival, vllm
 VOCAB = SHAPE["vocab_size"]
 LENGTHS = [(17, 20), (5, 9), (30, 25), (11, 30), (3, 1), (22, 14)]  # prompt, output
 SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 16}  # prompts in chunks, decodes beside them
+COPIES = {"num_batch_threads": 1, "max_batch_size": 4, "allowed_batch_sizes": (4,), "pad_variable_length_inputs": True}
 RUNS: dict[str, tuple[str, dict[str, Any], int]] = {  # policy, knobs, KV blocks of 4 tokens
     "chunked": ("continuous", SMALL, 60),
     "recompute": ("preemptive", SMALL | {"by": "recompute"}, 24),
     "swap": ("preemptive", SMALL | {"by": "swap"}, 24),
     "vllm": ("vllm", SMALL | {"enable_prefix_caching": False, "async_scheduling": False}, 24),
     "padded": ("static", {"batch_size": 3}, 60),
+    "padded_rows": ("tf_serving", COPIES, 60),
     "padded_prompts_only": ("static", {"batch_size": 3, "finished_rows": "drop"}, 60),
 }
 
@@ -83,6 +85,7 @@ def test_tokens_are_those_of_transformers(family: tuple[ModelRunner, Any], run: 
     assert (steps["swap_blocks"].sum() > 0) == (run == "swap")
     assert (steps["num_preempted"].sum() > 0) == (run in ("recompute", "swap", "vllm"))
     assert (steps["pad_prefill_tokens"].sum() > 0) == run.startswith("padded")
+    assert (steps["pad_prefill_rows"].sum() > 0) == (run == "padded_rows")
 
 
 RUNNERS: dict[int, ModelRunner] = {}

@@ -19,10 +19,11 @@ from calibrate.runner import ModelRunner, StepLimits, build_runner
 from calibrate.transformer import Transformer
 from calibrate.weights import load_weights
 from sim.core import EngineCore
-from sim.cost.work import attention_rows, columns_of, padded_work
+from sim.cost.work import attention_rows, chunk_rows, columns_of, padded_work
 from sim.errors import CalibrationError
 from sim.kv import TableKV
 from sim.policies.static import Static, StaticConfig
+from sim.policies.systems.tf_serving import TfServing, TfServingConfig
 from sim.record import Recorder
 from sim.types import Batch, Idle, PolicyContext
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint
@@ -86,7 +87,7 @@ class Counting(SdpaBackend):
     """Counts the work it does, of the layer that is first in the step."""
 
     def __init__(self) -> None:
-        self.tokens = self.context = self.pairs = self.reads = self.rows = 0
+        self.tokens = self.context = self.pairs = self.reads = self.rows = self.chunks = 0
 
     def rope_store(self, q: Any, k: Any, v: Any, *rest: Any) -> Any:
         self.tokens += len(q)
@@ -101,13 +102,22 @@ class Counting(SdpaBackend):
 
     def prefill(self, q: Any, k_cache: Any, v_cache: Any, tables: Any, bounds: Any, seq_lens: Any, *rest: Any) -> Any:
         lens = bounds.diff()
+        self.chunks += len(lens)
         self.pairs += int((lens * (seq_lens - lens) + lens * (lens + 1) // 2).sum())
         return super().prefill(q, k_cache, v_cache, tables, bounds, seq_lens, *rest)
 
 
-@pytest.mark.parametrize("finished_rows", ["hold", "drop"])
-def test_padding_is_the_work_that_the_cost_model_counts(finished_rows: Any, tmp_path: Path) -> None:
-    """In every step of a padded batch, tokens, context read and pairs equal `padded_work`, rows `attention_rows`."""
+PADDING: dict[str, Any] = {
+    "hold": StaticConfig(batch_size=4, finished_rows="hold"),
+    "drop": StaticConfig(batch_size=4, finished_rows="drop"),
+    "copies": TfServingConfig(1, max_batch_size=7, allowed_batch_sizes=(7,), pad_variable_length_inputs=True),
+}
+
+
+@pytest.mark.parametrize("name", PADDING)
+def test_padding_is_the_work_that_the_cost_model_counts(name: str, tmp_path: Path) -> None:
+    """In every step of a padded batch, tokens, context read, pairs and chunks' rows equal `padded_work`'s, rows of
+    decodes `attention_rows`."""
     checkpoint("mistral", tmp_path, num_hidden_layers=1)
     architecture = load_architecture(str(tmp_path))
     weights = load_weights(architecture, tmp_path, torch.device("cpu"))
@@ -115,9 +125,9 @@ def test_padding_is_the_work_that_the_cost_model_counts(finished_rows: Any, tmp_
     backend = Counting()
     runner = ModelRunner(Transformer(architecture, weights, backend, kv, 200), LIMITS)
     manager = TableKV(100, 4)
-    config = StaticConfig(batch_size=4, finished_rows=finished_rows)
+    config, context = PADDING[name], PolicyContext(manager, 60)
     executor = TorchExecutor(runner, manager, max_model_len=120)
-    scheduler = Static(config, PolicyContext(manager, 60))
+    scheduler = TfServing(config, context) if isinstance(config, TfServingConfig) else Static(config, context)
     core = EngineCore(scheduler, executor, Recorder(), max_model_len=60)
     for i, (prompt, output) in enumerate([(40, 2), (3, 19), (11, 6), (1, 1)]):
         core.submit(arrival(i, 0, prompt, output))
@@ -132,6 +142,7 @@ def test_padding_is_the_work_that_the_cost_model_counts(finished_rows: Any, tmp_
         core.execute(batch, now)
         core.complete(now)
         assert (backend.tokens, backend.pairs) == (work.tokens[0], work.pairs[0])
+        assert backend.chunks == chunk_rows(columns_of(batch))[0]
         assert backend.rows == attention_rows(columns_of(batch), 119)[0]
         # A decode row reads its own token too; rows that only read padding have none.
         own = batch.num_decode + batch.pad_decode_rows
@@ -140,7 +151,7 @@ def test_padding_is_the_work_that_the_cost_model_counts(finished_rows: Any, tmp_
         alone += backend.rows > own
     assert now == 19
     assert ghosts >= 18
-    assert (alone == 0) == (finished_rows == "hold"), "rows of padding read the padding, where there are some"
+    assert (alone == 0) == (name != "drop"), "rows of padding read the padding, where there are some"
     assert not kv[:, :, 0].any(), "the block that padding reads was written"
 
 

@@ -74,6 +74,7 @@ def test_rule_5_a_batch_is_padded_up_to_an_allowed_size_with_copies_of_its_last_
     records = serving("0:4->3 0:4->3 0:4->3", max_batch_size=4, allowed_batch_sizes=(2, 4))
     columns = ("num_prefill_tokens", "pad_prefill_tokens", "num_decode", "pad_decode_rows", "pad_context_tokens")
     assert steps(records, *columns) == [(12, 4, 0, 0, 0), (0, 0, 3, 1, 4), (0, 0, 3, 1, 5)]
+    assert steps(records, "num_chunks", "pad_prefill_rows") == [(3, 1), (0, 0), (0, 0)]
 
 
 def test_rule_5_copies_are_as_long_as_the_padded_rows() -> None:
@@ -81,8 +82,8 @@ def test_rule_5_copies_are_as_long_as_the_padded_rows() -> None:
     records = serving(
         "0:2->1 0:6->2 0:3->2", max_batch_size=4, allowed_batch_sizes=(4,), pad_variable_length_inputs=True
     )
-    columns = ("pad_prefill_tokens", "num_decode", "pad_decode_rows", "pad_context_tokens")
-    assert steps(records, *columns) == [(4 + 3 + 6, 0, 0, 0), (0, 2, 2, 3 + 6 + 6)]
+    columns = ("pad_prefill_tokens", "pad_prefill_rows", "num_decode", "pad_decode_rows", "pad_context_tokens")
+    assert steps(records, *columns) == [(4 + 3 + 6, 1, 0, 0, 0), (0, 0, 2, 2, 3 + 6 + 6)]
 
 
 def test_rule_5_batch_down_leaves_what_passes_an_allowed_size() -> None:
@@ -127,7 +128,7 @@ def test_a_batch_larger_than_the_kv_pool_runs_in_parts() -> None:
     """Three rows of 2 blocks each and a pool of 4: the third runs next, padded on its own."""
     records = serving("0:8->1 0:8->1 0:8->1", blocks=4, max_batch_size=4, allowed_batch_sizes=(2, 4))
     assert starts_us(records) == [0, 0, 10]
-    assert steps(records, "pad_prefill_tokens") == [(0,), (8,)]
+    assert steps(records, "pad_prefill_tokens", "pad_prefill_rows") == [(0, 0), (8, 1)]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,13 @@ def test_a_step_with_chunks_is_launched_op_by_op() -> None:
     assert MINE.step_ns(batch) == int(expected)
 
 
+def test_a_row_of_padding_is_a_chunk_of_its_own() -> None:
+    """Three copies of a prompt cost as three prompts more, less the host's part of their tokens; none is longer."""
+    copied = step(chunks=[(0, 128)], pad_prefill_tokens=3 * 128, pad_prefill_rows=3)
+    cost = Calibrated(replace(PROFILE, hull=replace(PROFILE.hull, max_chunk_context=128)))
+    assert cost.step_ns(copied) == pytest.approx(cost.step_ns(step(chunks=[(0, 128)] * 4)) - 3 * 128 * 2.5, abs=1)
+
+
 def test_launching_takes_its_least_time() -> None:
     """A small step with a chunk waits for its launches and, without decodes, for cold caches; a graph of the same work
     does not."""
@@ -177,10 +184,11 @@ def test_a_growing_context_never_gets_cheaper() -> None:
         (step([10] * 60, [(0, 1)] * 5), "65 sequences in a step asked; .* up to 64. Recalibrate with --max-seqs 65"),
         (step(chunks=[(0, 1)] * 65), "65 sequences in a step asked"),
         (step(chunks=[(0, 300)], pad_prefill_tokens=213), "513 tokens in a step asked"),
+        (step(chunks=[(0, 1)], pad_prefill_tokens=64, pad_prefill_rows=64), "65 sequences in a step asked"),
         (step([1000, 1001]), "1001 mean context tokens of the decodes asked; profile mine was measured up to 1000"),
         (step(chunks=[(1900, 101)]), "2001 tokens of one prompt asked; .* --max-model-len 2001"),
     ],
-    ids=["decodes", "tokens", "mixed tokens", "mixed rows", "chunks", "padding", "context", "prompt"],
+    ids=["decodes", "tokens", "mixed tokens", "mixed rows", "chunks", "padding", "copies", "context", "prompt"],
 )
 def test_outside_the_hull_is_refused(batch: Any, message: str) -> None:
     """With what was asked, what was measured and what to do; on request the curves go on instead."""

@@ -33,6 +33,7 @@ def step(
     chunks: list[tuple[int, int]] | None = None,
     swap_blocks: int = 0,
     pad_prefill_tokens: int = 0,
+    pad_prefill_rows: int = 0,
     pad_decode_rows: int = 0,
     pad_context_tokens: int = 0,
 ) -> Batch:
@@ -50,6 +51,7 @@ def step(
         sum(n for _, n in pieces),
         swap_in=swapped,
         pad_prefill_tokens=pad_prefill_tokens,
+        pad_prefill_rows=pad_prefill_rows,
         pad_decode_rows=pad_decode_rows,
         pad_context_tokens=pad_context_tokens,
     )
@@ -63,6 +65,7 @@ BATCHES = {
     "mixed": step([1000] * 64, [(0, 300), (512, 1700)]),
     "padded decodes": step([1000] * 5, pad_decode_rows=3, pad_context_tokens=3000),
     "padded prompts": step(chunks=[(0, 1000), (0, 200)], pad_prefill_tokens=800),
+    "copied prompts": step(chunks=[(0, 300), (0, 200)], pad_prefill_tokens=100 + 2 * 300, pad_prefill_rows=2),
     "swap beside decodes": step([1000] * 8, swap_blocks=64),
     "only a swap": step(swap_blocks=64),
     "nothing": step(),
@@ -144,9 +147,10 @@ def test_more_work_never_costs_less(gpu: str) -> None:
 
 @pytest.mark.parametrize("cost", [ROOFLINE, LINEAR], ids=["roofline", "linear"])
 def test_padding_costs_what_work_costs(cost: Cost) -> None:
-    """Rows of ended sequences cost as live ones; a padded prompt costs as one of the longest's length."""
+    """Rows of ended sequences cost as live ones; a padded prompt as one of the longest's length, and so a copy."""
     assert cost.step_ns(BATCHES["padded decodes"]) == cost.step_ns(step([1000] * 8))
     assert cost.step_ns(BATCHES["padded prompts"]) == cost.step_ns(step(chunks=[(0, 1000), (0, 1000)]))
+    assert cost.step_ns(BATCHES["copied prompts"]) == cost.step_ns(step(chunks=[(0, 300)] * 4))
 
 
 def test_padding_is_not_useful_work() -> None:

@@ -145,11 +145,12 @@ def test_the_hosts_time_is_what_periods_have_beyond_kernels() -> None:
         "num_decode": random.integers(0, 64, 500),
         "pad_decode_rows": random.integers(0, 5, 500),
         "num_chunks": random.integers(0, 3, 500),
+        "pad_prefill_rows": random.integers(0, 2, 500),
         "num_prefill_tokens": random.integers(0, 500, 500),
     }
     host = (
         300_000
-        + 4_000 * (steps["num_decode"] + steps["pad_decode_rows"] + steps["num_chunks"])
+        + 4_000 * sum(steps[name] for name in ("num_decode", "pad_decode_rows", "num_chunks", "pad_prefill_rows"))
         + 100 * steps["num_prefill_tokens"]
     )
     host[::50] += 40_000_000

@@ -8,8 +8,8 @@ with copies of its last row, or under BATCH_DOWN gives up what passes the last o
 to its end, and all its answers leave then. Without `pad_variable_length_inputs` a batch of unequal prompts fails.
 Source: batching_session.cc there; tensorflow/core/kernels/batching_util/shared_batch_scheduler.h, commit de307979.
 Simplifies: a timeout is seen at once, not within 1 ms; a cancelled request leaves its batch, where it would be computed
-to its end; requests of one row, so that splitting only sets the size of a batch; copies hold no KV and, to attention,
-lengthen the prompts they are beside. KV shortage: see `sealed.py`.
+to its end; requests of one row, so that splitting only sets the size of a batch; copies hold no KV. KV shortage:
+see `sealed.py`.
 """
 
 from __future__ import annotations
