@@ -74,7 +74,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A point with and without the changes. `rerun`: why the unchanged point was simulated anew, "" if it was not."""
+    """A point with and without the changes. `rerun`: why the unchanged point was simulated anew, "" if it was not.
+
+    `closed_loop`: answers decide when requests are sent. `same_ids`: an id is the same user's turn on both sides.
+    """
 
     point: Point
     changes: tuple[Change, ...]
@@ -82,10 +85,13 @@ class Counterfactual:
     changed: Side
     rerun: str
     closed_loop: bool
+    same_ids: bool
 
     @property
     def shared(self) -> set[int]:
         """The requests that both sides judge: of one id and prompt, and sent at one time unless answers decide when."""
+        if not self.same_ids:
+            return set()
         mine, theirs = (side.records.requests[side.judged] for side in (self.base, self.changed))
         ids, i, j = np.intersect1d(mine["request_id"], theirs["request_id"], return_indices=True)
         same = mine["prompt_tokens"][i] == theirs["prompt_tokens"][j]
@@ -123,7 +129,7 @@ def counterfactual(
     parsed = tuple(_change(text, plain, spec, setup) for text in changes)
     pinned = plain | {"policies": {policy: _pinned(plain["policies"][policy], spec)}}
     altered = _scenario(results, pinned, parsed, folders)
-    if len(altered.specs) > 1:
+    if len(altered.specs) != 1:
         raise ScenarioError(
             f"--counterfactual {' '.join(changes)}: best_of is {len(altered.specs)} points, and one is simulated. Give"
             " one value."
@@ -139,8 +145,9 @@ def counterfactual(
         values = {str(name): None if pd.isna(x) else float(x) for name, x in row.items() if isinstance(x, int | float)}
         base = _side(results.records(policy, load, seed), scenario, values)
     changed = _simulated(Setup.of(altered), Point(altered.specs[0], load, seed))
-    closed_loop = isinstance(scenario.file.workload.arrivals, ClosedLoop)
-    return Counterfactual(point, parsed, base, changed, rerun, closed_loop)
+    sent_on_answers = isinstance(scenario.file.workload.arrivals, ClosedLoop) or scenario.file.workload.sessions
+    users = [getattr(one.file.workload.arrivals, "users", None) for one in (scenario, altered)]
+    return Counterfactual(point, parsed, base, changed, rerun, bool(sent_on_answers), users[0] == users[1])
 
 
 def check_changes(changes: Sequence[str]) -> set[str]:
@@ -179,8 +186,8 @@ def _check_axis(scenario: Scenario, changes: Sequence[str]) -> None:
     for text in changes:
         if text.partition("=")[0].strip() == replaced:
             raise ScenarioError(
-                f"--counterfactual {text}: load.{scenario.load_name} stands in its place. Choose another tested load with"
-                f" --load, or use batchsim run --set 'load={{{scenario.load_name}: [...]}}'."
+                f"--counterfactual {text}: load.{scenario.load_name} stands in its place. Choose another tested load"
+                f" with --load, or use batchsim run --set 'load={{{scenario.load_name}: [...]}}'."
             )
 
 
@@ -267,8 +274,7 @@ def _change(text: str, plain: Mapping[str, Any], spec: PolicySpec, setup: Setup)
         return Change(key, before, read_document(value, f"--counterfactual {text}").value)
     if before is None:
         raise ScenarioError(
-            f"--counterfactual {text}: {key} is no number that is stated or known, so {value} is of nothing. Write"
-            f" {key}=VALUE."
+            f"--counterfactual {text}: {key} is not stated, or no number, so {value} is of nothing. Write {key}=VALUE."
         )
     return Change(key, before, _scaled(before, 1 + Fraction(relative[1]) / 100, text))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from sim.claims.measures import Values
+from sim.errors import ScenarioError
 from sim.results import Results
 from sim.run import Progress, run_scenario
 from sim.scenario import load_scenario
@@ -81,7 +82,7 @@ def check_claims(
 ) -> tuple[list[Finding], str]:
     """The findings of all conditions, in order, and the heading of the runs; points that are there are reused.
 
-    `overrides` are set in all of them, before the condition's own.
+    `overrides` are set in all of them, before the condition's own. ScenarioError where they leave nothing to compare.
     """
     runs: dict[tuple[str, ...], Results] = {}
     findings = []
@@ -90,7 +91,20 @@ def check_claims(
             key = overrides + condition.overrides
             if key not in runs:
                 runs[key] = run_scenario(load_scenario(scenario, overrides=key), out=out, jobs=jobs, progress=progress)
+            _check_there(runs[key], claim, condition)
             values = condition.measure(runs[key], condition.policy, condition.against, condition.load)
             findings.append(Finding(claim, condition, values.by_seed, values.note))
     heading = str(next(iter(runs.values())).manifest["heading"]) if runs else ""
     return findings, heading
+
+
+def _check_there(results: Results, claim: Claim, condition: Condition) -> None:
+    """ScenarioError if a policy of the condition was not run at its load."""
+    table = results.summary
+    at_load = set(table["policy"][table["load"] == condition.load])
+    missing = [policy for policy in (condition.policy, *condition.against) if policy not in at_load]
+    if missing:
+        raise ScenarioError(
+            f"{results.path}: claim {claim.name} under '{condition.text}' needs {missing[0]} at load"
+            f" {condition.load:g}. Leave the policies and loads of the scenario as they are."
+        )

@@ -73,13 +73,15 @@ def require_torch(command: str) -> None:
 
 
 def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> None:
-    """ScenarioError if `path` is a file that does not begin as `what` does, so that no other work is written over."""
-    try:
-        with path.open("rb") as file:
-            known = file.read(max(map(len, first_bytes))).startswith(first_bytes)
-    except (FileNotFoundError, IsADirectoryError):
+    """ScenarioError if `path` is a file that does not begin as `what` does, so that no other work is written over.
+
+    OSError if it cannot be read.
+    """
+    if not path.is_file():
         return
-    if not known:
+    with path.open("rb") as file:
+        head = file.read(max(map(len, first_bytes)))
+    if head and not head.startswith(first_bytes):
         raise ScenarioError(f"{path}: is there, and no {what}. Give another path.")
 
 

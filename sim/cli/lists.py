@@ -27,8 +27,8 @@ def policies(as_json: JsonOption = False) -> None:
         print_json(rows)
         return
     for row in rows:
-        typer.echo(f"{row['policy']:<12} {row['evidence']:<13} {row['what']}")
-        typer.echo("             " + ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items()))
+        typer.echo(f"{row['policy']:<18} {row['evidence']:<13} {row['what']}")
+        typer.echo(" " * 19 + ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items()))
 
 
 def _default(field: Field[Any]) -> Any:

@@ -31,7 +31,8 @@ _ROW_INCH, _PANEL_INCH = 0.27, 0.9  # of the picture's height: a condition, and 
 def claims_text(findings: Sequence[Finding], heading: str) -> str:
     """All claims with their sources, readings and verdicts: at most 100 columns."""
     seeds = max((len(finding.values) for finding in findings), default=0)
-    head = [heading, f"{SAME_COSTS} · mean of up to {seeds} seeds (lowest–highest)"]
+    spread = "1 seed" if seeds == 1 else f"mean of up to {seeds} seeds (lowest–highest)"
+    head = [heading, f"{SAME_COSTS} · {spread}"]
     lines = [part for line in head for part in fit(line).split("\n")]
     for claim, group in itertools.groupby(findings, key=lambda finding: finding.claim):
         found = list(group)

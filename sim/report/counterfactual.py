@@ -23,7 +23,8 @@ _IDS = 24  # of requests that the text names
 
 def counterfactual_data(found: Counterfactual) -> dict[str, Any]:
     """Misses before and after with their causes, ids of those that vanish, appear and remain, and metrics [before,
-    after] in seconds or shares. `requests` counts those judged, `shared` those judged on both sides; ids are of these, None without any.
+    after] in seconds or shares. `requests` counts those judged, `shared` those judged on both sides; ids are of
+    these, None without any.
     """
     base, changed = found.base, found.changed
     before, after = set(base.misses["request_id"].tolist()), set(changed.misses["request_id"].tolist())
@@ -71,7 +72,7 @@ def counterfactual_text(results: Results, found: dict[str, Any]) -> str:
             f" {len(found['remain']):,} remain"
         )
         alone = sum(found["requests"]) - 2 * found["shared"]
-        lines += [f"  (of the requests that both sides had: {alone:,} are of one side alone)"] if alone else []
+        lines += [f"  (of the requests that both sides judge: {alone:,} are of one side alone)"] if alone else []
         lines += [_fill(f"  {word}: {_ids(ids)}") for word, ids in (("vanish", vanish), ("appear", appear)) if ids]
     else:
         lines.append(f"{before:,} SLO misses before, {after:,} after; the requests differ, so no two are compared")

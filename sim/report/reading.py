@@ -90,10 +90,19 @@ def sweeps(results: Results) -> list[Sweep]:
 
 
 def systems_note(results: Results) -> str:
-    """What must stand beside two or more real systems; empty for other runs."""
-    kinds = {kind for kind in texts(results.summary, "kind") if kind in POLICIES}
-    systems = [kind for kind in kinds if POLICIES[kind][1].__module__.startswith("sim.policies.systems.")]
-    return SAME_COSTS if len(systems) > 1 else ""
+    """What must stand beside two or more real systems, and beside one that is not as its engine is shipped; empty for
+    other runs."""
+    kinds = set(texts(results.summary, "kind"))
+    systems = {kind: policy for kind, (_, policy) in POLICIES.items() if kind in kinds and _is_system(policy)}
+    said = {kind: str(getattr(policy, "differs", "")) for kind, policy in systems.items()}
+    differing = [f"{kind} {text}" for kind, text in said.items() if text]
+    notes = [SAME_COSTS] if len(systems) > 1 else []
+    notes += [f"{', '.join(differing)}: not the engine's default"] if differing else []
+    return " · ".join(notes)
+
+
+def _is_system(policy: type) -> bool:
+    return policy.__module__.startswith("sim.policies.systems.")
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:

@@ -203,9 +203,9 @@ def story_text(results: Results, found: dict[str, Any]) -> str:
     sent_s = found["sent_ns"] / NS_PER_S
     head = f"{point}: request {found['request_id']}{klass} ({tokens}), sent at {sent_s:.6f} s"
     life = f"{format_duration(found['e2e_ns'])}: {found['sentence']}"
-    life = _NUMBER_AND_UNIT.sub(f"\\1{_UNBROKEN}\\2", life)
+    head, life = (_NUMBER_AND_UNIT.sub(f"\\1{_UNBROKEN}\\2", text) for text in (head, life))
     told = textwrap.fill(life, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    lines = [textwrap.fill(head, WIDTH, subsequent_indent="  "), told.replace(_UNBROKEN, " ")]
+    lines = [text.replace(_UNBROKEN, " ") for text in (textwrap.fill(head, WIDTH, subsequent_indent="  "), told)]
     if found["chapters"]:
         legend = "  ".join(f"{letter} {what}" for what, letter in _LETTERS.items() if letter in found["line"])
         lines += ["", f"  |{found['line']}|", f"   {legend}", "", *_chapter_rows(found["chapters"])]

@@ -29,3 +29,11 @@ def test_an_unknown_claim_is_one_line() -> None:
     result = batchsim("claims", "--only", "25x")
     assert result.exit_code == 2
     assert result.stderr == "--only 25x: is no claim. Write one of 24x, 2-4x, padding, one-token, p50.\n"
+
+
+def test_a_change_that_takes_away_what_is_compared_is_one_line(tmp_path: Path) -> None:
+    """Without the policies of a condition there is no verdict, rather than an empty one."""
+    few = ("--set", "workload.requests=4", "--set", "policies={vllm: {}}", "--set", "seeds=1")
+    result = batchsim("claims", "--only", "padding", "--jobs", 1, "--out", tmp_path, *few)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert "claim padding under 'batches of 8' needs transformers 8 at load 1" in result.stderr

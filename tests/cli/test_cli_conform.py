@@ -162,6 +162,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "half a step": (lambda d: d["steps"][1].pop("finished"), "steps[1] has no finished"),
     "unknown field": (lambda d: d["steps"][1].update(swapped=[1]), "steps[1] has swapped, which is not known"),
     "a time that is none": (lambda d: d["steps"][1].update(t_end="soon"), "steps[1].t_end is 'soon', not a time"),
+    "a time without end": (lambda d: d["steps"][1].update(t_end=float("inf")), "steps[1].t_end is inf, not a time"),
     "a count that is none": (lambda d: d["requests"][1].update(output_len=1.5), "not a whole number"),
     "a request twice": (lambda d: d["requests"].append(d["requests"][0]), "requests has request 0 twice"),
     "a request unknown": (lambda d: d["per_request"].pop("1"), "only one of requests and per_request has request 1"),
@@ -181,7 +182,7 @@ def test_a_recording_that_cannot_be_compared_is_exit_2_in_one_line(error: str, t
     assert expected in result.stderr and len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", json.dumps(RECORDING)[:900]])
+@pytest.mark.parametrize("text", ["", "[]", "{", json.dumps(RECORDING)[:900], "[" * 100_000])
 def test_a_file_that_is_cut_or_empty_is_exit_2_in_one_line(text: str, tmp_path: Path) -> None:
     """Whatever JSON or half of it: the line says that it is no recording."""
     path = tmp_path / "cut.json"

@@ -140,7 +140,7 @@ def test_misses_have_causes_by_policy_and_class(missed: Path) -> None:
     found = told("explain", missed, "--slo", "--load", 20)
     points = load_results(missed).points
     assert [(one["policy"], one["klass"]) for one in found] == [
-        (policy, klass) for policy in ("static", "continuous") for klass in ("batch", "chat")
+        (policy, klass) for policy in ("static", "continuous") for klass in ("chat", "batch")
     ]
     for one in found:
         assert sum(row["misses"] for row in one["causes"]) == one["missed"]
@@ -202,6 +202,10 @@ REFUSED = {
     "no_such_policy": (["--counterfactual", "policies.nobody.x=9"], "has no policy nobody"),
     "unknown_key": (["--counterfactual", "kv.token=9"], "Did you mean tokens"),
     "audit_over_another_file": (["--audit", __file__], "is there, and no audit log"),
+    "picture_over_another_file": (["--slo", "-o", __file__], "is there, and no PNG picture"),
+    "slowest_of_one": (["--request", 1, "--slowest", 2], "--slowest and --request: each tells something else"),
+    "audit_as_json": (["--audit", "a.jsonl", "--json"], "is JSON lines already"),
+    "other_policy": (["--policy", "static", "--counterfactual", "policies.continuous.max_num_seqs=9"], "of continuous"),
     "audit_folder": (["--audit", "no/such/folder/a.jsonl"], "cannot be written"),
 }
 

@@ -60,6 +60,7 @@ def test_a_window_holds_less(ran: Path, tmp_path: Path) -> None:
         (("--policy", "static", "--from", "9"), "has no known unit of a time"),
         (("--policy", "static", "--from", "2h"), "the run goes from 0 to"),
         (("--policy", "static", "--from", "2s", "--to", "1s"), "--from 2s --to 1s: the run goes from 0 to"),
+        (("--policy", "static", "-o", __file__), "is there, and no trace"),
         (("--policy", "static", "-o", "/nowhere/trace.json"), "/nowhere/trace.json: cannot be written"),
     ],
 )
@@ -68,6 +69,12 @@ def test_what_cannot_be_is_refused_in_one_line(ran: Path, args: tuple[object, ..
     result = trace(ran, *args)
     assert result.exit_code == 2
     assert message in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_window_before_the_first_request_is_a_trace_without_slices(ran: Path, tmp_path: Path) -> None:
+    """Nothing to see is no error: the counts are 0."""
+    result = trace(ran, "--policy", "static", "--to", "1ns", "-o", tmp_path / "trace.json")
+    assert result.exit_code == 0 and " 0 slices and 0 counter values" in result.stdout
 
 
 def test_steps_say_what_their_time_was_made_of(ran: Path, tmp_path: Path) -> None:

@@ -126,11 +126,14 @@ def test_systems_are_told_apart_and_whole_batches_are_dashed():
 
 
 def test_systems_side_by_side_are_told_to_have_the_same_costs():
-    """Two of them bring the sentence into results and picture; one beside a family, or twice, does not."""
+    """Two of them bring the sentence into results and picture; one beside a family, or twice, does not. Where an engine
+    is shipped otherwise, that is said of one, too."""
     one = {"vllm": ("vllm", "vllm", 9.0), "small": ("small", "vllm", 9.0), "continuous": FOUR["continuous"]}
-    assert systems_note(sample_results(one)) == ""
+    assert systems_note(sample_results(one)) == "vllm synchronous: not the engine's default"
+    assert systems_note(sample_results({"orca": ("orca", "orca", 9.0), "continuous": FOUR["continuous"]})) == ""
     two = sample_results(one | {"orca": ("orca", "orca", 9.0)})
-    assert systems_note(two) == "same step costs for all: this compares schedulers, not engines"
+    same = "same step costs for all: this compares schedulers, not engines"
+    assert systems_note(two) == f"{same} · vllm synchronous: not the engine's default"
     fig = figure(9.0, 6.0)
     fig.subplots()
     frame(fig, two, "title", "foot", [])

@@ -133,6 +133,13 @@ def test_a_change_of_the_requests_compares_no_two(results):
     assert "the requests differ" in counterfactual_text(results, told)
 
 
+def test_who_is_no_longer_judged_is_not_a_miss_that_vanished(results):
+    """A longer warm-up leaves requests out: they are counted of one side alone."""
+    told = counterfactual_data(counterfactual(results, "preemptive", 9.0, 1, ["workload.warmup=2s"]))
+    assert told["misses"][0] > told["misses"][1] and told["requests"][0] > told["requests"][1] == told["shared"]
+    assert told["vanish"] == told["appear"] == []
+
+
 def test_users_who_wait_for_answers_are_compared_by_turn(tmp_path):
     """In a closed loop a request is sent when its user was answered: times differ, user and turn are the same."""
     text = SCENARIO.replace("{kind: poisson, mean_rate: 6/s}", "{kind: closed_loop, users: 6, think_time: 50ms}")
@@ -146,6 +153,26 @@ def test_users_who_wait_for_answers_are_compared_by_turn(tmp_path):
     sent = [side.records.requests["sent_ns"].tolist() for side in (found.base, found.changed)]
     assert sent[0] != sent[1]
     assert {*told["vanish"], *told["appear"], *told["remain"]} <= found.shared
+    more = counterfactual(ran, "preemptive", 1.0, 0, ["workload.arrivals.users=7"])
+    assert not more.shared, "with other users, an id is another one's turn"
+
+
+def test_turns_of_a_session_are_compared_whenever_they_were_sent(tmp_path):
+    """The second turn waits for the first one's answer, and is the same request when that comes sooner."""
+    text = SCENARIO.replace(
+        "requests: 40", "duration: 5s\n  sessions: {turns: {kind: fixed, tokens: 3}, think_time: 100ms}"
+    )
+    (tmp_path / "s.yaml").write_text(
+        text.replace("load: {mean_rate: [6/s, 9/s]}\n", "").replace("seeds: 2", "seeds: 1")
+    )
+    ran = run_scenario(load_scenario(str(tmp_path / "s.yaml")), out=tmp_path)
+    found = counterfactual(ran, "preemptive", 1.0, 0, ["cost.base=7ms"])
+    sent = [dict(zip(r["request_id"].tolist(), r["sent_ns"].tolist(), strict=True)) for r in _requests(found)]
+    assert any(sent[0][i] != sent[1][i] for i in found.shared)
+
+
+def _requests(found: Counterfactual):
+    return [side.records.requests for side in (found.base, found.changed)]
 
 
 def test_a_change_without_effect_says_so(results):
@@ -197,6 +224,20 @@ def test_what_is_no_change_of_a_point_is_refused(change, said):
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["kv.tokens=1600", "kv.tokens=+20%"], "another change is of the same key"),
+        (["kv={tokens: 1600}", "kv.tokens=+20%"], "another change is of the same key"),
+        (["policies.a.x=1", "policies.b.x=1"], "changes knobs of a and b"),
+    ],
+)
+def test_changes_that_do_not_go_together_are_refused(changes, said):
+    """None of them is dropped in silence."""
+    with pytest.raises(ScenarioError, match=said):
+        check_changes(changes)
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ("max_waiting=+20%", "is not stated"),
@@ -205,6 +246,9 @@ def test_what_is_no_change_of_a_point_is_refused(change, said):
         ("kv.token=8000", "Did you mean tokens"),
         ("policies.preemptive.max_num_seq=4", "Did you mean max_num_seqs"),
         ("policies.continuous.max_num_seqs=4", "is of another policy"),
+        ("policies.preemptive.max_num_seqs={best_of: [4, 8]}", "best_of is 2 points"),
+        ("workload.arrivals.mean_rate=+20%", "load.mean_rate stands in its place"),
+        ("kv.tokens=[1,", "--counterfactual kv.tokens=[1,:1: not valid YAML"),
     ],
 )
 def test_values_that_cannot_be_are_refused_in_the_words_of_the_option(results, change, said):

@@ -1,4 +1,4 @@
-"""SGLang 0.5.23: prefill first, reservations by an expected share of the output caps, retraction, a radix cache.
+"""SGLang 0.5.23, no overlap of scheduling and GPU; the engine's default overlaps them. Prefill first, radix cache.
 
 Rule: while a prefill batch can be formed it runs alone and the decodes stand still (or ride along, if mixed). From the
 head of the queue, nobody overtaking, a request comes in if its uncached prompt, its whole output cap and a page fit the
@@ -37,6 +37,7 @@ class Sglang:
     """
 
     evidence = "hand-derived"
+    differs = "without overlap"  # from the engine as it is shipped
     streams = True
 
     def __init__(self, config: SglangConfig, context: PolicyContext) -> None:

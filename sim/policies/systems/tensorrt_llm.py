@@ -1,4 +1,4 @@
-"""TensorRT-LLM's scheduler (batch manager of 2025, commits cf6abc45, 0a949d31, 1ce9149b) on one GPU, no block reuse.
+"""TensorRT-LLM, batch manager of 2025 (cf6abc45, 0a949d31, 1ce9149b), no block reuse; the engine's default is reuse.
 
 Rule: two stages a step, over all requests by arrival. First, whose KV fits. GUARANTEED_NO_EVICT: all that decodes,
 then prompts while blocks for prompt and output cap are there. STATIC_BATCH: likewise, but prompts only while nobody
@@ -63,6 +63,7 @@ class TensorrtLlm:
     """The scheduler. A decode-only step is O(1) in the number of sequences unless KV blocks or tokens are short."""
 
     evidence = "hand-derived"
+    differs = "without block reuse"  # from the engine as it is shipped
     streams = True
 
     def __init__(self, config: TensorrtLlmConfig, context: PolicyContext) -> None:

@@ -97,6 +97,7 @@ class Vllm:
     """The scheduler. A decode-only step with blocks to spare is O(1) in the number of sequences."""
 
     evidence = "recorded"
+    differs = "synchronous"  # from the engine as it is shipped
     streams = True
 
     def __init__(self, config: VllmConfig, context: PolicyContext) -> None:

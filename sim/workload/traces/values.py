@@ -90,7 +90,7 @@ def hash_id_reader(name: str, block_tokens: int) -> Callable[[object, int], list
         if len(found) not in (whole, whole + (rest > 0)):
             raise ValueError(
                 f"{name} has {len(found)} ids for {prompt_tokens} prompt tokens, which are"
-                f" {whole + (rest > 0)} blocks of {block_tokens}; is hash_id_block_size right?"
+                f" {whole + (rest > 0)} blocks of {block_tokens}; hash_id_block_size may be another"
             )
         return found
 
