@@ -56,9 +56,8 @@ def assemble(job: Job, raw: Raw) -> Profile:
         buckets=job.buckets,
         measured_grid=job.device == "cuda",
     )
-    bare = _profile(
-        job, raw, samples, _costs(kernels, InEngine(), HostTerm(0.0, 0.0, 0.0, "serial", assumed=True), raw)
-    )
+    no_host = HostTerm(0.0, 0.0, 0.0, "serial", assumed=True)
+    bare = _profile(job, raw, samples, _costs(kernels, InEngine(), no_host, raw))
     training = [run for run in raw.runs if run.spec.training]
     notes = list(raw.notes)
     if raw.swap is not None:
@@ -191,7 +190,7 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     decodes, chunks = table["num_decode"] + table["pad_decode_rows"], chunk_rows(table)
     alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
     design = np.stack((alone, np.ones(len(alone)), chunks, decodes), axis=1).astype(np.float64)
-    rests = np.concatenate([np.full(len(run.period_ns), run.spec.kind in ("sparse", "open")) for run in training])
+    rests = np.concatenate([np.full(len(run.period_ns), run.spec.rests) for run in training])
     rested = rests & (decodes == 0)
     warm = ~rested
     # Cold caches only ever add; how fast the machine was meanwhile is then a factor on all of it.
@@ -207,9 +206,8 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     late = (np.minimum(period, _DISTURBED * whole) - whole)[rested]
     prefill_ns = max(float(late.mean()), 0.0) if len(late) else 0.0
     terms = (short(value) for value in (base + more, per_sequence, per_token))
-    return InEngine(*(short(float(value)) for value in (*found, prefill_ns))), HostTerm(
-        *terms, mode="serial", assumed=False
-    )
+    in_engine = InEngine(*(short(float(value)) for value in (*found, prefill_ns)))
+    return in_engine, HostTerm(*terms, mode="serial", assumed=False)
 
 
 def _rows(bare: Profile, samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -51,6 +51,11 @@ class RunSpec:
     seed: int
 
     @property
+    def rests(self) -> bool:
+        """Whether the engine rests in it, so that steps of chunks alone find cold caches."""
+        return self.kind in ("sparse", "open")
+
+    @property
     def name(self) -> str:
         """For progress lines and lists."""
         return f"{'fit' if self.training else 'held out'}: {self.kind}, {self.max_seqs} sequences, seed {self.seed}"

@@ -111,7 +111,10 @@ def load_results(path: Path | str) -> Results:
         if not all({"policy", "load"} <= set(frame) for frame in frames):
             raise ValueError("summary.csv or points.csv is another table")
         return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        file = error.filename or folder
+        raise ScenarioError(f"{file}: cannot be read: {error.strerror}. Run the scenario again.") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise ScenarioError(f"{folder}: cannot be read: {error!r}. Run the scenario again.") from None
 
 

@@ -138,7 +138,8 @@ class Scenario:
     """A checked scenario: `file` holds what was written, `text` and `plain` how, the rest follows from it.
 
     `base` is the folder that relative trace paths start from, `model_path` the catalog name or file of the model.
-    `places` says where top keys and policies stand: `file:line`, or the option that set them.
+    `places` says where top keys and policies stand: `file:line`, or the option that set them. `overrides` are the texts
+    of --set, `trace_folders` where else a trace was looked for.
     """
 
     name: str
@@ -152,6 +153,8 @@ class Scenario:
     load_name: Literal["mean_rate", "users", "rate_scale", ""]
     loads: tuple[float, ...]
     places: dict[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    trace_folders: tuple[Path, ...] = ()
 
     @contextmanager
     def at(self, key: str) -> Iterator[None]:

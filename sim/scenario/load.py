@@ -6,7 +6,7 @@ import difflib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -38,6 +38,18 @@ def load_scenario(name_or_path: str, *, overrides: Sequence[str] = (), trace_fol
     Raises ScenarioError in one line: where, what, what to do.
     """
     text, source, folder = _find(name_or_path)
+    return _read(text, source, folder, tuple(overrides), tuple(trace_folders))
+
+
+def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
+    """`scenario` with further `overrides`, which win over those that it was loaded with."""
+    folder = Path(scenario.source).parent
+    return _read(scenario.text, scenario.source, folder, (*scenario.overrides, *overrides), scenario.trace_folders)
+
+
+def _read(
+    text: str, source: str, folder: Path, overrides: tuple[str, ...], trace_folders: tuple[Path, ...]
+) -> Scenario:
     document = read_document(text, source)
     if not isinstance(document.value, dict):
         raise ScenarioError(f"{source}: holds no keys. Write at least model, cost, workload, policies and slo.")
@@ -45,7 +57,7 @@ def load_scenario(name_or_path: str, *, overrides: Sequence[str] = (), trace_fol
         _lengthen_cost(document)
         _override(document, override)
     _lengthen_cost(document)
-    return _build(document, text, folder, trace_folders)
+    return replace(_build(document, text, folder, trace_folders), overrides=overrides, trace_folders=trace_folders)
 
 
 def scenario_schema() -> dict[str, Any]:

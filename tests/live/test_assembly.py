@@ -50,7 +50,7 @@ def engine_steps(work: Job) -> list[EngineSteps]:
     made = []
     for number, spec in enumerate(work.runs):
         random = np.random.default_rng(number)
-        fewest = 0 if spec.kind in ("sparse", "open") else 1
+        fewest = 0 if spec.rests else 1
         chosen = [p for p in work.points if p.block == "H" and fewest <= len(p.decode) <= spec.max_seqs]
         table = columns([chosen[i] for i in random.integers(0, len(chosen), 200)])
         kernel = FACTOR * kernel_ns(table) + STEP_NS + PREFILL_NS * (table["num_decode"] == 0)
