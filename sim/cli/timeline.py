@@ -55,7 +55,7 @@ def timeline(
         raise ScenarioError(f"{output}: cannot be written: {error.strerror}. Give another file with -o.") from None
     size = output.stat().st_size / 1e6
     typer.echo(
-        f"{output}  {size:.1f} MB, {counts.get('X', 0):,} slices and {counts.get('C', 0):,} counter values of {policy}"
+        f"{output}  {size:.1f} MB, {counts.get('B', 0):,} slices and {counts.get('C', 0):,} counter values of {policy}"
     )
     typer.echo("Open it at https://ui.perfetto.dev", err=True)
 

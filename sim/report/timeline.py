@@ -1,10 +1,11 @@
-"""One run as a Chrome trace, which ui.perfetto.dev and chrome://tracing open: steps, requests, queue and KV memory.
+"""One run as a Chrome trace, which ui.perfetto.dev and Speedscope open: steps, requests, queue and KV memory.
 
-Format: "Trace Event Format" (Chromium), JSON object form: complete events `X` with `ts` and `dur` in microseconds,
-counters `C`, names `M`. Process 1 is the engine: its steps on one thread, its counters beside them. Process 2 has the
-requests: a thread is a lane that one request after another lives in, so there are as many lanes as requests were there
-at a time. A life is a slice with its states nested inside. Nothing is written per token: the size is about 350 bytes a
-step and 700 a request.
+Format: "Trace Event Format" (Chromium), JSON object form: slices as their begin `B` and end `E`, with `ts` in
+microseconds, counters `C`, names `M`. A slice that begins where another ends has the same number for it: with durations
+viewers would add in floating point, and draw steps inside each other. Process 1 is the engine: its steps on one thread,
+its counters beside them. Process 2 has the requests: a thread is a lane that one request after another lives in, so
+there are as many lanes as requests were there at a time. A life is a slice with its states nested inside. Nothing is
+written per token: the size is about 400 bytes a step and 1,000 a request.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _steps(steps: NDArray[np.void], window: Window, terms: dict[str, NDArray[np.
     for i, (start_ns, end_ns) in enumerate(zip(steps["start_ns"].tolist(), ends.tolist(), strict=True)):
         args = {name: values[i] for name, values in columns.items() if values[i]}
         kinds = [kind for kind, name in (("prefill", "num_chunks"), ("decode", "num_decode")) if name in args]
-        yield _slice(" + ".join(kinds) or "no tokens", ENGINE, STEPS, (start_ns, end_ns), window, args)
+        yield from _slice(" + ".join(kinds) or "no tokens", ENGINE, STEPS, (start_ns, end_ns), window, args)
 
 
 def _counters(steps: NDArray[np.void], num_blocks: int, window: Window) -> Iterator[Event]:
@@ -155,11 +156,13 @@ def _requests(records: Records, window: Window, per_chunk_ns: int) -> Iterator[E
         if is_new:
             yield _name("thread_name", REQUESTS, lane, f"lane {lane}")
             yield _event("M", REQUESTS, lane, name="thread_sort_index", args={"sort_index": lane})
-        yield _slice(f"request {requests['request_id'][i]}", REQUESTS, lane, life, window, _facts(records, i))
+        begin, end = _slice(f"request {requests['request_id'][i]}", REQUESTS, lane, life, window, _facts(records, i))
+        yield begin
         for name, span, args in inner.of(i):
             within = (max(span[0], life[0]), min(span[1], life[1]))
             if within[1] > within[0] and within[1] > window[0] and within[0] < window[1]:
-                yield _slice(name, REQUESTS, lane, within, window, args)
+                yield from _slice(name, REQUESTS, lane, within, window, args)
+        yield end
 
 
 def _facts(records: Records, i: int) -> dict[str, Any]:
@@ -247,7 +250,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _us(ns: int) -> float:
-    """The float of which a reader that multiplies by 1000 and cuts gets `ns` again, so that slices nest exactly."""
+    """The float of which a reader that multiplies by 1000 and cuts gets `ns` again."""
     us = ns / 1000
     return us if int(us * 1000.0) == ns else math.nextafter(us, math.inf)
 
@@ -256,10 +259,10 @@ def _counter(name: str, at_ns: int, values: dict[str, int]) -> Event:
     return _event("C", ENGINE, 0, name=name, ts=_us(at_ns), args=values)
 
 
-def _slice(name: str, pid: int, tid: int, span: Window, window: Window, args: dict[str, Any]) -> Event:
-    """A complete event, cut to the window; a cut one tells its own start and end."""
+def _slice(name: str, pid: int, tid: int, span: Window, window: Window, args: dict[str, Any]) -> tuple[Event, Event]:
+    """Begin and end of a slice, cut to the window; a cut one tells its own times. What lies inside it goes between."""
     start_ns, end_ns = max(span[0], window[0]), min(span[1], window[1])
     if (start_ns, end_ns) != span:
         args = args | {"from_us": _us(span[0]), "to_us": _us(span[1])}
-    event = _event("X", pid, tid, name=name, ts=_us(start_ns), dur=_us(end_ns - start_ns))
-    return event | {"args": args} if args else event
+    begin = _event("B", pid, tid, name=name, ts=_us(start_ns))
+    return begin | ({"args": args} if args else {}), _event("E", pid, tid, name=name, ts=_us(end_ns))

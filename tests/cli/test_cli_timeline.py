@@ -37,7 +37,7 @@ def test_a_point_is_written_as_a_trace(ran: Path, tmp_path: Path) -> None:
     names = {event["name"] for event in read["traceEvents"]}
     assert {f"request {i}" for i in range(40)} <= names
     assert (read["otherData"]["policy"], read["otherData"]["load"], read["otherData"]["seed"]) == ("static", 20.0, 1)
-    slices = sum(event["ph"] == "X" for event in read["traceEvents"])
+    slices = sum(event["ph"] == "B" for event in read["traceEvents"])
     assert result.stdout.startswith(f"{out}  ") and f"{slices:,} slices" in result.stdout
 
 
@@ -45,9 +45,9 @@ def test_a_window_holds_less(ran: Path, tmp_path: Path) -> None:
     """Nothing lies outside of it, and what crosses its edges is cut there."""
     out = tmp_path / "trace.json"
     assert trace(ran, "--policy", "static", "--from", "500ms", "--to", "1s", "-o", out).exit_code == 0
-    slices = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
+    slices = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] in "BE"]
     assert slices
-    assert all(event["ts"] >= 5e5 and event["ts"] + event["dur"] <= 1e6 + 1e-6 for event in slices)
+    assert all(5e5 <= event["ts"] <= 1e6 for event in slices)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_steps_say_what_their_time_was_made_of(ran: Path, tmp_path: Path) -> Non
     assert {name: set(ns.tolist()) for name, ns in step_terms(results, records).items() if ns.any()} == {"other": {1e7}}
     out = tmp_path / "trace.json"
     assert trace(ran, "--policy", "static", "--load", 20, "-o", out).exit_code == 0
-    steps = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X" and e["pid"] == 1]
+    steps = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "B" and e["pid"] == 1]
     assert steps and all(step["args"]["other_us"] == 10_000 for step in steps)
     other = tmp_path / "elsewhere"
     other.mkdir()
