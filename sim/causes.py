@@ -1,17 +1,18 @@
 """Why requests missed their objective: one cause for each miss.
 
 The rule. Of the bounds that a request missed, the one it exceeds by the largest factor is judged. What counts for it is
-the time before the first delivery (ttft), after it (tpot), or all of it (e2e, norm_latency). The cause is the largest
-part of that time, parts as in `sim.attribution`; but the request's own work, `prefill` and `decode_alone`, is blamed
-only where it is too long by itself, since else the request would have kept its bound had it only worked. Beyond that:
+the time before the first delivery (ttft), of that what it waited (queue_time), the time after it (tpot), or all of it
+(e2e, norm_latency). The cause is the largest part of that time, parts as in `sim.attribution`; but the request's own
+work, `prefill` and `decode_alone`, is blamed only where it is too long by itself, since else the request would have
+kept its bound had it only worked. Beyond that:
 
     whole_response     ttft: the time from the first token on, of an answer delivered whole. tpot: such an answer has
                        no pace; named where no other bound was missed
     rejected:REASON    turned away
     other unfinished   cancelled, timed out, cut: the largest part of the life it had; `never_let_in` without one
 
-With objectives on percentiles no single request misses; those beyond a bound's limit are taken, whatever the
-percentile. A bound on itl is of gaps, not of requests, and has none.
+With objectives on percentiles and means no single request misses; those beyond a bound's limit are taken, whatever
+the percentile. A bound on itl is of gaps, not of requests, and has none.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
             if np.isinf(value):
                 rows.append((i, bound.metric, WHOLE_RESPONSE, 0, None, bound.limit_ns))
                 continue
-            time_ns = _time_that_counts(bound.metric, before[i], after[i], bool(whole[i]))
+            time_ns = _time_that_counts(bound.metric, names, before[i], after[i], bool(whole[i]))
             cause, ns = _cause(names, time_ns, bound, int(requests["output_tokens"][i]))
             rows.append((i, bound.metric, cause, ns, round(value), bound.limit_ns))
     for i in np.flatnonzero(cohort & ~finished):
@@ -153,6 +154,7 @@ def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
         "ttft": ttft.astype(np.float64),
         "tpot": np.where(_is_whole(requests), np.inf, tpot),
         "e2e": e2e.astype(np.float64),
+        "queue_time": (requests["scheduled_ns"] - requests["arrival_ns"]).astype(np.float64),
         "norm_latency": e2e / np.maximum(output, 1),
     }
 
@@ -168,8 +170,11 @@ def _parts(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
     return names, sides[0], sides[1]
 
 
-def _time_that_counts(metric: str, before: Int, after: Int, whole: bool) -> Int:
+def _time_that_counts(metric: str, names: list[str], before: Int, after: Int, whole: bool) -> Int:
     """ns by part, and last those of `whole_response`."""
+    if metric == "queue_time":
+        waiting = [name.partition(":")[0] in ("queued", "waiting_step", "host_gap") for name in names]
+        return np.where(waiting, np.append(before, 0), 0)
     if metric == "ttft":
         return np.append(before, after.sum() if whole else 0)
     return np.append(after if metric == "tpot" else before + after, 0)

@@ -13,9 +13,9 @@ request, which is the arrival at the engine unless a front end stands before it:
 
 Cohort: the requests sent in the arrival window [start, end], warm-up excluded. They run to their end, so what drains
 after the window counts for latency; never for throughput, which is completions inside the window / window. Latencies
-are of the cohort's finished requests and `uncompleted_share` says how many are missing from them; objectives and
-`in_slo` are over all offered ones (`slo`). Work that arrives all at once has no window: its rates are over the
-makespan.
+are of the cohort's finished requests and `uncompleted_share` says how many are missing from them; objectives,
+`slo_margin` and `in_slo` are over all offered ones (`slo`). Work that arrives all at once has no window: its rates are
+over the makespan.
 
 Of every class of traffic, ttft, tpot, e2e and `in_slo` are also given apart, as `ttft_p99_s[CLASS]`.
 
@@ -247,15 +247,17 @@ def _objectives(
     inputs: PointInputs, cohort: NDArray[np.bool_], latencies: dict[str, Ns], span_ns: tuple[int, int]
 ) -> dict[str, float | None]:
     """`in_slo`: share of the cohort's offered requests that meet their objective. `goodput_rps`: completions inside the
-    span that meet it, per second. `slo_met`: 1 if the objective of every class holds, else 0.
+    span that meet it, per second. `slo_margin`: the least margin of any class's objective. `slo_met`: 1 where it is 0
+    or more, else 0.
 
-    The first two exist only where all objectives are of the per-request form. Requests without one are not judged.
+    `in_slo` and `goodput_rps` exist only where all objectives are of the per-request form. Requests without one are
+    not judged.
     """
     records, requests = inputs.records, inputs.records.requests
     finished = requests["outcome"] == FINISHED
     judged = {name: np.where(finished, values, np.inf) for name, values in latencies.items()}
     judged["tpot"][finished & (requests["output_tokens"] >= 2) & (not inputs.streams)] = np.inf
-    verdicts: list[bool | None] = []
+    margins: list[float | None] = []
     passes, counted = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=bool)
     groups = list(_slo_groups(inputs))
     missing = inputs.num_missing
@@ -268,15 +270,16 @@ def _objectives(
             offered = int(mine.sum()) + missing
             uncompleted = 1 - int((mine & finished).sum()) / offered if offered else 0.0
             samples["itl"] = Sample(*token_gaps(records, mine & finished), uncompleted)
-        verdicts.append(slo.met(samples))
+        margins.append(slo.margin(samples))
         if slo.per_request:
             counted |= members
             passes |= members & slo.passes(judged)
-    known = [verdict for verdict in verdicts if verdict is not None]
+    margin = min((margin for margin in margins if margin is not None), default=None)
     values: dict[str, float | None] = {
         "in_slo": None,
         "goodput_rps": None,
-        "slo_met": float(all(known)) if known else None,
+        "slo_margin": margin,
+        "slo_met": None if margin is None else float(margin >= 0),
     }
     for name in inputs.class_names:
         own, mine = inputs.class_slos.get(name, inputs.slo), cohort & of_class(records, name)

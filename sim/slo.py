@@ -1,11 +1,14 @@
 """Service-level objectives: what is asked of latencies, in one of two forms.
 
-    population    p99(ttft)<500ms, p99(tpot)<50ms      percentiles over the offered requests, each on its own
-    per request   ttft<500ms & tpot<50ms @ 99%         one request meets all bounds jointly; 99 % of them must
+    population    p99(ttft)<500ms, mean(queue_time)<50ms   percentiles and means of all offered requests, each alone
+    per request   ttft<500ms & tpot<50ms @ 99%             one request meets all bounds jointly; 99 % of them must
+
+The margin says by how much an objective is met: the share of the requests that keep it less the share that must; of a
+mean, its distance from the limit over the larger of the two. It is met where the margin is 0 or more.
 
 Every offered request counts: one that was rejected, timed out, cancelled or left unfinished misses every bound, in both
 forms. A response delivered whole misses a tpot bound, since its client saw no pace at all. A response of one token has
-no tpot, so that a tpot bound does not apply to it.
+no tpot, so that a tpot bound does not apply to it. A mean with a miss in it is infinite: its margin is -1.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from math import ceil
-from typing import Any, NamedTuple, NoReturn
+from math import ceil, inf, nextafter
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +26,16 @@ from numpy.typing import NDArray
 from sim.errors import ScenarioError
 from sim.units import format_duration, parse_duration_ns, parse_share
 
-METRICS = ("ttft", "tpot", "itl", "e2e", "norm_latency")
+METRICS = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
 _TERM = re.compile(
-    r"(?:p(?P<percent>[0-9.]+)\(\s*(?P<inner>\w+)\s*\)|(?P<bare>\w+))\s*(?P<op><=|<)\s*(?P<limit>[^<>=]+)\Z"
+    r"(?:(?P<of>p[0-9.]+|mean)\(\s*(?P<inner>\w+)\s*\)|(?P<bare>\w+))\s*(?P<op><=|<)\s*(?P<limit>[^<>=]+)\Z"
 )
 _DEFAULT_PERCENT = "99"  # what a rewrite proposes where the text names no share
 _ROUNDING = 1e-9  # binary fractions of a percentage: 0.07 × 100 must be rank 7, not 8
-_EXAMPLES = "p99(ttft)<500ms, p99(tpot)<50ms or ttft<500ms & tpot<50ms @ 99%"
+_FORMS = (
+    "Write p99(ttft)<500ms, mean(queue_time)<50ms (each over all requests) or ttft<500ms & tpot<50ms @ 99% (every bound"
+    " by 99% of the requests)."
+)
 
 
 def rank(share: float, count: int) -> int:
@@ -50,33 +56,49 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`metric` below `limit_ns` (or at it, if `inclusive`); at quantile `share` of the population, or None."""
+    """`metric` below `limit_ns` (or at it, if `inclusive`): of one request; at quantile `share` of the population; or
+    its `mean`."""
 
     metric: str
     limit_ns: int
     inclusive: bool = False
     share: float | None = None
+    mean: bool = False
 
     def passes(self, values_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Whether each value keeps the bound; NaN, to which it does not apply, does."""
         kept = values_ns <= self.limit_ns if self.inclusive else values_ns < self.limit_ns
         return kept | np.isnan(values_ns)
 
-    def met(self, sample: Sample) -> bool | None:
-        """Whether the quantile keeps the bound, counted over all requests; None without any that it applies to."""
-        assert self.share is not None, "a bound on each request has no quantile"
-        values, weights = sample.values_ns, sample.weights
+    def margin(self, sample: Sample) -> float | None:
+        """By how much quantile or mean keeps the bound over all requests, below 0 where it does not; None without any
+        that it applies to."""
+        values, weights, uncompleted = sample
         applies = ~np.isnan(values)
-        kept = applies & self.passes(values)
-        count = applies.sum() if weights is None else weights[applies].sum()
-        good = kept.sum() if weights is None else weights[kept].sum()
+        values, weights = values[applies], None if weights is None else weights[applies]
+        count = len(values) if weights is None else int(weights.sum())
+        if not count and not uncompleted:
+            return None
+        if self.mean:
+            mean_ns = inf if uncompleted else float(np.average(values, weights=weights))
+            met = bool(self.passes(np.array(mean_ns)))
+            return _signed(met, (self.limit_ns - mean_ns) / max(self.limit_ns, mean_ns) if mean_ns < inf else -1.0)
+        assert self.share is not None, "a bound on each request has no margin of its own"
+        kept = self.passes(values)
+        good = int(kept.sum() if weights is None else weights[kept].sum())
         if not count:
-            return None if sample.uncompleted_share == 0 else False
+            return -self.share
         # What did not complete has no observations to count, so it takes its share of the requests instead.
-        return bool(good >= rank(self.share / (1 - sample.uncompleted_share), int(count)))
+        met = good >= rank(self.share / (1 - uncompleted), count)
+        return _signed(met, good / count * (1 - uncompleted) - self.share)
+
+    def met(self, sample: Sample) -> bool | None:
+        """Whether the margin is 0 or more; None where there is none."""
+        return _met(self.margin(sample))
 
     def __str__(self) -> str:
-        name = self.metric if self.share is None else f"p{100 * self.share:g}({self.metric})"
+        of = "mean" if self.mean else "" if self.share is None else f"p{100 * self.share:g}"
+        name = f"{of}({self.metric})" if of else self.metric
         return f"{name}{'<=' if self.inclusive else '<'}{format_duration(self.limit_ns).replace(' ', '')}"
 
 
@@ -95,22 +117,31 @@ class Slo:
     def passes(self, values_ns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
         """Which requests keep all bounds jointly. inf misses a bound, NaN is one that does not apply."""
         if self.share is None:
-            raise ValueError(f"slo '{self}' bounds percentiles; no single request meets or misses it")
+            raise ValueError(f"slo '{self}' bounds the population; no single request meets or misses it")
         kept = self.bounds[0].passes(values_ns[self.bounds[0].metric])
         for bound in self.bounds[1:]:
             kept = kept & bound.passes(values_ns[bound.metric])
         return kept
 
-    def met(self, samples: Mapping[str, Sample]) -> bool | None:
-        """Whether it holds for the offered requests of `samples`; None where there was none to judge.
+    def margin(self, samples: Mapping[str, Sample]) -> float | None:
+        """By how much the offered requests of `samples` keep it, the least of all bounds; None where one has none to
+        judge and no other is missed.
 
         In the per-request form the samples are parallel arrays, one value a request.
         """
         if self.share is None:
-            verdicts = [bound.met(samples[bound.metric]) for bound in self.bounds]
-            return False if False in verdicts else None if None in verdicts else True
+            margins = [bound.margin(samples[bound.metric]) for bound in self.bounds]
+            known = [margin for margin in margins if margin is not None]
+            return min(known) if len(known) == len(margins) or min(known, default=0.0) < 0 else None
         kept = self.passes({bound.metric: samples[bound.metric].values_ns for bound in self.bounds})
-        return bool(kept.sum() >= rank(self.share, kept.size)) if kept.size else None
+        if not kept.size:
+            return None
+        good = int(kept.sum())
+        return _signed(good >= rank(self.share, kept.size), good / kept.size - self.share)
+
+    def met(self, samples: Mapping[str, Sample]) -> bool | None:
+        """Whether the margin is 0 or more; None where there is none."""
+        return _met(self.margin(samples))
 
     def __str__(self) -> str:
         if self.share is None:
@@ -118,74 +149,110 @@ class Slo:
         return " & ".join(map(str, self.bounds)) + f" @ {100 * self.share:g}%"
 
 
+def _signed(met: bool, margin: float) -> float:
+    """`margin` with the sign that the verdict asks for, where rounding alone gave it the other."""
+    return max(margin, 0.0) if met else min(margin, nextafter(0.0, -1.0))
+
+
+def _met(margin: float | None) -> bool | None:
+    return None if margin is None else margin >= 0
+
+
 def parse_slo(text: str) -> Slo:
-    """The objective that `text` states. ScenarioError on an unknown metric, a missing unit, or a mix of the forms."""
+    """The objective that `text` states. ScenarioError, which names the column, on an unknown metric, a missing unit, or
+    a mix of the forms."""
     body, at, share_text = text.partition("@")
-    terms = [_term(part.strip(), text) for part in re.split("[,&]", body)]
-    quantiles = [term["percent"] is not None for term in terms]
-    if all(quantiles) and not at and "&" not in body:
-        bounds = tuple(_bound(term, text) for term in terms)
-        return Slo(bounds)
-    if any(quantiles) or "," in body:
+    terms = [_term(match, text) for match in re.finditer(r"(?:^|[,&])([^,&]*)", body)]
+    population = [term.of is not None for term in terms]
+    if all(population) and not at and "&" not in body:
+        return Slo(tuple(_bound(term, text) for term in terms))
+    if any(population) or "," in body:
         _refuse_mix(terms, share_text.strip(), text)
     if not at:
         raise ScenarioError(
             f"slo '{text}': no share of the requests that must meet it. Write '{body.strip()} @ {_DEFAULT_PERCENT}%'."
         )
+    column = len(body) + 1 + len(share_text) - len(share_text.lstrip())
     try:
         share = parse_share(share_text.strip())
     except ValueError as error:
-        raise ScenarioError(f"slo '{text}': {error}") from None
+        _refuse(text, column, str(error))
     if share == 0:
-        raise ScenarioError(f"slo '{text}': 0 % of the requests asks for nothing. Write a share above 0%.")
+        _refuse(text, column, "0 % of the requests asks for nothing. Write a share above 0%.")
     return Slo(tuple(_bound(term, text) for term in terms), share)
 
 
-def _term(part: str, text: str) -> dict[str, Any]:
-    """The pieces of one bound: percent (None for a bare one), metric, op, limit."""
-    match = _TERM.match(part)
-    if match is None:
-        raise ScenarioError(f"slo '{text}': '{part}' is not a bound. Write {_EXAMPLES}.")
-    metric = match["inner"] or match["bare"]
-    if metric not in METRICS:
-        near = get_close_matches(metric, METRICS, 1)
+class _Term(NamedTuple):
+    """The pieces of one bound: `of` is `mean`, `p99` or None for a bare one; where it and its limit begin."""
+
+    of: str | None
+    metric: str
+    op: str
+    limit: str
+    column: int
+    limit_column: int
+
+
+def _refuse(text: str, column: int, why: str) -> NoReturn:
+    """ScenarioError that points at the place, counted from 1."""
+    raise ScenarioError(f"slo '{text}', column {column + 1}: {why}")
+
+
+def _term(match: re.Match[str], text: str) -> _Term:
+    part = match[1].strip()
+    column = match.start(1) + len(match[1]) - len(match[1].lstrip()) if part else match.start(1)
+    found = _TERM.match(part)
+    if found is None:
+        _refuse(text, column, f"'{part}' is not a bound. {_FORMS}")
+    name = "inner" if found["inner"] else "bare"
+    if found[name] not in METRICS:
+        near = get_close_matches(found[name], METRICS, 1)
         hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(METRICS)}."
-        raise ScenarioError(f"slo '{text}': {metric} is not a latency with an objective. {hint}")
-    return {"percent": match["percent"], "metric": metric, "op": match["op"], "limit": match["limit"].strip()}
+        _refuse(text, column + found.start(name), f"{found[name]} is not a latency with an objective. {hint} {_FORMS}")
+    return _Term(found["of"], found[name], found["op"], found["limit"].strip(), column, column + found.start("limit"))
 
 
-def _bound(term: dict[str, Any], text: str) -> Bound:
+def _bound(term: _Term, text: str) -> Bound:
     try:
-        limit_ns = parse_duration_ns(term["limit"])
+        limit_ns = parse_duration_ns(term.limit)
     except ValueError as error:
-        raise ScenarioError(f"slo '{text}': {error}") from None
+        _refuse(text, term.limit_column, f"{error} {_FORMS}")
     if limit_ns == 0:
-        raise ScenarioError(f"slo '{text}': no latency is below 0. Write a time above 0.")
-    if term["percent"] is None:
-        if term["metric"] == "itl":
-            raise ScenarioError(
-                f"slo '{text}': itl is a gap between two tokens, so one request has many. Bound tpot instead, or write"
-                f" p{_DEFAULT_PERCENT}(itl)<{term['limit']}."
+        _refuse(text, term.limit_column, "no latency is below 0. Write a time above 0.")
+    inclusive = term.op == "<="
+    if term.of is None:
+        if term.metric == "itl":
+            _refuse(
+                text,
+                term.column,
+                "itl is a gap between two tokens, so one request has many. Bound tpot instead, or write"
+                f" p{_DEFAULT_PERCENT}(itl)<{term.limit}.",
             )
-        return Bound(term["metric"], limit_ns, term["op"] == "<=")
+        return Bound(term.metric, limit_ns, inclusive)
+    if term.of == "mean":
+        return Bound(term.metric, limit_ns, inclusive, mean=True)
     try:
-        share = float(term["percent"]) / 100
+        share = float(term.of[1:]) / 100
     except ValueError:
         share = 0.0
     if not 0 < share < 1:
-        raise ScenarioError(f"slo '{text}': p{term['percent']} is no percentile. Write one above 0 and below 100.")
-    return Bound(term["metric"], limit_ns, term["op"] == "<=", share)
+        _refuse(text, term.column, f"{term.of} is no percentile. Write one above 0 and below 100.")
+    return Bound(term.metric, limit_ns, inclusive, share)
 
 
-def _refuse_mix(terms: list[dict[str, Any]], share_text: str, text: str) -> NoReturn:
-    """ScenarioError with `text` rewritten in either form."""
-    percent = share_text.removesuffix("%").strip() or next(
-        (term["percent"] for term in terms if term["percent"]), _DEFAULT_PERCENT
-    )
-    population = [f"p{t['percent'] or percent}({t['metric']}){t['op']}{t['limit']}" for t in terms]
+def _refuse_mix(terms: list[_Term], share_text: str, text: str) -> NoReturn:
+    """ScenarioError with `text` rewritten in either form; it points at the first that differs from its beginning."""
+    percents = [term.of[1:] for term in terms if term.of not in (None, "mean")]
+    percent = share_text.removesuffix("%").strip() or next(iter(percents), _DEFAULT_PERCENT)
+    population = [f"{t.of or f'p{percent}'}({t.metric}){t.op}{t.limit}" for t in terms]
     # One request has no single itl; its tpot is the mean of its gaps.
-    jointly = [f"{'tpot' if t['metric'] == 'itl' else t['metric']}{t['op']}{t['limit']}" for t in terms]
-    raise ScenarioError(
-        f"slo '{text}': mixes percentiles over all requests with bounds on each request. Write"
-        f" '{', '.join(population)}' or '{' & '.join(jointly)} @ {percent}%'."
+    jointly = [f"{'tpot' if t.metric == 'itl' else t.metric}{t.op}{t.limit}" for t in terms]
+    other = next((t.column for t in terms if (t.of is None) != (terms[0].of is None)), None)
+    separator = re.search("[,@]" if terms[0].of is None else "[&@]", text)
+    column = other if other is not None else separator.start() if separator else 0
+    _refuse(
+        text,
+        column,
+        "mixes bounds on the population with bounds on each request. Write"
+        f" '{', '.join(population)}' or '{' & '.join(jointly)} @ {percent}%'.",
     )

@@ -258,14 +258,15 @@ def _frontier_notes(results: Results) -> dict[str, str]:
 
 
 def _bounds(results: Results, name: str, percentile: str | None = None) -> list[float]:
-    """The SLO's bounds in seconds on the latency `name`: those on every request, and those on this percentile.
+    """The SLO's bounds in seconds on the latency `name`: those on every request, and those on this percentile, not on
+    its mean.
 
     Without `percentile`: all that either the P50 or the P99 panel shows.
     """
     shown = (None, 0.5, 0.99) if percentile is None else (None, float(percentile.removeprefix("p")) / 100)
     if results.manifest["objective"] != results.manifest["slo"]:
         return []  # classes have their own, and no line holds for all of them
-    bounds = parse_slo(results.manifest["slo"]).bounds
+    bounds = [bound for bound in parse_slo(results.manifest["slo"]).bounds if not bound.mean]
     return [bound.limit_ns / NS_PER_S for bound in bounds if bound.metric == name and bound.share in shown]
 
 

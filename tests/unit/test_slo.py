@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sim.errors import ScenarioError
 from sim.slo import Bound, Sample, Slo, parse_slo, rank
@@ -34,7 +36,9 @@ def test_per_request_form():
     assert slo.per_request and str(slo) == JOINT
 
 
-@pytest.mark.parametrize("text", [POPULATION, JOINT, "e2e<2s @ 95%", "p50(itl)<20ms", "norm_latency<=30ms @ 100%"])
+@pytest.mark.parametrize(
+    "text", [POPULATION, JOINT, "e2e<2s @ 95%", "p50(itl)<20ms", "norm_latency<=30ms @ 100%", "mean(e2e)<4s"]
+)
 def test_text_survives_a_round_trip(text):
     """What an Slo prints is an Slo that means the same."""
     assert parse_slo(str(parse_slo(text))) == parse_slo(text)
@@ -49,7 +53,7 @@ def test_text_survives_a_round_trip(text):
         ("ttft<500ms, tpot<50ms @ 95%", "'p95(ttft)<500ms, p95(tpot)<50ms' or 'ttft<500ms & tpot<50ms @ 95%'"),
         ("ttft<500ms & tpot<50ms", "Write 'ttft<500ms & tpot<50ms @ 99%'"),
         ("ttf<500ms @ 99%", "Did you mean ttft?"),
-        ("p99(queue)<500ms", "Known: ttft, tpot, itl, e2e, norm_latency"),
+        ("p99(pace)<500ms", "Known: ttft, tpot, itl, e2e, queue_time, norm_latency"),
         ("ttft<500 @ 99%", "'500' has no known unit of a time"),
         ("ttft<0ms @ 99%", "no latency is below 0"),
         ("ttft<500ms @ 99", "'99' is not a share"),
@@ -58,6 +62,11 @@ def test_text_survives_a_round_trip(text):
         ("p100(ttft)<500ms", "p100 is no percentile"),
         ("p9.9.9(ttft)<500ms", "p9.9.9 is no percentile"),
         ("ttft>500ms @ 99%", "'ttft>500ms' is not a bound"),
+        ("ttft<1s & tpot>50ms @ 99%", "column 11: 'tpot>50ms' is not a bound"),
+        ("p99(ttft)<1s, mean(wait)<1s", "column 20: wait is not a latency"),
+        ("ttft<1s & tpot<50 @ 99%", "column 16: '50' has no known unit"),
+        ("ttft<1s @  none", "column 12: 'none' is not a share"),
+        ("mean(ttft)<1s & tpot<50ms @ 99%", "'mean(ttft)<1s, p99(tpot)<50ms' or 'ttft<1s & tpot<50ms @ 99%'"),
         ("", "'' is not a bound"),
         ("p99(ttft)<500ms,", "'' is not a bound"),
     ],
@@ -117,10 +126,57 @@ def test_no_requests_no_verdict():
 
 def test_population_bounds_do_not_judge_one_request():
     """Asking which requests meet a percentile is an error, not an answer."""
-    with pytest.raises(ValueError, match="percentiles"):
+    with pytest.raises(ValueError, match="population"):
         parse_slo(POPULATION).passes({})
 
 
 def test_rank_is_free_of_binary_rounding():
     """7 % of 100 observations are 7, although 0.07 × 100 is a little more than 7."""
     assert (rank(0.07, 100), rank(0.99, 100), rank(0.99, 101)) == (7, 99, 100)
+
+
+def test_a_parse_error_shows_both_forms():
+    """Whoever writes something else learns in one line how either form is written."""
+    with pytest.raises(ScenarioError) as error:
+        parse_slo("quick please")
+    assert "p99(ttft)<500ms, mean(queue_time)<50ms" in str(error.value)
+    assert "ttft<500ms & tpot<50ms @ 99%" in str(error.value)
+
+
+@given(
+    values=st.lists(st.sampled_from((1.0, 2.0, 3.0, float("inf"))), min_size=1, max_size=300),
+    percent=st.integers(1, 999),
+    limit=st.integers(1, 4),
+)
+def test_a_share_is_met_where_its_margin_is_not_negative(values, percent, limit):
+    """In both forms the margin is the kept share less the asked one, and its sign the verdict by counting."""
+    share, sample = percent / 1000, Sample(np.array(values))
+    kept = sum(value < limit for value in values)
+    for slo in (Slo((Bound("ttft", limit),), share), Slo((Bound("ttft", limit, share=share),))):
+        margin = slo.margin({"ttft": sample})
+        assert margin == pytest.approx(kept / len(values) - share, abs=1e-12)
+        assert (margin >= 0) is (1000 * kept >= percent * len(values)) is slo.met({"ttft": sample})
+
+
+@given(values=st.lists(st.integers(1, 50), min_size=1, max_size=50), limit=st.integers(1, 60), inclusive=st.booleans())
+def test_a_mean_is_met_where_its_margin_is_not_negative(values, limit, inclusive):
+    """A mean at its limit keeps `<=` and misses `<`; the margin tells how far it is off, as a share of the larger."""
+    bound = Bound("queue_time", limit, inclusive, mean=True)
+    mean, margin = sum(values) / len(values), bound.margin(Sample(np.array(values, dtype=float)))
+    assert margin == pytest.approx((limit - mean) / max(limit, mean), abs=1e-12)
+    assert (margin >= 0) is (mean <= limit if inclusive else mean < limit)
+
+
+def test_one_uncompleted_request_breaks_a_mean():
+    """The mean of what completed says nothing once somebody never did."""
+    slo = parse_slo("mean(queue_time)<10ms")
+    assert slo.margin({"queue_time": _sample(1, 1)}) == pytest.approx(0.9)
+    assert slo.margin({"queue_time": _sample(*[1] * 1000, np.inf)}) == -1.0
+    assert slo.margin({"queue_time": _sample()}) is None
+
+
+def test_the_least_margin_decides():
+    """Of two bounds on the population the worse one is the margin."""
+    slo = parse_slo("p50(ttft)<10ms, mean(tpot)<10ms")
+    assert slo.margin({"ttft": _sample(1, 1, 1, 1), "tpot": _sample(9, 9)}) == pytest.approx(0.1)
+    assert slo.margin({"ttft": _sample(1, 99, 99, 99), "tpot": _sample(9, 9)}) == pytest.approx(-0.25)

@@ -38,7 +38,7 @@ def _queued_then_prefilled(queued_ns: int, prefill_ns: int) -> Records:
     """One request of one token, and one of no interest."""
     end_ns = queued_ns + prefill_ns
     return records_of(
-        [{"sent_ns": 0, "first_token_ns": end_ns, "ended_ns": end_ns}],
+        [{"sent_ns": 0, "scheduled_ns": queued_ns, "first_token_ns": end_ns, "ended_ns": end_ns}],
         [{"start_ns": queued_ns, "duration_ns": prefill_ns, "num_chunks": 1}],
         [(0, 0, BLOCKED, 1, MISSING), (queued_ns, 0, PREFILL, 0, MISSING)],
         TEXTS,
@@ -58,6 +58,13 @@ def _queued_then_prefilled(queued_ns: int, prefill_ns: int) -> Records:
 def test_waiting_is_the_cause_unless_the_work_alone_is_too_long(queued_ns, prefill_ns, expected):
     """The boundary of the rule: own work below the bound or at it."""
     assert _causes(_queued_then_prefilled(queued_ns, prefill_ns), "ttft<100ns @ 99%") == expected
+
+
+def test_waiting_is_explained_by_what_kept_it_waiting():
+    """Under a bound on the time in the queue a long prefill is no cause, neither alone nor of a mean's excess."""
+    for slo in ("queue_time<40ns @ 99%", "mean(queue_time)<40ns"):
+        assert _causes(_queued_then_prefilled(40, 1000), slo) == [("queue_time", "queued:no_slot", 40)]
+    assert _causes(_queued_then_prefilled(40, 1000), "queue_time<=40ns @ 99%") == []
 
 
 def _paced(states: list[tuple[int, int, int, int, int]], kinds: list[str], output_tokens: int = 3) -> Records:
