@@ -191,7 +191,7 @@ class WorkloadConfig:
     then ends as unfinished and misses every objective. `output_cap` is what clients ask for at most: a number of
     tokens, all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the
     sending. `shared_prefix` and `sessions` say which prompts begin alike, for policies with a prefix cache; a trace may
-    say it itself.
+    say it itself. `prompt_scale` makes every prompt that many times as long, the text of `shared_prefix` aside.
     """
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
@@ -209,8 +209,11 @@ class WorkloadConfig:
     frontend: Frontend = field(default_factory=Frontend)
     shared_prefix: SharedPrefix | None = None
     sessions: Sessions | None = None
+    prompt_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 1e-3 <= self.prompt_scale <= 1e3:
+            raise ValueError(f"prompt_scale is {self.prompt_scale:g}. It is a factor from 0.001 to 1000; 1.5, say.")
         if isinstance(self.output_cap, int) and not 1 <= self.output_cap <= MAX_TOKENS:
             raise ValueError(f"output_cap is {self.output_cap}. Write a number from 1, max_model_len or exact.")
         if self.deadline is not None:

@@ -69,6 +69,7 @@ class MarkSource:
         self.classes = tuple(classes.values())
         self.lengths = config.lengths
         self.output_cap = config.output_cap
+        self._prompt_scale = config.prompt_scale
         self.max_model_len = max_model_len
         self._deadlines_ns = [c.deadline if c.deadline is not None else config.deadline for c in self.classes]
         self._patience = [c.patience if c.patience is not None else config.patience for c in self.classes]
@@ -154,7 +155,7 @@ class MarkSource:
     ) -> tuple[DrawnTokens, DrawnTokens]:
         if isinstance(lengths, Lengths):
             return (
-                draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size),
+                self._scaled(draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size)),
                 draw_tokens(lengths.output, stream(f"output/{name}"), size),
             )
         if lengths is not None:
@@ -165,7 +166,14 @@ class MarkSource:
             prompt, output = rows.prompt_tokens, rows.output_tokens
         else:
             prompt = output = np.ones(size, np.int64)  # every class has lengths of its own and replaces these
-        return DrawnTokens(prompt, prompt), DrawnTokens(output, output)
+        return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output)
+
+    def _scaled(self, prompt: DrawnTokens) -> DrawnTokens:
+        """`prompt` times `prompt_scale`, in whole tokens, at least 1."""
+        if self._prompt_scale == 1:
+            return prompt
+        tokens, drawn = (np.maximum(np.rint(x * self._prompt_scale), 1) for x in (prompt.tokens, prompt.drawn))
+        return DrawnTokens(tokens.astype(np.int64), drawn)
 
     def answered(self, asked: Ints) -> Ints:
         """The outputs where the model has room for all that clients ask for."""
@@ -241,11 +249,14 @@ class MarkSource:
                 )
                 for side, law, tokens, drawn in sides:
                     if share := float((tokens != drawn)[chosen].mean()):
+                        asked = law.mean_tokens * (self._prompt_scale if side == "prompt" else 1)
                         yield (
                             f"{side} lengths{of_class}: {100 * share:.2g} % clipped to the law's limits; mean"
                             f" {tokens[chosen].mean():,.1f} instead of {drawn[chosen].mean():,.1f}"
-                            f" (asked {law.mean_tokens:,.1f})"
+                            f" (asked {asked:,.1f})"
                         )
+        if self._prompt_scale != 1:
+            yield f"every prompt {self._prompt_scale:g} times as long (prompt_scale)"
         room = self.max_model_len - marks.prompt_tokens
         yield from self._cap_notes(marks, room, of)
 

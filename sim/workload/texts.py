@@ -53,7 +53,7 @@ def conversation(group: int, group_tokens: int, turns: list[Turn]) -> TokenIds:
 def hashed(request_id: int, prompt_tokens: int, hash_ids: HashIds, row: int) -> TokenIds | None:
     """A prompt of the blocks of that row of a trace, the last one cut to the prompt; what has no id is its own."""
     size = hash_ids.block_tokens
-    segments = [shared_text(number, size) for number in hash_ids.row(row)]
+    segments = [shared_text(number, size) for number in hash_ids.row(row)[: -(-prompt_tokens // size)]]
     if not segments:
         return None
     rest = prompt_tokens - size * len(segments)

@@ -119,3 +119,51 @@ def test_what_cannot_be_tiled() -> None:
     for rows, count in ((trace(0, 1), 0), (trace(0, 1), 10**9), (trace(0, 0), 5)):
         with pytest.raises(TraceError, match=r"t\.csv: "):
             tile(rows, count)
+
+
+def test_copies_move_by_their_own_time_in_every_seed() -> None:
+    """Three copies have three times the rows, each within the shift of where it stood, elsewhere in another seed."""
+    rows = trace(0, 1000, 5000, 9000)
+    scale = RateScale(3, "copies", shift=200)
+    one, again, other = (rescale(rows, scale, seed=s) for s in (1, 1, 2))
+    assert times(one) == times(again) != times(other)
+    assert sorted(one.prompt_tokens.tolist()) == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    second = np.array(times(one))[one.prompt_tokens == 2]
+    third = np.array(times(one))[one.prompt_tokens == 3]
+    assert np.ptp(second) <= 400 and np.array_equal(third - second, [4000, 4000, 4000])  # a copy moves as a whole
+    assert one.notes == ("rate × 3 by copies: 3 copies, each moved by up to 200 ns either way",)
+
+
+def test_copies_nest_and_the_last_is_a_share() -> None:
+    """2.5 copies are the two of factor 2 and half the rows of a third."""
+    rows = trace(*range(0, 1_000_000, 100))
+    two, more = (rescale(rows, RateScale(f, "copies", shift=500), seed=3) for f in (2, 2.5))
+    assert len(two) == 20_000 and len(more) == pytest.approx(25_000, abs=4 * 50)
+    counts = np.unique(more.prompt_tokens, return_counts=True)[1]
+    assert set(counts.tolist()) == {2, 3}
+
+
+def test_copies_in_step_double_the_dispersion() -> None:
+    """Pairs of copies that move together: every request comes twice at one instant, IDC as 2 X has against X."""
+    rng = np.random.default_rng(5)
+    rows = trace(*np.sort(rng.integers(0, 600 * 10**9, 6000)).tolist())
+    alone = rescale(rows, RateScale(4, "copies", shift=60 * 10**9), seed=0)
+    pairs = rescale(rows, RateScale(8, "copies", shift=60 * 10**9, together=2), seed=0)
+    assert times(pairs)[::2] == times(pairs)[1::2] == times(alone)
+    idc = [describe_arrivals(np.array(times(rows))).idc_1s for rows in (alone, pairs)]
+    assert idc[1] == pytest.approx(2 * idc[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"by": "copies"}, "needs shift"),
+        ({"by": "overlay", "shift": 5}, "is for by: copies, not overlay"),
+        ({"by": "overlay", "together": 2}, "only by copies"),
+        ({"by": "copies", "shift": 5, "together": 0}, "from 1"),
+    ],
+)
+def test_what_copies_need_is_said(fields: dict[str, Any], complaint: str) -> None:
+    """A shift goes with copies and with nothing else."""
+    with pytest.raises(ValueError, match=complaint):
+        RateScale(2, **fields)

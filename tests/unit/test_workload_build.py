@@ -302,3 +302,15 @@ def test_a_class_that_does_not_occur_has_the_overall_mean():
     predictor = build_predictor(ClassMeanConfig(), workload)
     rare = Request(id=0, arrival_ns=0, prompt_tokens=1, max_output_tokens=9, klass="rare")
     assert predictor.predict(rare) == round(workload.marks.output_tokens.mean())
+
+
+def test_longer_prompts_are_the_same_requests() -> None:
+    """prompt_scale multiplies drawn and replayed prompts in whole tokens, changes nothing else, and is noted."""
+    plain, longer = (build(PoissonArrivals(2.0), prompt_scale=x) for x in (1.0, 1.5))
+    assert np.array_equal(longer.marks.prompt_tokens, np.rint(plain.marks.prompt_tokens * 1.5))
+    assert np.array_equal(longer.sent_ns, plain.sent_ns)
+    assert np.array_equal(longer.marks.output_tokens, plain.marks.output_tokens)
+    assert "every prompt 1.5 times as long (prompt_scale)" in longer.notes
+    assert replay(prompt_scale=0.5).marks.prompt_tokens.tolist() == [5, 10, 15, 20, 25]
+    with pytest.raises(ValueError, match="prompt_scale is 0"):
+        build(PoissonArrivals(2.0), prompt_scale=0.0)

@@ -40,15 +40,28 @@ class RateScale:
     """`factor` times the load of a trace, and how it is made: there is no neutral way, so `by` has no default.
 
     `compress` divides all gaps (bursts get sharper in time), `overlay` adds shifted copies of the trace (bursts are
-    smoothed, rows repeat), `thin` keeps a random share of the rows.
+    smoothed, rows repeat), `thin` keeps a random share of the rows. `copies` lays copies over each other, each moved by
+    its own random time of at most `shift` either way and wrapped around, other times in every seed: the shape that is
+    longer than `shift` stays, bursts do not line up. Of the last copy a random share is kept where `factor` is no whole
+    number. `together` copies each move in step, so that bursts are as many times as dense.
     """
 
     __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
 
     factor: float
-    by: Literal["compress", "overlay", "thin"]
+    by: Literal["compress", "overlay", "thin", "copies"]
+    shift: Duration | None = None
+    together: int = 1
 
     def __post_init__(self) -> None:
+        if (self.by == "copies") != (self.shift is not None):
+            raise ValueError(
+                "rate_scale by copies needs shift, how far each is moved at most: shift: 2min, say."
+                if self.by == "copies"
+                else f"rate_scale.shift is for by: copies, not {self.by}. Drop it."
+            )
+        if self.together < 1 or (self.together > 1 and self.by != "copies"):
+            raise ValueError(f"rate_scale.together {self.together}: a number of copies from 1, and only by copies.")
         if not 0 < self.factor < float("inf"):
             raise ValueError(f"rate_scale.factor {self.factor:g} is not above 0. 2 doubles the load.")
         if self.by == "overlay" and not float(self.factor).is_integer():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +18,9 @@ _MAX_SPAN_NS = 2**62  # 146 years: sums of two such times still fit 64 bits
 
 
 def rescale(rows: TraceRows, scale: RateScale, seed: int) -> TraceRows:
-    """`rows` at `scale.factor` times the mean rate, with a note; `seed` matters for `thin` only.
+    """`rows` at `scale.factor` times the mean rate, with a note; `seed` matters for `thin` and `copies` only.
 
-    The rows kept by thinning at a lower factor are among those kept at a higher one. TraceError where the trace has
+    The rows kept at a lower factor by these two are among those kept at a higher one. TraceError where the trace has
     no times, or nothing to scale.
     """
     arrival_ns = _times(rows, "rate_scale")
@@ -29,6 +30,8 @@ def rescale(rows: TraceRows, scale: RateScale, seed: int) -> TraceRows:
         scaled = replace(rows, arrival_ns=np.rint(arrival_ns / scale.factor).astype(np.int64))
     elif scale.by == "overlay":
         scaled, note = _overlay(rows, arrival_ns, int(scale.factor))
+    elif scale.by == "copies":
+        scaled, note = _copies(rows, arrival_ns, scale, seed)
     else:
         kept = np.flatnonzero(random_stream(seed, "trace thin").random(len(rows)) < scale.factor)
         if not len(kept):
@@ -50,6 +53,30 @@ def _overlay(rows: TraceRows, arrival_ns: Ints, copies: int) -> tuple[TraceRows,
     scaled = _picked(rows, times, order, order % len(rows), order // len(rows))
     apart = ", prompts shared inside a copy only" if rows.hash_ids is not None and copies > 1 else ""
     return scaled, f"{copies} copies, each shifted {format_duration(period_ns / copies)} from the one before{apart}"
+
+
+def _copies(rows: TraceRows, arrival_ns: Ints, scale: RateScale, seed: int) -> tuple[TraceRows, str]:
+    """Groups of `together` equal copies, each group moved by its own time; of the last one a random share of rows."""
+    assert scale.shift is not None, "checked by the config"
+    period_ns = _period_ns(rows, arrival_ns, "laid over each other")
+    groups = scale.factor / scale.together
+    whole, count = int(groups), math.ceil(groups)
+    _check_count(rows, count * scale.together * len(rows))
+    moves = random_stream(seed, "trace copies").random(count) * 2 - 1
+    moves_ns = np.rint(moves * scale.shift).astype(np.int64)
+    source = [np.arange(len(rows))] * whole
+    if count > whole:
+        kept = random_stream(seed, "trace copies share", block=whole).random(len(rows)) < groups - whole
+        source.append(np.flatnonzero(kept))
+    times = np.concatenate([(arrival_ns[s] + move) % period_ns for s, move in zip(source, moves_ns, strict=True)])
+    group = np.repeat(np.arange(count), [len(s) for s in source])
+    if not len(times):
+        raise TraceError(f"{rows.source}: {scale.factor:g} of {len(rows):,} rows is none. Raise rate_scale.factor.")
+    order = np.repeat(np.argsort(times, kind="stable"), scale.together)
+    copies = group[order] * scale.together + np.tile(np.arange(scale.together), len(times))
+    scaled = _picked(rows, times, order, np.concatenate(source)[order], copies)
+    in_step = f", {scale.together} each in step" if scale.together > 1 else ""
+    return scaled, f"{groups:g} copies{in_step}, each moved by up to {format_duration(scale.shift)} either way"
 
 
 def spread(rows: TraceRows, jitter_ns: int, seed: int) -> TraceRows:
