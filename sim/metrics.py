@@ -26,7 +26,7 @@ than 20 observations beyond it is listed in `few`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,19 +125,19 @@ def combine(seeds: Iterable[Measured]) -> Combined:
     """Mean and 95 % t-interval over the runs of one point; unstable if most of them are."""
     runs = list(seeds)
     mean: dict[str, float | None] = {}
-    half_width: dict[str, float | None] = {}
+    widths: dict[str, float | None] = {}
     for name in runs[0].values:
         known = [value for run in runs if (value := run.values[name]) is not None]
         complete = len(known) == len(runs)
         mean[name] = float(np.mean(known)) if complete else None
-        half_width[name] = _half_width(known) if complete and len(runs) > 1 else None
+        widths[name] = half_width(known) if complete and len(runs) > 1 else None
     reasons: dict[str, Counter[str]] = {}
     for run in runs:
         for outcome, counted in run.reasons.items():
             reasons.setdefault(outcome, Counter()).update(counted)
     return Combined(
         mean=mean,
-        half_width=half_width,
+        half_width=widths,
         few=frozenset().union(*(run.few for run in runs)),
         reasons={outcome: dict(counted) for outcome, counted in reasons.items()},
         unstable=2 * sum(run.unstable for run in runs) > len(runs),
@@ -336,7 +336,7 @@ def _reasons(records: Records, missing: int) -> dict[str, dict[str, int]]:
     return reasons
 
 
-def _half_width(known: list[float]) -> float:
-    """Of the two-sided t-interval of the mean."""
-    quantile = student_t.ppf((1 + CONFIDENCE) / 2, len(known) - 1)
-    return float(quantile * np.std(known, ddof=1) / np.sqrt(len(known)))
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % t-interval of the mean of independent `values`, at least two of them."""
+    quantile = student_t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    return float(quantile * np.std(values, ddof=1) / np.sqrt(len(values)))

@@ -7,7 +7,8 @@ results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, mani
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import pandas as pd
 
 from sim.errors import ScenarioError
 from sim.frames import read_table, to_records
+from sim.metrics import QUEUE_DEPENDENT
+from sim.paired import Difference, paired
 from sim.record import Records
 
 POINTS = "points"
+COMPARED = ("ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s", "in_slo")
+"""The metrics whose differences between policies are in the JSON of a run."""
 _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
 _HEAD += ("machine", "packages", "commit", "code")
 _TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by"}
@@ -61,8 +66,53 @@ class Results:
                 " another version of batchsim wrote them. Run the scenario again."
             ) from None
 
+    def paired(self, policy: str, other: str, metric: str, load: float) -> Difference:
+        """`metric` of `policy` minus that of `other` at `load`, over the seeds that both ran.
+
+        Undefined where one has no value, and for a latency that grows with the queue where one is unstable.
+        ScenarioError if there is no such point or metric.
+        """
+        if metric not in self.points:
+            raise ScenarioError(f"{self.path}: no metric {metric!r}. summary.csv has their names.")
+        sides: list[dict[int, float | None]] = []
+        for name in (policy, other):
+            rows = self._rows(name, load)
+            known = zip(rows["seed"], rows[metric], strict=True)
+            sides.append({int(seed): None if np.isnan(value) else float(value) for seed, value in known})
+        growing = [name for name in (policy, other) if metric.startswith(QUEUE_DEPENDENT) and self._grows(name, load)]
+        if growing:
+            return Difference(None, None, len(set(sides[0]) & set(sides[1])), f"{growing[0]} is unstable")
+        return paired(*sides)
+
+    def best(self, load: float) -> str:
+        """The policy that is stable, meets the SLO, has most requests within it, then the lowest time per token."""
+        keys = ["policy", "unstable", "slo_met", "in_slo", "norm_latency_mean_s"]
+        rows = self.summary.loc[self.summary["load"] == load, keys].fillna({"in_slo": 0.0})
+        rows["slo_met"] = rows["slo_met"] > 0.5
+        order = rows.sort_values(keys[1:], ascending=[True, False, False, True], kind="stable", na_position="last")
+        return str(order["policy"].iloc[0])
+
+    def differences(self, load: float, metrics: Sequence[str] = COMPARED) -> list[dict[str, Any]]:
+        """Every other policy minus the best one at `load`, a row a policy and metric: see `Difference`."""
+        best = self.best(load)
+        others = [name for name in dict.fromkeys(self.summary["policy"]) if name != best]
+        return [
+            {"load": load, "policy": name, "minus": best, "metric": metric}
+            | asdict(found := self.paired(name, best, metric, load))
+            | {"no_difference": found.is_none}
+            for name in map(str, others)
+            for metric in metrics
+        ]
+
+    def _grows(self, policy: str, load: float) -> bool:
+        rows = self.summary[(self.summary["policy"] == policy) & (self.summary["load"] == load)]
+        return bool(rows["unstable"].any())
+
     def as_json(self) -> dict[str, Any]:
-        """By policy: how its requests ended, summed over loads and seeds and at each; and its metrics at every load."""
+        """By policy: how its requests ended, summed over loads and seeds and at each; and its metrics at every load.
+
+        `differences`: at every load, the other policies minus the best one.
+        """
         policies: dict[str, Any] = {}
         for row in self.points.to_dict("records"):
             counted = self.manifest["outcomes"][str(row["label"])]
@@ -74,23 +124,33 @@ class Results:
         for row in self.summary.to_dict("records"):
             metrics = {name: None if isinstance(x, float) and np.isnan(x) else x for name, x in row.items()}
             policies[str(row["policy"])]["loads"].append(metrics)
-        return {key: self.manifest[key] for key in _HEAD} | {"path": str(self.path), "policies": policies}
+        loads = [float(load) for load in self.summary["load"].unique()] if len(policies) > 1 else []
+        differences = [row for load in loads for row in self.differences(load)]
+        head = {key: self.manifest[key] for key in _HEAD}
+        return head | {"path": str(self.path), "policies": policies, "differences": differences}
 
     def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
+        found = self._rows(policy, load, seed)
+        folder = self.path.parent / POINTS / str(next(iter(found["point"])))
+        try:
+            return read_table(folder, table)
+        except (OSError, ValueError) as error:  # Arrow's errors are either
+            raise ScenarioError(f"{folder}: {table} cannot be read: {error}. Run the scenario again.") from None
+
+    def _rows(self, policy: str, load: float, seed: int | None = None) -> pd.DataFrame:
+        """The rows of `points` of a policy and load, of one seed if given. ScenarioError if there are none."""
         points = self.points
-        found = points[(points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)]
+        wanted = (points["policy"] == policy) & (points["load"] == load)
+        found = points.loc[wanted if seed is None else wanted & (points["seed"] == seed)]
         if found.empty:
             listed = {
                 name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in points[name].unique())
                 for name in ("policy", "load", "seed")
             }
             known = f"policies {listed['policy']}; loads {listed['load']}; seeds {listed['seed']}"
-            raise ScenarioError(f"{self.path}: no point {policy} at load {load:g} with seed {seed}. There are {known}.")
-        folder = self.path.parent / POINTS / str(next(iter(found["point"])))
-        try:
-            return read_table(folder, table)
-        except (OSError, ValueError) as error:  # Arrow's errors are either
-            raise ScenarioError(f"{folder}: {table} cannot be read: {error}. Run the scenario again.") from None
+            which = "" if seed is None else f" with seed {seed}"
+            raise ScenarioError(f"{self.path}: no point {policy} at load {load:g}{which}. There are {known}.")
+        return found
 
 
 def load_results(path: Path | str) -> Results:

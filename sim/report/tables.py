@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
+from sim.report.paired import paired_parts
 from sim.report.reading import (
     Sweep,
     at_load,
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from sim.results import Results
 
 WIDTH = 100
-DASH = "–"
 # What the columns of the compare table are called, and the metric behind each.
 _PER_TOKEN = "norm_latency_mean_s"
 _LATENCIES = {"ttft p50": "ttft_p50_s", "ttft p99": "ttft_p99_s", "tpot p99": "tpot_p99_s", "s/token": _PER_TOKEN}
@@ -65,8 +67,9 @@ def report(results: Results, load: float | None = None) -> str:
         notes.append("- these are of the load below and its first seed; manifest.json has all")
     if manifest["identical_seeds"]:
         notes.append(f"! nothing here is random: the {seeds} seeds are one run, and ± 0 says nothing. Set seeds: 1.")
-    table = point_table(results, load)
-    lines = [*head, *notes, table, *by_class(results, load), highest_loads(results), *warnings(results, load)]
+    first, parts = paired_parts(results, load)
+    tables = [point_table(results, load), *by_class(results, load), *([_listed(first, parts)] if parts else [])]
+    lines = [*head, *notes, *tables, highest_loads(results), *warnings(results, load)]
     return "\n".join(fit(line) for text in lines for line in text.split("\n"))
 
 
@@ -123,8 +126,8 @@ def by_class(results: Results, load: float) -> list[str]:
         for sweep in sweeps(results):
             row, unstable = sweep.rows.iloc[sweep.index(load)], sweep.unstable[sweep.index(load)]
             tail = float(row[f"ttft_p99_s[{name}]"])
-            shares.append(f"{sweep.policy} {_percent(float(row[f'in_slo[{name}]']))}")
-            tails.append(f"{sweep.policy} {'unstable' if unstable else _time(tail, math.nan)}")
+            shares.append(f"{sweep.policy} {percent_text(float(row[f'in_slo[{name}]']))}")
+            tails.append(f"{sweep.policy} {'unstable' if unstable else time_text(tail, math.nan)}")
         lines += [f"{name}, in SLO:  {'   '.join(shares)}", f"{name}, ttft p99:  {'   '.join(tails)}"]
     return lines
 
@@ -136,14 +139,14 @@ def _cells(sweep: Sweep, i: int, shares: dict[str, str]) -> list[str]:
         latencies = []
         for metric in _LATENCIES.values():
             value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
-            text = _per_token(value) if metric == _PER_TOKEN else _time(value, half)
+            text = per_token_text(value) if metric == _PER_TOKEN else time_text(value, half)
             latencies.append(f"~{text}" if sweep.few(metric)[i] and text != DASH else text)
     return [
         sweep.labels[i],
         *latencies,
-        _percent(float(sweep.values("in_slo")[i])),
-        _rate(float(sweep.values("throughput_rps")[i])),
-        *(_percent(float(sweep.values(metric)[i])) for metric in shares.values()),
+        percent_text(float(sweep.values("in_slo")[i])),
+        rate_text(float(sweep.values("throughput_rps")[i])),
+        *(percent_text(float(sweep.values(metric)[i])) for metric in shares.values()),
         texts(sweep.rows, "bound_by")[i],
     ]
 
@@ -196,7 +199,7 @@ def highest_loads(results: Results) -> str:
     return _listed(f"highest {what} tested that meets {objective}:", parts)
 
 
-def _listed(line: str, parts: list[str]) -> str:
+def _listed(line: str, parts: Sequence[str]) -> str:
     """The parts after the line's beginning, and on further lines where they do not fit; none is broken."""
     lines = [line]
     for part in parts:
@@ -227,7 +230,7 @@ def warnings(results: Results, load: float) -> list[str]:
             )
         uncompleted = float(sweep.values("uncompleted_share")[i])
         if uncompleted > 0:
-            share = _percent(uncompleted)
+            share = percent_text(uncompleted)
             why = _why_uncompleted(results.manifest, sweep.labels[i], load)
             lines.append(f"! {sweep.name}: {share} of requests not completed {at_load(name, load)}: {why}")
     return lines
@@ -242,46 +245,3 @@ def _why_uncompleted(manifest: dict[str, Any], label: str, load: float) -> str:
                 about = ", ".join(part for part in (reason, manifest["details"].get(label, {}).get(reason, "")) if part)
                 counted[f"{outcome} ({about})" if about else outcome] += count
     return ", ".join(f"{count:,} {what}" for what, count in counted.items()) + " over all seeds"
-
-
-def _scaled(value: float, ci: float, scale: float) -> str:
-    """`48 ± 2`: the interval to one digit, the value to the same place but with two to four digits."""
-    value, ci = value * scale, ci * scale
-    lead = math.floor(math.log10(abs(value))) if value else 0
-    place = lead - 2  # three digits where there is no interval
-    if ci > 0:
-        place = min(max(math.floor(math.log10(ci)), lead - 3), lead - 1)
-    decimals = max(0, -place)
-    text = f"{round(value, -place):.{decimals}f}"
-    return text if math.isnan(ci) else f"{text} ± {round(ci, -place):.{decimals}f}"
-
-
-def _time(seconds: float, ci: float) -> str:
-    """`610 ± 90 ms`, `2.4 ± 0.3 s`."""
-    if math.isnan(seconds):
-        return DASH
-    unit, scale = ("s", 1) if seconds >= 1 else ("ms", 1e3)
-    return f"{_scaled(seconds, ci, scale)} {unit}"
-
-
-def _per_token(seconds: float) -> str:
-    """`0.012`: seconds to two digits, the interval left to the pictures."""
-    return DASH if math.isnan(seconds) else f"{float(f'{seconds:.2g}'):g}"
-
-
-def _percent(share: float) -> str:
-    """`99.4 %`, `41 %`, `0`: never rounded up to all nor down to nothing."""
-    if math.isnan(share):
-        return DASH
-    if share in (0, 1):
-        return "0" if share == 0 else "100 %"
-    percent = 100 * share
-    if percent < 0.1:
-        return "<0.1 %"
-    if percent > 99.9:
-        return ">99.9 %"
-    return f"{percent:.1f} %" if percent < 10 or percent > 90 else f"{percent:.0f} %"
-
-
-def _rate(per_s: float) -> str:
-    return DASH if math.isnan(per_s) else f"{per_s:.2f}" if per_s < 1 else f"{per_s:.1f}"

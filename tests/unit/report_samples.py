@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sim.results import Results
+
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
 LOADS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0)
 # Label, kind, and the rate at which the policy saturates.
@@ -28,15 +30,10 @@ OUTPUT_TOKENS = 200
 NUM_BLOCKS = 55_800
 
 
-@dataclass
-class SampleResults:
-    """What the report reads of a results folder."""
+@dataclass(frozen=True)
+class SampleResults(Results):
+    """Results that no folder holds; the tables of a run are made up too."""
 
-    summary: pd.DataFrame
-    points: pd.DataFrame
-    scenario: dict[str, Any]
-    manifest: dict[str, Any]
-    path: Path = Path("results/bursty/3f9a")
     capacity: dict[str, float] = field(default_factory=dict)
 
     def requests(self, policy: str, load: float, seed: int) -> pd.DataFrame:
@@ -68,10 +65,11 @@ def sample_results(
     points = pd.concat([summary[[*keys, *values]].assign(seed=seed) for seed in range(seeds)])
     cost = "cost: roofline, not measured here (kernel part ±12 %)"
     return SampleResults(
+        Path("results/bursty/3f9a"),
         summary,
         points.reset_index(drop=True),
-        {"workload": {"warmup": "10s"}},
-        {
+        scenario={"workload": {"warmup": "10s"}},
+        manifest={
             "measured_at": "engine",
             "heading": f"bursty · llama-3.1-8b bf16 on h200 · {cost} · measured at: engine",
             "kv": "KV 892,800 tokens (55,800 blocks of 16: 141 GB × 0.90 − 15.0 weights − 4.2 reserve)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,7 @@ def cases() -> dict[str, Any]:
 def test_every_picture_is_drawn(case: str, tmp_path: Path):
     """Also with unstable points only, without values, with one load: no error, no warning, no empty file."""
     results = cases()[case]
-    results.path = tmp_path
+    results = replace(results, path=tmp_path)
     paths = plots.write_pictures(results)
     assert [path.name for path in paths] == [
         "p99_vs_qps.png",
