@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
-from sim.cost import Calibrated, Cost, RooflineConfig, build_cost
+from sim.cost import Calibrated, Cost, RooflineConfig, Scaled, build_cost
 from sim.errors import ScenarioError
 from sim.kv import KVBlockManager
 from sim.kv_choice import new_kv
@@ -45,7 +45,8 @@ class Setup:
         with scenario.at("cost"):
             longest = limit if file.max_model_len is None else file.max_model_len
             cost = build_cost(file.cost, model, block_size=file.kv.block_size, max_model_len=longest)
-            setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
+            stretched = cost if file.cost_factor == 1 else Scaled(cost, file.cost_factor)
+            setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost)
@@ -65,7 +66,8 @@ class Setup:
         config = self.scenario.cost
         if isinstance(config, RooflineConfig):
             return load_gpu(config.gpu)
-        return self.cost.gpu if isinstance(self.cost, Calibrated) else None
+        cost = self.cost.cost if isinstance(self.cost, Scaled) else self.cost
+        return cost.gpu if isinstance(cost, Calibrated) else None
 
     @property
     def num_gpus(self) -> int:
@@ -79,6 +81,14 @@ class Setup:
     def workload(self, load: float, seed: int) -> BuiltWorkload:
         """The requests of a load and seed: the same for every policy."""
         return self.resolved.built_workload(load, seed)
+
+    def check_unstretched(self) -> None:
+        """ScenarioError if the scenario stretches its steps: only simulated ones can be."""
+        with self.scenario.at("cost_factor"):
+            if isinstance(self.cost, Scaled):
+                raise ScenarioError(
+                    f"cost_factor {self.cost.factor:g} stretches simulated steps, and these would be real. Remove it."
+                )
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine for one simulation."""
@@ -109,7 +119,9 @@ def simulate_point(setup: Setup, point: Point) -> Run:
 
 def resolve(scenario: Scenario) -> Resolved:
     """All that a machine needs to run `scenario` without reading YAML. Raises what `Setup.of` raises."""
-    return Setup.of(scenario).resolved
+    setup = Setup.of(scenario)
+    setup.check_unstretched()
+    return setup.resolved
 
 
 def resolved_policy(spec: PolicySpec) -> ResolvedPolicy:

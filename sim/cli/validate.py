@@ -59,6 +59,7 @@ def validate(
     stated = None if loads is None else parse_loads(loads)
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     setup = Setup.of(loaded)
+    setup.check_unstretched()
     check_profile(setup.cost)
     resolved = setup.resolved
     chosen = [resolved.find(label) for label in policy] if policy else list(resolved.policies)

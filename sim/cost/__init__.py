@@ -1,7 +1,8 @@
 """What a step costs: `cost:` of a scenario, made into an object with `step_ns` and the estimator's two questions.
 
 All kinds answer `explain(columns)` (what the time of recorded steps is made of), `describe()` (one line for the head of
-a report) and `sources()` (where the numbers come from).
+a report), `sources()` (where the numbers come from) and `error` (how far step times may be off, None where nothing is
+known of it).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 from sim.catalog import GPUS, load_gpu
 from sim.cost.calibrated import Calibrated
 from sim.cost.constant import Constant, Linear
+from sim.cost.error import CostError
 from sim.cost.profile import Profile, ProfileConfig, load_profile, profile_names
 from sim.cost.roofline import HostCost, Roofline, RooflineConfig
+from sim.cost.scaled import Scaled
 from sim.errors import CalibrationError, ScenarioError
 from sim.model import ModelSpec
 
-Cost = Roofline | Calibrated | Constant | Linear
+Cost = Roofline | Calibrated | Constant | Linear | Scaled
 CostConfig = RooflineConfig | ProfileConfig | Constant | Linear
 
 COSTS: dict[str, type[CostConfig]] = {
@@ -35,11 +38,13 @@ __all__ = [
     "Constant",
     "Cost",
     "CostConfig",
+    "CostError",
     "HostCost",
     "Linear",
     "ProfileConfig",
     "Roofline",
     "RooflineConfig",
+    "Scaled",
     "build_cost",
     "check_model",
     "long_form",

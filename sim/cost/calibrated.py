@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.catalog import GPUS
+from sim.cost.error import CostError, error_of
 from sim.cost.profile import HostTerm, Profile
 from sim.cost.roofline import HOST_LINK_SHARE
 from sim.cost.work import (
@@ -322,6 +323,11 @@ class Calibrated:
         if any(what.startswith(("block", "rounds")) for what in p.missing):
             error = f"PARTIAL, {len(p.missing)} things missing; {error}"
         return f"cost: profile {p.name} ({', '.join(found)}; {error}{host})"
+
+    @property
+    def error(self) -> CostError | None:
+        """What the profile's file says of it."""
+        return error_of(self.profile)
 
     def sources(self) -> list[str]:
         """Lines on where the numbers come from and what they are not. The first tells the contents apart."""

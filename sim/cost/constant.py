@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from sim.cost.error import CostError
 from sim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
 from sim.types import Batch
 from sim.units import Duration, format_duration
@@ -48,6 +49,10 @@ class Constant:
 
     def sources(self) -> list[str]:
         return ["step time: as stated in the scenario"]
+
+    @property
+    def error(self) -> CostError | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,10 @@ class Linear:
 
     def sources(self) -> list[str]:
         return ["coefficients: as stated in the scenario"]
+
+    @property
+    def error(self) -> CostError | None:
+        return None
 
 
 def _all_terms(columns: Columns, known: Terms) -> Terms:

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.cost.error import CostError, symmetric
 from sim.cost.work import (
     Columns,
     Terms,
@@ -307,6 +308,12 @@ class Roofline:
         degree = f", tp {self.tp}" if self.tp > 1 else ""
         assumed = ", attention assumed" if e.compared == "matmuls" else ""
         return f"cost: roofline{degree}, not measured here ({e.compared} ±{100 * e.error_p95:.0f} %{assumed})"
+
+    @property
+    def error(self) -> CostError | None:
+        """The 95th percentile of the error on models held out from the fit, for the kernel part it was fitted to."""
+        e = self.gpu.efficiencies
+        return symmetric(e.error_p95, f"95th percentile of {e.compared} on {e.held_out}; its host is assumed")
 
     def sources(self) -> list[str]:
         """Lines on where the numbers come from: sheet, fit, host, swap."""

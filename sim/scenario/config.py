@@ -15,6 +15,7 @@ from sim.units import Rate, Share, Size
 from sim.workload.config import ClosedLoop, WorkloadConfig
 from sim.workload.tagged import ByKind
 
+MIN_COST_FACTOR, MAX_COST_FACTOR = 0.01, 100.0  # beyond these it is another machine: state its cost
 MAX_BLOCKS = 2**31 - 1  # what a column of the records holds
 STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
@@ -71,7 +72,8 @@ class ScenarioFile:
     """A scenario file key by key. `policies` maps a label to its knobs; the kind is the label unless given.
 
     `slo` is one requirement, as in `ttft<1s & tpot<50ms @ 99%`. `max_model_len` is the model's own unless given.
-    `max_waiting` bounds every engine's queue: arrivals beyond it are rejected. `seeds` counts repetitions.
+    `max_waiting` bounds every engine's queue: arrivals beyond it are rejected. `seeds` counts repetitions. With
+    `cost_factor` every step takes that many times as long.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
@@ -85,6 +87,7 @@ class ScenarioFile:
     kv: KvConfig = field(default_factory=KvConfig)
     max_model_len: int | None = None
     max_waiting: int | None = None
+    cost_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.policies:
@@ -95,6 +98,10 @@ class ScenarioFile:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}. It must be at least 1.")
+        if not MIN_COST_FACTOR <= self.cost_factor <= MAX_COST_FACTOR:
+            raise ValueError(
+                f"cost_factor is {self.cost_factor:g}. It must be from {MIN_COST_FACTOR:g} to {MAX_COST_FACTOR:g}."
+            )
         if self.load is not None:
             self._check_load(self.load.axis[0])
 

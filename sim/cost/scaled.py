@@ -1,0 +1,45 @@
+"""A cost whose every step takes a stated number of times as long: how results move with what is not known of a cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sim.cost.calibrated import Calibrated
+from sim.cost.constant import Constant, Linear
+from sim.cost.error import CostError
+from sim.cost.roofline import Roofline
+from sim.cost.work import TIME_TERMS, Columns, Terms
+from sim.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """`cost` with every time of it, swaps and estimates too, multiplied by `factor`."""
+
+    cost: Roofline | Calibrated | Constant | Linear
+    factor: float
+
+    def step_ns(self, batch: Batch) -> int:
+        return round(self.factor * self.cost.step_ns(batch)) or 1
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        return round(self.factor * self.cost.recompute_ns(num_tokens))
+
+    def swap_ns(self, num_blocks: int) -> int:
+        return round(self.factor * self.cost.swap_ns(num_blocks))
+
+    def explain(self, columns: Columns) -> Terms:
+        """The terms of the cost, its times scaled; the work is the same."""
+        terms = self.cost.explain(columns)
+        return {name: ns * self.factor if name in TIME_TERMS else ns for name, ns in terms.items()}
+
+    def describe(self) -> str:
+        return f"{self.cost.describe()} × {self.factor:g}: every step's time stretched"
+
+    def sources(self) -> list[str]:
+        return [*self.cost.sources(), f"cost_factor: every step's time × {self.factor:g}, as stated in the scenario"]
+
+    @property
+    def error(self) -> CostError | None:
+        """That of the cost: stretching makes it neither better nor worse known."""
+        return self.cost.error

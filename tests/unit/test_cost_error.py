@@ -1,0 +1,115 @@
+"""What is not known of a cost: its error, and the factor by which a scenario stretches its steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.catalog import GPUS, MODELS
+from sim.cost import Calibrated, Constant, Roofline, Scaled
+from sim.cost.profile import load_profile
+from sim.cost.work import TIME_TERMS, columns_of
+from sim.errors import ScenarioError
+from sim.keep import heading
+from sim.point import Setup, resolve, simulate_point
+from sim.provenance import identity, short_hash
+from sim.scenario import Point, load_scenario
+from tests.unit.test_cost import BATCHES, LINEAR, ROOFLINE
+from tests.unit.test_profile import PROFILE
+
+SCENARIO = """
+model: llama-3.1-8b
+cost: {kind: linear, base: %dms, per_token: %dus, per_sequence: %dus, per_context_token: %dns, per_swapped_block: %dus}
+kv: {tokens: 3200, swap_space: 1GB}
+workload:
+  arrivals: {kind: poisson, mean_rate: 12/s}
+  lengths: {prompt: {kind: gamma, mean: 300, cv: 0.8, max: 800}, output: {kind: gamma, mean: 40, cv: 0.6, max: 90}}
+  output_cap: 90
+  requests: 120
+policies: {preemptive: {max_num_seqs: 16, max_num_batched_tokens: 512, by: auto}}
+slo: ttft<1s @ 99%%
+"""
+
+
+def _scenario(tmp_path, scale=1, *overrides):
+    path = tmp_path / "stretched.yaml"
+    path.write_text(SCENARIO % tuple(scale * each for each in (5, 20, 100, 40, 60)))
+    return load_scenario(str(path), overrides=overrides)
+
+
+def _records(scenario):
+    return simulate_point(Setup.of(scenario), Point(scenario.specs[0], 1.0, 0)).records
+
+
+def test_a_factor_is_the_same_as_a_cost_of_that_many_times_the_time(tmp_path):
+    """Steps, swaps and the choice between swap and recompute all follow the stretched times, to the nanosecond."""
+    stretched = _records(_scenario(tmp_path, 1, "cost_factor=3.0"))
+    stated = _records(_scenario(tmp_path, 3))
+    for table in ("requests", "steps", "states"):
+        assert np.array_equal(getattr(stretched, table), getattr(stated, table)), table
+    assert (stretched.steps["swap_blocks"] > 0).any()
+
+
+def test_a_factor_of_one_changes_nothing(tmp_path):
+    """Whether it is written or not."""
+    plain, stretched = _records(_scenario(tmp_path)), _records(_scenario(tmp_path, 1, "cost_factor=1.0"))
+    assert np.array_equal(plain.requests, stretched.requests) and np.array_equal(plain.steps, stretched.steps)
+
+
+def test_a_factor_is_told_and_makes_other_points(tmp_path):
+    """The heading, the sources and the identity of a point have it."""
+    plain, stretched = Setup.of(_scenario(tmp_path)), Setup.of(_scenario(tmp_path, 1, "cost_factor=1.1"))
+    assert "× 1.1" in heading(stretched) and "×" not in heading(plain)
+    assert stretched.cost.sources()[-1] == "cost_factor: every step's time × 1.1, as stated in the scenario"
+    assert short_hash(identity(plain)) != short_hash(identity(stretched))
+    assert stretched.kv == plain.kv
+
+
+@pytest.mark.parametrize("text", ["0.0", "-1.0", "1e3"])
+def test_an_impossible_factor_is_refused(tmp_path, text):
+    """It is one line that names the key and the limits."""
+    with pytest.raises(ScenarioError, match=r"cost_factor is .* from 0.01 to 100"):
+        _scenario(tmp_path, 1, f"cost_factor={text}")
+
+
+def test_real_steps_cannot_be_stretched(tmp_path):
+    """What is resolved for a machine that measures may not carry a factor, which it would ignore."""
+    with pytest.raises(ScenarioError, match=r"--set cost_factor=1.1: cost_factor 1.1 stretches simulated steps"):
+        resolve(_scenario(tmp_path, 1, "cost_factor=1.1"))
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=list(BATCHES))
+@pytest.mark.parametrize("cost", [ROOFLINE, LINEAR], ids=["roofline", "linear"])
+def test_the_explained_parts_are_stretched_too(cost, batch):
+    """They add up to the stretched step; the work in it is the same."""
+    scaled = Scaled(cost, 1.25)
+    terms, plain = scaled.explain(columns_of(batch)), cost.explain(columns_of(batch))
+    assert abs(sum(terms[term][0] for term in TIME_TERMS) - scaled.step_ns(batch)) <= 3
+    assert terms["flops"][0] == plain["flops"][0] and terms["bytes"][0] == plain["bytes"][0]
+
+
+def test_what_each_kind_knows_of_its_error():
+    """A roofline by the models held out, an import by the versions of its kernels; a stated time has none."""
+    roofline = Roofline(MODELS["llama-3.1-8b"], GPUS["h100"]).error
+    assert roofline.high == -roofline.low == GPUS["h100"].efficiencies.error_p95
+    assert "held" not in str(roofline) and "its host is assumed" in roofline.source
+    imported = Calibrated(load_profile("h200-llama-3.1-8b-aiconfigurator")).error
+    assert (imported.low, imported.high, str(imported)) == (-0.2, 0.2, "±20 %")
+    assert Constant(1000).error is None and LINEAR.error is None
+    assert Scaled(ROOFLINE, 1.1).error == ROOFLINE.error
+
+
+def test_a_measured_profile_tells_the_spread_of_its_biases():
+    """Predicted 2 % too long in one region and 1 % too short in another: real steps take 1/1.02 to 1/0.99 times as
+    long, and the median error goes on top."""
+    row = {"n": 50, "p50": 0.005, "p95": 0.03}
+    steps = [row | {"region": "a", "bias": 0.02}, row | {"region": "b", "bias": -0.01}]
+    held_out = row | {"what": "steps", "bias": 0.001, "steps": steps}
+    error = Calibrated(replace(PROFILE, held_out=held_out)).error
+    assert (error.low, error.high) == pytest.approx((1 / 1.02 - 1 - 0.005, 1 / 0.99 - 1 + 0.005))
+    assert str(error) == "−2.5 to +1.5 %" and "held-out" in error.source
+    fitted = Calibrated(replace(PROFILE, held_out=None, residuals=tuple(steps))).error
+    assert (fitted.low, fitted.high) == (error.low, error.high) and "no step was held out" in fitted.source
+    assert Calibrated(replace(PROFILE, held_out=None, residuals=())).error is None
