@@ -60,11 +60,15 @@ class Station:
     draw_prompt: Draw = lambda rng, count: np.ones(count, np.int64)
     num_blocks: int = NUM_BLOCKS
 
-    def run(self, seed: int, count: int) -> Records:
-        """The records of one replication of `count` requests; all of them finish."""
+    def requests(self, seed: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Arrival times in ns, prompts and outputs of one replication."""
         rng = np.random.default_rng([20_231, seed])
         arrivals_ns = np.cumsum(rng.exponential(1 / self.rate_per_ns, count)).astype(np.int64)
-        prompts, outputs = self.draw_prompt(rng, count), self.draw_output(rng, count)
+        return arrivals_ns, self.draw_prompt(rng, count), self.draw_output(rng, count)
+
+    def run(self, seed: int, count: int) -> Records:
+        """The records of one replication of `count` requests; all of them finish."""
+        arrivals_ns, prompts, outputs = self.requests(seed, count)
         arrivals = [
             Arrival(Request(i, int(at_ns), int(prompt), int(output)), int(output))
             for i, (at_ns, prompt, output) in enumerate(zip(arrivals_ns, prompts, outputs, strict=True))
