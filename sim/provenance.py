@@ -29,7 +29,7 @@ def identity(setup: Setup) -> dict[str, Any]:
     """Everything but policy, load and seed that determines a point's records and metrics."""
     scenario = setup.scenario
     trace = scenario.file.workload.trace
-    shared = {key: value for key, value in scenario.plain.items() if key not in ("policies", "load", "seeds")}
+    shared = {key: value for key, value in scenario.plain.items() if key not in ("policies", "load", "seeds", "plan")}
     return {
         "scenario": shared,
         "model": asdict(setup.model),

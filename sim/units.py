@@ -92,6 +92,14 @@ def parse_share(text: object) -> float:
     return value / 100
 
 
+def parse_price_per_h(text: object) -> float:
+    """`"3.50/h"` as 3.5 units of money an hour. ValueError on anything else."""
+    value, unit = _split(text, "price", "3.50/h")
+    if unit != "/h" or value < 0:
+        raise ValueError(f"{text!r} is not a price. Write the money for one GPU for an hour, like 3.50/h.")
+    return value
+
+
 def format_duration(ns: float) -> str:
     """A time for people, three significant digits: `1.23 s`, `48 ms`, `850 us`."""
     for unit, scale in (("s", NS_PER_S), ("ms", 1_000_000), ("us", 1_000)):
@@ -130,5 +138,7 @@ Size = Annotated[int, Quantity(parse_bytes, "32GB")]
 """Bytes, written `32GB`."""
 Bandwidth = Annotated[float, Quantity(parse_bandwidth, "55GB/s")]
 """Bytes per second, written `55GB/s`."""
+PricePerHour = Annotated[float, Quantity(parse_price_per_h, "3.50/h")]
+"""Money an hour, written `3.50/h`; which money is said elsewhere."""
 Share = Annotated[float, Quantity(parse_share, "99%")]
 """A fraction from 0 to 1, written `99%`."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from sim.cost import Constant, CostConfig, Linear, ProfileConfig, RooflineConfig
 from sim.errors import CalibrationError, ScenarioError
 from sim.resolved import ResolvedPolicy
+from sim.scenario.plan import PlanConfig
 from sim.units import Rate, Share, Size
 from sim.workload.config import ClosedLoop, WorkloadConfig
 from sim.workload.tagged import ByKind
@@ -73,7 +74,7 @@ class ScenarioFile:
 
     `slo` is one requirement, as in `ttft<1s & tpot<50ms @ 99%`. `max_model_len` is the model's own unless given.
     `max_waiting` bounds every engine's queue: arrivals beyond it are rejected. `seeds` counts repetitions. With
-    `cost_factor` every step takes that many times as long.
+    `cost_factor` every step takes that many times as long. `plan` is for `batchsim plan` alone.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
@@ -88,6 +89,7 @@ class ScenarioFile:
     max_model_len: int | None = None
     max_waiting: int | None = None
     cost_factor: float = 1.0
+    plan: PlanConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.policies:
@@ -104,6 +106,16 @@ class ScenarioFile:
             )
         if self.load is not None:
             self._check_load(self.load.axis[0])
+        if self.plan is not None:
+            self._check_plan(self.plan)
+
+    def _check_plan(self, plan: PlanConfig) -> None:
+        plan.check(self.workload)
+        if self.kv.tokens is not None and any(offer.kv_tokens is None for offer in plan.gpus.values()):
+            raise ValueError(
+                f"plan: kv.tokens {self.kv.tokens} is the memory of one kind of GPU. Write plan.gpus.NAME.kv_tokens for"
+                " each instead."
+            )
 
     def _check_load(self, axis: str) -> None:
         arrivals = self.workload.arrivals
@@ -119,7 +131,7 @@ class ScenarioFile:
         if axis == "rate_scale" and (self.workload.trace is None or self.workload.trace.rate_scale is None):
             raise ValueError(
                 "load.rate_scale needs to know how: write workload.trace.rate_scale {factor: 1, by: compress},"
-                " or overlay or thin"
+                " or overlay, thin or copies"
             )
 
 

@@ -113,13 +113,25 @@ def _override(document: Document, text: str) -> None:
 
 
 def _lengthen_cost(document: Document) -> None:
-    """Writes `cost: NAME` out, so that --set can change a part of it."""
-    cost = document.value.get("cost")
-    if isinstance(cost, str):
-        try:
-            document.value["cost"] = long_form(cost)
-        except ScenarioError as error:
-            raise ScenarioError(f"{document.where(('cost',))}: {error}") from None
+    """Writes every `cost: NAME` out, so that --set can change a part of it."""
+    for path, owner in _costs(document.value):
+        cost = owner.get("cost")
+        if isinstance(cost, str):
+            try:
+                owner["cost"] = long_form(cost)
+            except ScenarioError as error:
+                raise ScenarioError(f"{document.where((*path, 'cost'))}: {error}") from None
+
+
+def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
+    """What holds a `cost`, and where: the scenario, and each of the GPUs of its plan."""
+    yield (), plain
+    plan = plain.get("plan")
+    gpus = plan.get("gpus") if isinstance(plan, dict) else None
+    if isinstance(gpus, dict):
+        for name, offer in gpus.items():
+            if isinstance(offer, dict):
+                yield ("plan", "gpus", name), offer
 
 
 def _place_profile(cost: Any, folder: Path) -> None:
@@ -131,7 +143,8 @@ def _place_profile(cost: Any, folder: Path) -> None:
 
 def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[Path]) -> Scenario:
     plain = document.value
-    _place_profile(plain.get("cost"), folder)
+    for _, owner in _costs(plain):
+        _place_profile(owner.get("cost"), folder)
     file: ScenarioFile = _validate(ScenarioFile, plain, document, ())
     specs = tuple(spec for label in file.policies for spec in _specs(label, document))
     if isinstance(file.workload.arrivals, ClosedLoop):

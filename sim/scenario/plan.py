@@ -1,0 +1,144 @@
+"""The `plan:` block of a scenario: for which traffic GPUs are to be bought, of which kinds, at which prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
+from sim.units import NS_PER_S, Duration, PricePerHour, Rate, Share, format_duration
+from sim.workload.config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
+from sim.workload.tagged import ByKind
+
+STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+HOURS = 24
+DEFAULT_WINDOW_NS = 20 * 60 * NS_PER_S
+_MAX_MONTHS = 120
+
+
+@dataclass(frozen=True)
+class TraceTraffic:
+    """The workload's trace, `factor` times over: copies, each moved by a random time of at most `shift` either way."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    factor: float
+    shift: Duration
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor <= 10_000:
+            raise ValueError(f"factor is {self.factor:g}. It is times the trace's own traffic, above 0, at most 10000.")
+
+
+@dataclass(frozen=True)
+class DiurnalTraffic:
+    """A day of drawn arrivals: `hours` are the shares of the `peak` rate in the 24 hours from midnight on."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    peak: Rate
+    hours: tuple[Share, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.hours) != HOURS:
+            raise ValueError(f"hours has {len(self.hours)} shares. A day has {HOURS}, from midnight on.")
+        if max(self.hours) != 1:
+            raise ValueError(
+                f"hours: the largest share is {100 * max(self.hours):g}%. They are shares of the peak: the busiest hour"
+                " has 100%."
+            )
+
+
+@dataclass(frozen=True)
+class Target:
+    """The traffic to serve: the same `rate` at all hours, a `diurnal` day of it, or the workload's `trace`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    rate: Rate | None = None
+    trace: TraceTraffic | None = None
+    diurnal: DiurnalTraffic | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("rate", "trace", "diurnal") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "nothing is given"
+            raise ValueError(f"target: {found}. Write one of rate: 60/s, diurnal: {{...}} and trace: {{...}}.")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Traffic grows by a share a month, compounded; the plan is for its end."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    per_month: Share
+    months: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.months <= _MAX_MONTHS:
+            raise ValueError(f"months is {self.months}. It must be from 0 to {_MAX_MONTHS}.")
+
+    @property
+    def factor(self) -> float:
+        """The traffic at the end over that of today."""
+        return (1 + self.per_month) ** self.months
+
+
+@dataclass(frozen=True)
+class GpuOffer:
+    """A kind of GPU to choose from: what a step costs on it, and the price of one GPU for an hour.
+
+    `kv_tokens` is the KV memory of a replica where the engine's log says it; else the scenario's `kv` derives it.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    cost: Annotated[RooflineConfig | ProfileConfig | Constant | Linear, ByKind()]
+    price: PricePerHour
+    kv_tokens: int | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in a replica."""
+        return self.cost.tp if isinstance(self.cost, RooflineConfig) else 1
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """The whole block. `currency` is what prices are in, `router` one of those of `replicas`.
+
+    `window` is the length of the busiest stretch of the traffic, which all replicas are simulated on together.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    target: Target
+    gpus: dict[str, GpuOffer]
+    currency: str
+    router: str
+    max_replicas: int
+    window: Duration = DEFAULT_WINDOW_NS
+    growth: Growth = field(default_factory=lambda: Growth(0.0, 0))
+
+    def __post_init__(self) -> None:
+        if not self.gpus:
+            raise ValueError("gpus is empty. Name at least one kind with its cost and price.")
+        if not self.currency.strip() or len(self.currency) > 8:
+            raise ValueError(f"currency is {self.currency!r}. Write what the prices are in: $, EUR or the like.")
+        if self.max_replicas < 1:
+            raise ValueError(f"max_replicas is {self.max_replicas}. It must be at least 1.")
+        if self.window < NS_PER_S:
+            raise ValueError(f"window is {format_duration(self.window)}. It must be at least 1 s; 20min is usual.")
+
+    def check(self, workload: WorkloadConfig) -> None:
+        """ValueError where the traffic is not of the workload's kind."""
+        kind = workload.arrivals.kind
+        if isinstance(workload.arrivals, ClosedLoop | AllAtOnce):
+            raise ValueError(
+                f"plan needs requests that come whatever the answers do, and arrivals are {kind}. Write poisson, say,"
+                " or replay a trace."
+            )
+        replays = isinstance(workload.arrivals, TraceArrivals)
+        if replays != (self.target.trace is not None):
+            raise ValueError(
+                "the workload replays a trace and plan.target is none. Write target: {trace: {factor: 8, shift: 2min}}."
+                if replays
+                else f"plan.target.trace needs arrivals of kind trace, not {kind}. Write target: {{rate: 60/s}}, say."
+            )
+        if workload.trace is not None and replays and workload.trace.rows is not None:
+            raise ValueError("plan cuts a window out of the trace by time. Slice the trace by time too, not by rows.")
