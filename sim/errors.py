@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class BatchsimError(Exception):
-    """Base of every error a user can cause; the command line prints it in one line and exits 2."""
+    """Base of every error a user can cause; the command line prints it in one line and exits 2 unless said."""
 
 
 class ScenarioError(BatchsimError):
@@ -32,6 +32,10 @@ class PolicyError(BatchsimError):
 
 class SchedulerStalled(BatchsimError):  # noqa: N818
     """A scheduler has work, nothing else is due, and it asks for nothing: it would wait for ever."""
+
+
+class PointsFailed(BatchsimError):  # noqa: N818
+    """Some points of a sweep failed, the others are done and kept; the command line exits 1."""
 
 
 class ExecutorError(BatchsimError):

@@ -5,7 +5,6 @@ Codes become categories and missing values null. The same records give the same 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -115,23 +114,22 @@ _FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_fr
 
 
 def write_tables(records: Records, folder: Path, replica: int = 0) -> None:
-    """Writes requests.parquet, steps.parquet and states.parquet, each whole or not at all. `folder` must exist."""
+    """Writes requests.parquet, steps.parquet and states.parquet. `folder` must exist."""
+    for name, data in pack_tables(records, replica).items():
+        (folder / name).write_bytes(data)
+
+
+def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
+    """The bytes of requests.parquet, steps.parquet and states.parquet, by file name."""
+    packed: dict[str, bytes] = {}
     for name, make in _FRAMES.items():
         table = pa.Table.from_pandas(make(records, replica), preserve_index=False)
         columns = [column.with_metadata({"description": COLUMN_DOCS[name][column.name]}) for column in table.schema]
         table = table.cast(pa.schema(columns, table.schema.metadata))
-        path = folder / f"{name}.parquet"
-        unfinished = path.with_suffix(".parquet.part")
-        try:
-            pq.write_table(table, unfinished, compression=_COMPRESSION, row_group_size=_ROW_GROUP_ROWS, version="2.6")
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-
-def tables_are_there(folder: Path) -> bool:
-    """Whether the folder holds every table."""
-    return all((folder / f"{name}.parquet").is_file() for name in COLUMN_DOCS)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression=_COMPRESSION, row_group_size=_ROW_GROUP_ROWS, version="2.6")
+        packed[f"{name}.parquet"] = sink.getvalue().to_pybytes()
+    return packed
 
 
 def read_table(folder: Path, name: str) -> pd.DataFrame:

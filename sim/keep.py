@@ -5,21 +5,21 @@ A point is written whole or not at all, so a killed run continues where it was.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sim.errors import ScenarioError
-from sim.frames import tables_are_there, write_tables
+from sim.failed import Failed, points_failed
+from sim.frames import pack_tables
 from sim.inputs import PointInputs
 from sim.metrics import Measured, combine, measure
 from sim.point import Run, Setup
-from sim.pool import is_running
+from sim.point_files import PackedPoint, write_point
 from sim.provenance import as_json, provenance, short_hash, write_csv, write_text
 from sim.record import FINISHED, STEP_DTYPE
 from sim.results import Results, load_results
@@ -58,14 +58,21 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
     )
 
 
-def keep_point(setup: Setup, run: Run, inputs: PointInputs, folder: Path) -> dict[str, Any]:
-    """Measures a point and writes it to `folder`; returns what its point.json holds."""
+def measured_point(setup: Setup, run: Run, name: str) -> PackedPoint:
+    """Measures a point that was run and packs it, to be written to a folder of this name."""
     check_cohort(run)
-    return keep_measured(run, measure(inputs), folder)
+    return pack_point(run, measure(point_inputs(setup, run)), name)
 
 
 def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
     """Writes a point with its metrics to `folder`; returns what its point.json holds."""
+    packed = pack_point(run, measured, folder.name)
+    write_point(packed, folder)
+    return packed.result
+
+
+def pack_point(run: Run, measured: Measured, name: str) -> PackedPoint:
+    """A point with its metrics, to be written to a folder of this name."""
     point = run.point
     result = {
         "policy": point.spec.label,
@@ -74,7 +81,7 @@ def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
         "kind": point.spec.kind,
         "load": point.load,
         "seed": point.seed,
-        "point": folder.name,
+        "point": name,
         "end_ns": run.end_ns,
         "num_finished": int((run.records.requests["outcome"] == FINISHED).sum()),
         "unstable": measured.unstable,
@@ -85,26 +92,7 @@ def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
         "details": run.records.details,
         "workload": {"notes": run.workload.notes, **run.workload.describe},
     }
-    unfinished = folder.with_name(f".{folder.name}-{os.getpid()}")
-    unfinished.mkdir(parents=True)
-    write_tables(run.records, unfinished)
-    (unfinished / "point.json").write_text(as_json(result), encoding="utf-8")
-    _put(unfinished, folder)
-    return result
-
-
-def _put(unfinished: Path, folder: Path) -> None:
-    """Makes `unfinished` be `folder`, in place of what is there. Another run may do the same at the same time."""
-    aside = unfinished.with_name(f".old{unfinished.name}")
-    try:
-        if folder.exists():
-            folder.rename(aside)
-        unfinished.rename(folder)
-    except OSError:  # the other run was faster, with the same bytes
-        if not folder.exists():
-            raise
-        shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.rmtree(aside, ignore_errors=True)
+    return PackedPoint.of(result, pack_tables(run.records))
 
 
 def check_cohort(run: Run) -> None:
@@ -119,46 +107,33 @@ def check_cohort(run: Run) -> None:
         )
 
 
-def sweep_unfinished(points: Path) -> None:
-    """Removes what a killed run left half-written; folders of live processes stay."""
-    for folder in points.glob(".*-*"):
-        pid = folder.name.rpartition("-")[2]
-        if not pid.isdigit() or not is_running(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def kept_point(folder: Path) -> dict[str, Any] | None:
-    """The result of a point that is there already, whole."""
-    try:
-        result = json.loads((folder / "point.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    whole = isinstance(result, dict) and {"seed", "values", "workload"} <= set(result)
-    return result if whole and tables_are_there(folder) else None
-
-
 # ---- a run of points
 
 
 def keep_run(
-    setup: Setup, home: Path, results: Sequence[dict[str, Any]], *, reused: int, facts: dict[str, Any]
+    setup: Setup, home: Path, found: Sequence[dict[str, Any] | Failed], *, reused: int, facts: dict[str, Any]
 ) -> Results:
-    """Writes summary.csv, points.csv and manifest.json of the points in `results`, all that the scenario asks for.
+    """Writes summary.csv, points.csv and manifest.json of the points in `found`, all that the scenario asks for.
 
-    `facts` are further entries of the manifest, or others in place of its own.
+    PointsFailed if all of them failed; where some did, the summary has no means of theirs. `facts` are further entries
+    of the manifest, or others in place of its own.
     """
     scenario = setup.scenario
-    summary, points = _tabulate(scenario, results)
-    folder = home / short_hash([result["point"] for result in results])
+    failed = [each for each in found if isinstance(each, Failed)]
+    results = [each for each in found if not isinstance(each, Failed)]
+    if not results:
+        raise points_failed(failed, len(found))
+    summary, points = _tabulate(scenario, results, failed)
+    folder = home / short_hash([each.point if isinstance(each, Failed) else each["point"] for each in found])
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "summary.csv", summary)
     write_csv(folder / "points.csv", points)
     write_text(folder / "scenario.yaml", scenario.text)
-    write_text(folder / "manifest.json", as_json(_manifest(setup, results, reused) | facts, indent=2))
+    write_text(folder / "manifest.json", as_json(_manifest(setup, results, failed, reused) | facts, indent=2))
     return load_results(folder)
 
 
-def _manifest(setup: Setup, results: Sequence[dict[str, Any]], reused: int) -> dict[str, Any]:
+def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[Failed], reused: int) -> dict[str, Any]:
     """What was run and how it was obtained."""
     scenario = setup.scenario
     return {
@@ -177,6 +152,7 @@ def _manifest(setup: Setup, results: Sequence[dict[str, Any]], reused: int) -> d
         "identical_seeds": _identical_seeds(results),
         "points_run": len(results) - reused,
         "points_reused": reused,
+        "failed": [asdict(each) for each in failed],
         **provenance(),
     }
 
@@ -203,39 +179,57 @@ def _measured(result: dict[str, Any]) -> Measured:
     )
 
 
-def _tabulate(scenario: Scenario, results: Sequence[dict[str, Any]]) -> tuple[list[dict], list[dict]]:
-    """Rows of summary.csv and points.csv. Of a policy's `best_of` variants only the best at each load is kept."""
+def _tabulate(
+    scenario: Scenario, results: Sequence[dict[str, Any]], failed: Sequence[Failed]
+) -> tuple[list[dict], list[dict]]:
+    """Rows of summary.csv and points.csv. Of a policy's `best_of` variants only the best at each load is kept.
+
+    Where a seed failed there is no mean: that of the others would flatter. `failed` counts the seeds; variants that
+    failed are not compared unless all did.
+    """
     by_spec: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
     for result in sorted(results, key=lambda r: r["seed"]):
         by_spec.setdefault((result["policy"], result["load"], result["variant"]), []).append(result)
+    lost = Counter((each.policy, each.load, each.name) for each in failed)
+    specs = {(spec.label, spec.variant): spec for spec in scenario.specs}
+    metrics = list(results[0]["values"])
     summary, points = [], []
     for label in scenario.file.policies:
         for load in scenario.loads:
-            variants = {key[2]: runs for key, runs in by_spec.items() if key[:2] == (label, load)}
-            best = max(variants, key=lambda variant: _merit(variants[variant]))
-            runs = variants[best]
-            combined = combine([_measured(run) for run in runs])
+            variants = {v: by_spec.get((label, load, v), []) for name, v in specs if name == label}
+            failures = {v: lost[label, load, specs[label, v].name] for v in variants}
+            whole = [variant for variant in variants if not failures[variant]]
+            best = max(whole, key=lambda v: _merit(variants[v])) if whole else next(iter(variants))
             common = {
                 "policy": label,
-                "kind": runs[0]["kind"],
-                "label": runs[0]["name"],
+                "kind": specs[label, best].kind,
+                "label": specs[label, best].name,
                 "variant": best,
                 "load_name": scenario.load_name,
                 "load": load,
             }
-            row = common | {
-                "num_seeds": combined.num_seeds,
-                "unstable": combined.unstable,
-                "bound_by": combined.bound_by,
-                "few": " ".join(sorted(combined.few)),
-            }
-            for name, value in combined.mean.items():
-                row[name], row[f"{name}_ci"] = value, combined.half_width[name]
-            summary.append(row)
-            for run in runs:
+            summary.append(common | _summary_row(variants[best], failures[best], metrics))
+            for run in variants[best]:
                 head = common | {key: run[key] for key in ("seed", "point", "unstable", "bound_by")}
                 points.append(head | {"few": " ".join(run["few"])} | run["values"])
     return summary, points
+
+
+def _summary_row(runs: list[dict[str, Any]], failures: int, metrics: list[str]) -> dict[str, Any]:
+    """What the seeds of a point sum up to: no metric where any failed."""
+    row: dict[str, Any] = {"num_seeds": len(runs), "failed": failures}
+    if failures:
+        row |= {"unstable": False, "bound_by": "", "few": ""}
+        return row | {name: None for metric in metrics for name in (metric, f"{metric}_ci")}
+    combined = combine([_measured(run) for run in runs])
+    row |= {
+        "unstable": combined.unstable,
+        "bound_by": combined.bound_by,
+        "few": " ".join(sorted(combined.few)),
+    }
+    for name, value in combined.mean.items():
+        row[name], row[f"{name}_ci"] = value, combined.half_width[name]
+    return row
 
 
 def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:

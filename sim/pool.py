@@ -2,57 +2,123 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TypeVar
-
-from sim.errors import BatchsimError
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def run_all(function: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[tuple[int, R]]:
+@dataclass(frozen=True)
+class Killed:
+    """A task whose worker process ended under it, twice: among others, then alone. `how` it ended, in words."""
+
+    how: str
+
+
+def run_all(function: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[tuple[int, R | Killed]]:
     """Yields (index of the task, result) as tasks end; in this process with one job or one task.
 
-    BatchsimError if a worker is killed, as the system does where memory is short.
+    A task whose worker is killed, as the system does where memory is short, runs once more alone after all others.
+    What `function` raises ends everything and is raised here.
     """
     if jobs == 1 or len(tasks) <= 1:
         for i, task in enumerate(tasks):
             yield i, function(task)
         return
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), context, initializer=_live_with_the_parent) as pool, _stop(pool):
-        futures = {pool.submit(function, task): i for i, task in enumerate(tasks)}
-        for future in as_completed(futures):
-            try:
-                result = future.result()
-            except BrokenProcessPool:
-                raise BatchsimError(
-                    f"--jobs {jobs}: a worker process was killed, perhaps for want of memory. Points that were done are"
-                    " kept: run again with fewer jobs."
-                ) from None
-            yield futures[future], result
+    suspects: list[int] = []
+    for i, result in _run(function, dict(enumerate(tasks)), jobs):
+        if isinstance(result, Killed):
+            suspects.append(i)
+        else:
+            yield i, result
+    for i in suspects:
+        yield from _run(function, {i: tasks[i]}, 1)
 
 
-@contextmanager
-def _stop(pool: ProcessPoolExecutor) -> Iterator[None]:
-    """Leaving early, on Ctrl-C or an error, does not wait for results that nobody will read."""
+def _run(function: Callable[[T], R], tasks: dict[int, T], jobs: int) -> Iterator[tuple[int, R | Killed]]:
+    """Yields results, and Killed for each task whose worker ended under it."""
+    waiting = deque(tasks.items())
+    workers = {worker.pipe: worker for worker in (_Worker(function) for _ in range(min(jobs, len(waiting))))}
     try:
-        yield
-    except BaseException:
-        for process in list((pool._processes or {}).values()):  # no public way to end a running task
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
+        for worker in workers.values():
+            worker.give(*waiting.popleft())
+        while workers:
+            for pipe in wait(list(workers)):
+                worker = workers.pop(pipe)  # pyright: ignore[reportArgumentType]
+                done, result = worker.task, worker.result()
+                if isinstance(result, Killed) and waiting:
+                    worker = _Worker(function)
+                if waiting:
+                    workers[worker.pipe] = worker
+                    worker.give(*waiting.popleft())
+                else:
+                    worker.end()
+                yield done, result
+    finally:
+        for worker in workers.values():
+            worker.end()
+
+
+class _Worker:
+    """A process that runs one task at a time."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        if sys.platform == "linux":  # what the function needs is then imported once, not by every worker
+            context.set_forkserver_preload([function.__module__])
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, function), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.task = -1
+
+    def give(self, number: int, task: Any) -> None:
+        self.task = number
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, which `result` will tell
+            self.pipe.send(task)
+
+    def result(self) -> Any:
+        """What the task returned; Killed if the process ended under it. Raises what the task raised."""
+        try:
+            error, result = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            return Killed(_how_it_ended(self.process.exitcode))
+        if error is not None:
+            raise error
+        return result
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
+
+
+def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
+    """What a worker does: a task, its result, the next."""
+    _live_with_the_parent()
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            outcome = None, function(task)
+        except Exception as error:
+            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+            outcome = error, None
+        pipe.send(outcome)
 
 
 def _live_with_the_parent() -> None:
@@ -63,12 +129,10 @@ def _live_with_the_parent() -> None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def is_running(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and that nobody waited for does not count."""
+def _how_it_ended(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended with code {code}"
     try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except ProcessLookupError:
-        return False
-    except OSError:  # not ours, or a system without /proc
-        return True
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

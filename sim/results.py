@@ -69,13 +69,15 @@ class Results:
     def paired(self, policy: str, other: str, metric: str, load: float) -> Difference:
         """`metric` of `policy` minus that of `other` at `load`, over the seeds that both ran.
 
-        Undefined where one has no value, and for a latency that grows with the queue where one is unstable.
+        Undefined where one has no value or failed, and for a latency that grows with the queue where one is unstable.
         ScenarioError if there is no such point or metric.
         """
         if metric not in self.points:
             raise ScenarioError(f"{self.path}: no metric {metric!r}. summary.csv has their names.")
         sides: list[dict[int, float | None]] = []
         for name in (policy, other):
+            if load in self._failed_loads(name):
+                return Difference(None, None, 0, f"{name} failed")
             rows = self._rows(name, load)
             known = zip(rows["seed"], rows[metric], strict=True)
             sides.append({int(seed): None if np.isnan(value) else float(value) for seed, value in known})
@@ -85,11 +87,16 @@ class Results:
         return paired(*sides)
 
     def best(self, load: float) -> str:
-        """The policy that is stable, meets the SLO, has most requests within it, then the lowest time per token."""
+        """The policy that is stable, meets the SLO, has most requests within it, then the lowest time per token.
+
+        Those that failed come last.
+        """
         keys = ["policy", "unstable", "slo_met", "in_slo", "norm_latency_mean_s"]
         rows = self.summary.loc[self.summary["load"] == load, keys].fillna({"in_slo": 0.0})
         rows["slo_met"] = rows["slo_met"] > 0.5
-        order = rows.sort_values(keys[1:], ascending=[True, False, False, True], kind="stable", na_position="last")
+        rows["failed"] = [load in self._failed_loads(str(name)) for name in rows["policy"]]
+        keys[0] = "failed"
+        order = rows.sort_values(keys, ascending=[True, True, False, False, True], kind="stable", na_position="last")
         return str(order["policy"].iloc[0])
 
     def differences(self, load: float, metrics: Sequence[str] = COMPARED) -> list[dict[str, Any]]:
@@ -104,6 +111,13 @@ class Results:
             for metric in metrics
         ]
 
+    def _failed_loads(self, policy: str) -> set[float]:
+        """Where a seed of the policy failed. With `best_of` only where the failure cost the row of the summary."""
+        if "failed" not in self.summary:  # another version's
+            return set()
+        rows = self.summary[(self.summary["policy"] == policy) & (self.summary["failed"] > 0)]
+        return {float(load) for load in rows["load"]}
+
     def _grows(self, policy: str, load: float) -> bool:
         rows = self.summary[(self.summary["policy"] == policy) & (self.summary["load"] == load)]
         return bool(rows["unstable"].any())
@@ -111,7 +125,7 @@ class Results:
     def as_json(self) -> dict[str, Any]:
         """By policy: how its requests ended, summed over loads and seeds and at each; and its metrics at every load.
 
-        `differences`: at every load, the other policies minus the best one.
+        `differences`: at every load, the other policies minus the best one. `failed`: the points that have no metrics.
         """
         policies: dict[str, Any] = {}
         for row in self.points.to_dict("records"):
@@ -123,11 +137,12 @@ class Results:
             policy |= _totals(policy["outcomes"])
         for row in self.summary.to_dict("records"):
             metrics = {name: None if isinstance(x, float) and np.isnan(x) else x for name, x in row.items()}
-            policies[str(row["policy"])]["loads"].append(metrics)
+            policies.setdefault(str(row["policy"]), {"outcomes": [], "loads": []})["loads"].append(metrics)
         loads = [float(load) for load in self.summary["load"].unique()] if len(policies) > 1 else []
         differences = [row for load in loads for row in self.differences(load)]
         head = {key: self.manifest[key] for key in _HEAD}
-        return head | {"path": str(self.path), "policies": policies, "differences": differences}
+        head |= {"path": str(self.path), "failed": self.manifest.get("failed", [])}
+        return head | {"policies": policies, "differences": differences}
 
     def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
         found = self._rows(policy, load, seed)
@@ -143,6 +158,12 @@ class Results:
         wanted = (points["policy"] == policy) & (points["load"] == load)
         found = points.loc[wanted if seed is None else wanted & (points["seed"] == seed)]
         if found.empty:
+            for failed in self.manifest.get("failed", []):
+                if (failed["policy"], failed["load"], failed["seed"]) == (policy, load, seed):
+                    raise ScenarioError(
+                        f"{self.path}: {policy} failed at load {load:g}, seed {seed}: {failed['reason'].rstrip('.')}."
+                        " Correct that and run the scenario again."
+                    )
             listed = {
                 name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in points[name].unique())
                 for name in ("policy", "load", "seed")

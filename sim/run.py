@@ -10,7 +10,7 @@ from sim.point import Setup
 from sim.results import Results
 from sim.scenario import Scenario
 from sim.slo import parse_slo
-from sim.sweep import Progress, Sweep
+from sim.sweep import Progress, Sweep, writing
 
 
 def run_scenario(
@@ -21,15 +21,19 @@ def run_scenario(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Results:
-    """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results."""
+    """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results.
+
+    Points that failed are listed in the manifest's `failed`; PointsFailed if all did.
+    """
     started = time.monotonic()
     setup = Setup.of(scenario)
     check_inputs(setup)
     home = out / scenario.name
     sweep = Sweep(home, jobs=jobs, force=force, progress=progress)
-    results = sweep.run([(setup, point) for point in scenario.points()])
+    found = sweep.attempt([(setup, point) for point in scenario.points()])
     facts = {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs}
-    return keep_run(setup, home, results, reused=sweep.reused, facts=facts)
+    with writing(home):
+        return keep_run(setup, home, found, reused=sweep.reused, facts=facts)
 
 
 def check_inputs(setup: Setup) -> None:

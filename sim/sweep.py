@@ -1,37 +1,53 @@
-"""Simulates points and keeps them under `results/<scenario>/points`: what is there already is read, not redone."""
+"""Simulates points and keeps them under `results/<scenario>/points`: what is there already is read, not redone.
+
+Workers simulate and hand the bytes back; only this process writes, and holds the folder's lock while it may.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import errno
+import pickle
+import shutil
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sim.errors import ScenarioError
-from sim.keep import keep_point, kept_point, point_inputs, sweep_unfinished
+from sim.errors import BatchsimError, CalibrationError, ScenarioError, TraceError
+from sim.failed import Failed, points_failed
+from sim.folder_lock import FolderLock, lock_folder
+from sim.keep import measured_point
 from sim.point import Setup, simulate_point
-from sim.pool import run_all
+from sim.point_files import PackedPoint, read_point, remove_unfinished, write_point
+from sim.pool import Killed, run_all
 from sim.provenance import identity, point_hash
 from sim.results import POINTS
-from sim.scenario import Point, Scenario
+from sim.scenario import Point
 
 Progress = Callable[[int, int, str], None]
 """Called with points done, points in all, and what was done last."""
 
+_OF_THE_SCENARIO = (ScenarioError, TraceError, CalibrationError)
+"""Errors that no other point would be spared: they end the sweep at once."""
+
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs for one point."""
+    """What a worker needs for one point: the setup, pickled once for all its points; and the name of its folder."""
 
-    scenario: Scenario
+    setup: bytes
     point: Point
-    folder: Path
+    name: str
 
 
 class Sweep:
     """Runs points of one scenario, or of variants of it, on `jobs` processes; their results lie in `home`.
 
-    `force` simulates anew what is there. `reused` counts the points that were not simulated.
+    `force` simulates anew what is there. `reused` counts the points that were not simulated. From the first run on, no
+    other process can write to `home` until this object is gone.
     """
 
     def __init__(self, home: Path, *, jobs: int = 1, force: bool = False, progress: Progress | None = None) -> None:
@@ -40,36 +56,101 @@ class Sweep:
         self.force = force
         self.progress = progress
         self.reused = 0
+        self._lock: FolderLock | None = None
 
     def run(self, wanted: Sequence[tuple[Setup, Point]]) -> list[dict[str, Any]]:
-        """What point.json holds, for every point in the order asked. ScenarioError if `home` cannot be written."""
-        try:
-            return self._run(wanted)
-        except OSError as error:
-            out = self.home.parent
-            raise ScenarioError(
-                f"{out}: cannot be written: {error.strerror}. Give another folder with --out."
-            ) from None
+        """What point.json holds, for every point in the order asked.
 
-    def _run(self, wanted: Sequence[tuple[Setup, Point]]) -> list[dict[str, Any]]:
+        PointsFailed if some failed, when all others are done and kept; for the rest as `attempt`.
+        """
+        found = self.attempt(wanted)
+        if failed := [result for result in found if isinstance(result, Failed)]:
+            raise points_failed(failed, len(found))
+        return [result for result in found if not isinstance(result, Failed)]
+
+    def attempt(self, wanted: Sequence[tuple[Setup, Point]]) -> list[dict[str, Any] | Failed]:
+        """What point.json holds, for every point in the order asked; Failed in the place of one that failed.
+
+        ScenarioError at once if the scenario itself is wrong, another process writes to `home`, or `home` cannot be
+        written; what was done by then is kept.
+        """
+        with writing(self.home):
+            return self._attempt(wanted)
+
+    def _attempt(self, wanted: Sequence[tuple[Setup, Point]]) -> list[dict[str, Any] | Failed]:
         points = self.home / POINTS
         points.mkdir(parents=True, exist_ok=True)
-        sweep_unfinished(points)
-        common = {id(setup): identity(setup) for setup, _ in wanted}
-        tasks = [Task(s.scenario, point, points / point_hash(common[id(s)], point)) for s, point in wanted]
-        done = {} if self.force else {i: kept for i, task in enumerate(tasks) if (kept := kept_point(task.folder))}
+        if self._lock is None:
+            self._lock = lock_folder(self.home)
+        remove_unfinished(points)
+        tasks = _tasks(wanted)
+        done: dict[int, dict[str, Any] | Failed] = {}
+        if not self.force:
+            done |= {i: kept for i, task in enumerate(tasks) if (kept := read_point(points / task.name))}
         self.reused += len(done)
         todo = [i for i in range(len(tasks)) if i not in done]
         for number, result in run_all(run_point, [tasks[i] for i in todo], self.jobs):
-            done[todo[number]] = result
+            i = todo[number]
+            done[i] = self._keep(points, tasks[i], result)
             if self.progress is not None:
-                point = tasks[todo[number]].point
+                point = tasks[i].point
                 self.progress(len(done), len(tasks), f"{point.spec.name} at {point.load:g}, seed {point.seed}")
         return [done[i] for i in range(len(tasks))]
 
+    def _keep(self, points: Path, task: Task, result: PackedPoint | Failed | Killed) -> dict[str, Any] | Failed:
+        if isinstance(result, Killed):
+            why = f"its worker process {result.how}, alone too: perhaps memory is short"
+            return Failed.of(task.point, task.name, why)
+        if isinstance(result, PackedPoint):
+            write_point(result, points / task.name)
+            return result.result
+        return result
 
-def run_point(task: Task) -> dict[str, Any]:
-    """Simulates, measures and writes one point; returns what its point.json holds."""
-    setup = Setup.of(task.scenario)
-    run = simulate_point(setup, task.point)
-    return keep_point(setup, run, point_inputs(setup, run), task.folder)
+
+def _tasks(wanted: Sequence[tuple[Setup, Point]]) -> list[Task]:
+    setups = {id(setup): setup for setup, _ in wanted}
+    common = {key: (identity(setup), pickle.dumps(setup)) for key, setup in setups.items()}
+    tasks = []
+    for setup, point in wanted:
+        known, packed = common[id(setup)]
+        tasks.append(Task(packed, point, point_hash(known, point)))
+    return tasks
+
+
+def run_point(task: Task) -> PackedPoint | Failed:
+    """Simulates and measures one point. Raises what is wrong with the scenario itself."""
+    try:
+        setup = _unpickled(task.setup)
+        return measured_point(setup, simulate_point(setup, task.point), task.name)
+    except _OF_THE_SCENARIO:
+        raise
+    except BatchsimError as error:
+        return Failed.of(task.point, task.name, str(error))
+    except Exception as error:  # a policy of the user's own, memory, or a bug of ours: the other points stay right
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+        return Failed.of(task.point, task.name, reason, traceback.format_exc())
+
+
+@lru_cache(maxsize=4)
+def _unpickled(setup: bytes) -> Setup:
+    """One object a worker for all points of a setup, so that a trace is read once."""
+    return pickle.loads(setup)
+
+
+@contextmanager
+def writing(home: Path) -> Iterator[None]:
+    """Turns an error of the file system into one line that says whether the disk is full and what is kept."""
+    try:
+        yield
+    except OSError as error:
+        out = home.parent
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            said = error.strerror or str(error)
+            raise ScenarioError(f"{out}: cannot be written: {said}. Give another folder with --out.") from None
+        kept = sum(1 for _ in (home / POINTS).glob("[!.]*/"))
+        raise ScenarioError(
+            f"{home}: the disk is full ({error.strerror}; {shutil.disk_usage(home).free / 1e6:,.1f} MB free)."
+            f" {kept:,} whole points are kept. Make room and run the same command again: it goes on from there;"
+            " or give another folder with --out."
+        ) from None

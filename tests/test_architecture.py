@@ -73,9 +73,9 @@ ROWS = (
     _row(5, "sim.scenario.*", "numpy pydantic pydantic_core yaml"),
     _row(
         6,
-        "sim.point sim.pool sim.run sim.keep sim.results sim.live_results sim.provenance sim.sweep sim.capacity"
-        " sim.plan sim.conform.* sim.validation sim.validation_plan sim.step_error sim.divergence sim.load_shift"
-        " sim.verdicts sim.counterfactual",
+        "sim.point sim.point_files sim.failed sim.folder_lock sim.pool sim.ray_pool sim.run sim.keep sim.results"
+        " sim.live_results sim.provenance sim.sweep sim.capacity sim.plan sim.conform.* sim.validation"
+        " sim.validation_plan sim.step_error sim.divergence sim.load_shift sim.verdicts sim.counterfactual",
         "numpy pandas pyarrow",
     ),
     _row(6.5, "sim.claims.*", "numpy pandas"),

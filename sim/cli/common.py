@@ -12,7 +12,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from sim.errors import BatchsimError, CalibrationError, ScenarioError
+from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class OneLineGroup(TyperGroup):
     """Says what is wrong with a call in one line, where Typer's own way is a usage text of several."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Runs the command and exits: 0, 1 (a comparison failed), 2 (bad input) or 130 (Ctrl-C)."""
+        """Runs the command and exits: 0, 1 (a comparison or a point failed), 2 (bad input) or 130 (Ctrl-C)."""
         try:
             code = super().main(*args, **extra | {"standalone_mode": False})
         except UsageError as error:
@@ -48,15 +48,20 @@ class OneLineGroup(TyperGroup):
 
 
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """Turns our own errors into one line on stderr and exit code 2, Ctrl-C into 130. All else is a bug and shows."""
+    """Turns our own errors into one line on stderr and exit code 2, or 1 where points failed; Ctrl-C into 130.
+
+    All else is a bug and shows.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return command(*args, **kwargs)
         except BatchsimError as error:
+            for trace in getattr(error, "__notes__", ()):  # of errors that are no user's, inside a worker
+                typer.echo(trace, err=True)
             typer.echo(" ".join(str(error).split()), err=True)
-            raise typer.Exit(2) from None
+            raise typer.Exit(1 if isinstance(error, PointsFailed) else 2) from None
         except KeyboardInterrupt:
             typer.echo("interrupted. What was written by then is kept. Run the same command again.", err=True)
             raise typer.Exit(130) from None

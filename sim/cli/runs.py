@@ -36,6 +36,7 @@ def run(
     Examples: batchsim run bursty; batchsim run my.yaml --jobs 2 --set seeds=5 --set 'policies={continuous:
     {max_num_seqs: 64, max_num_batched_tokens: 4096}}'
     """
+    from sim.failed import Failed, points_failed
     from sim.report.plots import write_pictures
     from sim.report.tables import fit, report
     from sim.run import run_scenario
@@ -54,11 +55,14 @@ def run(
     else:
         typer.echo(report(results, load))
         typer.echo(fit(f"{results.path}/  " + "  ".join(["summary.csv", *(p.name for p in pictures)])))
+    if results.manifest["failed"]:
+        manifest, failed = results.manifest, [Failed(**entry) for entry in results.manifest["failed"]]
+        raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))
 
 
 def _check_rejections(results: Results, strict: bool) -> None:
     """An error if no policy took any request, or with --strict if any was rejected; the tables name the others."""
-    rows = results.summary.to_dict("records")
+    rows = [row for row in results.summary.to_dict("records") if not row["failed"]]
     nothing = all(row["rejected"] == row["submitted"] for row in rows)
     for row in rows:
         rejected, submitted = row["rejected"], row["submitted"]

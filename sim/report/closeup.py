@@ -43,7 +43,7 @@ _SPREADS = {"ttft": "TTFT", "norm_latency": "Normalised latency (E2E / output to
 def timeline(results: Results, path: Path | str, load: float, seed: int) -> None:
     """Writes running, waiting and KV use over time, one panel a policy, at one load and seed."""
     check_load(results, load)
-    policies = sweeps(results)
+    policies = [sweep for sweep in sweeps(results) if not sweep.failed[sweep.index(load)]]
     tables = [(results.steps(s.policy, load, seed), results.requests(s.policy, load, seed)) for s in policies]
     ended_ns = max(_ended_ns(steps) for steps, _ in tables)
     last_arrival_ns = max(column(requests, "arrival_ns").max() for _, requests in tables)
@@ -54,7 +54,7 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
         panel_inch = 1.75 if len(policies) <= _TALL_PANELS else 1.15
         fig = figure(11.0, 1.6 + panel_inch * len(policies))
         axes = fig.subplots(len(policies), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-        styles = policy_styles(policies)
+        styles = policy_styles(sweeps(results))
         for ax, sweep, (steps, requests) in zip(axes, policies, tables, strict=True):
             color = styles[sweep.policy].color
             draw_timeline(ax, steps, requests, edges_ns, results.manifest["num_blocks"], color)
@@ -171,6 +171,9 @@ def latency_cdf(results: Results, path: Path | str, load: float, seed: int) -> N
     for sweep in sweeps(results):
         i = sweep.index(load)
         uncompleted = sweep.values("uncompleted_share")[i]
+        if sweep.failed[i]:
+            notes[sweep.policy] = "failed: not drawn"
+            continue
         if sweep.unstable[i]:
             notes[sweep.policy] = "× its queue grows: not drawn"
             continue

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.report.numbers import DASH, rounded
+from sim.report.reading import num_seeds
 
 if TYPE_CHECKING:
     from sim.results import Results
@@ -17,11 +18,11 @@ METRIC, NAME = "ttft_p99_s", "ttft p99"
 def paired_parts(results: Results, load: float) -> tuple[str, Sequence[str]]:
     """What the line begins with, and a part a policy; no parts with one policy or one seed, which shows no interval.
 
-    Unstable policies are left out: the table calls them so.
+    Unstable policies and those that failed are left out: the table calls them so.
     """
-    if bool((results.summary["num_seeds"] < 2).any()):
+    if num_seeds(results) < 2:
         return "", []
-    rows = [row for row in results.differences(load, [METRIC]) if not row["why"].endswith("unstable")]
+    rows = [row for row in results.differences(load, [METRIC]) if not row["why"].endswith(("unstable", "failed"))]
     return f"{NAME} minus that of {results.best(load)}, seed by seed (95 %):", [_part(row) for row in rows]
 
 

@@ -26,7 +26,8 @@ class Sweep:
     """One policy over the tested loads, from the lowest up; arrays have an entry a load.
 
     `name` is the policy's label, or says that its best variant changes with the load; `labels` has the label by load.
-    `meets_slo`: stable, and the SLO was met in more than half of the seeds.
+    `meets_slo`: stable, and the SLO was met in more than half of the seeds. `failed`: how many seeds failed; where any
+    did, there is no metric.
     """
 
     policy: str
@@ -35,6 +36,7 @@ class Sweep:
     labels: list[str]
     loads: Floats
     unstable: Flags
+    failed: Floats
     meets_slo: Flags
     rows: pd.DataFrame
 
@@ -82,6 +84,7 @@ def sweeps(results: Results) -> list[Sweep]:
                 labels=labels,
                 loads=column(rows, "load"),
                 unstable=unstable,
+                failed=column(rows, "failed") if "failed" in rows else np.zeros(len(rows)),  # older runs had none
                 meets_slo=~unstable & (column(rows, "slo_met") > 0.5),
                 rows=rows,
             )
@@ -126,9 +129,13 @@ def tested_loads(results: Results) -> Floats:
 
 
 def load_to_show(results: Results) -> float:
-    """The highest load at which at least one policy meets the SLO; without any, the middle one (the lower of two)."""
+    """The highest load at which at least one policy meets the SLO; without any, the middle one (the lower of two).
+
+    Loads at which every policy failed do not count.
+    """
     met = [load for sweep in sweeps(results) for load in sweep.loads[sweep.meets_slo]]
-    loads = tested_loads(results)
+    loads = np.unique(np.concatenate([sweep.loads[sweep.failed == 0] for sweep in sweeps(results)]))
+    loads = loads if len(loads) else tested_loads(results)
     return float(max(met)) if met else float(loads[(len(loads) - 1) // 2])
 
 
@@ -139,6 +146,9 @@ def check_load(results: Results, load: float) -> None:
         raise ScenarioError(
             f"{results.path}: load {load:g} was not tested. Tested are {', '.join(f'{x:g}' for x in loads)}."
         )
+    if all(sweep.failed[sweep.index(load)] for sweep in sweeps(results)):
+        reasons = {failed["reason"].rstrip(".") for failed in results.manifest["failed"] if failed["load"] == load}
+        raise ScenarioError(f"{results.path}: all policies failed at load {load:g}: {'; '.join(sorted(reasons))}.")
 
 
 def load_name(results: Results) -> str:

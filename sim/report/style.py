@@ -93,7 +93,8 @@ def policy_legend(results: Results, notes: dict[str, str] | None = None) -> list
 
 
 def growth_notes(results: Results) -> dict[str, str]:
-    """For each policy whose queue grows without end: from which load on, or at which if not at all above it."""
+    """For each policy whose queue grows without end: from which load on, or at which if not at all above it; and where
+    its simulation failed."""
     name = load_name(results)
     notes = {}
     for sweep in sweeps(results):
@@ -102,6 +103,9 @@ def growth_notes(results: Results) -> dict[str, str]:
             # A bounded queue that overflows grows no more: its survivors are points again.
             where = "from" if sweep.unstable[sweep.loads >= grows[0]].all() else "at"
             notes[sweep.policy] = f"× {where} {load_text(name, float(grows[0]))}" if name else "× its queue grows"
+        if sweep.failed.any():
+            at = f"failed at {', '.join(f'{load:g}' for load in sweep.loads[sweep.failed > 0])}" if name else "failed"
+            notes[sweep.policy] = f"{notes[sweep.policy]}, {at}" if sweep.policy in notes else at
     return notes
 
 

@@ -1,7 +1,8 @@
 """The tables a run prints: plain text, at most 100 columns.
 
 Marks: `±` half a 95 % interval over seeds; `~` a percentile with fewer than 20 observations beyond it; `–` not defined
-for this policy; `unstable` the queue grows without end, so that its percentiles mean nothing.
+for this policy; `unstable` the queue grows without end, so that its percentiles mean nothing; `failed` the simulation
+of a seed failed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.failed import Failed, grouped
 from sim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
 from sim.report.paired import paired_parts
 from sim.report.reading import (
@@ -55,7 +57,7 @@ def report(results: Results, load: float | None = None) -> str:
         len(tested_loads(results)),
         num_seeds(results),
     )
-    runs = manifest["points_run"] + manifest["points_reused"]
+    runs = manifest["points_run"] + manifest["points_reused"] + len(manifest.get("failed", []))
     axes = f"{_count(policies, 'policy', 'policies')} × {_count(loads, 'load')} × {_count(seeds, 'seed')}"
     # Policies with best_of run once a variant, so that there are more runs than the product says.
     axes += f" = {_count(runs, 'run')}" if runs == policies * loads * seeds else f", {_count(runs, 'run')} with best_of"
@@ -102,7 +104,7 @@ def point_table(results: Results, load: float) -> str:
     grid += [_cells(sweep, i, shares) for sweep, i in rows]
     name, seeds = load_name(results), num_seeds(results)
     counted = f"{seeds} seeds, ± = 95 %" if seeds > 1 else "1 seed"
-    arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows]))
+    arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows if not sweep.failed[i]]))
     # An arrival process with a stated mean need not meet it in a few finite windows.
     came = "in these seeds" if seeds > 1 else "came"
     but = f" ({arrived:.3g} {came})" if name == "mean_rate" and abs(arrived / load - 1) > 0.02 else ""
@@ -112,8 +114,9 @@ def point_table(results: Results, load: float) -> str:
     marks = []
     if any("~" in cell for cells in grid for cell in cells):
         marks.append("~ fewer than 20 observations beyond the percentile")
-    if any(DASH in cells and "unstable" not in cells for cells in grid):
-        whole = any(cells[1] not in (DASH, "") and cells[3] == DASH and cells[4] != "unstable" for cells in grid[1:])
+    known = [cells for cells in grid[1:] if cells[4] not in ("unstable", "failed")]
+    if any(DASH in cells for cells in known):
+        whole = any(cells[1] not in (DASH, "") and cells[3] == DASH for cells in known)
         marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
     return "\n".join([head, *_aligned(grid), *(["   ".join(marks)] if marks else [])])
 
@@ -134,8 +137,8 @@ def by_class(results: Results, load: float) -> list[str]:
 
 def _cells(sweep: Sweep, i: int, shares: dict[str, str]) -> list[str]:
     """One policy's row of the table, at its `i`-th load; `shares` are the metrics of its percentages."""
-    latencies = [DASH] * (len(_LATENCIES) - 1) + ["unstable"]
-    if not sweep.unstable[i]:
+    latencies = [DASH] * (len(_LATENCIES) - 1) + ["failed" if sweep.failed[i] else "unstable"]
+    if not sweep.unstable[i] and not sweep.failed[i]:
         latencies = []
         for metric in _LATENCIES.values():
             value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
@@ -185,15 +188,19 @@ def highest_loads(results: Results) -> str:
     parts = []
     objective = results.manifest["objective"]
     if not load_name(results):
-        verdicts = [f"{sweep.name} {'yes' if sweep.meets_slo.any() else 'no'}" for sweep in sweeps(results)]
+        verdicts = [
+            f"{sweep.name} {'failed' if sweep.failed.any() else 'yes' if sweep.meets_slo.any() else 'no'}"
+            for sweep in sweeps(results)
+        ]
         return _listed(f"meets {objective}:", verdicts)
     for sweep in sweeps(results):
-        good = sweep.loads[sweep.meets_slo]
+        good, failed = sweep.loads[sweep.meets_slo], sweep.loads[sweep.failed > 0]
+        but = f" ({', '.join(f'{load:g}' for load in failed)} not known: failed)" if len(failed) else ""
         if not len(good):
-            parts.append(f"{sweep.name} never")
+            parts.append(f"{sweep.name} never{but}")
             continue
-        failed = sweep.loads[~sweep.meets_slo & (sweep.loads < good[-1])]
-        but = f" (but not {', '.join(f'{load:g}' for load in failed)})" if len(failed) else ""
+        missed = sweep.loads[~sweep.meets_slo & (sweep.failed == 0) & (sweep.loads < good[-1])]
+        but = (f" (but not {', '.join(f'{load:g}' for load in missed)})" if len(missed) else "") + but
         parts.append(f"{sweep.name} {good[-1]:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
     return _listed(f"highest {what} tested that meets {objective}:", parts)
@@ -212,8 +219,10 @@ def _listed(line: str, parts: Sequence[str]) -> str:
 
 
 def warnings(results: Results, load: float) -> list[str]:
-    """Lines, each starting with `! `, on queues that grow at any load and on requests not completed at `load`."""
-    lines = []
+    """Lines, each starting with `! `: points that failed and queues that grow at any load, requests not completed at
+    `load`."""
+    failed = [Failed(**entry) for entry in results.manifest.get("failed", [])]
+    lines = [f"! {which} {reason}" for which, reason in grouped(failed)]
     name = load_name(results)
     for sweep in sweeps(results):
         start = sweep.unstable_from

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -75,19 +74,3 @@ def test_files_carry_their_documentation(tmp_path):
     write_tables(_records(), tmp_path)
     schema = pq.read_schema(tmp_path / "steps.parquet")
     assert schema.field("free_blocks").metadata == {b"description": b"KV blocks free while the step ran"}
-
-
-def test_a_failed_write_leaves_the_old_table(tmp_path, monkeypatch):
-    """A file is replaced whole or not at all, and no part of it stays."""
-    write_tables(_records(), tmp_path)
-    before = (tmp_path / "requests.parquet").read_bytes()
-
-    def fail(table: pa.Table, path, **options: object) -> None:
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(pq, "write_table", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_tables(records_of([]), tmp_path)
-    assert (tmp_path / "requests.parquet").read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["requests.parquet", "states.parquet", "steps.parquet"]

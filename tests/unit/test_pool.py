@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
 
 import pytest
 
-from sim.errors import BatchsimError
-from sim.pool import is_running, run_all
+from sim.errors import ScenarioError
+from sim.pool import Killed, run_all
 
 
 def double(number: int) -> int:
     return 2 * number
 
 
-def die(number: int) -> int:
-    os._exit(number)
+def die_at_three(number: int) -> int:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+def die_once(mark: Path) -> str:
+    if not mark.exists():
+        mark.touch()
+        os._exit(9)
+    return mark.name
+
+
+def refuse_two(number: int) -> int:
+    if number == 2:
+        raise ScenarioError("two: is wrong. Write three.")
+    return number
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -24,13 +41,19 @@ def test_every_task_gives_its_own_result(jobs: int) -> None:
     assert dict(run_all(double, [5, 6, 7], jobs)) == {0: 10, 1: 12, 2: 14}
 
 
-def test_a_worker_that_dies_is_one_error_that_says_what_to_do() -> None:
-    """A killed worker is no traceback of the pool's."""
-    with pytest.raises(BatchsimError, match=r"--jobs 2: a worker process was killed.*fewer jobs"):
-        list(run_all(die, [1, 1], 2))
+def test_a_task_that_kills_its_worker_takes_no_other_with_it() -> None:
+    """The killed task is tried once more alone, then is Killed, which says how; all others have their results."""
+    found = dict(run_all(die_at_three, [1, 2, 3, 4, 5, 6], 2))
+    assert found == {0: 2, 1: 4, 2: Killed("was killed by SIGKILL"), 3: 8, 4: 10, 5: 12}
 
 
-def test_a_process_that_never_was_is_not_running() -> None:
-    """This process is; one with an id beyond the system's largest is not."""
-    assert is_running(os.getpid())
-    assert not is_running(2**22 + 1)
+def test_a_task_killed_for_others_memory_succeeds_alone(tmp_path: Path) -> None:
+    """One death is not the task's fault as long as it does its work alone."""
+    assert dict(run_all(die_once, [tmp_path / "a", tmp_path / "b"], 2)) == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_task_raises_is_raised_here(jobs: int) -> None:
+    """An error ends the whole, as itself, from a worker too."""
+    with pytest.raises(ScenarioError, match="two: is wrong"):
+        list(run_all(refuse_two, [1, 2, 3, 4], jobs))

@@ -1,0 +1,175 @@
+"""Sweeps that last: a point that fails, a folder that another process writes, files that are cut short."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from sim.errors import PointsFailed, ScenarioError
+from sim.failed import Failed, grouped
+from sim.folder_lock import lock_folder
+from sim.point import Setup
+from sim.report.tables import report
+from sim.results import Results
+from sim.run import run_scenario
+from sim.scenario import Scenario, load_scenario
+from sim.sweep import Sweep
+
+SCENARIO = """\
+model: llama-3.1-8b
+cost: {kind: constant, step: 10ms}
+kv: {tokens: 16000}
+workload:
+  arrivals: {kind: poisson, mean_rate: 20/s}
+  lengths:
+    prompt: {kind: fixed, tokens: 100}
+    output: {kind: uniform, min: 2, max: 12}
+  output_cap: 16
+  requests: 60
+policies:
+  continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}
+  mine: {kind: "tests.unit.failing_policies:KIND", limit: LIMIT}
+load: {mean_rate: [10/s, 200/s]}
+slo: ttft<1s & tpot<50ms @ 99%
+seeds: 2
+"""
+FEW, MANY = 20, 1000  # waiting requests at which `mine` fails: at 200/s, never
+
+
+def scenario(folder: Path, kind: str = "Forgets", limit: int = FEW) -> Scenario:
+    path = folder / "s.yaml"
+    path.write_text(SCENARIO.replace("KIND", kind).replace("LIMIT", str(limit)))
+    return load_scenario(str(path))
+
+
+def failed_of(results: Results) -> set[tuple[str, float, int]]:
+    return {(entry["policy"], entry["load"], entry["seed"]) for entry in results.manifest["failed"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "jobs", "why"),
+    [
+        ("Forgets", 1, "schedule"),
+        ("Crashes", 1, "ZeroDivisionError: integer division or modulo by zero (failing_policies.py:"),
+        ("Crashes", 2, "ZeroDivisionError: integer division or modulo by zero (failing_policies.py:"),
+        ("Dies", 2, "its worker process was killed by SIGKILL, alone too"),
+    ],
+)
+def test_a_failing_point_does_not_sink_the_rest(tmp_path: Path, kind: str, jobs: int, why: str) -> None:
+    """Both seeds of the heavy load fail under one policy: all else has its numbers; table and summary say so."""
+    results = run_scenario(scenario(tmp_path, kind), out=tmp_path, jobs=jobs)
+    assert failed_of(results) == {("mine", 200.0, 0), ("mine", 200.0, 1)}
+    assert all(why in entry["reason"] for entry in results.manifest["failed"])
+    rows = {(row["policy"], row["load"]): row for row in results.summary.to_dict("records")}
+    assert {key: row["failed"] for key, row in rows.items()} == {
+        ("continuous", 10.0): 0, ("continuous", 200.0): 0, ("mine", 10.0): 0, ("mine", 200.0): 2,
+    }  # fmt: skip
+    assert {key for key, row in rows.items() if pd.isna(row["ttft_p99_s"])} == {("mine", 200.0)}
+    text = report(results, 200.0)
+    assert text.count("failed at load 200") == 1
+    assert next(line for line in text.split("\n") if line.startswith("mine")).split().count("failed") == 1
+    assert report(results, 10.0).count("failed at load 200") == 1
+
+
+def test_only_the_failed_points_are_tried_again(tmp_path: Path) -> None:
+    """The next run simulates what failed and nothing else; with `run` the failure is an error that says which."""
+    made = scenario(tmp_path)
+    setup = Setup.of(made)
+    sweep = Sweep(tmp_path / "s")
+    wanted = [(setup, point) for point in made.points()]
+    found = sweep.attempt(wanted)
+    assert [isinstance(each, Failed) for each in found] == [p.load == 200 and p.spec.label == "mine" for _, p in wanted]
+    said: list[str] = []
+    again = Sweep(tmp_path / "s", progress=lambda done, total, last: said.append(last))
+    with pytest.raises(PointsFailed, match=r"2 of 8 points failed, the others are kept: mine: 2 points failed at load"):
+        again.run(wanted)
+    assert again.reused == 6
+    assert said == ["mine at 200, seed 0", "mine at 200, seed 1"]
+
+
+def test_a_run_without_any_point_is_an_error(tmp_path: Path) -> None:
+    """Nothing can be tabulated of points that all failed: the reasons are the error, and no folder pretends."""
+    made = load_scenario(
+        scenario(tmp_path).source,
+        overrides=['policies={mine: {kind: "tests.unit.failing_policies:Forgets", limit: 0}}'],
+    )
+    with pytest.raises(PointsFailed, match=r"4 of 4 points failed: mine: 4 points failed at load 10, 200: "):
+        run_scenario(made, out=tmp_path)
+    assert not list(tmp_path.glob("s/*/manifest.json"))
+
+
+def test_alike_failures_are_one_line() -> None:
+    """Reasons that differ in numbers alone are told once; another policy's or another reason apart."""
+    failed = [
+        Failed("a", "a", 8.0, 0, "x", "512 sequences asked"),
+        Failed("a", "a", 4.0, 0, "x", "513 sequences asked"),
+        Failed("a", "a", 8.0, 1, "x", "stalled"),
+        Failed("b", "b", 8.0, 0, "x", "512 sequences asked"),
+    ]
+    assert grouped(failed) == [
+        ("a: 2 points failed at load 4, 8:", "512 sequences asked"),
+        ("a: 1 point failed at load 8:", "stalled"),
+        ("b: 1 point failed at load 8:", "512 sequences asked"),
+    ]
+
+
+@pytest.mark.parametrize("table", ["requests.parquet", "steps.parquet", "point.json"])
+@pytest.mark.parametrize("damage", ["cut", "zeros", "gone"])
+def test_a_damaged_point_is_made_again(tmp_path: Path, table: str, damage: str) -> None:
+    """A file cut short, of zeros (as a power cut leaves it) or gone: the point is no point, and its bytes come back."""
+    made = scenario(tmp_path, limit=MANY)
+    points = run_scenario(made, out=tmp_path).path.parent / "points"
+    before = contents(points)
+    victim = sorted(points.glob("[!.]*"))[1] / table
+    whole = victim.read_bytes()
+    if damage == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes(whole[:-7] if damage == "cut" else bytes(len(whole)))
+    again = run_scenario(made, out=tmp_path)
+    assert (again.manifest["points_reused"], again.manifest["points_run"]) == (7, 1)
+    assert contents(points) == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _lock_and_wait(folder: Path, pipe: Any) -> None:
+    held = lock_folder(folder)
+    pipe.send("held")
+    pipe.recv()
+    del held
+
+
+def test_two_writers_exclude_each_other(tmp_path: Path) -> None:
+    """While another process holds the folder a run stops at once and says who does; when that is killed, it runs."""
+    made = scenario(tmp_path, limit=MANY)
+    (tmp_path / "s").mkdir()
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    other = multiprocessing.get_context("spawn").Process(target=_lock_and_wait, args=(tmp_path / "s", theirs))
+    other.start()
+    try:
+        assert ours.recv() == "held"
+        with pytest.raises(ScenarioError, match=rf"s: is being written by process {other.pid} on \S+, since 2.*--out"):
+            run_scenario(made, out=tmp_path)
+        assert not list((tmp_path / "s").glob("points/*"))
+    finally:
+        other.kill()
+        other.join()
+    assert run_scenario(made, out=tmp_path).manifest["points_run"] == 8
+
+
+def test_the_folder_is_free_when_the_sweep_is_gone(tmp_path: Path) -> None:
+    """One process may have several sweeps of a folder; the lock ends with the last of them."""
+    first, second = lock_folder(tmp_path), lock_folder(tmp_path)
+    assert first is second
+    del first, second
+    other = multiprocessing.get_context("spawn").Process(target=lock_folder, args=(tmp_path,))
+    other.start()
+    other.join()
+    assert other.exitcode == 0
