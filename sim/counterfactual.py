@@ -31,7 +31,7 @@ from sim.point import Run, Setup, simulate_point
 from sim.provenance import identity, point_hash
 from sim.record import Records
 from sim.results import Results
-from sim.scenario import Point, PolicySpec, Scenario, load_scenario
+from sim.scenario import LOADED, Point, PolicySpec, Scenario, load_scenario
 from sim.scenario.load import SHIPPED
 from sim.scenario.text import read_document
 from sim.workload.config import ClosedLoop
@@ -42,12 +42,6 @@ _RELATIVE = re.compile(r"([+-]\d+(?:\.\d+)?)\s*%\Z")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(.*)\Z", re.DOTALL)
 _CODES = ("klass", "tenant", "reason")
 _AXES = ("load", "seeds")  # which points there are, not what one is
-_LOADED = {
-    "mean_rate": "workload.arrivals.mean_rate",
-    "users": "workload.arrivals.users",
-    "rate_scale": "workload.trace.rate_scale.factor",
-}
-"""What each load axis replaces: to change it would do nothing."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +176,7 @@ def check_changes(changes: Sequence[str]) -> set[str]:
 
 def _check_axis(scenario: Scenario, changes: Sequence[str]) -> None:
     """ScenarioError for a change of what the point's load replaces anyway."""
-    replaced = _LOADED.get(scenario.load_name)
+    replaced = LOADED.get(scenario.load_name)
     for text in changes:
         if text.partition("=")[0].strip() == replaced:
             raise ScenarioError(

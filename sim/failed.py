@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sim.errors import PointsFailed
 from sim.scenario import Point
@@ -15,7 +16,8 @@ class Failed:
     """A point that could not be simulated, and why in one line. Nothing of it is kept, so the next run tries again.
 
     The names are those of point.json: `policy` its label in the scenario, `name` that with the variant, `point` the
-    folder it would have had. `trace` is the traceback of an error that is none of batchsim's own.
+    folder it would have had. `trace` is the traceback of an error that is none of batchsim's own. `vary` is the
+    value of the key that the scenario varies.
     """
 
     policy: str
@@ -25,11 +27,15 @@ class Failed:
     point: str
     reason: str
     trace: str = ""
+    kind: str = ""
+    variant: str = ""
+    vary: Any = None
 
     @classmethod
     def of(cls, point: Point, folder: str, reason: str, trace: str = "") -> Failed:
         spec = point.spec
-        return cls(spec.label, spec.name, point.load, point.seed, folder, " ".join(reason.split()), trace)
+        why = " ".join(reason.split())
+        return cls(spec.label, spec.name, point.load, point.seed, folder, why, trace, spec.kind, spec.variant)
 
 
 def points_failed(failed: Sequence[Failed], total: int) -> PointsFailed:

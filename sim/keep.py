@@ -5,7 +5,6 @@ A point is written whole or not at all, so a killed run continues where it was.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,7 @@ from sim.provenance import as_json, provenance, short_hash, write_csv, write_tex
 from sim.record import FINISHED, STEP_DTYPE
 from sim.results import Results, load_results
 from sim.scenario import Scenario
-from sim.slo import parse_slo
+from sim.slo import Slo, parse_slo
 from sim.units import format_duration
 from sim.workload.config import ClosedLoop, Frontend
 
@@ -115,15 +114,15 @@ def keep_run(
 ) -> Results:
     """Writes summary.csv, points.csv and manifest.json of the points in `found`, all that the scenario asks for.
 
-    PointsFailed if all of them failed; where some did, the summary has no means of theirs. `facts` are further entries
-    of the manifest, or others in place of its own.
+    A policy need not have been run at every load. PointsFailed if all of them failed; where some did, the summary has
+    no means of theirs. `facts` are further entries of the manifest, or others in place of its own.
     """
     scenario = setup.scenario
     failed = [each for each in found if isinstance(each, Failed)]
     results = [each for each in found if not isinstance(each, Failed)]
     if not results:
         raise points_failed(failed, len(found))
-    summary, points = _tabulate(scenario, results, failed)
+    summary, points = tabulate(scenario, found)
     folder = home / short_hash([each.point if isinstance(each, Failed) else each["point"] for each in found])
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "summary.csv", summary)
@@ -179,40 +178,57 @@ def _measured(result: dict[str, Any]) -> Measured:
     )
 
 
-def _tabulate(
-    scenario: Scenario, results: Sequence[dict[str, Any]], failed: Sequence[Failed]
-) -> tuple[list[dict], list[dict]]:
+def summary_rows(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> list[dict[str, Any]]:
+    """Rows of summary.csv: a policy at each of its loads, means over seeds. None if all points failed."""
+    return tabulate(scenario, found)[0] if any(not isinstance(each, Failed) for each in found) else []
+
+
+def tabulate(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> tuple[list[dict], list[dict]]:
     """Rows of summary.csv and points.csv. Of a policy's `best_of` variants only the best at each load is kept.
 
-    Where a seed failed there is no mean: that of the others would flatter. `failed` counts the seeds; variants that
-    failed are not compared unless all did.
+    Policies come in the order of `found`, the loads of each from the lowest up. Where a seed failed there is no mean:
+    that of the others would flatter. `failed` counts the seeds; variants that failed are not compared unless all did.
     """
-    by_spec: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
-    for result in sorted(results, key=lambda r: r["seed"]):
-        by_spec.setdefault((result["policy"], result["load"], result["variant"]), []).append(result)
-    lost = Counter((each.policy, each.load, each.name) for each in failed)
-    specs = {(spec.label, spec.variant): spec for spec in scenario.specs}
-    metrics = list(results[0]["values"])
+    heads = [_head(each) for each in found]
+    by_policy: dict[str, dict[float, dict[str, list[int]]]] = {}
+    for i, head in enumerate(heads):
+        by_load = by_policy.setdefault(head["policy"], {})
+        by_load.setdefault(head["load"], {}).setdefault(head["variant"], []).append(i)
+    metrics = next(list(each["values"]) for each in found if not isinstance(each, Failed))
     summary, points = [], []
-    for label in scenario.file.policies:
-        for load in scenario.loads:
-            variants = {v: by_spec.get((label, load, v), []) for name, v in specs if name == label}
-            failures = {v: lost[label, load, specs[label, v].name] for v in variants}
+    for by_load in by_policy.values():
+        for load, variants in sorted(by_load.items()):
+            runs = {
+                variant: sorted((r for i in members if isinstance(r := found[i], dict)), key=lambda r: r["seed"])
+                for variant, members in variants.items()
+            }
+            failures = {variant: len(members) - len(runs[variant]) for variant, members in variants.items()}
             whole = [variant for variant in variants if not failures[variant]]
-            best = max(whole, key=lambda v: _merit(variants[v])) if whole else next(iter(variants))
+            best = max(whole, key=lambda v: _merit(runs[v])) if whole else next(iter(variants))
+            head = heads[variants[best][0]]
             common = {
-                "policy": label,
-                "kind": specs[label, best].kind,
-                "label": specs[label, best].name,
+                "policy": head["policy"],
+                "kind": head["kind"],
+                "label": head["name"],
                 "variant": best,
                 "load_name": scenario.load_name,
                 "load": load,
             }
-            summary.append(common | _summary_row(variants[best], failures[best], metrics))
-            for run in variants[best]:
-                head = common | {key: run[key] for key in ("seed", "point", "unstable", "bound_by")}
-                points.append(head | {"few": " ".join(run["few"])} | run["values"])
+            if scenario.vary_key:
+                common |= {"vary_key": scenario.vary_key, "vary": head["vary"]}
+            summary.append(common | _summary_row(runs[best], failures[best], metrics))
+            for run in runs[best]:
+                its = common | {key: run[key] for key in ("seed", "point", "unstable", "bound_by")}
+                points.append(its | {"few": " ".join(run["few"])} | run["values"])
     return summary, points
+
+
+def _head(each: dict[str, Any] | Failed) -> dict[str, Any]:
+    """What a point was: policy, load, variant, name, kind and the value of the varied key."""
+    names = ("policy", "load", "variant", "name", "kind")
+    if isinstance(each, Failed):
+        return {name: getattr(each, name) for name in (*names, "vary")}
+    return {name: each[name] for name in names} | {"vary": each.get("vary")}
 
 
 def _summary_row(runs: list[dict[str, Any]], failures: int, metrics: list[str]) -> dict[str, Any]:
@@ -275,9 +291,14 @@ def _outcomes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _describe_workload(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The arrivals of every load and seed, with what was dropped or changed: the same for all policies."""
-    described = {(r["load"], r["seed"]): r["workload"] for r in results}
-    return [{"load": load, "seed": seed, **described[load, seed]} for load, seed in sorted(described)]
+    """The arrivals of every load and seed, with what was dropped or changed: the same for all policies, but for what a
+    varied key changes, so that a load and seed may come more than once."""
+    described: dict[tuple[float, int], list[dict[str, Any]]] = {}
+    for r in results:
+        same = described.setdefault((r["load"], r["seed"]), [])
+        if r["workload"] not in same:
+            same.append(r["workload"])
+    return [{"load": load, "seed": seed, **each} for load, seed in sorted(described) for each in described[load, seed]]
 
 
 def _identical_seeds(results: Sequence[dict[str, Any]]) -> bool:
@@ -286,6 +307,11 @@ def _identical_seeds(results: Sequence[dict[str, Any]]) -> bool:
     for result in results:
         by_point.setdefault((result["name"], result["load"]), []).append(result["values"])
     return all(len(seeds) > 1 and all(seed == seeds[0] for seed in seeds) for seeds in by_point.values())
+
+
+def objective_of_all(scenario: Scenario) -> Slo | None:
+    """The objective of every request; None where classes have their own."""
+    return parse_slo(scenario.file.slo) if _objective(scenario) == scenario.file.slo else None
 
 
 def _objective(scenario: Scenario) -> str:

@@ -22,14 +22,16 @@ from typing import Any
 import numpy as np
 
 from sim.point import Setup
-from sim.scenario import Point
+from sim.scenario import Point, PolicySpec
+
+_AXES = ("policies", "load", "seeds", "vary", "plan")  # which points there are, not what one is
 
 
 def identity(setup: Setup) -> dict[str, Any]:
     """Everything but policy, load and seed that determines a point's records and metrics."""
     scenario = setup.scenario
     trace = scenario.file.workload.trace
-    shared = {key: value for key, value in scenario.plain.items() if key not in ("policies", "load", "seeds", "plan")}
+    shared = {key: value for key, value in scenario.plain.items() if key not in _AXES}
     return {
         "scenario": shared,
         "model": asdict(setup.model),
@@ -41,10 +43,13 @@ def identity(setup: Setup) -> dict[str, Any]:
 
 
 def point_hash(common: dict[str, Any], point: Point) -> str:
-    spec = point.spec
+    return short_hash([common, spec_identity(point.spec), point.load, point.seed])
+
+
+def spec_identity(spec: PolicySpec) -> list[Any]:
+    """What determines how a policy acts, and how its points are called."""
     predictor = None if spec.predictor is None else asdict(spec.predictor)
-    policy = [spec.kind, _source_hash(spec.policy), spec.knobs, predictor, spec.label, spec.variant]
-    return short_hash([common, policy, point.load, point.seed])
+    return [spec.kind, _source_hash(spec.policy), spec.knobs, predictor, spec.label, spec.variant]
 
 
 def short_hash(value: Any) -> str:

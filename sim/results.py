@@ -15,18 +15,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sim.curve import Marks, curve, marks
 from sim.errors import ScenarioError
 from sim.frames import read_table, to_records
 from sim.metrics import QUEUE_DEPENDENT
 from sim.paired import Difference, paired
 from sim.record import Records
+from sim.slo import parse_slo
 
 POINTS = "points"
 COMPARED = ("ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s", "in_slo")
 """The metrics whose differences between policies are in the JSON of a run."""
 _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
 _HEAD += ("machine", "packages", "commit", "code")
-_TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by"}
+_MAY_BE = ("vary",)
+_TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ class Results:
     def differences(self, load: float, metrics: Sequence[str] = COMPARED) -> list[dict[str, Any]]:
         """Every other policy minus the best one at `load`, a row a policy and metric: see `Difference`."""
         best = self.best(load)
-        others = [name for name in dict.fromkeys(self.summary["policy"]) if name != best]
+        rows = self.summary[self.summary["load"] == load]  # policies may have loads of their own
+        others = [name for name in dict.fromkeys(rows["policy"]) if name != best]
         return [
             {"load": load, "policy": name, "minus": best, "metric": metric}
             | asdict(found := self.paired(name, best, metric, load))
@@ -123,7 +127,8 @@ class Results:
         return bool(rows["unstable"].any())
 
     def as_json(self) -> dict[str, Any]:
-        """By policy: how its requests ended, summed over loads and seeds and at each; and its metrics at every load.
+        """By policy: how its requests ended, summed over loads and seeds and at each; its metrics at every load; and
+        what its curve shows (`sim.curve`).
 
         `differences`: at every load, the other policies minus the best one. `failed`: the points that have no metrics.
         """
@@ -135,12 +140,17 @@ class Results:
             policy["outcomes"].append(entry)
         for policy in policies.values():
             policy |= _totals(policy["outcomes"])
+        found = curve_marks(self)
+        for name, policy in policies.items():
+            if name in self.manifest.get("saturation_rps", {}):
+                policy["saturation_rps"] = self.manifest["saturation_rps"][name]
+            policy["curve"] = asdict(found[name]) if name in found else None
         for row in self.summary.to_dict("records"):
             metrics = {name: None if isinstance(x, float) and np.isnan(x) else x for name, x in row.items()}
             policies.setdefault(str(row["policy"]), {"outcomes": [], "loads": []})["loads"].append(metrics)
         loads = [float(load) for load in self.summary["load"].unique()] if len(policies) > 1 else []
         differences = [row for load in loads for row in self.differences(load)]
-        head = {key: self.manifest[key] for key in _HEAD}
+        head = {key: self.manifest[key] for key in (*_HEAD, *(name for name in _MAY_BE if name in self.manifest))}
         head |= {"path": str(self.path), "failed": self.manifest.get("failed", [])}
         return head | {"policies": policies, "differences": differences}
 
@@ -164,14 +174,27 @@ class Results:
                         f"{self.path}: {policy} failed at load {load:g}, seed {seed}: {failed['reason'].rstrip('.')}."
                         " Correct that and run the scenario again."
                     )
+            own = points[points["policy"] == policy]
+            its = own if len(own) else points  # policies may have loads of their own
             listed = {
-                name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in points[name].unique())
+                name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in sorted(its[name].unique()))
                 for name in ("policy", "load", "seed")
             }
+            listed["policy"] = ", ".join(str(x) for x in points["policy"].unique())
             known = f"policies {listed['policy']}; loads {listed['load']}; seeds {listed['seed']}"
             which = "" if seed is None else f" with seed {seed}"
             raise ScenarioError(f"{self.path}: no point {policy} at load {load:g}{which}. There are {known}.")
         return found
+
+
+def curve_marks(results: Results) -> dict[str, Marks]:
+    """Knee, SLO crossing and instability by policy, read off the tested loads; empty where there is no load axis."""
+    rows = [{str(name): value for name, value in row.items()} for row in results.summary.to_dict("records")]
+    if not rows[0]["load_name"]:
+        return {}
+    slo = parse_slo(results.manifest["slo"]) if results.manifest["objective"] == results.manifest["slo"] else None
+    policies = dict.fromkeys(str(row["policy"]) for row in rows)
+    return {policy: marks(curve((row for row in rows if row["policy"] == policy), slo)) for policy in policies}
 
 
 def load_results(path: Path | str) -> Results:
@@ -218,6 +241,9 @@ def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
     for column in frame.columns:
         if column == "unstable":
             frame[column] = frame[column].astype(str) == "True"
+        elif column == "vary":  # numbers if all are; the policies that the key is not of have none
+            numbers = pd.to_numeric(frame[column].replace("", np.nan), errors="coerce")
+            frame[column] = numbers if (numbers.isna() == (frame[column].astype(str) == "")).all() else frame[column]
         elif column not in _TEXT:
             frame[column] = pd.to_numeric(frame[column].replace("", np.nan))
     return frame

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from sim.auto import find_loads
+from sim.failed import Failed
 from sim.keep import keep_run
+from sim.lines import Line, lines_of, same_requests
 from sim.point import Setup
 from sim.results import Results
 from sim.scenario import Scenario
 from sim.slo import parse_slo
 from sim.sweep import Progress, Sweep, writing
+
+ANY_LOAD = 1.0
+"""Of any axis: one user, a request a second, the trace as it is."""
 
 
 def run_scenario(
@@ -27,13 +35,49 @@ def run_scenario(
     """
     started = time.monotonic()
     setup = Setup.of(scenario)
-    check_inputs(setup)
+    lines = lines_of(setup)
+    for each in {id(line.setup): line.setup for line in lines}.values():
+        check_inputs(each)
     home = out / scenario.name
     sweep = Sweep(home, jobs=jobs, force=force, progress=progress)
-    found = sweep.attempt([(setup, point) for point in scenario.points()])
-    facts = {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs}
+    facts: dict[str, Any] = {}
+    if scenario.auto:
+        found, facts["saturation_rps"] = find_loads(lines, sweep)
+    else:
+        found = run_lines(lines, sweep)
+    if scenario.vary_key:
+        facts["vary"] = _varied(scenario, lines)
+    facts |= {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs}
     with writing(home):
         return keep_run(setup, home, found, reused=sweep.reused, facts=facts)
+
+
+def run_lines(lines: Sequence[Line], sweep: Sweep) -> list[dict[str, Any] | Failed]:
+    """The results of every line at the scenario's own loads; the heaviest run first so that parallel runs end together.
+
+    They are in the order of the lines.
+    """
+    asked = [
+        (number, line, point)
+        for load in sorted(lines[0].setup.scenario.loads, reverse=True)
+        for number, line in enumerate(lines)
+        for point in line.points(load)
+    ]
+    results = sweep.attempt([point for _, _, point in asked])
+    named = [(number, line.named(result)) for (number, line, _), result in zip(asked, results, strict=True)]
+    return [result for _, result in sorted(named, key=lambda pair: pair[0])]
+
+
+def _varied(scenario: Scenario, lines: Sequence[Line]) -> dict[str, Any]:
+    """What the manifest says of the varied key: its values, which policies they are of, whether requests differ."""
+    key = scenario.vary_key
+    return {
+        "key": key,
+        "values": (scenario.file.vary or {})[key],
+        "policies": {line.policy: {"policy": line.label, "value": line.value} for line in lines},
+        "same_requests": same_requests(lines, min(scenario.loads, default=ANY_LOAD)),
+        "kv": {line.policy: str(line.setup.kv) for line in lines},
+    }
 
 
 def check_inputs(setup: Setup) -> None:
@@ -45,4 +89,5 @@ def check_inputs(setup: Setup) -> None:
         if traffic.slo is not None:
             with scenario.at("workload"):
                 parse_slo(traffic.slo)
-    setup.workload(min(scenario.loads), seed=0)
+    axis = ANY_LOAD if scenario.auto else min(scenario.loads)
+    setup.workload(axis, seed=0)

@@ -66,7 +66,7 @@ ROWS = (
     _row(
         5,
         "sim.metrics sim.slo sim.inputs sim.lives sim.attribution sim.causes sim.audit sim.story sim.gaps sim.kpis"
-        " sim.stability sim.paired",
+        " sim.stability sim.paired sim.curve",
         "numpy pandas scipy",
     ),
     _row(5, "sim.frames", "numpy pandas pyarrow"),
@@ -75,7 +75,8 @@ ROWS = (
         6,
         "sim.point sim.point_files sim.failed sim.folder_lock sim.pool sim.ray_pool sim.run sim.keep sim.results"
         " sim.live_results sim.provenance sim.sweep sim.capacity sim.plan sim.conform.* sim.validation"
-        " sim.validation_plan sim.step_error sim.divergence sim.load_shift sim.verdicts sim.counterfactual",
+        " sim.validation_plan sim.step_error sim.divergence sim.load_shift sim.verdicts sim.counterfactual sim.lines"
+        " sim.auto",
         "numpy pandas pyarrow",
     ),
     _row(6.5, "sim.claims.*", "numpy pandas"),

@@ -51,16 +51,16 @@ def explain(
     --request 774; batchsim explain results/bursty --slo; batchsim explain results/bursty --policy continuous
     --counterfactual kv.tokens=+20%
     """
-    from sim.report.reading import check_load, load_to_show
+    from sim.report.reading import check_load, load_to_show, sweeps_at
     from sim.results import load_results
 
     loaded = load_results(results)
-    load = load_to_show(loaded) if load is None else load
-    check_load(loaded, load)
     known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
     if policy is not None and policy not in known:
         raise ScenarioError(f"{loaded.path}: has no policy {policy}. Write one of {', '.join(known)}.")
-    chosen = known if policy is None else [policy]
+    load = load_to_show(loaded, policy) if load is None else load
+    check_load(loaded, load, policy)
+    chosen = [sweep.policy for sweep in sweeps_at(loaded, load)] if policy is None else [policy]
     if output is not None and not slo:
         raise ScenarioError("--output: is for the picture of --slo alone. Drop it, or add --slo.")
     if audit is not None and as_json:

@@ -106,8 +106,9 @@ def _say(results: Results, as_json: bool) -> None:
     """Prints the run, and exits with 1 or 130 where it was cut or does not count."""
     from sim.live import INTERRUPTED
     from sim.live_results import live_lines
+    from sim.report.layout import fit
     from sim.report.plots import write_pictures
-    from sim.report.tables import fit, report
+    from sim.report.tables import report
 
     run = results.manifest["live"]
     lines = [fit(line) for line in live_lines(results)]
@@ -198,7 +199,7 @@ def kv_blocks(setup: Setup) -> int:
 
 def _load(scenario: Scenario, load: float | None) -> float:
     """The load asked for; any value on the axis will do, and none is needed where the scenario has one."""
-    tested = ", ".join(f"{x:g}" for x in scenario.loads)
+    tested = ", ".join(f"{x:g}" for x in scenario.loads) or "auto, which only batchsim run finds"
     if load is None and len(scenario.loads) == 1:
         return scenario.loads[0]
     if load is None:

@@ -37,13 +37,14 @@ def run(
     {max_num_seqs: 64, max_num_batched_tokens: 4096}}'
     """
     from sim.failed import Failed, points_failed
+    from sim.report.layout import fit
     from sim.report.plots import write_pictures
-    from sim.report.tables import fit, report
+    from sim.report.tables import report
     from sim.run import run_scenario
     from sim.scenario import load_scenario
 
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
-    if load is not None and load not in loaded.loads:
+    if load is not None and load not in loaded.loads and not loaded.auto:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
     with ProgressBar() as progress:

@@ -39,8 +39,8 @@ def timeline(
         asked = f"has no policy {policy}" if policy is not None else f"has {len(known)} policies, a trace is of one"
         raise ScenarioError(f"{loaded.path}: {asked}. Write --policy and one of {', '.join(known)}.")
     policy = policy or known[0]
-    load = load_to_show(loaded) if load is None else load
-    check_load(loaded, load)
+    load = load_to_show(loaded, policy) if load is None else load
+    check_load(loaded, load, policy)
     records = loaded.records(policy, load, seed)
     window = _window(start, end, int(records.requests["ended_ns"].max()))
     terms = step_terms(loaded, records)

@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 
 from sim.attribution import PARTS
 from sim.causes import NEVER_LET_IN, Objectives, slo_misses
-from sim.report.reading import at_load, load_name, sweeps
+from sim.report.layout import WIDTH, fit
+from sim.report.reading import at_load, load_name, sweeps_at
 from sim.report.style import GREY, figure, frame, house_style, save
-from sim.report.tables import WIDTH, fit
 from sim.units import format_duration
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
     request.
     """
     objectives = Objectives.of(results.scenario)
-    names = {s.policy: s.labels[s.index(load)] for s in sweeps(results)}
+    names = {s.policy: s.labels[s.index(load)] for s in sweeps_at(results, load)}
     found = []
     for policy in policies:
         missed, offered = [], {}

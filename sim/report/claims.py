@@ -14,9 +14,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from sim.claims import Claim, Finding
+from sim.report.layout import fit
 from sim.report.reading import SAME_COSTS
 from sim.report.style import GREY, PALE, figure, house_style, put_around, save
-from sim.report.tables import fit
 
 VERDICT_COLORS = {
     "yes": "#009E73",

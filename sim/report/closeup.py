@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sim.report.curves import hidden_under, widened
 from sim.report.palette import policy_styles
-from sim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, texts
+from sim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, sweeps_at, texts
 from sim.report.style import (
     GREY,
     figure,
@@ -43,7 +43,7 @@ _SPREADS = {"ttft": "TTFT", "norm_latency": "Normalised latency (E2E / output to
 def timeline(results: Results, path: Path | str, load: float, seed: int) -> None:
     """Writes running, waiting and KV use over time, one panel a policy, at one load and seed."""
     check_load(results, load)
-    policies = [sweep for sweep in sweeps(results) if not sweep.failed[sweep.index(load)]]
+    policies = [sweep for sweep in sweeps_at(results, load) if not sweep.failed[sweep.index(load)]]
     tables = [(results.steps(s.policy, load, seed), results.requests(s.policy, load, seed)) for s in policies]
     ended_ns = max(_ended_ns(steps) for steps, _ in tables)
     last_arrival_ns = max(column(requests, "arrival_ns").max() for _, requests in tables)
@@ -169,6 +169,9 @@ def latency_cdf(results: Results, path: Path | str, load: float, seed: int) -> N
     check_load(results, load)
     notes, drawn = {}, []
     for sweep in sweeps(results):
+        if not sweep.tested(load):
+            notes[sweep.policy] = "not run at this load"
+            continue
         i = sweep.index(load)
         uncompleted = sweep.values("uncompleted_share")[i]
         if sweep.failed[i]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from sim.report.layout import WIDTH
 from sim.report.numbers import DASH
 from sim.report.reading import at_load, load_name
-from sim.report.tables import WIDTH
 from sim.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pandas as pd
 
 from sim.attribution import attribute
 from sim.record import OUTCOME_NAMES, Records
+from sim.report.layout import WIDTH
 from sim.report.reading import at_load, load_name
-from sim.report.tables import WIDTH
 from sim.units import format_duration, parse_duration_ns
 
 if TYPE_CHECKING:

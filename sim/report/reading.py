@@ -57,8 +57,12 @@ class Sweep:
         return np.array([metric in few.split() for few in texts(self.rows, "few")], dtype=bool)
 
     def index(self, load: float) -> int:
-        """Where `load`, one of the tested ones, stands in the arrays."""
+        """Where `load`, one of those tested with this policy, stands in the arrays."""
         return int(np.flatnonzero(self.loads == load)[0])
+
+    def tested(self, load: float) -> bool:
+        """Whether this policy was run at `load`: where loads were found for each, not all have all."""
+        return bool((self.loads == load).any())
 
     @property
     def unstable_from(self) -> float | None:
@@ -128,27 +132,55 @@ def tested_loads(results: Results) -> Floats:
     return np.unique(column(results.summary, "load"))
 
 
-def load_to_show(results: Results) -> float:
+def sweeps_at(results: Results, load: float) -> list[Sweep]:
+    """A Sweep a policy that was run at `load`, in the scenario's order."""
+    return [sweep for sweep in sweeps(results) if sweep.tested(load)]
+
+
+def load_to_show(results: Results, policy: str | None = None) -> float:
     """The highest load at which at least one policy meets the SLO; without any, the middle one (the lower of two).
 
-    Loads at which every policy failed do not count.
+    Where policies have loads of their own, it is one that at least half of them have, or else as many as can be; and
+    where `policy` does not have it, the one that this rule gives for that policy alone. Loads at which every policy
+    failed do not count.
     """
-    met = [load for sweep in sweeps(results) for load in sweep.loads[sweep.meets_slo]]
-    loads = np.unique(np.concatenate([sweep.loads[sweep.failed == 0] for sweep in sweeps(results)]))
-    loads = loads if len(loads) else tested_loads(results)
-    return float(max(met)) if met else float(loads[(len(loads) - 1) // 2])
+    if policy is not None:
+        everyones = load_to_show(results)
+        chosen = [sweep for sweep in sweeps(results) if sweep.policy == policy]
+        if all(sweep.tested(everyones) for sweep in chosen):
+            return everyones
+    else:
+        chosen = sweeps(results)
+    met = {float(load) for sweep in chosen for load in sweep.loads[sweep.meets_slo]}
+    known = {float(load) for sweep in chosen for load in sweep.loads[sweep.failed == 0]}
+    loads = met or known or {float(load) for load in tested_loads(results)}
+    shared = {load: sum(sweep.tested(load) for sweep in chosen) for load in loads}
+    enough = min((len(chosen) + 1) // 2, max(shared.values()))
+    best = sorted(load for load in loads if shared[load] >= enough)
+    return best[-1] if met else best[(len(best) - 1) // 2]
 
 
-def check_load(results: Results, load: float) -> None:
-    """ScenarioError unless the run has points at `load`."""
+def check_load(results: Results, load: float, policy: str | None = None) -> None:
+    """ScenarioError unless the run has points at `load`, of `policy` where one is named."""
     loads = tested_loads(results)
+    own = next((sweep for sweep in sweeps(results) if sweep.policy == policy), None)
+    if own is not None and load in loads and not own.tested(load):
+        raise ScenarioError(
+            f"{results.path}: {policy} was not tested at load {load:g}, only others were. It was at"
+            f" {', '.join(f'{x:g}' for x in own.loads)}."
+        )
     if load not in loads:
         raise ScenarioError(
             f"{results.path}: load {load:g} was not tested. Tested are {', '.join(f'{x:g}' for x in loads)}."
         )
-    if all(sweep.failed[sweep.index(load)] for sweep in sweeps(results)):
+    if all(sweep.failed[sweep.index(load)] for sweep in sweeps_at(results, load)):
         reasons = {failed["reason"].rstrip(".") for failed in results.manifest["failed"] if failed["load"] == load}
         raise ScenarioError(f"{results.path}: all policies failed at load {load:g}: {'; '.join(sorted(reasons))}.")
+
+
+def is_auto(results: Results) -> bool:
+    """Whether the loads were found by the run, for each policy its own."""
+    return "saturation_rps" in results.manifest
 
 
 def load_name(results: Results) -> str:

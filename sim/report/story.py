@@ -11,8 +11,8 @@ import numpy as np
 
 from sim.errors import ScenarioError
 from sim.record import FINISHED, OUTCOME_NAMES, Records
+from sim.report.layout import WIDTH
 from sim.report.reading import at_load, load_name
-from sim.report.tables import WIDTH
 from sim.story import Chapter, Stories, Story
 from sim.units import NS_PER_S, format_duration, parse_duration_ns
 

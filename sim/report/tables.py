@@ -8,48 +8,49 @@ of a seed failed.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.failed import Failed, grouped
+from sim.report.curve_text import curve_table
+from sim.report.layout import aligned, fit, listed
 from sim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
 from sim.report.paired import paired_parts
 from sim.report.reading import (
     Sweep,
     at_load,
     check_load,
+    is_auto,
     load_name,
     load_text,
     load_to_show,
     num_seeds,
+    short_load,
     sweeps,
+    sweeps_at,
     systems_note,
     tested_loads,
     texts,
-    wrapped,
 )
 
 if TYPE_CHECKING:
     from sim.results import Results
 
-WIDTH = 100
 # What the columns of the compare table are called, and the metric behind each.
 _PER_TOKEN = "norm_latency_mean_s"
 _LATENCIES = {"ttft p50": "ttft_p50_s", "ttft p99": "ttft_p99_s", "tpot p99": "tpot_p99_s", "s/token": _PER_TOKEN}
 _HITS = "prefix_hit_rate"
-_MIN_TEXT = 10  # letters that a shortened label or bound keeps
-_LABEL_END = 4  # of them at a label's end, where variants differ: `static (batch…e 16)`
 
 
 def report(results: Results, load: float | None = None) -> str:
     """All a run has to say: what was run, the policies at one load, the highest loads within the SLO, warnings.
 
-    The load is by default the highest at which a policy meets the SLO; without any, the middle one.
+    The load is by default the highest at which a policy meets the SLO; without any, the middle one. Where each policy
+    has loads of its own, each is shown at the highest of its own that meets the SLO; without any, at the lowest.
     """
+    own = load is None and is_auto(results)
     load = load_to_show(results) if load is None else load
     manifest, policies, loads, seeds = (
         results.manifest,
@@ -60,18 +61,27 @@ def report(results: Results, load: float | None = None) -> str:
     runs = manifest["points_run"] + manifest["points_reused"] + len(manifest.get("failed", []))
     axes = f"{_count(policies, 'policy', 'policies')} × {_count(loads, 'load')} × {_count(seeds, 'seed')}"
     # Policies with best_of run once a variant, so that there are more runs than the product says.
+    if is_auto(results):
+        most = max(len(sweep.loads) for sweep in sweeps(results))
+        axes = f"{_count(policies, 'policy', 'policies')} × {_count(most, 'load')} found for each"
+        axes += f" × {_count(seeds, 'seed')}"
+        loads = most
     axes += f" = {_count(runs, 'run')}" if runs == policies * loads * seeds else f", {_count(runs, 'run')} with best_of"
     drawn = [workload for workload in manifest["workload"] if workload["load"] == load]
     head = [manifest["heading"], manifest["kv"], f"{drawn[0]['text']} · {axes}"]
     head += [note] if (note := systems_note(results)) else []
     notes = [f"- {note}" for note in drawn[0]["notes"]]
     if any(workload["notes"] != drawn[0]["notes"] for workload in manifest["workload"]):
-        notes.append("- these are of the load below and its first seed; manifest.json has all")
+        which = at_load(load_name(results), load) if own else "of the load below"
+        notes.append(f"- these are {which} and its first seed; manifest.json has all")
     if manifest["identical_seeds"]:
         notes.append(f"! nothing here is random: the {seeds} seeds are one run, and ± 0 says nothing. Set seeds: 1.")
-    first, parts = paired_parts(results, load)
-    tables = [point_table(results, load), *by_class(results, load), *([_listed(first, parts)] if parts else [])]
-    lines = [*head, *notes, *tables, highest_loads(results), *warnings(results, load)]
+    shown = None if own else load
+    tables = [point_table(results, shown), *by_class(results, shown)]
+    first, parts = ("", []) if shown is None else paired_parts(results, shown)
+    tables += [listed(first, parts)] if parts else []
+    tables += curve_table(results) if is_auto(results) else [highest_loads(results)]
+    lines = [*head, *notes, *tables, *warnings(results, shown)]
     return "\n".join(fit(line) for text in lines for line in text.split("\n"))
 
 
@@ -79,55 +89,63 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def fit(line: str) -> str:
-    """`line` over as many lines of WIDTH as it needs, broken between its ` · ` parts where it has some."""
-    if len(line) <= WIDTH:
-        return line
-    if " · " in line:
-        return wrapped(line, WIDTH)
-    return "\n".join(textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
-
-
-def point_table(results: Results, load: float) -> str:
-    """The policies side by side at one of the tested loads; ScenarioError if it was not tested.
+def point_table(results: Results, load: float | None) -> str:
+    """The policies side by side at one of the tested loads; ScenarioError if it was not tested. None: each at its own.
 
     `ttft` and `tpot` are percentiles of completed requests, `s/token` the mean normalised latency, `in SLO` the share
     of offered requests that meets it, `done/s` completions per second of the arrival window, `pad` the padded share;
     `hit`, where a policy found something in a prefix cache, the share of the prompts' tokens that it found there.
     """
-    check_load(results, load)
-    rows = [(sweep, sweep.index(load)) for sweep in sweeps(results)]
+    rows = _rows(results, load)
     shares = {"pad": "pad_share"}
     if _HITS in results.summary and any(not math.isnan(sweep.values(_HITS)[i]) for sweep, i in rows):
         shares["hit"] = _HITS
     grid = [["", *_LATENCIES, "in SLO", "done/s", *shares, "bound by"]]
     grid += [_cells(sweep, i, shares) for sweep, i in rows]
+    if load is None:
+        done = grid[0].index("done/s")  # next to the load itself there is no room for it, nor need
+        own = ["load", *(short_load(load_name(results), float(sweep.loads[i])) for sweep, i in rows)]
+        grid = [[cells[0], at, *cells[1:done], *cells[done + 1 :]] for cells, at in zip(grid, own, strict=True)]
     name, seeds = load_name(results), num_seeds(results)
     counted = f"{seeds} seeds, ± = 95 %" if seeds > 1 else "1 seed"
     arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows if not sweep.failed[i]]))
     # An arrival process with a stated mean need not meet it in a few finite windows.
     came = "in these seeds" if seeds > 1 else "came"
-    but = f" ({arrived:.3g} {came})" if name == "mean_rate" and abs(arrived / load - 1) > 0.02 else ""
+    odd = load is not None and name == "mean_rate" and abs(arrived / load - 1) > 0.02
+    but = f" ({arrived:.3g} {came})" if odd else ""
     sent = "sessions" if results.scenario["workload"].get("sessions") else "requests"
     same = "same draws for every user" if name == "users" else f"same {sent} for all"
-    head = f"{at_load(name, load)}{but}, {same} ({counted})"
+    head = f"each at its highest load that meets the SLO, else its lowest ({counted})"
+    head = head if load is None else f"{at_load(name, load)}{but}, {same} ({counted})"
     marks = []
     if any("~" in cell for cells in grid for cell in cells):
         marks.append("~ fewer than 20 observations beyond the percentile")
-    known = [cells for cells in grid[1:] if cells[4] not in ("unstable", "failed")]
+    known = [cells for cells in grid[1:] if not {"unstable", "failed"} & set(cells)]
     if any(DASH in cells for cells in known):
-        whole = any(cells[1] not in (DASH, "") and cells[3] == DASH for cells in known)
+        first = grid[0].index("ttft p50")
+        whole = any(cells[first] not in (DASH, "") and cells[first + 2] == DASH for cells in known)
         marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
-    return "\n".join([head, *_aligned(grid), *(["   ".join(marks)] if marks else [])])
+    absent = [sweep.name for sweep in sweeps(results) if load is not None and not sweep.tested(load)]
+    others = [listed("not run at this load:", absent)] if absent else []
+    return "\n".join([head, *aligned(grid), *(["   ".join(marks)] if marks else []), *others])
 
 
-def by_class(results: Results, load: float) -> list[str]:
+def _rows(results: Results, load: float | None) -> list[tuple[Sweep, int]]:
+    """The policies that were run at `load`, and where it stands in their arrays; None: each at a load of its own, the
+    highest that meets the SLO, else the lowest."""
+    if load is not None:
+        check_load(results, load)
+        return [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
+    return [(sweep, int(np.append(0, np.flatnonzero(sweep.meets_slo))[-1])) for sweep in sweeps(results)]
+
+
+def by_class(results: Results, load: float | None) -> list[str]:
     """Of each class of traffic its share within the SLO and its P99 TTFT, a line each with all policies."""
     lines = []
     for name in results.scenario["workload"].get("classes", {}):
         shares, tails = [], []
-        for sweep in sweeps(results):
-            row, unstable = sweep.rows.iloc[sweep.index(load)], sweep.unstable[sweep.index(load)]
+        for sweep, i in _rows(results, load):
+            row, unstable = sweep.rows.iloc[i], sweep.unstable[i]
             tail = float(row[f"ttft_p99_s[{name}]"])
             shares.append(f"{sweep.policy} {percent_text(float(row[f'in_slo[{name}]']))}")
             tails.append(f"{sweep.policy} {'unstable' if unstable else time_text(tail, math.nan)}")
@@ -154,29 +172,6 @@ def _cells(sweep: Sweep, i: int, shares: dict[str, str]) -> list[str]:
     ]
 
 
-def _aligned(grid: list[list[str]]) -> list[str]:
-    """The rows as lines of at most WIDTH columns: first and last column to the left, numbers to the right.
-
-    Where it is too wide the last column is shortened, then the middle of the first, with `…` for what is cut.
-    """
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    for column in (-1, 0):
-        excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
-        widths[column] = min(widths[column], max(_MIN_TEXT, widths[column] - excess))
-    lines = []
-    for cells in grid:
-        first, *middle, last = cells
-        numbers = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
-        line = [_cut(first, widths[0], _LABEL_END).ljust(widths[0]), *numbers, _cut(last, widths[-1])]
-        lines.append("  ".join(line).rstrip())
-    return lines
-
-
-def _cut(text: str, width: int, end: int = 0) -> str:
-    """`text` in at most `width` letters, its last `end` kept."""
-    return text if len(text) <= width else text[: width - 1 - end] + "…" + text[len(text) - end :]
-
-
 def highest_loads(results: Results) -> str:
     """For each policy the highest tested load that meets the SLO, or `never`.
 
@@ -192,7 +187,7 @@ def highest_loads(results: Results) -> str:
             f"{sweep.name} {'failed' if sweep.failed.any() else 'yes' if sweep.meets_slo.any() else 'no'}"
             for sweep in sweeps(results)
         ]
-        return _listed(f"meets {objective}:", verdicts)
+        return listed(f"meets {objective}:", verdicts)
     for sweep in sweeps(results):
         good, failed = sweep.loads[sweep.meets_slo], sweep.loads[sweep.failed > 0]
         but = f" ({', '.join(f'{load:g}' for load in failed)} not known: failed)" if len(failed) else ""
@@ -203,45 +198,37 @@ def highest_loads(results: Results) -> str:
         but = (f" (but not {', '.join(f'{load:g}' for load in missed)})" if len(missed) else "") + but
         parts.append(f"{sweep.name} {good[-1]:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
-    return _listed(f"highest {what} tested that meets {objective}:", parts)
+    return listed(f"highest {what} tested that meets {objective}:", parts)
 
 
-def _listed(line: str, parts: Sequence[str]) -> str:
-    """The parts after the line's beginning, and on further lines where they do not fit; none is broken."""
-    lines = [line]
-    for part in parts:
-        separator = "  " if lines[-1] == line else "   "
-        if len(lines[-1]) + len(separator) + len(part) <= WIDTH:
-            lines[-1] += separator + part
-        else:
-            lines.append(f"  {part}")
-    return "\n".join(lines)
-
-
-def warnings(results: Results, load: float) -> list[str]:
+def warnings(results: Results, load: float | None) -> list[str]:
     """Lines, each starting with `! `: points that failed and queues that grow at any load, requests not completed at
-    `load`."""
+    `load`, or at the policy's own."""
     failed = [Failed(**entry) for entry in results.manifest.get("failed", [])]
     lines = [f"! {which} {reason}" for which, reason in grouped(failed)]
     name = load_name(results)
+    rows = {sweep.policy: i for sweep, i in _rows(results, load)}
     for sweep in sweeps(results):
         start = sweep.unstable_from
-        if start is not None:
+        if start is not None and not is_auto(results):  # else its own column
             grows = sweep.loads[sweep.unstable]
             for_ever = len(grows) == (sweep.loads >= start).sum()
             where = f"from {load_text(name, start)} on" if for_ever else f"at load {', '.join(f'{x:g}' for x in grows)}"
             lines.append(f"! {sweep.name}: the queue grows {where if name else 'without end'}; no percentiles there")
-        i = sweep.index(load)
+        if sweep.policy not in rows:
+            continue
+        i = rows[sweep.policy]
+        here = float(sweep.loads[i])
         if sweep.values("too_short")[i] > 0:
             lines.append(
-                f"! {sweep.name}: a request runs for over a quarter of the arrivals' time {at_load(name, load)}:"
+                f"! {sweep.name}: a request runs for over a quarter of the arrivals' time {at_load(name, here)}:"
                 " too short to tell whether the queue grows"
             )
         uncompleted = float(sweep.values("uncompleted_share")[i])
         if uncompleted > 0:
             share = percent_text(uncompleted)
-            why = _why_uncompleted(results.manifest, sweep.labels[i], load)
-            lines.append(f"! {sweep.name}: {share} of requests not completed {at_load(name, load)}: {why}")
+            why = _why_uncompleted(results.manifest, sweep.labels[i], here)
+            lines.append(f"! {sweep.name}: {share} of requests not completed {at_load(name, here)}: {why}")
     return lines
 
 

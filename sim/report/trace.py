@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from sim.report.layout import fit
 from sim.report.style import GREY, figure, house_style, put_around, remark, save, seconds_text, time_axis_log
-from sim.report.tables import fit
 from sim.units import NS_PER_S, format_duration
 from sim.workload.table import Ints, TraceRows
 

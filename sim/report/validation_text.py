@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from sim.load_shift import REACH
-from sim.report.tables import WIDTH, fit
+from sim.report.layout import WIDTH, fit
 from sim.report.validation import Validation
 from sim.step_error import RegionError
 from sim.validation import METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of

@@ -14,7 +14,7 @@ from sim.resolved import ResolvedPolicy
 from sim.scenario.plan import PlanConfig
 from sim.units import Rate, Share, Size
 from sim.workload.config import ClosedLoop, WorkloadConfig
-from sim.workload.tagged import ByKind
+from sim.workload.tagged import ByKind, OrWord
 
 MIN_COST_FACTOR, MAX_COST_FACTOR = 0.01, 100.0  # beyond these it is another machine: state its cost
 MAX_BLOCKS = 2**31 - 1  # what a column of the records holds
@@ -42,29 +42,60 @@ class KvConfig:
             raise ValueError(f"utilisation {self.utilisation:.6g} must be above 0% and at most 100%")
 
 
+AUTO = "auto"
+AUTO_POINTS, MIN_AUTO_POINTS, MAX_AUTO_POINTS = 10, 4, 100
+"""Loads a policy where the load axis is `auto`: unless stated, at least and at most."""
+
+LOADED = {
+    "mean_rate": "workload.arrivals.mean_rate",
+    "users": "workload.arrivals.users",
+    "rate_scale": "workload.trace.rate_scale.factor",
+}
+"""What each load axis replaces: to change it would do nothing."""
+
+
 @dataclass(frozen=True)
 class LoadConfig:
-    """The load axis: one of mean rates, numbers of users, or factors on a trace's rate."""
+    """The load axis: one of mean rates, numbers of users, or factors on a trace's rate.
+
+    `auto` in the place of the list finds `points` loads a policy: from far below its saturation to above it, most of
+    them around the knee and where the SLO is crossed.
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    mean_rate: tuple[Rate, ...] | None = None
-    users: tuple[int, ...] | None = None
-    rate_scale: tuple[float, ...] | None = None
+    mean_rate: Annotated[tuple[Rate, ...] | Literal["auto"], OrWord(AUTO)] | None = None
+    users: Annotated[tuple[int, ...] | Literal["auto"], OrWord(AUTO)] | None = None
+    rate_scale: Annotated[tuple[float, ...] | Literal["auto"], OrWord(AUTO)] | None = None
+    points: int | None = None
 
     def __post_init__(self) -> None:
         given = [values for values in (self.mean_rate, self.users, self.rate_scale) if values is not None]
         if len(given) != 1 or not given[0]:
-            raise ValueError("give one list with at least one value: mean_rate, users or rate_scale")
-        if list(given[0]) != sorted(set(given[0])) or given[0][0] <= 0:
+            raise ValueError("give one list with at least one value, or auto: mean_rate, users or rate_scale")
+        if self.points is not None and not self.is_auto:
+            raise ValueError("points is for an axis that is auto. The list has as many as it has")
+        if self.points is not None and not MIN_AUTO_POINTS <= self.points <= MAX_AUTO_POINTS:
+            raise ValueError(f"points is {self.points}. It must be from {MIN_AUTO_POINTS} to {MAX_AUTO_POINTS}")
+        if not self.is_auto and (list(given[0]) != sorted(set(given[0])) or given[0][0] <= 0):
             raise ValueError("the values must be above 0 and increase")
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the loads are yet to be found."""
+        return AUTO in (self.mean_rate, self.users, self.rate_scale)
+
+    @property
+    def num_points(self) -> int:
+        """How many loads a policy gets where they are found."""
+        return AUTO_POINTS if self.points is None else self.points
+
+    @property
     def axis(self) -> tuple[str, tuple[float, ...]]:
-        """The name of the axis and its values."""
+        """The name of the axis and its values; none yet where it is auto."""
         for name in ("mean_rate", "users", "rate_scale"):
             values = getattr(self, name)
             if values is not None:
-                return name, values
+                return name, () if values == AUTO else values
         raise AssertionError("checked in __post_init__")
 
 
@@ -74,7 +105,8 @@ class ScenarioFile:
 
     `slo` is one requirement, as in `ttft<1s & tpot<50ms @ 99%`. `max_model_len` is the model's own unless given.
     `max_waiting` bounds every engine's queue: arrivals beyond it are rejected. `seeds` counts repetitions. With
-    `cost_factor` every step takes that many times as long. `plan` is for `batchsim plan` alone.
+    `cost_factor` every step takes that many times as long. `plan` is for `batchsim plan` alone. `vary` names one key,
+    dotted as for --set, and its values: all is run once with each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
@@ -90,6 +122,7 @@ class ScenarioFile:
     max_waiting: int | None = None
     cost_factor: float = 1.0
     plan: PlanConfig | None = None
+    vary: dict[str, list[Any]] | None = None
 
     def __post_init__(self) -> None:
         if not self.policies:
@@ -106,6 +139,8 @@ class ScenarioFile:
             )
         if self.load is not None:
             self._check_load(self.load.axis[0])
+        if self.vary is not None:
+            self._check_vary(self.vary)
         if self.plan is not None:
             self._check_plan(self.plan)
 
@@ -134,6 +169,29 @@ class ScenarioFile:
                 " or overlay, thin or copies"
             )
 
+    def _check_vary(self, vary: dict[str, list[Any]]) -> None:
+        if len(vary) != 1:
+            raise ValueError(f"vary names {len(vary)} keys. It takes one, like vary: {{kv.tokens: [100000, 200000]}}.")
+        ((key, values),) = vary.items()
+        path = key.split(".")
+        if path[0] in ("load", "seeds", "slo", "vary", "plan"):
+            why = "the load axis is the first one" if path[0] == "load" else "it is not what a point is made of"
+            raise ValueError(f"vary: {key} cannot be varied: {why}. Name another key.")
+        if path[0] == "policies" and len(path) < 3:
+            raise ValueError(f"vary: {key} is no knob. Write policies.LABEL.KNOB.")
+        if path[0] == "policies" and path[1] not in self.policies:
+            raise ValueError(f"vary: {key}: there is no policy {path[1]}. There are {', '.join(self.policies)}.")
+        replaced = None if self.load is None else LOADED[self.load.axis[0]]
+        if key == replaced:
+            raise ValueError(f"vary: load.{self.load.axis[0]} stands in the place of {key}. Drop one of them.")
+        if not values:
+            raise ValueError(f"vary: {key} has no values. Give at least one.")
+        for i, value in enumerate(values):
+            if isinstance(value, dict | list):
+                raise ValueError(f"vary: {key}: {value} is no single value. Write numbers or words.")
+            if value in values[:i]:
+                raise ValueError(f"vary: {key}: {value} is given twice. Keep one.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(ResolvedPolicy):
@@ -158,7 +216,8 @@ class Scenario:
 
     `base` is the folder that relative trace paths start from, `model_path` the catalog name or file of the model.
     `places` says where top keys and policies stand: `file:line`, or the option that set them. `overrides` are the texts
-    of --set, `trace_folders` where else a trace was looked for.
+    of --set, `trace_folders` where else a trace was looked for. `loads` is empty where they are yet to be found.
+    `variants` are the scenarios with each value of the key that it varies; empty if it varies none.
     """
 
     name: str
@@ -174,6 +233,7 @@ class Scenario:
     places: dict[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     trace_folders: tuple[Path, ...] = ()
+    variants: tuple[Scenario, ...] = ()
 
     @contextmanager
     def at(self, key: str) -> Iterator[None]:
@@ -187,8 +247,18 @@ class Scenario:
     def cost(self) -> CostConfig:
         return self.file.cost
 
+    @property
+    def vary_key(self) -> str:
+        """The key that is varied, "" if none is."""
+        return next(iter(self.file.vary), "") if self.file.vary else ""
+
+    @property
+    def auto(self) -> bool:
+        """Whether the loads are yet to be found."""
+        return self.file.load is not None and self.file.load.is_auto
+
     def points(self) -> list[Point]:
-        """Every simulation the scenario asks for, the heaviest loads first so that parallel runs end together."""
+        """Every simulation of the scenario's own loads, the heaviest first so that parallel runs end together."""
         return [
             Point(spec, load, seed)
             for load in sorted(self.loads, reverse=True)

@@ -57,7 +57,23 @@ def _read(
         _lengthen_cost(document)
         _override(document, override)
     _lengthen_cost(document)
-    return replace(_build(document, text, folder, trace_folders), overrides=overrides, trace_folders=trace_folders)
+    scenario = _build(document, text, folder, trace_folders)
+    scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders)
+    return replace(scenario, variants=_variants(scenario, document)) if scenario.vary_key else scenario
+
+
+def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:
+    """The scenario with each value of the key that it varies. ScenarioError names the value that does not fit."""
+    key, found = scenario.vary_key, []
+    for value in (scenario.file.vary or {})[key]:
+        override = f"{key}={json.dumps(value, ensure_ascii=False)}"
+        try:
+            found.append(changed(scenario, ["vary=null", override]))
+        except ScenarioError as error:
+            where = document.where(("vary", key))
+            told = str(error).removeprefix(f"--set {override}: ")
+            raise ScenarioError(f"{where}: vary {key}, value {value}: {told}") from None
+    return tuple(found)
 
 
 def scenario_schema() -> dict[str, Any]:
@@ -148,8 +164,9 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
     file: ScenarioFile = _validate(ScenarioFile, plain, document, ())
     specs = tuple(spec for label in file.policies for spec in _specs(label, document))
     if isinstance(file.workload.arrivals, ClosedLoop):
-        users = min(file.load.users) if file.load and file.load.users else file.workload.arrivals.users
-        for spec in specs:
+        listed = file.load.axis[1] if file.load else ()
+        users = int(min(listed)) if listed else file.workload.arrivals.users
+        for spec in specs if not (file.load and file.load.is_auto) else ():
             _check_closed_loop(spec, users, document)
     for spec in specs:
         needs = getattr(spec.config, "waits_for", None)

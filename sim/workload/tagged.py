@@ -30,6 +30,21 @@ class ByKind:
         return getattr(value, "kind", self.default)
 
 
+@dataclass(frozen=True)
+class OrWord:
+    """Marks `Annotated[A | Literal[WORD], OrWord(WORD)]`: either that word or an A, whose errors alone are reported."""
+
+    word: str
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
+        other, literal = get_args(source)
+        choices = {"word": handler.generate_schema(literal), "other": handler.generate_schema(other)}
+        return {"type": "tagged-union", "choices": choices, "discriminator": self._which}
+
+    def _which(self, value: object) -> str:
+        return "word" if value == self.word else "other"
+
+
 def kind_of(cls: Any) -> object:
     """The `kind` that names this dataclass: the default of its field; None if it has none."""
     return next((field.default for field in fields(cls) if field.name == "kind"), None)
