@@ -25,7 +25,7 @@ from sim.results import Results, load_results
 from sim.scenario import Scenario
 from sim.slo import Slo, parse_slo
 from sim.units import format_duration
-from sim.workload.config import ClosedLoop, Frontend
+from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
 
 # ---- one point
 
@@ -45,6 +45,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         num_offered=workload.num_offered,
         all_at_once=workload.all_at_once,
         closed_loop=isinstance(file.workload.arrivals, ClosedLoop),
+        stationary=not isinstance(file.workload.arrivals, ClosedLoop | TraceArrivals | AllAtOnce),
         max_num_seqs=getattr(run.point.spec.config, "max_num_seqs", None),
         per_chunk_ns=workload.frontend.per_chunk,
         slo=parse_slo(file.slo),

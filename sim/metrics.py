@@ -19,6 +19,9 @@ over the makespan.
 
 Of every class of traffic, ttft, tpot, e2e and `in_slo` are also given apart, as `ttft_p99_s[CLASS]`.
 
+`warmup_needed_s` is how long the run's beginning differs from the rest (`sim.warmup`), of steady runs only: stable, and
+with arrivals drawn by one law.
+
 A percentile is the smallest observation that at least that share of the observations does not exceed. One with fewer
 than 20 observations beyond it is listed in `few`.
 """
@@ -41,6 +44,7 @@ from sim.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
 from sim.slo import Sample, Slo, rank
 from sim.stability import is_too_short, is_unstable
 from sim.units import NS_PER_S
+from sim.warmup import mser5
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
 QUEUE_DEPENDENT = ("ttft", "e2e", "queue_time", "norm_latency")
@@ -111,7 +115,10 @@ def measure(inputs: PointInputs) -> Measured:
     values |= _shares(part_ns)
     judged = not (inputs.all_at_once or inputs.closed_loop)
     unstable = judged and is_unstable(requests, inputs.window_ns)
-    values["too_short"] = float(judged and is_too_short(requests, inputs.window_ns))
+    too_short = judged and is_too_short(requests, inputs.window_ns)
+    values["too_short"] = float(too_short)
+    steady = inputs.stationary and not (unstable or too_short)
+    values["warmup_needed_s"] = _warmup_needed_s(requests, latencies["ttft"]) if steady else None
     return Measured(
         values,
         frozenset(few),
@@ -305,6 +312,16 @@ def _slo_groups(inputs: PointInputs) -> Iterable[tuple[Slo, NDArray[np.bool_]]]:
         yield slo, mine
     if inputs.slo is not None:
         yield inputs.slo, others
+
+
+def _warmup_needed_s(requests: NDArray[np.void], ttft: Ns) -> float | None:
+    """When, from the run's start, the first request is sent that MSER-5 leaves in, by TTFT in order of sending."""
+    order = np.argsort(requests["sent_ns"], kind="stable")
+    order = order[~np.isnan(ttft[order])]
+    first = mser5(ttft[order])
+    if first is None:
+        return None
+    return float(requests["sent_ns"][order[first]]) / NS_PER_S if first else 0.0
 
 
 def _time_by_part(inputs: PointInputs, wanted: NDArray[np.bool_]) -> dict[str, int]:

@@ -66,7 +66,7 @@ ROWS = (
     _row(
         5,
         "sim.metrics sim.slo sim.inputs sim.lives sim.attribution sim.causes sim.audit sim.story sim.gaps sim.kpis"
-        " sim.stability sim.paired sim.curve",
+        " sim.stability sim.paired sim.warmup sim.curve",
         "numpy pandas scipy",
     ),
     _row(5, "sim.frames", "numpy pandas pyarrow"),

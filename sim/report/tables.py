@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.failed import Failed, grouped
+from sim.report.confidence import paired_parts, warmup_warning
 from sim.report.curve_text import curve_table
 from sim.report.layout import aligned, fit, listed
 from sim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
-from sim.report.paired import paired_parts
 from sim.report.reading import (
     Sweep,
     at_load,
@@ -205,7 +205,7 @@ def warnings(results: Results, load: float | None) -> list[str]:
     """Lines, each starting with `! `: points that failed and queues that grow at any load, requests not completed at
     `load`, or at the policy's own."""
     failed = [Failed(**entry) for entry in results.manifest.get("failed", [])]
-    lines = [f"! {which} {reason}" for which, reason in grouped(failed)]
+    lines = [f"! {which} {reason}" for which, reason in grouped(failed)] + warmup_warning(results)
     name = load_name(results)
     rows = {sweep.policy: i for sweep, i in _rows(results, load)}
     for sweep in sweeps(results):

@@ -266,6 +266,26 @@ def test_closed_loops_and_batches_are_never_unstable():
     assert not measure(inputs_of(records, window_ns=window, all_at_once=True)).unstable
 
 
+def test_only_steady_runs_have_a_warm_up_to_tell():
+    """The beginning of a stable queue with drawn arrivals is judged by TTFT; nothing else has a steady state."""
+    requests, window = _queue(0.5, 2000, 0)
+    requests = requests.copy()
+    slow = requests["sent_ns"] < 50 * S
+    requests["first_delivery_ns"] = requests["delivered_ns"] + np.where(slow, 40 * S, 0)
+    records = records_of([])
+    records = type(records)(requests, records.steps, records.states, records.texts, {})
+
+    def needed(**facts: object) -> float | None:
+        return measure(inputs_of(records, window_ns=window, **facts)).values["warmup_needed_s"]
+
+    first_left = requests["sent_ns"][~slow].min() / S
+    assert needed(stationary=True) == pytest.approx(first_left, abs=10)
+    assert needed() is None
+    growing, its_window = _queue(1.5, 500, 0)
+    records = type(records)(growing, records.steps, records.states, records.texts, {})
+    assert measure(inputs_of(records, window_ns=its_window, stationary=True)).values["warmup_needed_s"] is None
+
+
 def _seed(value: float | None, *, unstable: bool = False, bound: str = "load", few: tuple[str, ...] = ()) -> Measured:
     return Measured({"x": value}, frozenset(few), {"rejected": {"queue_full": 2}}, unstable, bound)
 

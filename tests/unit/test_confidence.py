@@ -1,4 +1,4 @@
-"""Differences between policies over the same seeds, and how a run tells them."""
+"""What a run says of how sure it is: differences between policies over the same seeds, and warm-ups too short."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from report_samples import FOUR, SampleResults, sample_results
 
 from sim.errors import ScenarioError
 from sim.paired import Difference, paired
-from sim.report.paired import difference_text
-from sim.report.tables import report
+from sim.report.confidence import difference_text
+from sim.report.tables import report, warnings
 
 
 def by_seed(*values: float | None) -> dict[int, float | None]:
@@ -103,3 +103,29 @@ def test_a_notebook_asks_for_any_two_policies():
         results.paired("static", "preemptive", "ttft_p98_s", 8.0)
     with pytest.raises(ScenarioError, match="no point nobody at load 8"):
         results.paired("nobody", "preemptive", "in_slo", 8.0)
+
+
+def test_a_warm_up_that_is_too_short_is_warned_of():
+    """Points whose median seed needs more are named in one line, with a warm-up that would do; others are not."""
+    results = sample_results()
+    results.points["warmup_needed_s"] = 3.0
+    assert not any("MSER" in line for line in warnings(results, 8.0))
+    for policy, load, needed in (
+        ("continuous", 12.0, {0: 155.0, 1: 2.0, 2: 86.0}),
+        ("continuous", 16.0, {0: 40.0, 1: 41.0, 2: 43.0}),
+        ("preemptive", 16.0, {0: 180.0, 1: 1.0, 2: 2.0}),  # one seed of three
+        ("static", 8.0, {0: 180.0, 1: 180.0, 2: 180.0}),  # unstable: no steady state to come to
+    ):
+        spread(results, policy, load, "warmup_needed_s", needed)
+    assert [line for line in warnings(results, 8.0) if "MSER" in line] == [
+        "! the beginning differs from the rest beyond the warm-up of 10 s (MSER-5 of ttft, most seeds):"
+        " continuous at 12, 16. Set workload.warmup: 90s, in a run that is as much longer"
+    ]
+
+
+def test_results_of_an_older_version_have_no_word_on_the_warm_up():
+    """Without the metric there is no warning, and without steady runs there is none either."""
+    results = sample_results()
+    assert not any("MSER" in line for line in warnings(results, 8.0))
+    results.points["warmup_needed_s"] = np.nan
+    assert not any("MSER" in line for line in warnings(results, 8.0))
