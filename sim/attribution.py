@@ -3,8 +3,10 @@
 A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was delivered. Parts:
 
     frontend                on the way to the engine, a late load source's lag included; delivery of the last piece
+    failover                lived on replicas that failed, until it could be sent to another
     waiting_step            arrived while a step ran, until that step ended
-    queued:REASON           in the queue; REASON is what held its head at the time, until that head left
+    queued:REASON           in the queue; REASON is what held its head at the time, until that head left. `no_replica`:
+                            at the router, while no replica was up
     prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
     decode_alone            decode steps in which nobody had a prefill chunk
     decode_beside_prefill   decode steps that also ran prefill chunks
@@ -47,9 +49,11 @@ from sim.record import (
     SWAPPED,
     Records,
 )
+from sim.replica_records import by_engine
 
 PARTS = (
     "frontend",
+    "failover",
     "waiting_step",
     "queued",
     "prefill",
@@ -83,6 +87,19 @@ class Piece(NamedTuple):
 
 def pieces(records: Records, per_chunk_ns: int = 0) -> Iterator[Piece]:
     """The time of every request, part by part. `per_chunk_ns` is the front end's time to deliver one piece."""
+    for rows, engine in by_engine(records):
+        for piece in _pieces(engine, per_chunk_ns):
+            mine = rows[piece.request]
+            if mine.min(initial=0) >= 0:
+                yield piece._replace(request=mine)
+            else:
+                kept = mine >= 0
+                blocker, paced = piece.blocker[kept], piece.paced[kept]
+                yield Piece(piece.part, mine[kept], piece.ns[kept], blocker, paced)
+
+
+def _pieces(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
+    """Those of one engine's requests."""
     intervals = state_intervals(records)
     yield from _ends(records, per_chunk_ns)
     yield from _queue(records, intervals)
@@ -150,7 +167,11 @@ def _ends(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
     everyone = np.arange(len(requests))
     # The end of a run may come before requests that are still on their way have arrived.
     handed_ns = requests["arrival_ns"] + requests["lag_ns"]
-    yield _piece("frontend", everyone, _span(requests["sent_ns"], np.minimum(handed_ns, requests["ended_ns"])))
+    before_ns = requests["router_ns"] + requests["failover_ns"]
+    way_ns = _span(requests["sent_ns"] + before_ns, np.minimum(handed_ns, requests["ended_ns"]))
+    yield _piece("frontend", everyone, way_ns)
+    yield _piece(named("queued", "no_replica"), everyone, requests["router_ns"])
+    yield _piece("failover", everyone, requests["failover_ns"])
     finished = np.flatnonzero(requests["outcome"] == FINISHED)
     done = requests[finished]
     held_ns = done["delivered_ns"] - per_chunk_ns - done["ended_ns"]

@@ -64,6 +64,11 @@ class EngineCore:
         return bool(self.journal.lives or self._inbox)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait, those not let in yet among them."""
+        return self.scheduler.num_waiting + len(self._inbox)
+
+    @property
     def next_timer_ns(self) -> int | None:
         """When the next deadline or cancel of a request still alive falls due, or the run stops with work left."""
         due_ns = self._next_cancel_ns()
@@ -163,6 +168,22 @@ class EngineCore:
         self._inbox = []
         for seq in list(self.journal.lives):
             self._end(seq, now_ns, UNFINISHED, reason)
+
+    def fail(self, now_ns: int, reason: str) -> list[Arrival]:
+        """Ends everything open as `unfinished`, the running step cut at `now_ns` and its tokens lost.
+
+        Returns what was open, in order of entering.
+        """
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            self.recorder.cut_last_step(now_ns)
+            decodes = batch.decodes.members if batch.decodes is not None else ()
+            for seq in [*batch.sampled, *decodes]:
+                seq.settled_output_tokens -= 1
+        opened = [life.arrival for life in self.journal.lives.values()]
+        opened += [arrival for _, _, arrival in sorted(self._inbox)]
+        self.close(now_ns, reason)
+        return opened
 
     # ---- one instant
 

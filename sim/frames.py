@@ -5,6 +5,7 @@ Codes become categories and missing values null. The same records give the same 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from sim.record import (
     STATE_NAMES,
     STEP_DTYPE,
     Records,
+    Replicas,
 )
 
 _NULLABLE = (
@@ -34,7 +36,7 @@ _NULLABLE = (
 _COMPRESSION = "zstd"
 _ROW_GROUP_ROWS = 1 << 20  # fixed, so that the bytes do not follow a library's default
 
-_REPLICA = {"replica": "the engine's number, from 0"}
+_REPLICA = {"replica": "the engine's number, from 0; null for a request that never left the router"}
 COLUMN_DOCS: dict[str, dict[str, str]] = {
     "requests": _REPLICA
     | {
@@ -61,6 +63,9 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "cached_tokens": "tokens that its first admission found in the prefix cache",
         "cached_tokens_all": "tokens that all its admissions found there, those after preemptions too",
         "lag_ns": "ns; from arrival_ns to when the load source handed it over; 0 in a simulation",
+        "router_ns": "ns; waited at the router because no replica was up",
+        "failover_ns": "ns; lived on replicas that failed, before the one of this row",
+        "num_retries": "how many these were",
     },
     "steps": _REPLICA
     | {
@@ -94,37 +99,55 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
 }
 
 
-def requests_frame(records: Records, replica: int = 0) -> pd.DataFrame:
-    """A row a request, by id; columns as in COLUMN_DOCS."""
+def requests_frame(records: Records, replica: int | NDArray[np.int32] = 0) -> pd.DataFrame:
+    """A row a request, by id; columns as in COLUMN_DOCS. `replica` is that of records of one engine."""
     codes = {"klass": records.texts, "tenant": records.texts, "reason": records.texts, "outcome": OUTCOME_NAMES}
-    return _frame(records.requests, replica, codes)
+    return _frame(records.requests, replica if records.replicas is None else records.replicas.requests, codes)
 
 
 def steps_frame(records: Records, replica: int = 0) -> pd.DataFrame:
     """A row a step, by start; columns as in COLUMN_DOCS."""
-    return _frame(records.steps, replica, {})
+    return _frame(records.steps, replica if records.replicas is None else records.replicas.steps, {})
 
 
 def states_frame(records: Records, replica: int = 0) -> pd.DataFrame:
     """A row a change of a request's state, as things happened; columns as in COLUMN_DOCS."""
-    return _frame(records.states, replica, {"state": STATE_NAMES, "reason": records.texts})
+    codes = {"state": STATE_NAMES, "reason": records.texts}
+    return _frame(records.states, replica if records.replicas is None else records.replicas.states, codes)
+
+
+def lost_frame(records: Records) -> pd.DataFrame | None:
+    """A row a life that a request lost with its replica, as in requests, before it went on; None for one engine."""
+    replicas = records.replicas
+    if replicas is None:
+        return None
+    return requests_frame(replace(records, requests=replicas.lost, replicas=None), replicas.of_lost)
 
 
 _FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}
+LOST = "lost"
+"""The table that several replicas leave beside those."""
 
 
 def write_tables(records: Records, folder: Path, replica: int = 0) -> None:
-    """Writes requests.parquet, steps.parquet and states.parquet. `folder` must exist."""
+    """Writes requests.parquet, steps.parquet and states.parquet. `folder` must exist.
+
+    Records of several replicas have lost.parquet besides, with the columns of requests.
+    """
     for name, data in pack_tables(records, replica).items():
         (folder / name).write_bytes(data)
 
 
 def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
-    """The bytes of requests.parquet, steps.parquet and states.parquet, by file name."""
+    """The bytes of the Parquet files that `write_tables` writes, by file name."""
     packed: dict[str, bytes] = {}
-    for name, make in _FRAMES.items():
-        table = pa.Table.from_pandas(make(records, replica), preserve_index=False)
-        columns = [column.with_metadata({"description": COLUMN_DOCS[name][column.name]}) for column in table.schema]
+    frames = {name: make(records, replica) for name, make in _FRAMES.items()}
+    if (lost := lost_frame(records)) is not None:
+        frames[LOST] = lost
+    for name, frame in frames.items():
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        docs = COLUMN_DOCS["requests" if name == LOST else name]
+        columns = [column.with_metadata({"description": docs[column.name]}) for column in table.schema]
         table = table.cast(pa.schema(columns, table.schema.metadata))
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression=_COMPRESSION, row_group_size=_ROW_GROUP_ROWS, version="2.6")
@@ -142,10 +165,15 @@ def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
     return {name: read_table(folder, name) for name in _FRAMES}
 
 
-def to_records(requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame) -> Records:
-    """The records that the three frames were made from, rejection details aside; texts may be numbered differently."""
+def to_records(
+    requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame, lost: pd.DataFrame | None = None
+) -> Records:
+    """The records that the frames were made from, rejection details aside; texts may be numbered differently.
+
+    `lost` is there for those of several replicas.
+    """
     texts: dict[str, int] = {"": 0}
-    for frame in (requests, states):
+    for frame in (requests, states) if lost is None else (requests, states, lost):
         for name in _CODES:
             if name in frame:
                 for text in frame[name].cat.categories:
@@ -156,11 +184,23 @@ def to_records(requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame
         states=_rows(states, STATE_DTYPE, texts),
         texts=tuple(texts),
         details={},
+        replicas=None
+        if lost is None
+        else Replicas(
+            *(_numbers(frame) for frame in (requests, steps, states)),
+            lost=_rows(lost, REQUEST_DTYPE, texts),
+            of_lost=_numbers(lost),
+        ),
     )
+
+
+def _numbers(frame: pd.DataFrame) -> NDArray[np.int32]:
+    return frame["replica"].fillna(MISSING).to_numpy(dtype=np.int32)
 
 
 _CODES = ("klass", "tenant", "reason")
 _LATER = ("lag_ns", "cached_tokens", "cached_tokens_all", "pad_prefill_rows")
+_LATER += ("router_ns", "failover_ns", "num_retries")
 """Columns that older tables do not have: there was nothing to count."""
 
 
@@ -184,9 +224,15 @@ def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArra
     return rows
 
 
-def _frame(rows: NDArray[np.void], replica: int, codes: dict[str, tuple[str, ...] | dict[int, str]]) -> pd.DataFrame:
+def _frame(
+    rows: NDArray[np.void],
+    replica: int | NDArray[np.int32],
+    codes: dict[str, tuple[str, ...] | dict[int, str]],
+) -> pd.DataFrame:
     """`rows` with a replica column before, `codes` decoded to categories in use, missing values null."""
-    columns: dict[str, object] = {"replica": np.full(len(rows), replica, dtype=np.int32)}
+    numbers = np.full(len(rows), replica, dtype=np.int32)
+    unknown = numbers == MISSING
+    columns: dict[str, object] = {"replica": pd.arrays.IntegerArray(numbers, unknown) if unknown.any() else numbers}
     for name in rows.dtype.names or ():
         values = np.ascontiguousarray(rows[name])
         if name in codes:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sim.attribution import Intervals, state_intervals
 from sim.record import DECODE, FINISHED, PREFILL, RECOMPUTE, Records
+from sim.replica_records import by_engine
 
 
 def token_gaps(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -19,6 +20,13 @@ def token_gaps(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.
     A member that also ran in the group's previous decode step contributes the time between the two steps' ends, which
     is counted per step; a joiner contributes its own gap. Nothing is expanded to a row a token.
     """
+    found = []
+    for rows, engine in by_engine(records):
+        found.append(_gaps_of_engine(engine, (rows >= 0) & wanted[rows]))
+    return np.concatenate([gaps for gaps, _ in found]), np.concatenate([counts for _, counts in found])
+
+
+def _gaps_of_engine(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     steps, spans = records.steps, state_intervals(records)
     decode_steps = steps[steps["num_decode"] > 0]
     starts = np.ascontiguousarray(decode_steps["start_ns"])

@@ -8,8 +8,33 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.record import Records
+from sim.fleet_plan import DRAINING, HELD, UP, ReplicaSpan
+from sim.record import Records, Replicas
 from sim.slo import Slo
+
+
+@dataclass(frozen=True)
+class FleetInputs:
+    """The replicas that wrote a run's records: arrays by replica number, and what each was doing when.
+
+    `group` is the name of its kind, "" where all are alike. Peaks are of all GPUs of a replica; None unless all are
+    known.
+    """
+
+    group: tuple[str, ...]
+    num_blocks: NDArray[np.int64]
+    num_gpus: NDArray[np.int64]
+    peak_flops: NDArray[np.float64] | None
+    memory_bandwidth: NDArray[np.float64] | None
+    spans: tuple[ReplicaSpan, ...]
+
+    def replica_ns(self, span_ns: tuple[int, int], states: tuple[str, ...]) -> NDArray[np.int64]:
+        """How long each replica was in one of `states` within the span."""
+        total = np.zeros(len(self.group), np.int64)
+        for span in self.spans:
+            if span.state in states:
+                total[span.replica] += max(min(span.end_ns, span_ns[1]) - max(span.start_ns, span_ns[0]), 0)
+        return total
 
 
 @dataclass(frozen=True)
@@ -22,6 +47,7 @@ class PointInputs:
     `streams`: tokens are delivered as they are made, each piece `per_chunk_ns` later. A request is judged by the
     objective of its class where `class_slos` has one, else by `slo`. Classes in `class_names` are measured apart too.
     `cost_terms` is what `explain` of the cost model says of the steps; the peaks are of all GPUs together.
+    `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names.
     """
 
     records: Records
@@ -43,6 +69,7 @@ class PointInputs:
     cost_terms: Mapping[str, NDArray[np.float64]] | None = None
     peak_flops: float | None = None
     memory_bandwidth: float | None = None
+    fleet: FleetInputs | None = None
 
     def __post_init__(self) -> None:
         start, end = self.window_ns
@@ -52,6 +79,36 @@ class PointInputs:
             raise ValueError(
                 f"{len(self.records.requests)} requests on record, but only {self.num_offered} were offered"
             )
+
+    @property
+    def blocks_of_steps(self) -> int | NDArray[np.int64]:
+        """KV blocks of the engine of each step."""
+        return self.num_blocks if self.fleet is None else self.fleet.num_blocks[self._replicas.steps]
+
+    def peak_of_steps(self, peak: str) -> float | NDArray[np.float64] | None:
+        """`peak_flops` or `memory_bandwidth` of the engine of each step; None unless all are known."""
+        if self.fleet is None:
+            return getattr(self, peak)
+        by_replica = getattr(self.fleet, peak)
+        return None if by_replica is None else by_replica[self._replicas.steps]
+
+    def engine_ns(self, span_ns: tuple[int, int]) -> int:
+        """The time in which a step could have run: the span, times replicas that were up or draining."""
+        if self.fleet is None:
+            return span_ns[1] - span_ns[0]
+        return int(self.fleet.replica_ns(span_ns, (UP, DRAINING)).sum())
+
+    def mean_num_gpus(self, span_ns: tuple[int, int]) -> float:
+        """GPUs held, as a mean over the span: those of replicas that start, are up, drain or have failed."""
+        if self.fleet is None or span_ns[1] <= span_ns[0]:
+            return self.num_gpus
+        held_ns = self.fleet.replica_ns(span_ns, HELD)
+        return float(held_ns @ self.fleet.num_gpus) / (span_ns[1] - span_ns[0])
+
+    @property
+    def _replicas(self) -> Replicas:
+        assert self.records.replicas is not None, "several replicas leave records that say whose they are"
+        return self.records.replicas
 
     @property
     def num_missing(self) -> int:

@@ -194,4 +194,7 @@ class Journal:
             life.cached,
             life.cached_all,
             0 if submitted_ns is None else submitted_ns - request.arrival_ns,
+            life.arrival.router_ns,
+            life.arrival.failover_ns,
+            life.arrival.num_retries,
         )

@@ -10,18 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sim.errors import ScenarioError
 from sim.failed import Failed, points_failed
+from sim.fleet_inputs import cost_terms, fleet_inputs
 from sim.frames import pack_tables
 from sim.inputs import PointInputs
 from sim.metrics import Measured, combine, measure
 from sim.point import Run, Setup
 from sim.point_files import PackedPoint, write_point
-from sim.provenance import as_json, provenance, short_hash, write_csv, write_text
-from sim.record import FINISHED, STEP_DTYPE
-from sim.results import Results, load_results
+from sim.provenance import as_json, cost_sources, provenance, short_hash, write_csv, write_text
+from sim.record import FINISHED
+from sim.replica_table import replica_table
+from sim.results import REPLICAS, Results, load_results
 from sim.scenario import Scenario
 from sim.slo import Slo, parse_slo
 from sim.units import format_duration
@@ -34,7 +34,6 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
     """What the metrics need to know of a point that was run."""
     file, workload, gpu = setup.scenario.file, run.workload, setup.gpu
     class_slos = {name: parse_slo(c.slo) for name, c in file.workload.classes.items() if c.slo is not None}
-    steps = run.records.steps
     return PointInputs(
         records=run.records,
         window_ns=run.window_ns,
@@ -52,16 +51,18 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         class_slos=class_slos,
         class_names=tuple(file.workload.classes),
         has_prefix_cache=bool(getattr(run.point.spec.config, "prefix_cache", "")),
-        cost_terms=setup.cost.explain({name: steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()}),
+        cost_terms=cost_terms(setup, run.records),
         peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
         memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,
+        fleet=fleet_inputs(setup, run) if setup.groups else None,
     )
 
 
 def measured_point(setup: Setup, run: Run, name: str) -> PackedPoint:
     """Measures a point that was run and packs it, to be written to a folder of this name."""
     check_cohort(run)
-    return pack_point(run, measure(point_inputs(setup, run)), name)
+    inputs = point_inputs(setup, run)
+    return pack_point(run, measure(inputs), name, replica_table(inputs))
 
 
 def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
@@ -71,8 +72,8 @@ def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
     return packed.result
 
 
-def pack_point(run: Run, measured: Measured, name: str) -> PackedPoint:
-    """A point with its metrics, to be written to a folder of this name."""
+def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[str, Any]] = ()) -> PackedPoint:
+    """A point with its metrics and those of each of its `replicas`, to be written to a folder of this name."""
     point = run.point
     result = {
         "policy": point.spec.label,
@@ -92,6 +93,9 @@ def pack_point(run: Run, measured: Measured, name: str) -> PackedPoint:
         "details": run.records.details,
         "workload": {"notes": run.workload.notes, **run.workload.describe},
     }
+    if replicas:
+        result["replicas"] = list(replicas)
+        result["replica_spans"] = [asdict(span) for span in run.spans]
     return PackedPoint.of(result, pack_tables(run.records))
 
 
@@ -128,6 +132,8 @@ def keep_run(
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "summary.csv", summary)
     write_csv(folder / "points.csv", points)
+    if setup.groups:
+        write_csv(folder / REPLICAS, _replica_rows(results))
     write_text(folder / "scenario.yaml", scenario.text)
     write_text(folder / "manifest.json", as_json(_manifest(setup, results, failed, reused) | facts, indent=2))
     return load_results(folder)
@@ -140,13 +146,13 @@ def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[
         "scenario_name": scenario.name,
         "scenario": scenario.plain,
         "heading": heading(setup),
-        "kv": str(setup.kv),
+        "kv": "; ".join(f"{group.name} {group.setup.kv}".strip() for group in setup.groups) or str(setup.kv),
         "num_blocks": setup.kv.num_blocks,
         "workload": _describe_workload(results),
         "slo": scenario.file.slo,
         "objective": _objective(scenario),
         "measured_at": measured_at(setup),
-        "sources": setup.cost.sources(),
+        "sources": cost_sources(setup),
         "outcomes": _outcomes(results),
         "details": _details(results),
         "identical_seeds": _identical_seeds(results),
@@ -162,7 +168,27 @@ def heading(setup: Setup) -> str:
     gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
     dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
     model = f"{setup.model.name} {dtype}{gpu}"
-    return f"{setup.scenario.name} · {model} · {setup.cost.describe()} · measured at: {measured_at(setup)}"
+    cost = setup.cost.describe()
+    if setup.groups:
+        model, cost = f"{setup.model.name} {dtype}", _describe_replicas(setup)
+    return f"{setup.scenario.name} · {model} · {cost} · measured at: {measured_at(setup)}"
+
+
+def _describe_replicas(setup: Setup) -> str:
+    """How many replicas of which kind, at what cost, behind which router."""
+    config = setup.scenario.file.replicas
+    assert config is not None, "asked of several replicas"
+    kinds = []
+    for group in setup.groups:
+        gpu = "" if group.setup.gpu is None else group.setup.gpu.name
+        gpu += f" × {group.setup.num_gpus}" if group.setup.num_gpus > 1 else ""
+        count = f"{group.count}" if config.autoscaler is None else f"{config.autoscaler.min} to {config.autoscaler.max}"
+        what = " ".join(filter(None, (count, group.name, "replicas", f"of {gpu}" if gpu else "")))
+        kinds.append(f"{what} · {group.setup.cost.describe()}")
+    router = "" if config.router is None else f" · router {config.router.kind}"
+    scaler = "" if config.autoscaler is None else f" · autoscaler by {config.autoscaler.kind}"
+    fails = f" · {len(config.failures)} failures, {config.lost}" if config.failures else ""
+    return " · ".join(kinds) + router + scaler + fails
 
 
 def measured_at(setup: Setup) -> str:
@@ -171,6 +197,13 @@ def measured_at(setup: Setup) -> str:
 
 
 # ---- tables
+
+
+def _replica_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of replicas.csv, by policy (and variant), load, seed and replica."""
+    head = ("policy", "variant", "load", "seed")
+    ordered = sorted(results, key=lambda result: [result[name] for name in head])
+    return [{name: result[name] for name in head} | row for result in ordered for row in result["replicas"]]
 
 
 def _measured(result: dict[str, Any]) -> Measured:

@@ -18,6 +18,14 @@ window, or the makespan of work that arrives all at once.
                           came from a prefix cache was not computed and does not count
     mean_batch            sequences in a step: decodes + chunks, mean over the steps
     num_steps             steps that start in the span
+
+Of several replicas the same, over the steps of all: means over busy time weigh each by its own, the use of KV memory
+being of the replica's own blocks; the busy share is of the time replicas were up or draining; mfu and mbu are of the
+peaks of the replicas that ran the steps. And besides:
+
+    replica_seconds       time replicas were held within the span, cold starts, draining and repair included
+    num_replicas_mean     replica_seconds / the span; `_max`: the most held at any time of it
+    retries               lives that the cohort's requests lost with a replica and began again elsewhere
 """
 
 from __future__ import annotations
@@ -28,7 +36,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.inputs import PointInputs
+from sim.fleet_plan import HELD
+from sim.inputs import FleetInputs, PointInputs
 from sim.record import MISSING
 from sim.units import NS_PER_S
 
@@ -67,26 +76,42 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
     busy_ns = np.clip(np.minimum(starts + steps["duration_ns"], end) - np.maximum(starts, start), 0, None)
     inside = (starts >= start) & (starts < end)
     mine = steps[inside]
-    used = inputs.num_blocks - steps["free_blocks"]
+    blocks = inputs.blocks_of_steps
+    used = blocks - steps["free_blocks"]
+    utilisation = used / blocks
     useful = int(mine["num_prefill_tokens"].sum()) + int(mine["num_decode"].sum())
     padded = int(mine["pad_prefill_tokens"].sum()) + int(mine["pad_decode_rows"].sum())
     slots = inputs.max_num_seqs
-    terms, seconds = inputs.cost_terms, int(mine["duration_ns"].sum()) / NS_PER_S
+    terms = inputs.cost_terms
     return {
         "slot_occupancy": None if slots is None else _mean(steps["num_running"] / slots, busy_ns),
         "pad_share": _ratio(padded, useful + padded),
-        "kv_utilisation_mean": _mean(used / inputs.num_blocks, busy_ns),
-        "kv_utilisation_peak": float(used[inside].max()) / inputs.num_blocks if len(mine) else None,
+        "kv_utilisation_mean": _mean(utilisation, busy_ns),
+        "kv_utilisation_peak": float(utilisation[inside].max()) if len(mine) else None,
         "kv_fragmentation": _fragmentation(inputs, used, busy_ns),
         "preemption_rate": _ratio(int(requests["num_preemptions"].sum()), len(requests)),
         "recomputed_tokens": float(requests["recomputed_tokens"].sum()),
         "prefix_hit_rate": _hit_rate(requests) if inputs.has_prefix_cache else None,
         "swapped_blocks": float(mine["swap_blocks"].sum()),
-        "engine_busy_share": _ratio(int(busy_ns.sum()), end - start),
-        "mfu": _use(terms, "flops", inside, inputs.peak_flops, seconds),
-        "mbu": _use(terms, "bytes", inside, inputs.memory_bandwidth, seconds),
+        "engine_busy_share": _ratio(int(busy_ns.sum()), inputs.engine_ns(span_ns)),
+        "mfu": _use(terms, "flops", inside, inputs.peak_of_steps("peak_flops"), mine["duration_ns"]),
+        "mbu": _use(terms, "bytes", inside, inputs.peak_of_steps("memory_bandwidth"), mine["duration_ns"]),
         "mean_batch": _ratio(int(mine["num_decode"].sum()) + int(mine["num_chunks"].sum()), len(mine)),
         "num_steps": float(len(mine)),
+        **({} if inputs.fleet is None else _fleet_kpis(inputs.fleet, requests, span_ns)),
+    }
+
+
+def _fleet_kpis(fleet: FleetInputs, requests: NDArray[np.void], span_ns: tuple[int, int]) -> dict[str, float | None]:
+    """Those that only several replicas have."""
+    held_ns = int(fleet.replica_ns(span_ns, HELD).sum())
+    starts = {max(span.start_ns, span_ns[0]) for span in fleet.spans} | {span_ns[0]}
+    at_once = [sum(span.start_ns <= at < span.end_ns for span in fleet.spans) for at in starts if at < span_ns[1]]
+    return {
+        "replica_seconds": held_ns / NS_PER_S,
+        "num_replicas_mean": _ratio(held_ns, span_ns[1] - span_ns[0]),
+        "num_replicas_max": float(max(at_once)) if at_once else None,
+        "retries": float(requests["num_retries"].sum()),
     }
 
 
@@ -159,10 +184,14 @@ def _use(
     terms: Mapping[str, NDArray[np.float64]] | None,
     name: str,
     inside: NDArray[np.bool_],
-    peak_per_s: float | None,
-    seconds: float,
+    peak_per_s: float | NDArray[np.float64] | None,
+    duration_ns: NDArray[np.int64],
 ) -> float | None:
     """Work done / (peak × time); None where the cost model does not count it."""
-    if terms is None or name not in terms or peak_per_s is None or not seconds:
+    if terms is None or name not in terms or peak_per_s is None or not len(duration_ns):
         return None
-    return float(np.sum(terms[name][inside])) / (peak_per_s * seconds)
+    if isinstance(peak_per_s, np.ndarray):
+        could = float(peak_per_s[inside] @ duration_ns) / NS_PER_S
+    else:
+        could = peak_per_s * (int(duration_ns.sum()) / NS_PER_S)
+    return float(np.sum(terms[name][inside])) / could

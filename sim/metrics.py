@@ -93,7 +93,7 @@ def measure(inputs: PointInputs) -> Measured:
     requests = records.requests
     cohort = between(requests["sent_ns"], inputs.window_ns)
     done = cohort & (requests["outcome"] == FINISHED)
-    latencies = _latencies(inputs)
+    latencies = latencies_ns(inputs)
     gaps, counts = token_gaps(records, done) if inputs.streams else (np.empty(0), np.empty(0, dtype=np.int64))
     values: dict[str, float | None] = {}
     few: set[str] = set()
@@ -164,7 +164,7 @@ def percentile(observed: Ns, percent: float, weights: NDArray[np.int64] | None =
     return float(observed[order[np.searchsorted(below, position)]]), int(below[-1]) - position
 
 
-def _latencies(inputs: PointInputs) -> dict[str, Ns]:
+def latencies_ns(inputs: PointInputs) -> dict[str, Ns]:
     """ns of every request, by metric; NaN where the request did not finish or the metric is not defined for it."""
     r = inputs.records.requests
     finished, output = r["outcome"] == FINISHED, r["output_tokens"]
@@ -243,7 +243,7 @@ def _rates(
         "offered_rps": None if inputs.all_at_once else per_s(cohort.sum() + inputs.num_missing),
         "throughput_rps": per_s(len(done)),
         "output_tokens_per_s": output_tokens,
-        "output_tokens_per_s_per_gpu": None if output_tokens is None else output_tokens / inputs.num_gpus,
+        "output_tokens_per_s_per_gpu": None if output_tokens is None else output_tokens / inputs.mean_num_gpus(span_ns),
         "total_tokens_per_s": per_s(done["output_tokens"].sum() + done["prompt_tokens"].sum()),
         "makespan_throughput_rps": completed * NS_PER_S / (last_ns - first_ns) if last_ns > first_ns else None,
         "user_tokens_per_s_p50": NS_PER_S / median_ns if median_ns else None,

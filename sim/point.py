@@ -8,27 +8,46 @@ from dataclasses import dataclass, replace
 from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost import Calibrated, Cost, RooflineConfig, Scaled, build_cost
-from sim.errors import ScenarioError
+from sim.errors import CalibrationError, ScenarioError
+from sim.fleet import simulate_fleet
+from sim.fleet_plan import ReplicaSpan
 from sim.kv import KVBlockManager
 from sim.kv_choice import new_kv
 from sim.model import GpuSpec, KvBudget, ModelSpec, derive_kv
 from sim.record import Records
 from sim.resolved import Resolved, ResolvedPolicy
+from sim.routing import ROUTERS
 from sim.scenario import Point, PolicySpec, Scenario
+from sim.scenario.replicas import ReplicasConfig
 from sim.simulate import simulate
+from sim.units import format_duration
 from sim.workload.build import BuiltWorkload
+from sim.workload.open_loop import OpenWorkload
 from sim.workload.table import TraceRows
 from sim.workload.traces import read_trace
 
 
 @dataclass(frozen=True)
+class Group:
+    """`count` replicas of one kind, which `setup` describes; `name` is "" where all are alike."""
+
+    name: str
+    count: int
+    setup: Setup
+
+
+@dataclass(frozen=True)
 class Setup:
-    """What all points of a scenario share. Building it finds unknown models, GPUs and budgets that do not fit."""
+    """What all points of a scenario share. Building it finds unknown models, GPUs and budgets that do not fit.
+
+    `groups`: the kinds of its replicas, in order of their numbers; () for one engine without a router.
+    """
 
     scenario: Scenario
     resolved: Resolved
     cost: Cost
     kv: KvBudget
+    groups: tuple[Group, ...] = ()
 
     @classmethod
     def of(cls, scenario: Scenario) -> Setup:
@@ -50,7 +69,16 @@ class Setup:
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost)
-        return setup
+        return setup if file.replicas is None else replace(setup, groups=_groups(setup, file.replicas))
+
+    def group_of(self, replica: int) -> Group:
+        """The group of a replica by its number; where all are alike, also of those an autoscaler adds."""
+        first = 0
+        for group in self.groups:
+            first += group.count
+            if replica < first or not group.name:
+                return group
+        raise IndexError(f"replica {replica} of {first}")
 
     @property
     def model(self) -> ModelSpec:
@@ -106,19 +134,87 @@ class Run:
     streams: bool
     end_ns: int
     window_ns: tuple[int, int]
+    spans: tuple[ReplicaSpan, ...] = ()
 
 
 def simulate_point(setup: Setup, point: Point) -> Run:
-    """Simulates one point to the end of its last request."""
+    """Simulates one point to the end of its last request. `spans` of the run: what each replica was doing when."""
     workload = setup.workload(point.load, point.seed)
+    if setup.groups:
+        return _simulate_fleet(setup, point, workload)
     core = setup.engine(point.spec, workload)
     end_ns = simulate(core, workload)
     core.check_returned()
     return Run(point, workload, core.recorder.records(), core.scheduler.streams, end_ns, workload.window_ns)
 
 
+def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
+    config = setup.scenario.file.replicas
+    assert config is not None, "a setup has groups only with replicas"
+    cores: list[EngineCore] = []
+
+    def new_engine(replica: int) -> EngineCore:
+        cores.append(setup.group_of(replica).setup.engine(point.spec, workload))
+        return cores[-1]
+
+    make = ROUTERS[config.chosen_router.kind][1]
+    drain_ns, (_, end_ns) = setup.scenario.file.workload.drain, workload.window_ns
+    fleet = simulate_fleet(
+        new_engine,
+        make(config.chosen_router, point.seed),
+        config.plan,
+        workload,
+        feeds_back=not isinstance(workload, OpenWorkload),
+        stop_ns=None if drain_ns is None else end_ns + drain_ns,
+        until_ns=end_ns,
+    )
+    for core in cores:
+        core.check_returned()
+    late = [failure for failure in config.failures if failure.at >= max(fleet.end_ns, workload.window_ns[1])]
+    if late:
+        raise ScenarioError(
+            f"{setup.scenario.places['replicas']}: replicas.failures: replica {late[0].replica} is to fail at"
+            f" {format_duration(late[0].at)}, and {point.spec.name} at load {point.load:g}, seed {point.seed} ends at"
+            f" {format_duration(fleet.end_ns)}. Let it fail sooner, or lengthen the workload."
+        )
+    streams = cores[0].scheduler.streams
+    return Run(point, workload, fleet.records, streams, fleet.end_ns, workload.window_ns, fleet.spans)
+
+
+def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
+    """Each with a setup of its own, as if the scenario were about one of its engines."""
+    alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
+    if replicas.groups is None:
+        return (Group("", replicas.total, replace(setup, scenario=alone)),)
+    found = []
+    for name, group in replicas.groups.items():
+        file = replace(
+            alone.file,
+            cost=alone.file.cost if group.cost is None else group.cost,
+            kv=alone.file.kv if group.kv is None else group.kv,
+        )
+        if file.kv.block_size != alone.file.kv.block_size:
+            raise ScenarioError(
+                f"{setup.scenario.places['replicas']}: replicas.groups.{name}: kv.block_size {file.kv.block_size} is"
+                f" not the scenario's {alone.file.kv.block_size}. Set the same."
+            )
+        try:
+            found.append(Group(name, group.count, Setup.of(replace(alone, file=file, places={}))))
+        except (ScenarioError, CalibrationError) as error:
+            where = setup.scenario.places["replicas"]
+            raise type(error)(f"{where}: replicas.groups.{name}: {error}") from None
+    return tuple(found)
+
+
 def resolve(scenario: Scenario) -> Resolved:
-    """All that a machine needs to run `scenario` without reading YAML. Raises what `Setup.of` raises."""
+    """All that a machine needs to run `scenario` without reading YAML. Raises what `Setup.of` raises.
+
+    ScenarioError for one with replicas: such a machine has one engine.
+    """
+    if scenario.file.replicas is not None:
+        raise ScenarioError(
+            f"{scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
+        )
     setup = Setup.of(scenario)
     setup.check_unstretched()
     return setup.resolved

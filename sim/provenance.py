@@ -35,11 +35,17 @@ def identity(setup: Setup) -> dict[str, Any]:
     return {
         "scenario": shared,
         "model": asdict(setup.model),
-        "cost": [str(source) for source in setup.cost.sources()],
+        "cost": [str(source) for source in cost_sources(setup)],
         "trace": None if trace is None else _file_hash(scenario.base / trace.path),
         "code": code_hash(),
         "numpy": np.__version__,  # whose generators draw the requests
     }
+
+
+def cost_sources(setup: Setup) -> list[str]:
+    """Where the cost of steps comes from, of every group of replicas."""
+    of_groups = [source for group in setup.groups for source in group.setup.cost.sources()]
+    return list(dict.fromkeys(of_groups or setup.cost.sources()))
 
 
 def point_hash(common: dict[str, Any], point: Point) -> str:

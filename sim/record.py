@@ -10,10 +10,13 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sim.types import Arrival
 
 MISSING = -1
 
@@ -74,6 +77,9 @@ REQUEST_COLUMNS = (
     ("cached_tokens", "q"),  # found in the prefix cache at the first admission
     ("cached_tokens_all", "q"),  # at all admissions, those after preemptions too
     ("lag_ns", "q"),  # from arrival_ns to when the load source handed it over; 0 in a simulation
+    ("router_ns", "q"),  # waited at the router because no replica was up
+    ("failover_ns", "q"),  # lived on replicas that failed
+    ("num_retries", "i"),  # those replicas
 )
 
 FINISHED, REJECTED, CANCELLED, UNFINISHED = range(4)
@@ -93,11 +99,26 @@ pack_step = _STEP.pack
 
 
 @dataclass(frozen=True)
+class Replicas:
+    """The replica of every row of the tables; MISSING for requests that never left the router.
+
+    `lost` has a row for each life that a request lost with its replica and began again; its own row is in `requests`.
+    """
+
+    requests: NDArray[np.int32]
+    steps: NDArray[np.int32]
+    states: NDArray[np.int32]
+    lost: NDArray[np.void]
+    of_lost: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
 class Records:
     """A finished run's tables as structured arrays, and the texts their code columns stand for.
 
     `requests` is sorted by request id, `steps` by start; `states` is in the order in which things happened.
     `details` maps a rejection's reason to the numbers of its first case, and the reason of a cut run to what failed.
+    `replicas` says whose rows these are where several engines wrote them; see `sim.replica_records`.
     """
 
     requests: NDArray[np.void]
@@ -105,6 +126,7 @@ class Records:
     states: NDArray[np.void]
     texts: tuple[str, ...]
     details: dict[str, str]
+    replicas: Replicas | None = None
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All of it as arrays that `np.savez` keeps without pickling."""
@@ -120,7 +142,7 @@ class Records:
             if read[name].dtype != dtype:
                 raise ValueError(f"the columns of {name} are those of another version")
         words = json.loads(str(arrays["words"]))
-        return cls(texts=tuple(words["texts"]), details=words["details"], **read)
+        return cls(read["requests"], read["steps"], read["states"], tuple(words["texts"]), words["details"])
 
 
 class Recorder:
@@ -149,6 +171,39 @@ class Recorder:
     def request(self, *row: int) -> None:
         """One row of REQUEST_COLUMNS."""
         self._requests += _REQUEST.pack(*row)
+
+    def cut_last_step(self, end_ns: int) -> None:
+        """Lets the last step end at `end_ns`, before its time."""
+        at = len(self.step_rows) - _STEP.size
+        (start_ns,) = struct.unpack_from("<q", self.step_rows, at)
+        struct.pack_into("<q", self.step_rows, at + 8, end_ns - start_ns)
+
+    def unserved(self, arrival: Arrival, now_ns: int, outcome: int, reason: str) -> None:
+        """The row of a request that ended at `now_ns` without having reached an engine."""
+        request, never = arrival.request, (MISSING,) * 5
+        self.request(
+            request.id,
+            self.text(request.klass),
+            self.text(request.tenant),
+            request.priority,
+            now_ns if arrival.sent_ns is None else arrival.sent_ns,
+            now_ns,
+            request.prompt_tokens,
+            request.max_output_tokens,
+            0,
+            *never,
+            now_ns,
+            outcome,
+            self.text(reason),
+            *(0,) * 6,
+            arrival.router_ns,
+            arrival.failover_ns,
+            arrival.num_retries,
+        )
+
+    def __len__(self) -> int:
+        """Rows of requests."""
+        return len(self._requests) // _REQUEST.size
 
     @property
     def num_steps(self) -> int:

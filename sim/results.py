@@ -1,7 +1,9 @@
 """Reads what `run_scenario` left: a run's tables as DataFrames.
 
-results/<scenario>/points/<hash>/   requests, steps and states as Parquet; point.json: what it was and its metrics
-results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, manifest.json, pictures
+results/<scenario>/points/<hash>/   requests, steps and states as Parquet; point.json: what it was and its metrics;
+                                    of several replicas also lost.parquet: lives that requests lost with a replica
+results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, manifest.json, pictures; of several
+                                    replicas also replicas.csv
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import pandas as pd
 
 from sim.curve import Marks, curve, marks
 from sim.errors import ScenarioError
-from sim.frames import read_table, to_records
+from sim.frames import LOST, read_table, to_records
 from sim.metrics import QUEUE_DEPENDENT
 from sim.paired import Difference, paired
 from sim.record import Records
 from sim.slo import parse_slo
 
 POINTS = "points"
+REPLICAS = "replicas.csv"
 COMPARED = ("ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s", "in_slo")
 """The metrics whose differences between policies are in the JSON of a run."""
 _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
@@ -61,6 +64,7 @@ class Results:
     def records(self, policy: str, load: float, seed: int) -> Records:
         """All three tables as the arrays that `sim.attribution` reads. ScenarioError if one lacks a column."""
         tables = [self._table(name, policy, load, seed) for name in ("requests", "steps", "states")]
+        tables += [self._table(LOST, policy, load, seed)] if self.scenario.get("replicas") else []
         try:
             return to_records(*tables)
         except KeyError as error:

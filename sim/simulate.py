@@ -15,16 +15,16 @@ from simpy.events import EventPriority
 from sim.core import EngineCore, SimExecutor
 from sim.types import Arrival, Idle, Workload
 
-_AFTER_ALL_OTHERS = EventPriority(2)  # SimPy's own are 0 (urgent) and 1 (normal)
+_AFTER_ALL_OTHERS = 2  # SimPy's own are 0 (urgent) and 1 (normal)
 
 
-class _Last(simpy.Event):
-    """Fires at this instant, after every event of SimPy's own priorities, however many hops they take."""
+class Phase(simpy.Event):
+    """Fires at this instant, after every event of a lower priority, however many hops they take."""
 
-    def __init__(self, env: simpy.Environment) -> None:
+    def __init__(self, env: simpy.Environment, priority: int = _AFTER_ALL_OTHERS) -> None:
         super().__init__(env)
         self._ok, self._value = True, None  # triggered at once, as SimPy's Timeout does it
-        env.schedule(self, _AFTER_ALL_OTHERS)
+        env.schedule(self, EventPriority(priority))
 
 
 def simulate(core: EngineCore, workload: Workload, *, leap: bool = True) -> int:
@@ -88,7 +88,7 @@ class _Run:
             if core.responses:
                 self._tell_clients(now_ns)
             if env.peek() <= now_ns:
-                yield _Last(env)
+                yield Phase(env)
             if not self.streams and not core.has_work:
                 self.end_ns = now_ns
                 return

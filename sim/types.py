@@ -53,6 +53,8 @@ class Arrival:
     `output_tokens` goes to the executor, never to a policy; None leaves the length to the model. `sent_ns` is the
     time the client sent it, where a front end delays the arrival at the engine; None: the arrival itself.
     `submitted_ns` is when a load source in real time handed it over, at or after its intended time; None: at that time.
+    `router_ns` is the time it waited at a router because no replica was up, `failover_ns` what it lived on replicas
+    that failed, `num_retries` their number: all of it before this arrival, which is at the replica.
     """
 
     request: Request
@@ -60,6 +62,9 @@ class Arrival:
     cancel_ns: int | None = None
     sent_ns: int | None = None
     submitted_ns: int | None = None
+    router_ns: int = 0
+    failover_ns: int = 0
+    num_retries: int = 0
 
 
 class Sequence:

@@ -55,18 +55,20 @@ ROWS = (
     _row(2, "sim.policies.*", pure=True),
     _row(2, "sim.cost.*", "numpy"),
     _row(2, "sim.workload.*", "numpy", inside="pyarrow"),  # Parquet traces
+    _row(2.2, "sim.replica_records", "numpy", pure=True),
+    _row(2, "sim.routing sim.fleet_plan", pure=True),
     _row(3, "sim.core", pure=True),
     _row(2, "sim.record", "numpy", pure=True),  # of floor 3, but below core, which writes it
     _row(2.5, "sim.journal", pure=True),
     _row(3.2, "sim.resolved", "numpy", pure=True),  # a scenario without pydantic and yaml
     _row(3.4, "sim.saturation", "numpy", pure=True),
     _row(3.4, "sim.periods", "numpy", pure=True),
-    _row(4, "sim.simulate", "simpy", pure=True),
+    _row(4, "sim.simulate sim.fleet sim.fleet_clients sim.fleet_engine", "simpy", pure=True),
     _row(4, "sim.live sim.load"),
     _row(
         5,
         "sim.metrics sim.slo sim.inputs sim.lives sim.attribution sim.causes sim.audit sim.story sim.gaps sim.kpis"
-        " sim.stability sim.paired sim.warmup sim.curve",
+        " sim.stability sim.paired sim.warmup sim.curve sim.replica_table",
         "numpy pandas scipy",
     ),
     _row(5, "sim.frames", "numpy pandas pyarrow"),
@@ -76,7 +78,7 @@ ROWS = (
         "sim.point sim.point_files sim.failed sim.folder_lock sim.pool sim.ray_pool sim.run sim.keep sim.results"
         " sim.live_results sim.provenance sim.sweep sim.capacity sim.plan sim.conform.* sim.validation"
         " sim.validation_plan sim.step_error sim.divergence sim.load_shift sim.verdicts sim.counterfactual sim.lines"
-        " sim.auto",
+        " sim.auto sim.fleet_inputs",
         "numpy pandas pyarrow",
     ),
     _row(6.5, "sim.claims.*", "numpy pandas"),

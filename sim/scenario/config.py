@@ -11,35 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from sim.cost import Constant, CostConfig, Linear, ProfileConfig, RooflineConfig
 from sim.errors import CalibrationError, ScenarioError
 from sim.resolved import ResolvedPolicy
+from sim.scenario.kv import KvConfig
 from sim.scenario.plan import PlanConfig
-from sim.units import Rate, Share, Size
+from sim.scenario.replicas import ReplicasConfig
+from sim.units import Rate
 from sim.workload.config import ClosedLoop, WorkloadConfig
 from sim.workload.tagged import ByKind, OrWord
 
 MIN_COST_FACTOR, MAX_COST_FACTOR = 0.01, 100.0  # beyond these it is another machine: state its cost
-MAX_BLOCKS = 2**31 - 1  # what a column of the records holds
 STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-
-
-@dataclass(frozen=True)
-class KvConfig:
-    """The KV memory. `tokens` overrides the derived budget; `swap_space` is host memory for swapped sequences."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    tokens: int | None = None
-    block_size: int = 16
-    utilisation: Share = 0.9
-    swap_space: Size = 0
-
-    def __post_init__(self) -> None:
-        if self.block_size < 1 or (self.tokens is not None and self.tokens < self.block_size):
-            raise ValueError(
-                f"tokens {self.tokens} must hold at least one block of block_size {self.block_size}, that at least 1"
-            )
-        if self.tokens is not None and self.tokens // self.block_size > MAX_BLOCKS:
-            raise ValueError(f"tokens {self.tokens} are more than {MAX_BLOCKS} blocks. No engine has that many")
-        if not 0 < self.utilisation <= 1:
-            raise ValueError(f"utilisation {self.utilisation:.6g} must be above 0% and at most 100%")
 
 
 AUTO = "auto"
@@ -105,8 +85,9 @@ class ScenarioFile:
 
     `slo` is one requirement, as in `ttft<1s & tpot<50ms @ 99%`. `max_model_len` is the model's own unless given.
     `max_waiting` bounds every engine's queue: arrivals beyond it are rejected. `seeds` counts repetitions. With
-    `cost_factor` every step takes that many times as long. `plan` is for `batchsim plan` alone. `vary` names one key,
-    dotted as for --set, and its values: all is run once with each.
+    `cost_factor` every step takes that many times as long. `replicas`: several engines behind a router; else one.
+    `plan` is for `batchsim plan` alone. `vary` names one key, dotted as for --set, and its values: all is run once
+    with each.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
@@ -118,6 +99,7 @@ class ScenarioFile:
     load: LoadConfig | None = None
     seeds: int = 3
     kv: KvConfig = field(default_factory=KvConfig)
+    replicas: ReplicasConfig | None = None
     max_model_len: int | None = None
     max_waiting: int | None = None
     cost_factor: float = 1.0

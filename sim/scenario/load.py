@@ -129,7 +129,7 @@ def _override(document: Document, text: str) -> None:
 
 
 def _lengthen_cost(document: Document) -> None:
-    """Writes every `cost: NAME` out, so that --set can change a part of it."""
+    """Writes every `cost: NAME` and `router: NAME` out, so that --set can change a part of it."""
     for path, owner in _costs(document.value):
         cost = owner.get("cost")
         if isinstance(cost, str):
@@ -137,17 +137,21 @@ def _lengthen_cost(document: Document) -> None:
                 owner["cost"] = long_form(cost)
             except ScenarioError as error:
                 raise ScenarioError(f"{document.where((*path, 'cost'))}: {error}") from None
+    replicas = document.value.get("replicas")
+    if isinstance(replicas, dict) and isinstance(replicas.get("router"), str):
+        replicas["router"] = {"kind": replicas["router"]}
 
 
 def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
-    """What holds a `cost`, and where: the scenario, and each of the GPUs of its plan."""
+    """What may hold a `cost`, and where: the scenario, each of the GPUs of its plan, each group of its replicas."""
     yield (), plain
-    plan = plain.get("plan")
-    gpus = plan.get("gpus") if isinstance(plan, dict) else None
-    if isinstance(gpus, dict):
-        for name, offer in gpus.items():
-            if isinstance(offer, dict):
-                yield ("plan", "gpus", name), offer
+    for key, kinds in (("plan", "gpus"), ("replicas", "groups")):
+        owner = plain.get(key)
+        found = owner.get(kinds) if isinstance(owner, dict) else None
+        if isinstance(found, dict):
+            for name, entry in found.items():
+                if isinstance(entry, dict):
+                    yield (key, kinds, name), entry
 
 
 def _place_profile(cost: Any, folder: Path) -> None:

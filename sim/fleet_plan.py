@@ -1,0 +1,111 @@
+"""What becomes of replicas in time: how many there are, when which fails, when a scaler adds or removes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from sim.units import Duration, Share
+
+STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+STARTING, UP, DRAINING, FAILED = "starting", "up", "draining", "failed"
+HELD = (STARTING, UP, DRAINING, FAILED)
+"""The states in which a replica has its GPUs, and costs."""
+
+Lost = Literal["retry", "fail"]
+"""What becomes of requests in flight on a replica that fails: sent anew to another, from the start; or unfinished."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`replica` loses all it holds at `at` and takes requests again, with an empty cache, after `down_for`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    replica: int
+    at: Duration
+    down_for: Duration
+
+    def __post_init__(self) -> None:
+        if self.replica < 0:
+            raise ValueError(f"failures: replica is {self.replica}. Replicas are numbered from 0.")
+        if self.down_for < 1:
+            raise ValueError("failures: down_for is 0. It must be above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scaler:
+    """Looks every `every` and adds a replica above, which takes requests after `cold_start`; removes one when it has
+    been below at every look for `scale_down_delay`. One at a time, and always from `min` to `max` of them.
+
+    A removed replica takes no new requests and goes when it is empty.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    every: Duration
+    min: int
+    max: int
+    cold_start: Duration
+    scale_down_delay: Duration
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.max:
+            raise ValueError(f"autoscaler: min {self.min} and max {self.max}: needs 1 <= min <= max")
+        if self.every < 1:
+            raise ValueError("autoscaler: every is 0. It must be above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueScaler(_Scaler):
+    """By the requests that wait, in engines and at the router, for each replica that is up or starting."""
+
+    above: float
+    below: float
+    kind: Literal["queue_per_replica"] = "queue_per_replica"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.below < self.above:
+            raise ValueError(f"autoscaler: below {self.below:g} and above {self.above:g}: needs 0 <= below < above")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusyScaler(_Scaler):
+    """By the share of the time since the last look in which replicas that take requests ran a step."""
+
+    above: Share
+    below: Share
+    kind: Literal["busy_share"] = "busy_share"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.below < self.above:
+            raise ValueError(f"autoscaler: below {self.below:.4g} and above {self.above:.4g}: needs 0 <= below < above")
+
+
+Scaler = QueueScaler | BusyScaler
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """`count` replicas at the start, and what happens to them."""
+
+    count: int
+    failures: tuple[Failure, ...] = ()
+    lost: Lost | None = None
+    scaler: Scaler | None = None
+
+    @property
+    def most(self) -> int:
+        """The largest number of replicas there can be."""
+        return self.count if self.scaler is None else self.scaler.max
+
+
+@dataclass(frozen=True)
+class ReplicaSpan:
+    """A replica was `starting`, `up`, `draining` or `failed` from `start_ns` to `end_ns`."""
+
+    replica: int
+    state: str
+    start_ns: int
+    end_ns: int

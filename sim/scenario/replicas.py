@@ -1,0 +1,119 @@
+"""What a scenario says of several engines behind a router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar
+
+from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
+from sim.fleet_plan import BusyScaler, Failure, FleetPlan, Lost, QueueScaler
+from sim.routing import (
+    LeastTokensConfig,
+    PrefixAffinityConfig,
+    RandomConfig,
+    RoundRobinConfig,
+    RouterConfig,
+    ShortestQueueConfig,
+)
+from sim.scenario.kv import KvConfig
+from sim.units import format_duration
+from sim.workload.tagged import ByKind
+
+STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+MAX_REPLICAS = 10_000
+
+
+@dataclass(frozen=True)
+class ReplicaGroup:
+    """Replicas of one kind: `cost` and `kv` are the scenario's unless given."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    count: int
+    cost: Annotated[RooflineConfig | ProfileConfig | Constant | Linear, ByKind()] | None = None
+    kv: KvConfig | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MAX_REPLICAS:
+            raise ValueError(f"count is {self.count}. It must be from 1 to {MAX_REPLICAS}.")
+
+
+@dataclass(frozen=True)
+class ReplicasConfig:
+    """`count` replicas like the scenario's one engine, or `groups` of other kinds; numbered from 0, group by group.
+
+    `lost` says what becomes of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number
+    at the start.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    count: int | None = None
+    groups: dict[str, ReplicaGroup] | None = None
+    router: (
+        Annotated[
+            RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig, ByKind()
+        ]
+        | None
+    ) = None
+    failures: tuple[Failure, ...] = ()
+    lost: Lost | None = None
+    autoscaler: Annotated[QueueScaler | BusyScaler, ByKind()] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.count is None) == (self.groups is None):
+            raise ValueError("give either count, of replicas that are alike, or groups of several kinds")
+        if self.count is not None and not 1 <= self.count <= MAX_REPLICAS:
+            raise ValueError(f"count is {self.count}. It must be from 1 to {MAX_REPLICAS}.")
+        if self.groups is not None and not self.groups:
+            raise ValueError("groups is empty. Name at least one, like {h200: {count: 2}}.")
+        if self.router is None and self.plan.most > 1:
+            raise ValueError(
+                f"router is missing, and {self.plan.most} replicas need one. Add it: round_robin, random,"
+                " shortest_queue, least_tokens or prefix_affinity."
+            )
+        if self.autoscaler is not None:
+            self._check_autoscaler(self.autoscaler)
+        self._check_failures()
+
+    @property
+    def total(self) -> int:
+        """The replicas at the start."""
+        return self.count or sum(group.count for group in (self.groups or {}).values())
+
+    @property
+    def plan(self) -> FleetPlan:
+        """What becomes of the replicas."""
+        return FleetPlan(self.total, self.failures, self.lost, self.autoscaler)
+
+    @property
+    def chosen_router(self) -> RouterConfig:
+        """The router; where a single replica leaves nothing to choose, any."""
+        return RoundRobinConfig() if self.router is None else self.router
+
+    def _check_autoscaler(self, scaler: QueueScaler | BusyScaler) -> None:
+        if self.groups is not None:
+            raise ValueError("autoscaler adds and removes replicas that are alike. Write count instead of groups.")
+        if not scaler.min <= self.total <= scaler.max <= MAX_REPLICAS:
+            raise ValueError(
+                f"count {self.total}, the replicas at the start, must be from the autoscaler's min {scaler.min} to its"
+                f" max {scaler.max}, that at most {MAX_REPLICAS}"
+            )
+
+    def _check_failures(self) -> None:
+        if bool(self.failures) != (self.lost is not None):
+            raise ValueError(
+                "lost says what becomes of the requests in flight at failures: give both or neither, lost as retry"
+                " (elsewhere, from the start) or fail"
+            )
+        always = self.total if self.autoscaler is None else self.autoscaler.min
+        for failure in self.failures:
+            if failure.replica >= always:
+                there = f"there are {always}" if self.autoscaler is None else f"only {always} are always there"
+                raise ValueError(f"failures: replica {failure.replica} is to fail, and {there}, numbered from 0")
+        order = sorted(self.failures, key=lambda failure: (failure.replica, failure.at))
+        for one, other in pairwise(order):
+            if one.replica == other.replica and other.at <= one.at + one.down_for:
+                raise ValueError(
+                    f"failures: replica {one.replica} is to fail at {format_duration(other.at)}, and is down until"
+                    f" {format_duration(one.at + one.down_for)} from a failure before"
+                )

@@ -1,0 +1,157 @@
+"""What replicas behind a router must keep, under every policy and router: one of them is the single engine, leaping
+changes nothing, and every request ends exactly once whatever fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sim.attribution import attribute
+from sim.core import EngineCore
+from sim.fleet import FleetRun, simulate_fleet
+from sim.fleet_plan import BusyScaler, Failure, FleetPlan, QueueScaler
+from sim.policies import POLICIES
+from sim.record import FINISHED, UNFINISHED, Records
+from sim.routing import ROUTERS, PrefixAffinityConfig
+from tests.conformance.runs import MS, Case, built, cases
+from tests.conformance.test_conformance import random_cases, same
+
+CONFIGS = {kind: config() for kind, (config, _) in ROUTERS.items() if kind != "prefix_affinity"}
+CONFIGS["prefix_affinity"] = PrefixAffinityConfig(prefix_tokens=16, load_factor=1.25)
+
+every_policy = pytest.mark.parametrize("kind", POLICIES)
+FEW = random_cases(8)
+
+
+class Fleet:
+    """Replicas of a case's engine; keeps the cores it made."""
+
+    def __init__(self, case: Case, plan: FleetPlan, router: str = "least_tokens", *, feeds_back: bool = True) -> None:
+        self.case, self.plan, self.router, self.feeds_back = case, plan, router, feeds_back
+        self.cores: list[EngineCore] = []
+
+    def run(self, *, leap: bool = True) -> FleetRun:
+        self.cores = []
+        config = CONFIGS[self.router]
+        return simulate_fleet(
+            self._engine,
+            ROUTERS[self.router][1](config, 7),
+            self.plan,
+            self.case.workload,
+            feeds_back=self.feeds_back,
+            stop_ns=self.case.stop_ns,
+            leap=leap,
+        )
+
+    def _engine(self, replica: int) -> EngineCore:
+        self.cores.append(self.case.engine())
+        return self.cores[-1]
+
+
+def plain(records: Records) -> Records:
+    return replace(records, replicas=None)
+
+
+def equal(one: FleetRun, other: FleetRun) -> None:
+    same(one.records, other.records)
+    a, b = one.records.replicas, other.records.replicas
+    assert a is not None and b is not None
+    for name in ("requests", "steps", "states", "lost", "of_lost"):
+        assert getattr(a, name).tobytes() == getattr(b, name).tobytes(), f"replicas of {name} differ"
+    assert (one.end_ns, one.spans) == (other.end_ns, other.spans)
+
+
+@every_policy
+@FEW
+@given(data=st.data())
+def test_one_replica_is_the_single_engine_bit_for_bit(kind: str, data: st.DataObject) -> None:
+    """Under any router the records of one replica are those of `simulate`, with and without leaping."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    router = data.draw(st.sampled_from(sorted(ROUTERS)))
+    alone = case.simulate().recorder.records()
+    for leap in (True, False):
+        same(plain(Fleet(case, FleetPlan(1), router).run(leap=leap).records), alone)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> FleetPlan:
+    """Two or three replicas of which some fail, one after the other; or a scaler that finds reasons to act."""
+    if draw(st.booleans()):
+        kind = draw(st.sampled_from([QueueScaler, BusyScaler]))
+        delay = draw(st.sampled_from([0, 11 * MS, 200 * MS]))
+        every, cold_start = draw(st.sampled_from([3 * MS, 20 * MS])), draw(st.sampled_from([0, 5 * MS, 90 * MS]))
+        scaler = kind(above=0.5, below=0.3, every=every, min=1, max=3, cold_start=cold_start, scale_down_delay=delay)
+        return FleetPlan(draw(st.integers(1, 3)), scaler=scaler)
+    count = draw(st.integers(1, 3))
+    failures, free_ns = [], [0] * count
+    for _ in range(draw(st.integers(0, 4))):
+        replica = draw(st.integers(0, count - 1))
+        at_ns = free_ns[replica] + draw(st.sampled_from([1, 2 * MS, 2_030_000, 9 * MS, 70 * MS]))
+        down_ns = draw(st.sampled_from([1, 2 * MS, 40 * MS]))
+        failures.append(Failure(replica, at_ns, down_ns))
+        free_ns[replica] = at_ns + down_ns
+    lost = draw(st.sampled_from(["retry", "fail"])) if failures else None
+    return FleetPlan(count, tuple(failures), lost)
+
+
+@every_policy
+@FEW
+@given(data=st.data())
+def test_failures_and_scaling_lose_no_request_and_leaping_changes_nothing(kind: str, data: st.DataObject) -> None:
+    """Each request ends once, its parts sum to its life, engines that stay give all memory back; leaping or not, and
+    run again, the records are equal."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    fleet = Fleet(case, data.draw(plans()), data.draw(st.sampled_from(sorted(ROUTERS))))
+    run = fleet.run()
+    cores = fleet.cores
+    equal(run, fleet.run(leap=False))
+    equal(run, fleet.run())
+    _every_request_once(case, fleet.plan, run)
+    _parts_sum(run)
+    for core in cores:
+        core.check_returned()
+
+
+@every_policy
+@FEW
+@given(data=st.data())
+def test_replicas_that_do_not_interact_may_leap_past_each_other(kind: str, data: st.DataObject) -> None:
+    """Where answers cause no arrivals, leaping up to the next arrival leaves the records of stepping."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    case = replace(case, workload=replace(case.workload, following=()))
+    fleet = Fleet(case, data.draw(plans()), data.draw(st.sampled_from(sorted(ROUTERS))), feeds_back=False)
+    run = fleet.run()
+    equal(run, fleet.run(leap=False))
+
+
+def _every_request_once(case: Case, plan: FleetPlan, run: FleetRun) -> None:
+    requests, replicas = run.records.requests, run.records.replicas
+    assert replicas is not None
+    lengths = {a.request.id: a.output_tokens for a in case.workload.known}
+    lengths |= {a.request.id: a.output_tokens for _, a in case.workload.following}
+    assert requests["request_id"].tolist() == sorted(lengths)
+    for row in requests[requests["outcome"] == FINISHED]:
+        assert row["output_tokens"] == min(lengths[row["request_id"]], 400 - row["prompt_tokens"])
+    texts = run.records.texts
+    failed = [texts[row["reason"]] == "replica_failed" for row in requests]
+    if plan.lost == "fail":
+        assert (requests["outcome"][failed] == UNFINISHED).all() and not len(replicas.lost)
+    else:
+        assert not any(failed) and len(replicas.lost) == requests["num_retries"].sum()
+    assert ((requests["num_retries"] > 0) == (requests["failover_ns"] > 0)).all()
+
+
+def _parts_sum(run: FleetRun) -> None:
+    requests = run.records.requests
+    parts = attribute(run.records)
+    assert (parts["ns"] > 0).all()
+    lives = parts.groupby("request_id")["ns"].sum()
+    for row in requests:
+        end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
+        assert lives.get(row["request_id"], 0) == end_ns - row["sent_ns"]
