@@ -8,6 +8,7 @@ from sim.errors import ScenarioError
 from sim.kv import BlockTables, CountingKV, KVBlockManager, TableKV
 from sim.prefix_cache import BlockHashKV
 from sim.radix_cache import RadixKV
+from sim.reuse_tree import ReuseTreeKV
 
 
 @overload
@@ -17,7 +18,7 @@ def new_kv(
 @overload
 def new_kv(config: Any, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool) -> KVBlockManager: ...
 def new_kv(config: Any, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool) -> KVBlockManager:
-    """An empty pool as `config.prefix_cache` asks: "blocks", "radix", or "" (as where the config has no such word).
+    """An empty pool as `config.prefix_cache` asks: "blocks", "radix", "reuse", or "" (as without such a word).
 
     Without caching `ids` says whether block ids are kept, which a live executor needs; caches always keep them.
     ScenarioError for a kind that does not exist.
@@ -27,6 +28,10 @@ def new_kv(config: Any, num_blocks: int, block_size: int, num_swap_blocks: int =
         return BlockHashKV(num_blocks, block_size, num_swap_blocks)
     if kind == "radix":
         return RadixKV(num_blocks, block_size, num_swap_blocks)
+    if kind == "reuse":
+        return ReuseTreeKV(num_blocks, block_size, num_swap_blocks)
     if kind:
-        raise ScenarioError(f"{type(config).__name__}: prefix_cache {kind!r} is none. Use 'blocks', 'radix' or ''.")
+        raise ScenarioError(
+            f"{type(config).__name__}: prefix_cache {kind!r} is none. Use 'blocks', 'radix', 'reuse' or ''."
+        )
     return (TableKV if ids else CountingKV)(num_blocks, block_size, num_swap_blocks)

@@ -50,7 +50,7 @@ ROWS = (
     _row(0, "sim.errors sim.units sim.types sim.tokens sim.decode sim.plain", pure=True),
     _row(0, "scenarios"),  # data only
     _row(1, "sim.model sim.catalog sim.kv sim.block_keys sim.free_queue sim.prefix_cache", pure=True),
-    _row(1.5, "sim.radix_cache sim.radix_tokens sim.radix_tree", pure=True),
+    _row(1.5, "sim.radix_cache sim.radix_tokens sim.radix_tree sim.reuse_tree", pure=True),
     _row(2, "sim.kv_choice", pure=True),
     _row(2, "sim.policies.*", pure=True),
     _row(2, "sim.cost.*", "numpy"),

@@ -11,11 +11,12 @@ from sim.policies.systems.orca import Orca, OrcaConfig
 from sim.policies.systems.ray_serve import RayServe, RayServeConfig
 from sim.policies.systems.sarathi import Sarathi, SarathiConfig
 from sim.policies.systems.sglang import Sglang, SglangConfig
-from sim.policies.systems.tensorrt_llm import TensorrtLlm, TensorrtLlmConfig
+from sim.policies.systems.tensorrt_llm import TensorrtLlm
 from sim.policies.systems.tf_serving import TfServing, TfServingConfig
 from sim.policies.systems.tgi import Tgi
 from sim.policies.systems.tgi_config import TgiConfig
 from sim.policies.systems.triton import Triton, TritonConfig
+from sim.policies.systems.trt_config import TensorrtLlmConfig
 from sim.policies.systems.vllm import Vllm, VllmConfig
 from sim.policies.systems.vllm_v0 import VllmV0, VllmV0Config
 

@@ -44,6 +44,7 @@ _REASONS = {
     "batch_running": "a batch runs",
     "preemption": "a step that preempts admits nobody",
     "prefill_first": "others' prefills first",
+    "waits_for_prefix": "another prompt makes blocks it can reuse",
     "decode_first": "decodes first",
 }
 

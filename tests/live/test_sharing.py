@@ -22,7 +22,13 @@ from tests.unit.engine import arrival
 VOCAB = SHAPE["vocab_size"]
 SYSTEM, DOCUMENT = prompt_stream(1), prompt_stream(2)
 VLLM = {"max_num_seqs": 8, "max_num_batched_tokens": 16}
-SYSTEMS: dict[str, dict[str, Any]] = {"vllm": VLLM, "sglang": {"max_running_requests": 8, "chunked_prefill_size": 16}}
+TENSORRT_LLM = {"max_batch_size": 8, "max_num_tokens": 16, "enable_chunked_prefill": True}
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "vllm": VLLM,
+    "sglang": {"max_running_requests": 8, "chunked_prefill_size": 16},
+    "tensorrt_llm": TENSORRT_LLM,
+    "tensorrt_llm pausing": {**TENSORRT_LLM, "capacity_scheduler_policy": "MAX_UTILIZATION"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,7 @@ def requests() -> list[Arrival]:
 def test_tokens_equal_those_without_sharing(llama: tuple[ModelRunner, Any], kind: str, num_blocks: int) -> None:
     """Every answer is the one that transformers gives to the whole prompt, with blocks to spare and without."""
     runner, model = llama
-    executor, core = generate(runner, kind, SYSTEMS[kind], requests(), num_blocks=num_blocks)
+    executor, core = generate(runner, kind.split()[0], SYSTEMS[kind], requests(), num_blocks=num_blocks)
     found = core.recorder.records()
     for one in requests():
         answer = expected(model, prompt_of(one, VOCAB, executor.answers), one.output_tokens or 0)

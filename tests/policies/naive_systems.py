@@ -6,9 +6,10 @@ Slow on purpose: to compare with the policies on random workloads. Nobody cancel
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from sim.policies.systems.tensorrt_llm import TensorrtLlmConfig
 from sim.policies.systems.tgi_config import TgiConfig
+from sim.policies.systems.trt_config import TensorrtLlmConfig
 from sim.types import Arrival
 
 Step = tuple[int, list[tuple[int, int]], list[int], int]
@@ -104,7 +105,7 @@ def tensorrt_llm(config: TensorrtLlmConfig, arrivals: list[Arrival], blocks: int
             fitting = _max_utilization(engine, config, active, paused)
         else:
             fitting = _no_evict(engine, config, active)
-        work = _micro_batch(engine, config, fitting)
+        work = micro_batch(engine, config, fitting)
         for row, _ in work:
             engine.grow(row, row.computed + 1 if row.decodes else row.known)
         for row in engine.run(work, paused):
@@ -148,7 +149,14 @@ def _max_utilization(engine: Engine, config: TensorrtLlmConfig, active: list[Row
     return fitting
 
 
-def _micro_batch(engine: Engine, config: TensorrtLlmConfig, fitting: list[Row]) -> list[tuple[Row, int]]:
+class Blocks(Protocol):
+    """What the second stage must know of an engine."""
+
+    block_size: int
+
+
+def micro_batch(engine: Blocks, config: TensorrtLlmConfig, fitting: list[Row]) -> list[tuple[Row, int]]:
+    """The second stage of TensorRT-LLM: who of `fitting` runs, with how many tokens, in batch order."""
     contexts: list[tuple[Row, int]] = []
     decodes: list[tuple[Row, int]] = []
     used = 0
@@ -169,7 +177,7 @@ def _place(item: tuple[Row, int]) -> int:
 
 
 def _chunks(
-    engine: Engine, config: TensorrtLlmConfig, contexts: list[tuple[Row, int]], capacity: int
+    engine: Blocks, config: TensorrtLlmConfig, contexts: list[tuple[Row, int]], capacity: int
 ) -> list[tuple[Row, int]]:
     if sum(n for _, n in contexts) <= capacity:
         return contexts

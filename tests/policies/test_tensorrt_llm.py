@@ -17,15 +17,18 @@ from whole_batches import BLOCK_SIZE, blocked, outcomes, times, workloads
 
 from sim.errors import ScenarioError
 from sim.kv import CountingKV
-from sim.policies.systems.tensorrt_llm import TensorrtLlm, TensorrtLlmConfig
+from sim.policies.systems.tensorrt_llm import TensorrtLlm
+from sim.policies.systems.trt_config import TensorrtLlmConfig
+from sim.reuse_tree import ReuseTreeKV
 from sim.types import Arrival, PolicyContext
 
 CAPACITY = st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"])
 CHUNKING = st.sampled_from([None, "FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
 
 
-def trt(arrivals: str, blocks: int = 1000, **knobs: Any) -> Run:
-    return run(TensorrtLlm, TensorrtLlmConfig(**knobs), arrivals, blocks=blocks)
+def trt(arrivals: str | list[Arrival], blocks: int = 1000, **knobs: Any) -> Run:
+    config = TensorrtLlmConfig(**{"enable_block_reuse": False, **knobs})
+    return run(TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV if config.prefix_cache else CountingKV)
 
 
 def evicting(arrivals: str, blocks: int, **knobs: Any) -> Run:
@@ -234,7 +237,9 @@ def test_a_cancel_gives_its_reserved_blocks_back() -> None:
     [
         ({"max_batch_size": 0}, "max_batch_size 0"),
         ({"max_num_tokens": 0}, "max_num_tokens 0"),
-        ({"enable_block_reuse": True}, "enable_block_reuse: true is not simulated yet"),
+        ({"enable_partial_reuse": True}, "enable_partial_reuse: true is not simulated"),
+        ({"host_cache_size": 1}, "host_cache_size 1 is not simulated"),
+        ({"enable_block_reuse": False, "enable_prefix_aware_scheduling": True}, "needs enable_block_reuse: true"),
         ({"context_chunking_policy": "EQUAL_PROGRESS"}, "needs enable_chunked_prefill: true"),
     ],
 )
@@ -246,7 +251,7 @@ def test_a_config_that_makes_no_sense_is_refused(knobs: Any, message: str) -> No
 
 def test_chunks_need_room_for_a_block() -> None:
     """Chunks are whole blocks of 4, so a step of 3 tokens could never start one."""
-    config = TensorrtLlmConfig(max_num_tokens=3, enable_chunked_prefill=True)
+    config = TensorrtLlmConfig(max_num_tokens=3, enable_chunked_prefill=True, enable_block_reuse=False)
     with pytest.raises(ScenarioError, match="max_num_tokens 3 must be at least the block size 4"):
         TensorrtLlm(config, PolicyContext(CountingKV(4, 4), 64))
 
@@ -264,7 +269,7 @@ def test_every_driver_agrees_and_the_limits_hold(
     arrivals: list[Arrival], capacity: Any, size: int, tokens: int, chunking: Any, blocks: int
 ) -> None:
     """Bit-equal records under every driver, leap and KV manager; limits kept; only MAX_UTILIZATION ever pauses."""
-    config = TensorrtLlmConfig(capacity, size, tokens, chunking is not None, chunking)
+    config = TensorrtLlmConfig(capacity, size, tokens, chunking is not None, chunking, False)
     result = run_every_way(TensorrtLlm, config, arrivals, blocks=blocks)
     for row in result.log:
         assert len(row.items) <= size
@@ -285,7 +290,7 @@ def test_the_steps_are_those_of_the_plain_loops(
     arrivals: list[Arrival], capacity: Any, size: int, tokens: int, chunking: Any, blocks: int
 ) -> None:
     """Step by step the same starts, work, pauses and free blocks as the rules told as loops over all requests."""
-    config = TensorrtLlmConfig(capacity, size, tokens if chunking else 36, chunking is not None, chunking)
+    config = TensorrtLlmConfig(capacity, size, tokens if chunking else 36, chunking is not None, chunking, False)
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
     log = run(TensorrtLlm, config, arrivals, blocks=blocks).log
     found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in log]

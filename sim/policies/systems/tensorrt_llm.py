@@ -1,69 +1,37 @@
-"""TensorRT-LLM, batch manager of 2025 (cf6abc45, 0a949d31, 1ce9149b), no block reuse; the engine's default is reuse.
+"""TensorRT-LLM, batch manager of 2025 (cf6abc45, 0a949d31, 1ce9149b), block reuse in whole blocks, in GPU memory only.
 
 Rule: two stages a step, over all requests by arrival. First, whose KV fits. GUARANTEED_NO_EVICT: all that decodes,
 then prompts while blocks for prompt and output cap are there. STATIC_BATCH: likewise, but prompts only while nobody
 decodes. MAX_UTILIZATION: each in turn with the blocks of this step; one that finds none pauses the last started one
 from it on. Then, who runs under max_batch_size and max_num_tokens: decodes take a token each, a prompt all of its own
-or, with chunked prefill, chunks of what the decodes leave.
-Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,kvCacheManager}.cpp.
+or, with chunked prefill, chunks of what the decodes leave. With block reuse a prompt begins after its cached blocks,
+which neither stage knows of; one whose next block another prompt is about to make is passed over for this step.
+Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}.cpp.
 Simplifies: tokens_per_block (32 there) is the pool's block size. What a pause would force into one step beyond
 max_num_tokens is rejected, where the engine cuts generated text off. No beams, drafts, attention windows, pipelining.
+The cache simplifies as sim/reuse_tree.py says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush, merge
-from typing import Any, ClassVar, Literal
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv import never_fits
-from sim.policies.systems.trt_chunks import Chunks, Waiting, by_order, equal_progress, first_come
+from sim.policies.systems.trt_chunks import Chunks, Waiting, by_order, equal_progress, first_come, lacking
+from sim.policies.systems.trt_config import TensorrtLlmConfig
+from sim.policies.systems.trt_prefix import Prefixes
+from sim.reuse_tree import ReuseTreeKV
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-
-
-@dataclass(frozen=True)
-class TensorrtLlmConfig:
-    """Knobs by the names of the LLM API; defaults are its own.
-
-    `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. `enable_block_reuse` is on
-    in TensorRT-LLM and not simulated yet.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-
-    capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
-    max_batch_size: int = 2048
-    max_num_tokens: int = 8192
-    enable_chunked_prefill: bool = False
-    context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] | None = None
-    enable_block_reuse: bool = False
-
-    def __post_init__(self) -> None:
-        if self.enable_block_reuse:
-            raise ValueError("enable_block_reuse: true is not simulated yet. Set it to false, here and in the engine")
-        if self.max_batch_size < 1 or self.max_num_tokens < 1:
-            raise ValueError(
-                f"max_batch_size {self.max_batch_size} and max_num_tokens {self.max_num_tokens} must be at least 1"
-            )
-        if self.context_chunking_policy is not None and not self.enable_chunked_prefill:
-            raise ValueError(
-                f"context_chunking_policy {self.context_chunking_policy} needs enable_chunked_prefill: true"
-            )
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Slots, for the occupancy that is reported."""
-        return self.max_batch_size
 
 
 class TensorrtLlm:
     """The scheduler. A decode-only step is O(1) in the number of sequences unless KV blocks or tokens are short."""
 
     evidence = "hand-derived"
-    differs = "without block reuse"  # from the engine as it is shipped
+    differs = "without partial block reuse"  # from the engine as it is shipped
     streams = True
 
     def __init__(self, config: TensorrtLlmConfig, context: PolicyContext) -> None:
@@ -73,8 +41,14 @@ class TensorrtLlm:
                 f"tensorrt_llm: chunks are cut to whole KV blocks, so max_num_tokens {config.max_num_tokens} must be at"
                 f" least the block size {kv.block_size}. Raise it."
             )
+        if config.enable_block_reuse and not isinstance(kv, ReuseTreeKV):
+            raise ScenarioError(
+                f"tensorrt_llm: its block reuse needs a ReuseTreeKV, not a {type(kv).__name__}. Set enable_block_reuse:"
+                " false."
+            )
         self.config = config
         self.kv = kv
+        self._cache = kv if isinstance(kv, ReuseTreeKV) and config.enable_block_reuse else None
         self.max_model_len = context.max_model_len
         self.events: list[Event] = []
         self.group = DecodeGroup(kv.block_size)
@@ -83,10 +57,12 @@ class TensorrtLlm:
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self._evicts = config.capacity_scheduler_policy == "MAX_UTILIZATION"
         self._static = config.capacity_scheduler_policy == "STATIC_BATCH"
-        self._reserved = 0  # blocks that the running will hold at their end
+        self._to_come = 0  # blocks that the running will still take if they reach their caps
         self._started: list[tuple[int, int, Sequence]] = []  # a heap, the last by arrival first; ended ones linger
         self._arrived = self._starts = 0
-        self._blocked: tuple[Sequence, str] | None = None
+        self._prefixes = Prefixes(None, ())  # of the last step
+        self._stopped: tuple[Sequence, str] | None = None  # who did not fit in the last step, and why
+        self._blocked: tuple[Sequence, str, int | None] | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -107,28 +83,34 @@ class TensorrtLlm:
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         if seq in self.running:
-            self._release(seq)
+            self._end(seq)
         else:
             self.waiting.remove(seq)
+            if self._cache is not None:
+                self._cache.end(seq)
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         preempted: list[Sequence] = []
+        self._stopped = None
+        self._prefixes = Prefixes(self._cache if self.config.waits_for_prefixes else None, self.partial)
         if self._evicts and not self._undisturbed():
             contexts: Iterable[Sequence] = [seq for seq in self._fit_by_pausing(preempted) if seq.group is None]
+        elif self._static and self.group.members:
+            contexts = ()
+            self.events.extend(Event("sat_out", seq, "batch_running") for seq in self.partial)
         else:
             contexts = self._contexts()
         # Decodes always fit: there are no more than the tokens of an earlier step.
         chunks = self._micro_batch(contexts, self.config.max_num_tokens - len(self.group))
-        room = self.kv.grow_group(self.group)
+        cached = self._start(chunks)
+        room = self._grow_group()
         assert room, f"{self.kv.num_free} blocks free, {self.group.blocks_due()} kept for the decodes"
-        for seq, _ in chunks:
-            if seq not in self.running:
-                self._start(seq)
         self._note_blocked(preempted)
         if not (self.group.members or chunks or preempted):
             return IDLE
-        return Batch(self.group, chunks, sum([n for _, n in chunks]), preempted=preempted, layout="chunks_first")
+        tokens = sum([n for _, n in chunks])
+        return Batch(self.group, chunks, tokens, preempted=preempted, cached=cached, layout="chunks_first")
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         if batch.preempted or self.partial:
@@ -137,14 +119,18 @@ class TensorrtLlm:
         # blocks.
         if self._evicts and self._blocked is not None and self._blocked[1] == "token_budget":
             return False
-        if not self.kv.grow_group(self.group):
+        if not self._grow_group():
             return False
         batch.again()
         return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        if self._cache is not None:
+            for seq in batch.sampled:
+                # Of a prompt, but for its last token: what was known before this step gave another one.
+                self._cache.store(seq, seq.num_tokens - 2)
         for seq in finished:
-            self._release(seq)
+            self._end(seq)
         for seq in batch.sampled:
             if seq in self.running:
                 del self.partial[seq]
@@ -164,18 +150,18 @@ class TensorrtLlm:
 
     def _contexts(self) -> Iterator[Sequence]:
         """The prompts whose KV fits beside the decodes, by arrival; no more is looked at than is asked for."""
-        if self._static and self.group.members:
-            self.events.extend(Event("sat_out", seq, "batch_running") for seq in self.partial)
-            return iter(())
-        return merge(sorted(self.partial, key=by_order), self._admissible(), key=by_order)
-
-    def _admissible(self) -> Iterator[Sequence]:
-        """Those that wait, from the head on, until a slot or blocks are short."""
-        slots = self.config.max_batch_size - len(self.running)
-        room = self._room() - (self.group.blocks_due() if self._evicts else 0)
-        for seq in self.waiting:
+        started = sorted(self.partial, key=by_order)
+        slots = self.config.max_batch_size - len(self.group)
+        # What is kept for those that are started and do not decode is theirs when their turn comes, not before.
+        room = self._room() + sum(map(self._need, started)) - (self.group.blocks_due() if self._evicts else 0)
+        for seq in merge(started, self.waiting, key=by_order):
+            if seq not in self.partial and self._prefixes.must_wait(seq):
+                continue
             need = self._need(seq)
             if slots < 1 or need > room:
+                reason = "no_slot" if slots < 1 else "kv_blocks"
+                self._stopped = (seq, reason)
+                self.events.extend(Event("sat_out", s, reason) for s in started if s.order >= seq.order)
                 return
             slots -= 1
             room -= need
@@ -183,11 +169,14 @@ class TensorrtLlm:
 
     def _room(self) -> int:
         """Blocks that nobody holds, nor has reserved."""
-        return self.kv.num_free if self._evicts else self.kv.num_blocks - self._reserved
+        return self.kv.num_free if self._evicts else self.kv.num_free - self._to_come
 
     def _need(self, seq: Sequence) -> int:
-        """Blocks without which `seq` does not start: of its known tokens, or where nobody is paused of all to come."""
-        return self.kv.blocks_for(seq.num_tokens) if self._evicts else self._blocks_at_end(seq)
+        """Blocks without which `seq`, which does not decode, does not run: of its known tokens, or where nobody is
+        paused of all to come."""
+        if self._evicts:
+            return self._blocks_for_step(seq)
+        return self._blocks_at_end(seq) - self.kv.held(seq)
 
     def _blocks_at_end(self, seq: Sequence) -> int:
         request = seq.request
@@ -197,22 +186,30 @@ class TensorrtLlm:
         """MAX_UTILIZATION: who fits, by arrival. Pauses the last started for blocks; the list then ends before it."""
         kv, fitting, used = self.kv, list[Sequence](), 0
         started = sorted(self.running, key=by_order)
+        self._prefixes.note(seq for seq in self.waiting if started and seq.order < started[-1].order)
         for seq in merge(started.copy(), self.waiting, key=by_order):
             if preempted and seq.order >= preempted[-1].order:
                 break
+            if seq not in self.running and self._prefixes.must_wait(seq):
+                continue
             need = self._blocks_for_step(seq)
             while len(fitting) >= self.config.max_batch_size or used + need > kv.num_free:
+                reason = "no_slot" if len(fitting) >= self.config.max_batch_size else "kv_blocks"
                 if not started or started[-1].order < seq.order:
+                    self._stopped = (seq, reason)
                     return fitting
                 victim = started.pop()
-                reason = "no_slot" if len(fitting) >= self.config.max_batch_size else "kv_blocks"
                 self.events.append(Event("preempted", victim, reason, seq.request.id))
                 preempted.append(victim)
                 self._pause(victim)
                 if victim is seq:
                     return fitting
-            fitting.append(seq)
-            used += need
+                # As there: the one it was paused for is asked again, and then waits for the blocks of its own prompt.
+                if seq not in self.running and self._prefixes.must_wait(seq):
+                    break
+            else:
+                fitting.append(seq)
+                used += need
         return fitting
 
     def _blocks_for_step(self, seq: Sequence) -> int:
@@ -255,29 +252,63 @@ class TensorrtLlm:
         what = f"up to {most} tokens to recompute" if self._evicts else f"prompt of {prompt} tokens"
         return Event("rejected", seq, "over_token_budget", detail=f"{what} in one step, max_num_tokens {budget}")
 
-    def _start(self, seq: Sequence) -> None:
-        fits = self.kv.allocate(seq, seq.num_tokens)
-        assert fits, f"{self.kv.num_free} blocks free for {seq!r}"
-        self.waiting.remove(seq)
-        self.running[seq] = None
-        self.partial[seq] = None
-        self._reserved += self._blocks_at_end(seq)
-        if self._evicts:
-            self._starts += 1
-            heappush(self._started, (-seq.order, self._starts, seq))
+    def _start(self, chunks: Chunks) -> list[tuple[Sequence, int]]:
+        """Allocates the prompts that start, as far as they are not cached, and shortens their chunks to what is left.
+
+        Returns what each found in the cache.
+        """
+        cached: list[tuple[Sequence, int]] = []
+        for i, (seq, n) in enumerate(chunks):
+            if seq in self.running:
+                continue
+            if self._cache is None:
+                fits = self.kv.allocate(seq, seq.num_tokens)
+            else:
+                hit = self._cache.lookup(seq)
+                fits = self._cache.admit(seq, seq.num_tokens, hit)
+                if hit:
+                    seq.start_from_cache(hit)
+                    cached.append((seq, hit))
+                    chunks[i] = (seq, min(n, lacking(seq)))
+            assert fits, f"{self.kv.num_free} blocks free for {seq!r}"
+            self.waiting.remove(seq)
+            self.running[seq] = None
+            self.partial[seq] = None
+            self._to_come += self._blocks_at_end(seq) - self.kv.held(seq)
+            if self._evicts:
+                self._starts += 1
+                heappush(self._started, (-seq.order, self._starts, seq))
+        return cached
+
+    def _grow_group(self) -> bool:
+        due = self.group.blocks_due()
+        fits = self.kv.grow_group(self.group)
+        if fits:
+            self._to_come -= due
+        return fits
 
     def _pause(self, seq: Sequence) -> None:
-        self._release(seq)
-        seq.reset_computed()
-        self.waiting.put_back(seq)
-
-    def _release(self, seq: Sequence) -> None:
+        self._leave(seq)
         self.kv.free(seq)
         if seq.group is not None:
             self.group.leave(seq)
+        seq.reset_computed()
+        self.waiting.put_back(seq)
+
+    def _end(self, seq: Sequence) -> None:
+        self._leave(seq)
+        if self._cache is not None:
+            self._cache.end(seq)
+        else:
+            self.kv.free(seq)
+        if seq.group is not None:
+            self.group.leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Takes `seq`, which still holds its blocks, out of the running."""
+        self._to_come -= self._blocks_at_end(seq) - self.kv.held(seq)
         self.partial.pop(seq, None)
         del self.running[seq]
-        self._reserved -= self._blocks_at_end(seq)
 
     def _note_blocked(self, preempted: list[Sequence]) -> None:
         """Says why the head of the queue did not start."""
@@ -285,14 +316,19 @@ class TensorrtLlm:
         if head is None:
             self._blocked = None
             return
-        if preempted and head.order >= preempted[-1].order:
-            reason = "preemption"
+        blocker = self._prefixes.waits_for.get(head)
+        if (preempted and head.order >= preempted[-1].order) or blocker == head.request.id:
+            reason, blocker = "preemption", None
+        elif blocker is not None:
+            reason = "waits_for_prefix"
+        elif self._stopped is not None and self._stopped[0] is head:
+            reason = self._stopped[1]
         elif self._static and self.group.members:
             reason = "batch_running"
         elif len(self.running) >= self.config.max_batch_size:
             reason = "no_slot"
         else:
             reason = "kv_blocks" if self._need(head) > self._room() else "token_budget"
-        if (head, reason) != self._blocked:
-            self.events.append(Event("blocked", head, reason))
-        self._blocked = (head, reason)
+        if (head, reason, blocker) != self._blocked:
+            self.events.append(Event("blocked", head, reason, blocker))
+        self._blocked = (head, reason, blocker)

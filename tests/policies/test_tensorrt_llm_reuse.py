@@ -1,0 +1,340 @@
+"""TensorRT-LLM's block reuse, by hand: a step takes 10 ns, 1 more a prompt token, 2 a decode; a block holds 4 tokens.
+
+Each test tells a part of rule 6 of the scheduler: a prompt that could reuse blocks which another prompt is about to
+make is passed over; and what it takes for blocks to be found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_reuse import Reusing
+from naive_systems import Step
+from stepping import Run, crowds, run
+from whole_batches import BLOCK_SIZE, blocked, requests, times
+
+from sim.errors import ScenarioError
+from sim.kv import CountingKV
+from sim.policies.systems.tensorrt_llm import TensorrtLlm
+from sim.policies.systems.trt_config import TensorrtLlmConfig
+from sim.record import BLOCKED, SAT_OUT
+from sim.reuse_tree import ReuseTreeKV
+from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
+from sim.types import Arrival, PolicyContext, Sequence
+
+TEXT = prompt_stream(0)
+CAPACITY = st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"])
+CHUNKING = st.sampled_from([None, "FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
+
+
+def alike(text: str, *heads: int) -> list[Arrival]:
+    """`text` as for `requests`; the prompts begin with so many tokens of one text each, all other tokens differ."""
+    arrivals = []
+    for one, head in zip(requests(text), heads, strict=True):
+        own = one.request.prompt_tokens - head
+        segments = [(TEXT, 0, head)] * (head > 0) + [(prompt_stream(100 + one.request.id), 0, own)] * (own > 0)
+        arrivals.append(replace(one, request=replace(one.request, tokens=TokenIds.of(segments))))
+    return arrivals
+
+
+def trt(arrivals: list[Arrival], blocks: int = 1000, **knobs: Any) -> Run:
+    return run(TensorrtLlm, TensorrtLlmConfig(**knobs), arrivals, blocks=blocks, kv=ReuseTreeKV)
+
+
+def cached(result: Run) -> list[int]:
+    return [int(n) for n in result.records.requests["cached_tokens"]]
+
+
+def states(result: Run, state: int) -> list[tuple[int, int, str, int]]:
+    """(time, request, reason, blocker) of every row of that state."""
+    rows = result.records.states[result.records.states["state"] == state]
+    return [
+        (int(r["time_ns"]), int(r["request_id"]), result.records.texts[r["reason"]], int(r["blocker"])) for r in rows
+    ]
+
+
+# ---- what is found
+
+
+def test_a_prompt_begins_after_its_cached_blocks() -> None:
+    """Rule 6, what it waits for: of 9 tokens 8 were computed by one that has ended; 1 is left, in 11 ns."""
+    result = trt(alike("0:9->1 100:9->1", 8, 8))
+    assert result.items == [[(0, 9)], [(1, 1)]]
+    assert times(result.records, "last_token_ns", "cached_tokens") == [(19, 0), (111, 8)]
+
+
+def test_only_whole_blocks_are_found() -> None:
+    """Rule 6: 7 tokens alike are one block; with 3 alike there is none."""
+    assert cached(trt(alike("0:9->1 100:9->1", 7, 7))) == [0, 4]
+    assert cached(trt(alike("0:9->1 100:9->1", 3, 3))) == [0, 0]
+
+
+def test_the_last_prompt_token_is_always_computed() -> None:
+    """Rule 6: a prompt of two blocks, both cached, computes the second one anew; one token more and both are used."""
+    assert trt(alike("0:8->1 100:8->1", 8, 8)).items[1] == [(1, 4)]
+    assert trt(alike("0:9->1 100:9->1", 8, 8)).items[1] == [(1, 1)]
+
+
+def test_what_was_generated_is_found_when_its_request_has_ended() -> None:
+    """Rule 6: 5 + 4 tokens, the last never computed, are 2 blocks; the next turn begins after them."""
+    first, second = requests("0:5->4 100:11->1")
+    said = TokenIds.of([(TEXT, 0, 5)])
+    both = TokenIds.of([(TEXT, 0, 5), (output_stream(0), 0, 4), (prompt_stream(7), 0, 2)])
+    turns = [replace(a, request=replace(a.request, tokens=t)) for a, t in ((first, said), (second, both))]
+    result = trt(turns)
+    assert cached(result) == [0, 8]
+    assert result.items[-1] == [(1, 3)]
+
+
+def test_what_is_being_generated_is_not_found() -> None:
+    """Rule 6: at 30 the first has computed 5 + 2 tokens and more to come; of its text only the prompt's block is."""
+    arrivals = alike("0:5->9 30:11->1", 5, 5)
+    said = TokenIds.of([(TEXT, 0, 5), (output_stream(0), 0, 3), (prompt_stream(7), 0, 3)])
+    arrivals[1] = replace(arrivals[1], request=replace(arrivals[1].request, tokens=said))
+    assert cached(trt(arrivals)) == [0, 4]
+
+
+def test_blocks_unused_longest_go_first_and_the_last_of_a_request_before_its_first() -> None:
+    """Rule 6: of 4 blocks 3 hold the first prompt. Another one of 2 blocks takes the empty one and the last of these,
+    one of 3 blocks the middle one too.
+    """
+    assert cached(trt(alike("0:9->1 100:5->1 200:9->1", 8, 0, 8), blocks=4)) == [0, 0, 8]
+    assert cached(trt(alike("0:9->1 100:9->1 200:9->1", 8, 0, 8), blocks=4)) == [0, 0, 4]
+
+
+def test_a_use_makes_blocks_young_again() -> None:
+    """Rule 6: 6 blocks hold two prompts of 3. The first is used again, so the third text takes the second's blocks."""
+    result = trt(alike("0:9->1 100:9->1 200:9->1 300:9->1 400:9->1", 8, 0, 8, 0, 8), blocks=6)
+    assert cached(result) == [0, 0, 8, 0, 8]
+
+
+# ---- who waits
+
+
+def test_who_could_reuse_a_block_in_the_making_is_passed_over() -> None:
+    """Rule 6: of two equal prompts the second waits 19 ns and computes 1 token; else both compute all 9 in 28 ns."""
+    result = trt(alike("0:9->1 0:9->1", 8, 8))
+    assert result.items == [[(0, 9)], [(1, 1)]]
+    assert times(result.records, "last_token_ns") == [(19,), (30,)]
+    assert states(result, BLOCKED) == [(0, 1, "waits_for_prefix", 0)]
+    blind = trt(alike("0:9->1 0:9->1", 8, 8), enable_prefix_aware_scheduling=False)
+    assert blind.items == [[(0, 9), (1, 9)]]
+
+
+def test_those_behind_who_share_nothing_overtake() -> None:
+    """Rule 6: the third does not wait behind the second."""
+    result = trt(alike("0:9->1 0:9->1 0:2->1", 8, 8, 0))
+    assert result.items == [[(0, 9), (2, 2)], [(1, 1)]]
+
+
+def test_only_the_first_block_that_is_missing_counts() -> None:
+    """Rule 6: one block is cached. The third lacks another one than the second, so both run; the fourth waits."""
+    result = trt(alike("0:5->1 100:9->1 100:9->1 100:9->1", 4, 8, 4, 8))
+    assert result.items == [[(0, 5)], [(1, 5), (2, 5)], [(3, 1)]]
+    assert states(result, BLOCKED) == [(100, 3, "waits_for_prefix", 1)]
+
+
+def test_less_than_a_block_in_common_is_not_waited_for() -> None:
+    """Rule 6: 3 tokens alike are no block; with 4 the second waits."""
+    assert trt(alike("0:9->1 0:9->1", 3, 3)).items == [[(0, 9), (1, 9)]]
+    assert trt(alike("0:9->1 0:9->1", 4, 4)).items == [[(0, 9)], [(1, 5)]]
+
+
+def test_the_blocks_of_a_chunked_prompt_are_made_by_its_last_chunk() -> None:
+    """Rule 6: the second waits for three chunks of 4, not for the first, and then computes 1 token of 9."""
+    result = trt(alike("0:12->1 5:9->1", 8, 8), max_num_tokens=7, enable_chunked_prefill=True)
+    assert result.items == [[(0, 4)], [(0, 4)], [(0, 4)], [(1, 1)]]
+    assert states(result, BLOCKED) == [(14, 1, "waits_for_prefix", 0)]
+
+
+def test_equal_prompts_of_whole_blocks_come_one_a_step() -> None:
+    """Rule 6: the block of a prompt's last token is not stored with it: the second makes it, the third waits again."""
+    result = trt(alike("0:8->3 0:8->3 0:8->3", 8, 8, 8))
+    assert result.items[:3] == [[(0, 8)], [(1, 4), (0, 1)], [(2, 4), (0, 1), (1, 1)]]
+    assert states(result, BLOCKED) == [(0, 1, "waits_for_prefix", 0), (18, 2, "waits_for_prefix", 1)]
+
+
+def test_a_static_batch_waits_for_no_prefix() -> None:
+    """Rules 4 and 6: both compute all in one step; blocks of an earlier batch are found."""
+    result = trt(alike("0:9->1 0:9->1 100:9->1", 8, 8, 8), capacity_scheduler_policy="STATIC_BATCH")
+    assert result.items == [[(0, 9), (1, 9)], [(2, 1)]]
+
+
+# ---- what the two stages count
+
+
+def test_capacity_counts_cached_blocks_as_if_they_were_new() -> None:
+    """Rules 3 and 6: at 19 two of the second's 3 blocks are cached, so 1 new one would do; 2 are free, and it waits."""
+    result = trt(alike("0:9->3 0:9->3", 8, 8), blocks=5)
+    assert times(result.records, "scheduled_ns") == [(0,), (43,)]
+    assert blocked(result.records) == [(0, 1, "waits_for_prefix"), (19, 1, "kv_blocks")]
+    assert times(trt(alike("0:9->3 0:9->3", 8, 8), blocks=6).records, "scheduled_ns") == [(0,), (19,)]
+
+
+def test_a_shared_block_is_held_once() -> None:
+    """Rule 6: the second adds 1 block to the 3 of the first."""
+    assert [row.free for row in trt(alike("0:9->3 0:9->3", 8, 8), blocks=10).log][:2] == [7, 6]
+
+
+def test_the_token_budget_counts_cached_tokens() -> None:
+    """Rules 7, 8 and 6: 9 tokens of which 8 are cached do not run beside a decode in 9; they do in 10. As a chunk they
+    leave nothing of 9 to those behind.
+    """
+    arrivals = alike("0:9->1 100:2->3 100:9->1", 8, 0, 8)
+    assert trt(arrivals, max_num_tokens=9).items == [[(0, 9)], [(1, 2)], [(1, 1)], [(1, 1)], [(2, 1)]]
+    assert trt(arrivals, max_num_tokens=10).items == [[(0, 9)], [(1, 2)], [(2, 1), (1, 1)], [(1, 1)]]
+    chunked = trt(alike("0:9->1 100:9->1 100:2->1", 8, 8, 0), max_num_tokens=9, enable_chunked_prefill=True)
+    assert chunked.items == [[(0, 9)], [(1, 1)], [(2, 2)]]
+
+
+def test_a_first_chunk_is_as_long_as_its_budget_after_the_cached_blocks() -> None:
+    """Rules 8 and 6: of 20 tokens 8 are cached; the chunk of 8 computes the 9th to the 16th."""
+    result = trt(alike("0:9->1 100:20->1", 8, 8), max_num_tokens=9, enable_chunked_prefill=True)
+    assert result.items[-2:] == [[(1, 8)], [(1, 4)]]
+
+
+def test_who_was_overtaken_comes_before_the_rest_of_a_prompt_that_overtook() -> None:
+    """Rules 3 and 6: the third starts while the second waits for the first. Then the second does not fit, and the scan
+    stops before the third, which stands still; at 43 the second takes what was kept for it, and it does again.
+    """
+    arrivals = alike("0:5->3 0:5->1/7 0:16->1/4", 4, 4, 0)
+    result = trt(arrivals, blocks=7, max_num_tokens=12, enable_chunked_prefill=True)
+    assert result.items == [[(0, 5), (2, 4)], [(0, 1)], [(0, 1)], [(1, 1)], [(2, 12)]]
+    assert [row.start_ns for row in result.log] == [0, 19, 31, 43, 54]
+    assert [row[:3] for row in states(result, SAT_OUT)] == [(19, 2, "kv_blocks")]
+
+
+# ---- MAX_UTILIZATION
+
+
+def test_a_paused_request_finds_its_blocks_again() -> None:
+    """Rules 5 and 6: paused at 18 with 4 tokens computed, it returns at 66 and computes 1 instead of 5."""
+    arrivals = requests("0:4->5 0:4->5")
+    result = trt(arrivals, blocks=3, capacity_scheduler_policy="MAX_UTILIZATION")
+    assert result.preemptions() == [(18, 1, "kv_blocks", 1)]
+    assert result.items[5] == [(1, 1)]
+    assert times(result.records, "last_token_ns", "recomputed_tokens") == [(66, 0), (113, 0)]
+
+
+def test_who_pauses_another_one_is_then_passed_over_for_its_own_blocks() -> None:
+    """Rules 5 and 6: the third overtakes the second, which waits for the first's prefix. At 18 the second needs 3
+    blocks and finds 2, so the third is paused; looked at again, the second finds its own block in the making and is
+    passed over. It starts at 30, and the third, whose block was not given away, is short of one until it ends at 47.
+    """
+    arrivals = alike("0:5->4 0:9->1 0:3->2", 4, 4, 0)
+    result = trt(arrivals, blocks=5, capacity_scheduler_policy="MAX_UTILIZATION")
+    assert result.items == [[(0, 5), (2, 3)], [(0, 1)], [(1, 5), (0, 1)], [(2, 4), (0, 1)]]
+    assert [row.start_ns for row in result.log] == [0, 18, 30, 47]
+    assert result.preemptions() == [(18, 2, "kv_blocks", 1)]
+    assert blocked(result.records) == [(0, 1, "waits_for_prefix"), (18, 1, "preemption"), (30, 2, "kv_blocks")]
+
+
+# ---- the cache
+
+
+def manager(blocks: int = 6) -> tuple[ReuseTreeKV, list[Sequence]]:
+    """An empty pool and three sequences of 9 tokens, of which the first 8 are alike."""
+    return ReuseTreeKV(blocks, BLOCK_SIZE), [Sequence(a.request) for a in alike("0:9->1 0:9->1 0:9->1", 8, 8, 8)]
+
+
+def test_of_two_equal_blocks_the_first_stored_is_found() -> None:
+    """The second's copies stay its own, and are found once the first's have been given to others."""
+    kv, (one, two, three) = manager()
+    for seq in (one, two):
+        assert kv.admit(seq, 9, 0)
+        seq.settled_computed_tokens = 9
+        kv.store(seq, 8)
+    assert kv.cached_blocks == 2
+    kv.end(one)
+    assert kv.num_free == 3
+    other = Sequence(requests("0:12->1")[0].request)
+    assert kv.allocate(other, 12)  # what `one` had
+    assert (kv.lookup(three), kv.cached_blocks) == (0, 0)
+    kv.end(two)
+    kv.check()
+    assert kv.lookup(three) == 8
+
+
+def test_what_is_below_a_block_leaves_the_tree_with_it() -> None:
+    """The second's third block hangs below the first's second one, of which it has a copy; it is lost with that."""
+    kv = ReuseTreeKV(8, BLOCK_SIZE)
+    one, two = (Sequence(a.request) for a in alike("0:9->1 0:13->1", 8, 12))
+    for seq in (one, two):
+        assert kv.admit(seq, seq.num_tokens, 0)
+        kv.store(seq, seq.num_tokens - 1)
+    assert kv.cached_blocks == 3
+    kv.end(one)
+    assert kv.allocate(Sequence(requests("0:12->1")[0].request), 12)  # takes the never used one and two of `one`
+    kv.check()
+    assert kv.cached_blocks == 1
+
+
+def test_an_admission_beyond_what_is_cached_is_refused() -> None:
+    """Hits that are not there, or are no whole blocks, are the policy's error; want of blocks is an answer."""
+    kv, (one, two, _) = manager(4)
+    with pytest.raises(ValueError, match="cannot admit with 4 cached tokens"):
+        kv.admit(one, 9, 4)
+    assert kv.admit(one, 9, 0)
+    assert not kv.admit(two, 9, 0)
+    assert kv.num_free == 1
+    kv.check()
+
+
+def test_reuse_needs_its_manager() -> None:
+    """Another KV manager is refused, with the way out."""
+    with pytest.raises(ScenarioError, match=r"needs a ReuseTreeKV, not a CountingKV\. Set enable_block_reuse: false"):
+        TensorrtLlm(TensorrtLlmConfig(), PolicyContext(CountingKV(4, 4), 64))
+
+
+# ---- all together
+
+
+@st.composite
+def sharing(draw: st.DrawFn) -> list[Arrival]:
+    """Requests that begin alike, go on from what others generated, or share nothing, faster than they are served."""
+    arrivals: list[Arrival] = []
+    for arrival in draw(crowds()):
+        request = arrival.request
+        segments: list[Segment] = []
+        left = request.prompt_tokens
+        earlier = st.sampled_from([0, 2, *(output_stream(a.request.id) for a in arrivals)])
+        for stream, length in draw(st.lists(st.tuples(earlier, st.sampled_from([3, 4, 8, 16])), max_size=3)):
+            if left:
+                start = segments[-1][1] + segments[-1][2] if segments and segments[-1][0] == stream else 0
+                segments.append((stream, start, min(length, left)))
+                left -= min(length, left)
+        own = [(prompt_stream(100 + request.id), 0, left)] if left else []
+        tokens = TokenIds.of(segments + own) if segments else None
+        arrivals.append(replace(arrival, request=replace(request, tokens=tokens), cancel_ns=None))
+    return arrivals
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    arrivals=sharing(),
+    capacity=CAPACITY,
+    size=st.sampled_from([2, 4, 100]),
+    tokens=st.sampled_from([5, 9, 21, 36]),
+    chunking=CHUNKING,
+    aware=st.booleans(),
+    blocks=st.integers(9, 18),
+)
+def test_with_block_reuse_the_steps_are_those_of_the_plain_loops(
+    arrivals: list[Arrival], capacity: Any, size: int, tokens: int, chunking: Any, aware: bool, blocks: int
+) -> None:
+    """Rule 6: step by step the same starts, cached tokens, waits, pauses and free blocks as the rules told as loops."""
+    config = TensorrtLlmConfig(
+        capacity,
+        size,
+        tokens if chunking else 36,
+        chunking is not None,
+        chunking,
+        enable_prefix_aware_scheduling=aware,
+    )
+    log = run(TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV).log
+    found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in log]
+    assert found == Reusing(config, arrivals, blocks, BLOCK_SIZE).run()
