@@ -5,7 +5,7 @@ A point is written whole or not at all, so a killed run continues where it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -238,7 +238,7 @@ def tabulate(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> tu
             }
             failures = {variant: len(members) - len(runs[variant]) for variant, members in variants.items()}
             whole = [variant for variant in variants if not failures[variant]]
-            best = max(whole, key=lambda v: _merit(runs[v])) if whole else next(iter(variants))
+            best = best_variant({variant: runs[variant] for variant in whole or variants})
             head = heads[variants[best][0]]
             common = {
                 "policy": head["policy"],
@@ -280,6 +280,11 @@ def _summary_row(runs: list[dict[str, Any]], failures: int, metrics: list[str]) 
     for name, value in combined.mean.items():
         row[name], row[f"{name}_ci"] = value, combined.half_width[name]
     return row
+
+
+def best_variant(runs: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Which variant of a `best_of` is best at a load, by the results of its seeds; the first if none has any."""
+    return max(runs, key=lambda variant: _merit(runs[variant]) if runs[variant] else ())
 
 
 def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -355,5 +356,10 @@ def _reasons(records: Records, missing: int) -> dict[str, dict[str, int]]:
 
 def half_width(values: Sequence[float]) -> float:
     """Of the 95 % t-interval of the mean of independent `values`, at least two of them."""
-    quantile = student_t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
-    return float(quantile * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return float(t_quantile(len(values)) * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+@cache
+def t_quantile(count: int) -> float:
+    """Half the width of the 95 % interval of a mean of `count` values, in standard errors."""
+    return float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1))

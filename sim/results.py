@@ -31,7 +31,7 @@ COMPARED = ("ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s", "in_slo")
 """The metrics whose differences between policies are in the JSON of a run."""
 _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
 _HEAD += ("machine", "packages", "commit", "code")
-_MAY_BE = ("vary",)
+_MAY_BE = ("vary", "precision")
 _TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key"}
 
 

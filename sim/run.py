@@ -12,6 +12,7 @@ from sim.failed import Failed
 from sim.keep import keep_run
 from sim.lines import Line, lines_of, same_requests
 from sim.point import Setup
+from sim.precision import Precision, check_metric, refine
 from sim.results import Results
 from sim.scenario import Scenario
 from sim.slo import parse_slo
@@ -28,9 +29,11 @@ def run_scenario(
     jobs: int = 1,
     force: bool = False,
     progress: Progress | None = None,
+    precision: Precision | None = None,
 ) -> Results:
     """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results.
 
+    With `precision` points get more seeds than the scenario's where they need them.
     Points that failed are listed in the manifest's `failed`; PointsFailed if all did.
     """
     started = time.monotonic()
@@ -38,6 +41,8 @@ def run_scenario(
     lines = lines_of(setup)
     for each in {id(line.setup): line.setup for line in lines}.values():
         check_inputs(each)
+    if precision is not None:
+        check_metric(lines[0], min(scenario.loads, default=ANY_LOAD), precision.metric)
     home = out / scenario.name
     sweep = Sweep(home, jobs=jobs, force=force, progress=progress)
     facts: dict[str, Any] = {}
@@ -45,6 +50,8 @@ def run_scenario(
         found, facts["saturation_rps"] = find_loads(lines, sweep)
     else:
         found = run_lines(lines, sweep)
+    if precision is not None:
+        found, facts["precision"] = refine(found, lines, sweep, precision)
     if scenario.vary_key:
         facts["vary"] = _varied(scenario, lines)
     facts |= {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs}

@@ -76,7 +76,7 @@ ROWS = (
     _row(
         6,
         "sim.point sim.point_files sim.failed sim.folder_lock sim.pool sim.ray_pool sim.run sim.keep sim.results"
-        " sim.live_results sim.provenance sim.sweep sim.capacity sim.plan sim.conform.* sim.validation"
+        " sim.precision sim.live_results sim.provenance sim.sweep sim.capacity sim.plan sim.conform.* sim.validation"
         " sim.validation_plan sim.step_error sim.divergence sim.load_shift sim.verdicts sim.counterfactual sim.lines"
         " sim.auto sim.fleet_inputs",
         "numpy pandas pyarrow",

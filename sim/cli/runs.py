@@ -13,6 +13,7 @@ from sim.cli.common import JsonOption, one_line_errors, print_json
 from sim.errors import BatchsimError, ScenarioError
 
 if TYPE_CHECKING:
+    from sim.precision import Precision
     from sim.results import Results
 
 
@@ -29,12 +30,22 @@ def run(
         Path | None,
         typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
     ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Add seeds until half the interval is this share of the mean, like 5%."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Of --precision: a column of summary.csv.", show_default="ttft_p99_s")
+    ] = None,
+    max_seeds: Annotated[
+        int | None, typer.Option(help="Of --precision: at most so many a point.", show_default="20")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario and compare its policies.
 
     Examples: batchsim run bursty; batchsim run my.yaml --jobs 2 --set seeds=5 --set 'policies={continuous:
-    {max_num_seqs: 64, max_num_batched_tokens: 4096}}'
+    {max_num_seqs: 64, max_num_batched_tokens: 4096}}'; batchsim run chat --precision 5% --metric e2e_mean_s
     """
     from sim.failed import Failed, points_failed
     from sim.report.layout import fit
@@ -47,8 +58,9 @@ def run(
     if load is not None and load not in loaded.loads and not loaded.auto:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
+    asked = _precision(precision, metric, max_seeds)
     with ProgressBar() as progress:
-        results = run_scenario(loaded, out=out, jobs=jobs, force=force, progress=progress)
+        results = run_scenario(loaded, out=out, jobs=jobs, force=force, progress=progress, precision=asked)
     _check_rejections(results, strict)
     pictures = write_pictures(results, load)
     if as_json:
@@ -59,6 +71,23 @@ def run(
     if results.manifest["failed"]:
         manifest, failed = results.manifest, [Failed(**entry) for entry in results.manifest["failed"]]
         raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))
+
+
+def _precision(share: str | None, metric: str | None, max_seeds: int | None) -> Precision | None:
+    """What the three options ask for; ScenarioError if they do not make sense."""
+    from sim.precision import MAX_SEEDS, METRIC, Precision
+    from sim.units import parse_share
+
+    if share is None:
+        for option, given in (("--metric", metric), ("--max-seeds", max_seeds)):
+            if given is not None:
+                raise ScenarioError(f"{option} {given}: is of --precision, which is not given. Add --precision 5%.")
+        return None
+    try:
+        asked = parse_share(share)
+    except ValueError as error:
+        raise ScenarioError(f"--precision {share}: {error}") from None
+    return Precision(asked, METRIC if metric is None else metric, MAX_SEEDS if max_seeds is None else max_seeds)
 
 
 def _check_rejections(results: Results, strict: bool) -> None:

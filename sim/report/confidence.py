@@ -46,6 +46,40 @@ def difference_text(mean: float | None, half_width: float | None, no_difference:
     return f"{'+' if mean > 0 else '−'}{rounded(abs(mean), half, scale)} {unit}"
 
 
+def precision_lines(results: Results) -> list[str]:
+    """What became of the precision asked for: how many points have it after how many seeds, and which have not."""
+    asked = results.manifest.get("precision")
+    if asked is None:
+        return []
+    points, name = asked["points"], load_name(results)
+    by_state: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for point in points:
+        by_state[point["state"]].append(point)
+    reached, budget = by_state["reached"], by_state["budget"]
+    wanted = f"±{100 * asked['share']:g} % of {asked['metric']}"
+    line = f"{len(reached)} of {len(reached) + len(budget)} points within {wanted}"
+    if reached:
+        counts = [point["num_seeds"] for point in reached]
+        fewest, most = min(counts), max(counts)
+        line += f" after {fewest if fewest == most else f'{fewest}–{most}'} seeds"
+    left_out = [f"{len(by_state[state])} {state}" for state in ("unstable", "undefined", "failed") if by_state[state]]
+    lines = [line + (f"; {', '.join(left_out)} left out" if left_out else "")]
+    missed = [f"{_where(point, name)} {_share_text(point['half_width_share'])}" for point in budget]
+    if missed:
+        seeds = max(point["num_seeds"] for point in budget)
+        lines.append(f"! not within it with all {seeds} seeds: {', '.join(missed)}. Set --max-seeds, or a longer run")
+    return lines
+
+
+def _where(point: Mapping[str, Any], load_name: str) -> str:
+    return f"{point['policy']} at {point['load']:g}" if load_name else str(point["policy"])
+
+
+def _share_text(share: float | None) -> str:
+    """`±9.3 %`; of a mean of 0 no interval is a share."""
+    return DASH if share is None else f"±{100 * share:.2g} %"
+
+
 def warmup_warning(results: Results) -> list[str]:
     """A line that names the points whose beginning differs for longer than the warm-up in most seeds; or none."""
     if "warmup_needed_s" not in results.points:

@@ -24,6 +24,7 @@ from sim.report.reading import (
     load_name,
     load_text,
     num_seeds,
+    seeds_text,
     short_load,
     sweeps,
     systems_note,
@@ -111,8 +112,8 @@ def growth_notes(results: Results) -> dict[str, str]:
 
 def footer(results: Results, *marks: str) -> str:
     """The line under a picture of several seeds: where it was measured, how often, and what its marks mean."""
-    seeds = num_seeds(results)
-    counted = f"{seeds} seeds · bands and bars ± 95 %" if seeds > 1 else "1 seed, no interval"
+    several = num_seeds(results) > 1
+    counted = f"{seeds_text(results)} · bands and bars ± 95 %" if several else "1 seed, no interval"
     return " · ".join((f"measured at: {results.manifest['measured_at']}", counted, *marks))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.failed import Failed, grouped
-from sim.report.confidence import paired_parts, warmup_warning
+from sim.report.confidence import paired_parts, precision_lines, warmup_warning
 from sim.report.curve_text import curve_table
 from sim.report.layout import aligned, fit, listed
 from sim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
@@ -27,6 +27,7 @@ from sim.report.reading import (
     load_text,
     load_to_show,
     num_seeds,
+    seeds_text,
     short_load,
     sweeps,
     sweeps_at,
@@ -59,14 +60,19 @@ def report(results: Results, load: float | None = None) -> str:
         num_seeds(results),
     )
     runs = manifest["points_run"] + manifest["points_reused"] + len(manifest.get("failed", []))
-    axes = f"{_count(policies, 'policy', 'policies')} × {_count(loads, 'load')} × {_count(seeds, 'seed')}"
+    axes = f"{_count(policies, 'policy', 'policies')} × {_count(loads, 'load')} × {seeds_text(results)}"
     # Policies with best_of run once a variant, so that there are more runs than the product says.
     if is_auto(results):
         most = max(len(sweep.loads) for sweep in sweeps(results))
         axes = f"{_count(policies, 'policy', 'policies')} × {_count(most, 'load')} found for each"
-        axes += f" × {_count(seeds, 'seed')}"
+        axes += f" × {seeds_text(results)}"
         loads = most
-    axes += f" = {_count(runs, 'run')}" if runs == policies * loads * seeds else f", {_count(runs, 'run')} with best_of"
+    if "precision" in manifest:
+        axes += f", {_count(runs, 'run')}"
+    elif runs == policies * loads * seeds:
+        axes += f" = {_count(runs, 'run')}"
+    else:
+        axes += f", {_count(runs, 'run')} with best_of"
     drawn = [workload for workload in manifest["workload"] if workload["load"] == load]
     head = [manifest["heading"], manifest["kv"], f"{drawn[0]['text']} · {axes}"]
     head += [note] if (note := systems_note(results)) else []
@@ -81,7 +87,7 @@ def report(results: Results, load: float | None = None) -> str:
     first, parts = ("", []) if shown is None else paired_parts(results, shown)
     tables += [listed(first, parts)] if parts else []
     tables += curve_table(results) if is_auto(results) else [highest_loads(results)]
-    lines = [*head, *notes, *tables, *warnings(results, shown)]
+    lines = [*head, *notes, *tables, *precision_lines(results), *warnings(results, shown)]
     return "\n".join(fit(line) for text in lines for line in text.split("\n"))
 
 
@@ -107,7 +113,7 @@ def point_table(results: Results, load: float | None) -> str:
         own = ["load", *(short_load(load_name(results), float(sweep.loads[i])) for sweep, i in rows)]
         grid = [[cells[0], at, *cells[1:done], *cells[done + 1 :]] for cells, at in zip(grid, own, strict=True)]
     name, seeds = load_name(results), num_seeds(results)
-    counted = f"{seeds} seeds, ± = 95 %" if seeds > 1 else "1 seed"
+    counted = f"{seeds_text(results, load)}, ± = 95 %" if seeds > 1 else "1 seed"
     arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows if not sweep.failed[i]]))
     # An arrival process with a stated mean need not meet it in a few finite windows.
     came = "in these seeds" if seeds > 1 else "came"
