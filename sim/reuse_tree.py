@@ -12,7 +12,7 @@ were.
 
 from __future__ import annotations
 
-from sim.block_keys import ChainKeys, keys_of
+from sim.block_keys import ChainKeys, keys_of, own_key
 from sim.decode import DecodeGroup
 from sim.free_queue import FreeQueue
 from sim.kv import check_pool
@@ -41,7 +41,7 @@ class ReuseTreeKV:
         self.num_swap_blocks = self.num_swap_free = num_swap_blocks
         self._queue = FreeQueue(num_blocks)
         self._held: dict[Sequence, list[int]] = {}
-        self._users = [0] * num_blocks  # sequences that hold a block
+        self._users = [0] * num_blocks  # sequences that hold a block of the tree; any other has one holder at most
         self._due: list[Sequence] = []  # have one more block each than their tables say
         self._index: dict[int, int] = {}  # the tree: a block by the key of all tokens up to its end
         self._key: list[int | None] = [None] * num_blocks  # of the blocks in the tree
@@ -168,7 +168,9 @@ class ReuseTreeKV:
         for table in self._held.values():
             for block in table:
                 users[block] += 1
-        assert users == self._users, "wrong counts of users"
+        for block, key in enumerate(self._key):
+            assert self._users[block] == (users[block] if key is not None else 0), "wrong counts of users"
+            assert key is not None or users[block] < 2, "shared outside the tree"
         free = self._queue.blocks()
         assert sorted(free) == [block for block in range(self.num_blocks) if not users[block]], "a block is lost"
         assert len(free) == self.num_free, f"{len(free)} blocks in the queue, num_free {self.num_free}"
@@ -211,6 +213,7 @@ class ReuseTreeKV:
                 found = index[key] = block
                 self._key[block] = key
                 self._parent[block] = parent
+                self._users[block] = 1
                 if parent != _ROOT:
                     self._children.setdefault(parent, {})[block] = None
                 self._version += 1
@@ -230,7 +233,7 @@ class ReuseTreeKV:
             key = self._key[one]
             assert key is not None, f"block {one} is not in the tree"
             del self._index[key]
-            self._key[one], self._parent[one] = None, _ROOT
+            self._key[one], self._parent[one], self._users[one] = None, _ROOT, 0
             below += self._children.pop(one, ())
 
     def _deal(self) -> None:
@@ -242,26 +245,28 @@ class ReuseTreeKV:
                 self._held[seq].append(block)
 
     def _take(self, count: int) -> list[int]:
-        """The next `count` blocks of the queue, out of the tree and held once."""
+        """The next `count` blocks of the queue, out of the tree."""
         if count <= 0:
             return []
         self.num_free -= count
         never, freed = self._queue.take(count)
-        taken = never + freed
-        for block in taken:
-            self._users[block] = 1
         if self._index:
             for block in freed:
                 if self._key[block] is not None:
                     self._drop(block)
-        return taken
+        return never + freed if never else freed
 
     def _give_back(self, seq: Sequence) -> None:
         seq.num_blocks = 0
-        users, unused = self._users, list[int]()
-        for block in reversed(self._held.pop(seq)):
-            users[block] -= 1
-            if not users[block]:
+        unused = self._held.pop(seq)[::-1]
+        if seq.request.tokens is not None or own_key(seq.request) in self._index:
+            users, keys = self._users, self._key
+            held, unused = unused, list[int]()
+            for block in held:
+                if keys[block] is not None:
+                    users[block] -= 1
+                    if users[block]:
+                        continue
                 unused.append(block)
         self._queue.put_last(unused)
         self.num_free += len(unused)

@@ -281,10 +281,9 @@ class TensorrtLlm:
         return cached
 
     def _grow_group(self) -> bool:
-        due = self.group.blocks_due()
+        before = self.kv.num_free
         fits = self.kv.grow_group(self.group)
-        if fits:
-            self._to_come -= due
+        self._to_come -= before - self.kv.num_free
         return fits
 
     def _pause(self, seq: Sequence) -> None:
