@@ -12,18 +12,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sim.report.causes import causes as misses
+    from sim.report.causes import causes_picture as misses_picture
+    from sim.report.closeup import latency_cdf, timeline
+    from sim.report.plots import p99_vs_qps
+    from sim.report.story import story as life
+    from sim.report.story import story_text as life_text
     from sim.results import Results, load_results
     from sim.run import run_scenario
     from sim.scenario import load_scenario
 
 _HOME = {
     "Results": "sim.results",
+    "latency_cdf": "sim.report.closeup",
+    "life": "sim.report.story:story",
+    "life_text": "sim.report.story:story_text",
     "load_results": "sim.results",
     "load_scenario": "sim.scenario",
+    "misses": "sim.report.causes:causes",
+    "misses_picture": "sim.report.causes:causes_picture",
+    "p99_vs_qps": "sim.report.plots",
     "run_scenario": "sim.run",
+    "timeline": "sim.report.closeup",
 }
+"""Where each name is, and after a colon what it is called there, since modules have the shorter names."""
 
-__all__ = ["Results", "load_results", "load_scenario", "run_scenario"]
+__all__ = [
+    "Results", "latency_cdf", "life", "life_text", "load_results", "load_scenario", "misses", "misses_picture",
+    "p99_vs_qps", "run_scenario", "timeline",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:
@@ -33,4 +50,5 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    module, _, there = _HOME[name].partition(":")
+    return getattr(import_module(module), there or name)

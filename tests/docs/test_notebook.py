@@ -1,8 +1,10 @@
-"""The notebook runs on the results of a small scenario, and is kept without outputs."""
+"""The notebooks run from top to bottom, use the package's public names only, and are kept without outputs."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -10,7 +12,8 @@ from nbclient import NotebookClient
 
 import sim
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "p99_vs_qps.ipynb"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+every_notebook = pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
 SMALL = """
 model: llama-3.1-8b
 cost: h200
@@ -28,22 +31,75 @@ seeds: 2
 """
 
 
-def test_notebook_is_kept_without_outputs():
+def code_cells(name: str) -> list[Any]:
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def run(name: str, folder: Path, **parameters: str) -> list[Any]:
+    """The outputs of a notebook run in `folder`; `parameters` replace lines of its cell of parameters."""
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    lines = cell.source.splitlines()
+    for key, value in parameters.items():
+        (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{key} = ")]
+        lines[at] = f"{key} = {value!r}"
+    cell.source = "\n".join(lines)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def shown(outputs: list[Any], kind: str) -> list[str]:
+    return [output.data[kind] for output in outputs if kind in output.get("data", {})]
+
+
+@every_notebook
+def test_a_notebook_is_kept_without_outputs(name: str) -> None:
     """Neither outputs nor execution counts are stored."""
-    cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-    assert cells
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
+    assert code_cells(name)
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code_cells(name))
+
+
+@every_notebook
+def test_a_notebook_uses_public_names_only(name: str) -> None:
+    """Of the package it imports `sim` and nothing within, and takes from it what `sim.__all__` names."""
+    nodes = [node for cell in code_cells(name) for node in ast.walk(ast.parse(cell.source))]
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert [module for module in modules if module.partition(".")[0] in {"sim", "calibrate", "tests"}] == ["sim"]
+    assert not [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
+    used = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sim"
+    }
+    assert used
+    assert used <= set(sim.__all__)
+
+
+def test_every_public_name_is_there() -> None:
+    """Each name can be fetched, from wherever it is, and is listed."""
+    assert dir(sim) == sorted(sim.__all__)
+    assert all(callable(getattr(sim, name)) for name in sim.__all__)
 
 
 @pytest.mark.slow
-def test_notebook_draws_the_picture_of_a_results_folder(tmp_path: Path):
+def test_p99_vs_qps_draws_the_picture_of_a_results_folder(tmp_path: Path) -> None:
     """With the folder of a scenario that was just run, the picture and the table come out."""
     (tmp_path / "small.yaml").write_text(SMALL)
     sim.run_scenario(sim.load_scenario(str(tmp_path / "small.yaml")), out=tmp_path / "results")
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    parameters = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    parameters.source = f"results_folder = {str(tmp_path / 'results' / 'small')!r}"
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [output.data for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert "image/png" in shown[0]
-    assert "continuous" in shown[1]["text/html"]
+    outputs = run("p99_vs_qps", tmp_path, results_folder=str(tmp_path / "results" / "small"))
+    assert len(shown(outputs, "image/png")) == 1
+    assert "continuous" in shown(outputs, "text/html")[0]
+
+
+@pytest.mark.slow
+def test_policy_anatomy_shows_a_minute_under_every_policy(tmp_path: Path) -> None:
+    """The table, three pictures and a life of one request under each of the four policies come out."""
+    outputs = run("policy_anatomy", tmp_path, out=str(tmp_path / "results"))
+    table = shown(outputs, "text/html")[0]
+    assert len(shown(outputs, "image/png")) == 3
+    told = "".join(output.text for output in outputs if output.get("name") == "stdout")
+    for policy in ("static", "dynamic", "continuous", "preemptive"):
+        assert policy in table
+        assert told.count(f"{policy} at 8 req/s offered, seed 0: request 150") == 1
