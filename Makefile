@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.installed
 LIVE := $(VENV)/.live
+ALL := $(VENV)/.all
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
@@ -14,7 +15,7 @@ help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
 	@echo "make demo-live the same plus torch: calibrate a tiny model here, run it live, compare with the simulation"
 	@echo "make test      set up, then the fast tests, under 2 minutes"
-	@echo "make test-all  every test that needs no GPU; installs torch"
+	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
@@ -29,7 +30,11 @@ $(LIVE): $(RUNTIME)
 	$(PIP) --editable '.[test,live-test]'
 	@touch $@
 
-$(TOOLS): $(LIVE)
+$(ALL): $(LIVE)
+	$(PIP) --editable '.[test,live-test,ray]'
+	@touch $@
+
+$(TOOLS): $(ALL)
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
@@ -47,7 +52,7 @@ demo-live: $(LIVE)
 test: $(RUNTIME)
 	$(PYTEST) -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
-test-all: $(LIVE)
+test-all: $(ALL)
 	$(PYTEST) -m "not gpu" --numprocesses auto --dist loadfile
 
 bench: $(RUNTIME)

@@ -102,6 +102,14 @@ class Setup:
         config = self.scenario.cost
         return config.tp if isinstance(config, RooflineConfig) else 1
 
+    def carrying(self, seed: int | None) -> Setup:
+        """This setup with the trace's rows for `seed`, which a machine without the file needs; or None: without any."""
+        rows = _Trace(self.scenario)
+        if seed is not None and self.scenario.file.workload.trace is not None:
+            key = self.resolved.trace_seed(seed)
+            rows[key] = self.resolved.rows[key]
+        return replace(self, resolved=replace(self.resolved, rows=rows))
+
     def new_kv(self, config: object) -> KVBlockManager:
         """An empty pool of the kind that a policy's config asks for."""
         return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.resolved.num_swap_blocks, ids=False)

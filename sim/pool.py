@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Killed:
-    """A task whose worker process ended under it, twice: among others, then alone. `how` it ended, in words."""
+    """A task whose worker process ended under it, twice. `how`, in words that follow `its worker process`."""
 
     how: str
 
@@ -42,8 +42,9 @@ def run_all(function: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterat
             suspects.append(i)
         else:
             yield i, result
-    for i in suspects:
-        yield from _run(function, {i: tasks[i]}, 1)
+    for suspect in suspects:
+        for i, result in _run(function, {suspect: tasks[suspect]}, 1):
+            yield i, Killed(f"{result.how}, alone too") if isinstance(result, Killed) else result
 
 
 def _run(function: Callable[[T], R], tasks: dict[int, T], jobs: int) -> Iterator[tuple[int, R | Killed]]:

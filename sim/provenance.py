@@ -90,19 +90,24 @@ def _file_hash(path: Path) -> str | None:
 
 def provenance() -> dict[str, Any]:
     """Where and by what a run was made."""
-    packages = {}
-    for name in ("batchsim", "simpy", "numpy", "pandas", "scipy", "pyarrow"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed"
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": packages(),
         "code": code_hash(),
         "commit": _commit(),
     }
+
+
+def packages() -> dict[str, str]:
+    """The versions of batchsim and of all that has a part in a result."""
+    found = {}
+    for name in ("batchsim", "simpy", "numpy", "pandas", "scipy", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def _commit() -> str | None:

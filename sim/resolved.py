@@ -106,7 +106,7 @@ class Resolved:
                 f" hash_ids, by which {', '.join(caching)} would share. Set another, or write trace.prefix: ignore."
             )
 
-    def _trace_seed(self, seed: int) -> int:
+    def trace_seed(self, seed: int) -> int:
         """Under which seed `rows` has the trace: its own where jitter moves the arrivals, else 0."""
         trace = self.workload.trace
         return seed if trace is not None and trace.jitter else 0
@@ -115,7 +115,7 @@ class Resolved:
         if self.workload.trace is None:
             return None
         try:
-            return self.rows[self._trace_seed(seed)]
+            return self.rows[self.trace_seed(seed)]
         except KeyError:
             raise ScenarioError(
                 f"{self.name}: holds the trace for seeds 0 to {self.seeds - 1}, not for seed {seed}. Resolve the"
@@ -174,7 +174,7 @@ class Resolved:
     def to_json(self) -> str:
         """All of it; `from_json` gives an equal object. ScenarioError if a policy's knobs have no plain form."""
         seeds = range(self.seeds) if self.workload.trace is not None else range(0)
-        rows = {self._trace_seed(seed): self._trace_rows(seed) for seed in seeds}
+        rows = {self.trace_seed(seed): self._trace_rows(seed) for seed in seeds}
         try:
             plain = {field.name: to_plain(getattr(self, field.name)) for field in fields(self) if field.name != "rows"}
         except TypeError as error:

@@ -27,14 +27,15 @@ def run_scenario(
     *,
     out: Path = Path("results"),
     jobs: int = 1,
+    ray: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
     precision: Precision | None = None,
 ) -> Results:
     """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results.
 
-    With `precision` points get more seeds than the scenario's where they need them.
-    Points that failed are listed in the manifest's `failed`; PointsFailed if all did.
+    Points run on `jobs` processes, or on the Ray cluster at the address `ray`. With `precision` they get more seeds
+    than the scenario's where they need them. The manifest's `failed` lists those that failed; PointsFailed if all did.
     """
     started = time.monotonic()
     setup = Setup.of(scenario)
@@ -44,7 +45,8 @@ def run_scenario(
     if precision is not None:
         check_metric(lines[0], min(scenario.loads, default=ANY_LOAD), precision.metric)
     home = out / scenario.name
-    sweep = Sweep(home, jobs=jobs, force=force, progress=progress)
+    sweep = Sweep(home, jobs=jobs, ray=ray, force=force, progress=progress)
+    sweep.hold()
     facts: dict[str, Any] = {}
     if scenario.auto:
         found, facts["saturation_rps"] = find_loads(lines, sweep)
@@ -54,7 +56,7 @@ def run_scenario(
         found, facts["precision"] = refine(found, lines, sweep, precision)
     if scenario.vary_key:
         facts["vary"] = _varied(scenario, lines)
-    facts |= {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs}
+    facts |= {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs if ray is None else None, "ray": ray}
     with writing(home):
         return keep_run(setup, home, found, reused=sweep.reused, facts=facts)
 

@@ -23,7 +23,8 @@ from sim.keep import measured_point
 from sim.point import Setup, simulate_point
 from sim.point_files import PackedPoint, read_point, remove_unfinished, write_point
 from sim.pool import Killed, run_all
-from sim.provenance import identity, point_hash
+from sim.provenance import identity, point_hash, short_hash
+from sim.ray_pool import run_on_ray
 from sim.results import POINTS
 from sim.scenario import Point
 
@@ -36,23 +37,37 @@ _OF_THE_SCENARIO = (ScenarioError, TraceError, CalibrationError)
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs for one point: the setup, pickled once for all its points; and the name of its folder."""
+    """What a worker needs for one point: the setup, pickled once for all its points; and the name of its folder.
+
+    `inputs` is the hash of what the setup is made of, files included.
+    """
 
     setup: bytes
+    inputs: str
     point: Point
     name: str
 
 
 class Sweep:
-    """Runs points of one scenario, or of variants of it, on `jobs` processes; their results lie in `home`.
+    """Runs points of one scenario, or of variants of it; their results lie in `home`.
 
-    `force` simulates anew what is there. `reused` counts the points that were not simulated. From the first run on, no
-    other process can write to `home` until this object is gone.
+    They run on `jobs` processes of this machine, or on the CPUs of the Ray cluster at the address `ray`. `force`
+    simulates anew what is there. `reused` counts the points that were not simulated. From `hold` or the first run
+    on, no other process can write to `home` until this object is gone.
     """
 
-    def __init__(self, home: Path, *, jobs: int = 1, force: bool = False, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        jobs: int = 1,
+        ray: str | None = None,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
         self.home = home
         self.jobs = jobs
+        self.ray = ray
         self.force = force
         self.progress = progress
         self.reused = 0
@@ -77,19 +92,25 @@ class Sweep:
         with writing(self.home):
             return self._attempt(wanted)
 
-    def _attempt(self, wanted: Sequence[tuple[Setup, Point]]) -> list[dict[str, Any] | Failed]:
-        points = self.home / POINTS
-        points.mkdir(parents=True, exist_ok=True)
+    def hold(self) -> None:
+        """Keeps other processes from writing to `home` from now on, as a run would. ScenarioError if one does."""
         if self._lock is None:
-            self._lock = lock_folder(self.home)
+            with writing(self.home):
+                self.home.mkdir(parents=True, exist_ok=True)
+                self._lock = lock_folder(self.home)
+
+    def _attempt(self, wanted: Sequence[tuple[Setup, Point]]) -> list[dict[str, Any] | Failed]:
+        self.hold()
+        points = self.home / POINTS
+        points.mkdir(exist_ok=True)
         remove_unfinished(points)
-        tasks = _tasks(wanted)
+        tasks = _tasks(wanted, carry=self.ray is not None)
         done: dict[int, dict[str, Any] | Failed] = {}
         if not self.force:
             done |= {i: kept for i, task in enumerate(tasks) if (kept := read_point(points / task.name))}
         self.reused += len(done)
         todo = [i for i in range(len(tasks)) if i not in done]
-        for number, result in run_all(run_point, [tasks[i] for i in todo], self.jobs):
+        for number, result in self._execute([tasks[i] for i in todo]):
             i = todo[number]
             done[i] = self._keep(points, tasks[i], result)
             if self.progress is not None:
@@ -97,30 +118,39 @@ class Sweep:
                 self.progress(len(done), len(tasks), f"{point.spec.name} at {point.load:g}, seed {point.seed}")
         return [done[i] for i in range(len(tasks))]
 
+    def _execute(self, tasks: Sequence[Task]) -> Iterator[tuple[int, PackedPoint | Failed | Killed]]:
+        if not tasks or self.ray is None:
+            return run_all(run_point, tasks, self.jobs)
+        return run_on_ray(run_point, tasks, self.ray)
+
     def _keep(self, points: Path, task: Task, result: PackedPoint | Failed | Killed) -> dict[str, Any] | Failed:
         if isinstance(result, Killed):
-            why = f"its worker process {result.how}, alone too: perhaps memory is short"
-            return Failed.of(task.point, task.name, why)
+            return Failed.of(task.point, task.name, f"its worker process {result.how}: perhaps memory is short")
         if isinstance(result, PackedPoint):
             write_point(result, points / task.name)
             return result.result
         return result
 
 
-def _tasks(wanted: Sequence[tuple[Setup, Point]]) -> list[Task]:
-    setups = {id(setup): setup for setup, _ in wanted}
-    common = {key: (identity(setup), pickle.dumps(setup)) for key, setup in setups.items()}
+def _tasks(wanted: Sequence[tuple[Setup, Point]], *, carry: bool) -> list[Task]:
+    """A task a point. With `carry` it brings the trace along; without, its worker reads the file."""
+    common = {id(setup): identity(setup) for setup, _ in wanted}
+    inputs = {key: short_hash(known) for key, known in common.items()}
+    packed: dict[tuple[int, int | None], bytes] = {}
     tasks = []
     for setup, point in wanted:
-        known, packed = common[id(setup)]
-        tasks.append(Task(packed, point, point_hash(known, point)))
+        rows_of = setup.resolved.trace_seed(point.seed) if carry else None
+        key = id(setup), rows_of
+        if key not in packed:
+            packed[key] = pickle.dumps(setup.carrying(rows_of))
+        tasks.append(Task(packed[key], inputs[id(setup)], point, point_hash(common[id(setup)], point)))
     return tasks
 
 
 def run_point(task: Task) -> PackedPoint | Failed:
     """Simulates and measures one point. Raises what is wrong with the scenario itself."""
     try:
-        setup = _unpickled(task.setup)
+        setup = _unpickled(task.setup, task.inputs)
         return measured_point(setup, simulate_point(setup, task.point), task.name)
     except _OF_THE_SCENARIO:
         raise
@@ -133,8 +163,8 @@ def run_point(task: Task) -> PackedPoint | Failed:
 
 
 @lru_cache(maxsize=4)
-def _unpickled(setup: bytes) -> Setup:
-    """One object a worker for all points of a setup, so that a trace is read once."""
+def _unpickled(setup: bytes, inputs: str) -> Setup:
+    """One object a worker for all points of a setup, so that a trace is read once; another when `inputs` changed."""
     return pickle.loads(setup)
 
 

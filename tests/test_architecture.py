@@ -80,6 +80,7 @@ ROWS = (
         " sim.validation_plan sim.step_error sim.divergence sim.load_shift sim.verdicts sim.counterfactual sim.lines"
         " sim.auto sim.fleet_inputs",
         "numpy pandas pyarrow",
+        inside="ray",  # sim.ray_pool
     ),
     _row(6.5, "sim.claims.*", "numpy pandas"),
     _row(7, "sim.report.*", "numpy pandas matplotlib jinja2"),

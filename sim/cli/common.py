@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -26,6 +27,19 @@ ColumnsOption = Annotated[
     typer.Option(metavar="arrival=A,prompt=P,output=O", help="The columns of a format batchsim does not know."),
 ]
 TimeUnitOption = Annotated[str | None, typer.Option(help="Unit of the arrival times: ns, us, ms, s or iso.")]
+JobsOption = Annotated[
+    int | None, typer.Option(min=1, help="Simulations at a time on this machine.", show_default="all cores")
+]
+ExecutorOption = Annotated[
+    Literal["local", "ray"], typer.Option(help="Where points run: here, or on a Ray cluster that is there already.")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The Ray cluster; with --executor ray. By default that of RAY_ADDRESS, or the one this machine is in.",
+    ),
+]
 FormatOption = Annotated[str, typer.Option("--format", help="The format, where it cannot be told from the file.")]
 
 
@@ -67,6 +81,17 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(130) from None
 
     return wrapped
+
+
+def where_points_run(jobs: int | None, executor: str, address: str | None) -> dict[str, Any]:
+    """The arguments `jobs` and `ray` of a Sweep. ScenarioError for options that do not go together."""
+    if executor == "ray":
+        if jobs is not None:
+            raise ScenarioError("--jobs: is for --executor local. On Ray a point takes a CPU of the cluster; drop it.")
+        return {"jobs": os.cpu_count() or 1, "ray": address or "auto"}
+    if address is not None:
+        raise ScenarioError("--address: is for --executor ray. Add that, or drop it.")
+    return {"jobs": jobs or os.cpu_count() or 1, "ray": None}
 
 
 def require_torch(command: str) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.cli.common import (
+    AddressOption,
+    ExecutorOption,
+    JobsOption,
+    JsonOption,
+    one_line_errors,
+    print_json,
+    where_points_run,
+)
 from sim.errors import BatchsimError, ScenarioError
 
 if TYPE_CHECKING:
@@ -20,7 +27,9 @@ if TYPE_CHECKING:
 @one_line_errors
 def run(
     scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
-    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+    jobs: JobsOption = None,
+    executor: ExecutorOption = "local",
+    address: AddressOption = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
     load: Annotated[float | None, typer.Option(help="The load that the table shows.")] = None,
@@ -45,7 +54,8 @@ def run(
     """Run a scenario and compare its policies.
 
     Examples: batchsim run bursty; batchsim run my.yaml --jobs 2 --set seeds=5 --set 'policies={continuous:
-    {max_num_seqs: 64, max_num_batched_tokens: 4096}}'; batchsim run chat --precision 5% --metric e2e_mean_s
+    {max_num_seqs: 64, max_num_batched_tokens: 4096}}'; batchsim run chat --precision 5% --metric e2e_mean_s;
+    batchsim run chat --executor ray --address 10.0.0.4:6379
     """
     from sim.failed import Failed, points_failed
     from sim.report.layout import fit
@@ -54,13 +64,14 @@ def run(
     from sim.run import run_scenario
     from sim.scenario import load_scenario
 
+    where = where_points_run(jobs, executor, address)
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     if load is not None and load not in loaded.loads and not loaded.auto:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
     asked = _precision(precision, metric, max_seeds)
     with ProgressBar() as progress:
-        results = run_scenario(loaded, out=out, jobs=jobs, force=force, progress=progress, precision=asked)
+        results = run_scenario(loaded, out=out, **where, force=force, progress=progress, precision=asked)
     _check_rejections(results, strict)
     pictures = write_pictures(results, load)
     if as_json:

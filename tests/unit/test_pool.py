@@ -44,7 +44,7 @@ def test_every_task_gives_its_own_result(jobs: int) -> None:
 def test_a_task_that_kills_its_worker_takes_no_other_with_it() -> None:
     """The killed task is tried once more alone, then is Killed, which says how; all others have their results."""
     found = dict(run_all(die_at_three, [1, 2, 3, 4, 5, 6], 2))
-    assert found == {0: 2, 1: 4, 2: Killed("was killed by SIGKILL"), 3: 8, 4: 10, 5: 12}
+    assert found == {0: 2, 1: 4, 2: Killed("was killed by SIGKILL, alone too"), 3: 8, 4: 10, 5: 12}
 
 
 def test_a_task_killed_for_others_memory_succeeds_alone(tmp_path: Path) -> None:

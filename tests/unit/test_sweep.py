@@ -135,6 +135,23 @@ def test_a_damaged_point_is_made_again(tmp_path: Path, table: str, damage: str) 
     assert contents(points) == before
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_trace_that_changed_is_read_again(tmp_path: Path, jobs: int) -> None:
+    """One process runs a scenario twice with another trace under the same name: the second run is of the second."""
+    made = scenario(tmp_path, limit=MANY)
+    text = made.text.replace("{kind: poisson, mean_rate: 20/s}", "{kind: trace}").replace("  requests: 60\n", "")
+    start = text.index("  lengths:"), text.index("  output_cap")
+    trace = "  trace: {path: my.csv, columns: {arrival: ts, prompt: in, output: out}, time_unit: ms}\n"
+    text = text[: start[0]] + trace + text[start[1] :].replace("load: {mean_rate: [10/s, 200/s]}\n", "")
+    (tmp_path / "t.yaml").write_text(text)
+    lasts = []
+    for gap_ms in (40, 80):
+        (tmp_path / "my.csv").write_text("\n".join(["ts,in,out", *(f"{gap_ms * i},50,5" for i in range(60))]))
+        results = run_scenario(load_scenario(str(tmp_path / "t.yaml")), out=tmp_path, jobs=jobs)
+        lasts.append(results.requests("continuous", 1.0, 0)["arrival_ns"].max())
+    assert lasts == [59 * 40_000_000, 59 * 80_000_000]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
