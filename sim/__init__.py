@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sim.precision import Precision
     from sim.report.causes import causes as misses
     from sim.report.causes import causes_picture as misses_picture
     from sim.report.closeup import latency_cdf, timeline
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sim.scenario import load_scenario
 
 _HOME = {
+    "Precision": "sim.precision",
     "Results": "sim.results",
     "latency_cdf": "sim.report.closeup",
     "life": "sim.report.story:story",
@@ -38,8 +40,8 @@ _HOME = {
 """Where each name is, and after a colon what it is called there, since modules have the shorter names."""
 
 __all__ = [
-    "Results", "latency_cdf", "life", "life_text", "load_results", "load_scenario", "misses", "misses_picture",
-    "p99_vs_qps", "run_scenario", "timeline",
+    "Precision", "Results", "latency_cdf", "life", "life_text", "load_results", "load_scenario", "misses",
+    "misses_picture", "p99_vs_qps", "run_scenario", "timeline",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from report_samples import FOUR, SampleResults, sample_results
 from sim.errors import ScenarioError
 from sim.paired import Difference, paired
 from sim.report.confidence import difference_text
+from sim.report.reading import seeds_text
 from sim.report.tables import report, warnings
 
 
@@ -103,6 +104,17 @@ def test_a_notebook_asks_for_any_two_policies():
         results.paired("static", "preemptive", "ttft_p98_s", 8.0)
     with pytest.raises(ScenarioError, match="no point nobody at load 8"):
         results.paired("nobody", "preemptive", "in_slo", 8.0)
+
+
+def test_different_numbers_of_seeds_are_told_as_a_range():
+    """Over all points and at one load; points that failed, of no seed, do not count."""
+    results = sample_results()
+    assert (seeds_text(results), seeds_text(sample_results(seeds=1))) == ("3 seeds", "1 seed")
+    results.summary.loc[results.summary["load"] == 8.0, "num_seeds"] = 11
+    results.summary.loc[results.summary["load"] == 1.0, "num_seeds"] = 0
+    assert seeds_text(results) == "3–11 seeds"
+    assert (seeds_text(results, 8.0), seeds_text(results, 1.0)) == ("11 seeds", "0 seeds")
+    assert "(11 seeds, ± = 95 %)" in report(results, 8.0)
 
 
 def test_a_warm_up_that_is_too_short_is_warned_of():
