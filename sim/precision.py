@@ -12,7 +12,6 @@ in nine of ten cases instead of 95 % (`tests/unit/test_precision.py`).
 from __future__ import annotations
 
 import difflib
-import pickle
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from sim.keep import best_variant
 from sim.lines import Line
 from sim.metrics import half_width, t_quantile
 from sim.scenario import Point
-from sim.sweep import Sweep, Task, run_point
+from sim.sweep import Sweep, packed_point
 
 METRIC = "ttft_p99_s"
 MIN_SEEDS = 5  # with fewer the spread is too uncertain to stop by
@@ -92,7 +91,7 @@ def check_metric(line: Line, load: float, metric: str) -> None:
     A point that fails tells nothing.
     """
     setup, point = next(line.points(load))
-    tried = run_point(Task(pickle.dumps(setup), point, ""))
+    tried = packed_point(setup, point, "")
     if isinstance(tried, Failed) or metric in tried.result["values"]:
         return
     near = difflib.get_close_matches(metric, tried.result["values"], n=1)

@@ -148,18 +148,22 @@ def _tasks(wanted: Sequence[tuple[Setup, Point]], *, carry: bool) -> list[Task]:
 
 
 def run_point(task: Task) -> PackedPoint | Failed:
-    """Simulates and measures one point. Raises what is wrong with the scenario itself."""
+    """What a worker does with one point."""
+    return packed_point(_unpickled(task.setup, task.inputs), task.point, task.name)
+
+
+def packed_point(setup: Setup, point: Point, name: str) -> PackedPoint | Failed:
+    """Simulates and measures one point, for a folder of that name. Raises what is wrong with the scenario itself."""
     try:
-        setup = _unpickled(task.setup, task.inputs)
-        return measured_point(setup, simulate_point(setup, task.point), task.name)
+        return measured_point(setup, simulate_point(setup, point), name)
     except _OF_THE_SCENARIO:
         raise
     except BatchsimError as error:
-        return Failed.of(task.point, task.name, str(error))
+        return Failed.of(point, name, str(error))
     except Exception as error:  # a policy of the user's own, memory, or a bug of ours: the other points stay right
         frame = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
-        return Failed.of(task.point, task.name, reason, traceback.format_exc())
+        return Failed.of(point, name, reason, traceback.format_exc())
 
 
 @lru_cache(maxsize=4)
