@@ -83,6 +83,7 @@ ROWS = (
         inside="ray",  # sim.ray_pool
     ),
     _row(6.5, "sim.claims.*", "numpy pandas"),
+    _row(6.5, "sim.planning.*", "numpy pandas"),
     _row(7, "sim.report.*", "numpy pandas matplotlib jinja2"),
     _row(8, "sim", lazy=True),  # the public names, fetched when asked for: a GPU box has neither pandas nor simpy
     _row(8, "sim.cli.*", "typer rich", lazy=True),

@@ -11,6 +11,7 @@ from sim.cli.conform import conform
 from sim.cli.explain import explain
 from sim.cli.lists import catalog, policies, schema
 from sim.cli.live import live, resolve
+from sim.cli.plan import plan
 from sim.cli.runs import run
 from sim.cli.timeline import timeline
 from sim.cli.traces import init, inspect
@@ -25,7 +26,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run, claims, explain, timeline, init, live, validate, resolve, policies, catalog, schema, conform):
+for command in (
+    run,
+    plan,
+    claims,
+    explain,
+    timeline,
+    init,
+    live,
+    validate,
+    resolve,
+    policies,
+    catalog,
+    schema,
+    conform,
+):
     app.command()(command)
 
 trace_app = typer.Typer(help="Looks at request traces.", no_args_is_help=True, rich_markup_mode=None)

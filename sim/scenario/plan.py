@@ -110,7 +110,7 @@ class PlanConfig:
     target: Target
     gpus: dict[str, GpuOffer]
     currency: str
-    router: str
+    router: str | dict[str, Any]
     max_replicas: int
     window: Duration = DEFAULT_WINDOW_NS
     growth: Growth = field(default_factory=lambda: Growth(0.0, 0))

@@ -1,0 +1,61 @@
+"""`batchsim plan`: how many GPUs of which kind, at what cost, and how sure that is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.cli.runs import ProgressBar
+from sim.errors import ScenarioError
+
+
+@one_line_errors
+def plan(
+    scenario: Annotated[str, typer.Argument(help="A YAML file with a plan, or the name of a shipped scenario.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the report; results/SCENARIO/plan by default.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+    out: Annotated[Path, typer.Option(help="Folder for the simulations, which are reused.")] = Path("results"),
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the cheapest group of replicas that holds a traffic, and write a report of it.
+
+    Example: batchsim plan plan -o my-plan --set plan.target.rate=40/s
+    """
+    from sim.planning.assumptions import assumptions
+    from sim.planning.make import make_plan
+    from sim.planning.tables import tables_of
+    from sim.report.plan.text import plan_json, plan_text
+    from sim.report.plan.write import write_report
+    from sim.report.tables import fit
+    from sim.scenario import load_scenario
+
+    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    with ProgressBar() as progress:
+        planned = make_plan(loaded, out=out, jobs=jobs, progress=progress)
+    tables = tables_of(planned) | {"assumptions": assumptions(planned)}
+    currency = planned.demand.plan.currency
+    folder = output or out / loaded.name / "plan"
+    try:
+        files = write_report(tables, loaded.name, currency, folder)
+    except OSError as error:
+        raise ScenarioError(f"{folder}: cannot be written: {error.strerror}. Give another folder with -o.") from None
+    if as_json:
+        print_json(plan_json(tables, currency))
+    else:
+        typer.echo(plan_text(tables, currency))
+        names = "  ".join(file.name for file in files if file.suffix != ".json")
+        typer.echo(fit(f"{folder}/  {names}"))
+    if planned.best is None:
+        reasons = "; ".join(f"{row['gpu']}, {row['policy']}: {row['why_not']}" for row in tables["configurations"])
+        raise ScenarioError(f"{loaded.source}: no configuration holds the traffic. {reasons}. {folder} has the tables.")

@@ -1,0 +1,230 @@
+"""Makes a plan: searches every GPU and policy, picks the cheapest group that holds, and asks what would break it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sim.core import SimExecutor
+from sim.cost import ProfileConfig
+from sim.cost.error import CostError
+from sim.errors import BatchsimError, ScenarioError
+from sim.planning.demand import Change, Demand, can_disperse, demand_of
+from sim.planning.money import cost_per_month
+from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, drive
+from sim.planning.search import Found, first_guess, headroom, judge, smallest, whole
+from sim.point import Setup
+from sim.pool import Killed, run_all
+from sim.saturation import overloaded, saturation_rps
+from sim.scenario import Scenario, changed
+from sim.simulate import simulate
+from sim.slo import parse_slo
+from sim.sweep import Progress, Sweep
+from sim.workload.open_loop import OpenWorkload
+
+WHAT_IFS = {
+    "30 % more traffic": Change(traffic=1.3),
+    "bursts of twice the dispersion": Change(dispersion=2),
+    "prompts 1.5 times as long": Change(prompts=1.5),
+}
+CURVE = (0.25, 0.5, 0.75)
+"""Parts of the peak at which the recommended group is simulated for the rest of the traffic."""
+
+
+@dataclass
+class Planned:
+    """All that a plan found. Lists are in the order of the scenario: GPUs, and their policies.
+
+    `best` is the index of the recommended group, None where none holds; `favourites` are the cheapest of every GPU.
+    `changed` has, for every favourite and what-if, the search (of the recommended) or the probe (of the others).
+    `at_error` has the searches with all steps as short, and as long, as the cost's error allows.
+    """
+
+    demand: Demand
+    book: Book
+    groups: list[Group]
+    saturation_rps: list[float]
+    found: list[Found]
+    best: int | None = None
+    favourites: list[int] = field(default_factory=list)
+    headroom: dict[int, list[Probe]] = field(default_factory=dict)
+    changed: dict[tuple[int, str], Found | Probe] = field(default_factory=dict)
+    curve: list[Probe] = field(default_factory=list)
+    at_error: dict[int, tuple[Found, Found]] = field(default_factory=dict)
+    tiers: list[tuple[tuple[str, ...], Found]] = field(default_factory=list)
+
+    def cost_error(self, index: int) -> CostError | None:
+        """How far the step times of that configuration's GPU may be off."""
+        return self.book.setup(Ask(self.groups[index])).cost.error
+
+    def held(self, index: int) -> Probe | None:
+        """The smallest group that holds, as simulated; None where none does."""
+        return self.found[index].holds
+
+    def month(self, index: int) -> float:
+        """The cost a month of a configuration that holds."""
+        held = self.held(index)
+        assert held is not None, "asked of configurations that hold"
+        return cost_per_month(self.demand.plan.gpus[held.ask.group.gpu], held.ask.group.replicas)
+
+
+def make_plan(
+    scenario: Scenario, *, out: Path = Path("results"), jobs: int = 1, progress: Progress | None = None
+) -> Planned:
+    """Simulates until every question of the scenario's plan is answered; points lie below `out` and are reused."""
+    demand = demand_of(scenario)
+    _check(demand)
+    book = Book(demand, Sweep(out / scenario.name, jobs=jobs, progress=progress))
+    groups = [Group(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
+    saturated = _saturations(book, groups, jobs)
+    parts = [rps / _peak_rps(book.setup(Ask(group))) for group, rps in zip(groups, saturated, strict=True)]
+    limit = demand.plan.max_replicas
+    searches = [
+        smallest(book, replace(group, replicas=first_guess(part, limit)), limit, per_replica=part, show=True)
+        for group, part in zip(groups, parts, strict=True)
+    ]
+    planned = Planned(demand, book, groups, saturated, drive(book, searches))
+    holding = [i for i in range(len(groups)) if planned.held(i) is not None]
+    if holding:
+        planned.favourites = sorted(
+            min((i for i in holding if groups[i].gpu == gpu), key=lambda i: _merit(planned, i))
+            for gpu in dict.fromkeys(groups[i].gpu for i in holding)
+        )
+        planned.best = min(planned.favourites, key=lambda i: _merit(planned, i))
+        _look_around(planned, holding, planned.best)
+    return planned
+
+
+def _merit(planned: Planned, index: int) -> tuple[float, float]:
+    """Cheaper is better; of the same price, the one with more requests within the SLO."""
+    probe = planned.held(index)
+    assert probe is not None and probe.margin.low is not None, "asked of configurations that hold"
+    return planned.month(index), -probe.margin.low
+
+
+def _check(demand: Demand) -> None:
+    scenario = demand.scenario
+    if scenario.file.replicas is not None:
+        raise ScenarioError(
+            f"{scenario.source}: replicas and plan are given, and plan chooses replicas. Drop replicas."
+        )
+    own = {f"classes.{name}": each.slo for name, each in scenario.file.workload.classes.items() if each.slo is not None}
+    for name, text in {"slo": scenario.file.slo, **own}.items():
+        with scenario.at(name.partition(".")[0]):
+            if not parse_slo(text).per_request:
+                raise ScenarioError(
+                    f"{name} '{text}' bounds percentiles, and a plan counts requests. Write the form"
+                    " 'ttft<1s & tpot<50ms @ 99%'."
+                )
+    by_seed = demand.slice_ns is None or (demand.copies(PLANNED) or 0) >= 2
+    if by_seed and scenario.file.seeds < 2:
+        raise ScenarioError(f"{scenario.source}: seeds is {scenario.file.seeds}, and one has no interval. Write 3.")
+
+
+# ---- where to start
+
+
+@dataclass(frozen=True)
+class _Saturate:
+    scenario: Scenario
+    policy: str
+
+
+def _saturations(book: Book, groups: Sequence[Group], jobs: int) -> list[float]:
+    """The highest completion rate of one replica of each, in requests/s."""
+    tasks = [_Saturate(book.setup(Ask(group)).scenario, group.policy) for group in groups]
+    found: dict[int, float] = {}
+    for i, saturation in run_all(_saturation, tasks, jobs):
+        if isinstance(saturation, Killed):
+            raise BatchsimError(
+                f"--jobs {jobs}: a worker process {saturation.how}, perhaps for want of memory. Use fewer."
+            )
+        found[i] = saturation
+    return [found[i] for i in range(len(tasks))]
+
+
+def _saturation(task: _Saturate) -> float:
+    beyond = isinstance(task.scenario.cost, ProfileConfig)  # a guess may go beyond what was measured
+    setup = Setup.of(changed(task.scenario, ["cost.extrapolate=true"]) if beyond else task.scenario)
+    resolved = setup.resolved
+    busy = overloaded(replace(resolved, workload=replace(resolved.workload, sessions=None)))
+    workload = busy.built_workload(1.0, 0)
+    spec = next(spec for spec in task.scenario.specs if spec.name == task.policy)
+    executor = SimExecutor(setup.cost, setup.max_model_len)
+    core = busy.engine(spec, workload, setup.new_kv(spec.config), executor, setup.cost)
+    simulate(core, workload)
+    return saturation_rps(core.recorder.records())
+
+
+def _peak_rps(setup: Setup) -> float:
+    """Requests a second of the busiest window; of sessions those that begin, which only moves where a search starts."""
+    workload = setup.workload(setup.scenario.loads[0], 0)
+    start_ns, end_ns = workload.window_ns
+    if isinstance(workload, OpenWorkload):
+        return float((workload.sent_ns >= start_ns).sum()) / ((end_ns - start_ns) / 1e9)
+    return setup.scenario.loads[0]
+
+
+# ---- what else to know
+
+
+def _look_around(planned: Planned, holding: list[int], best: int) -> None:
+    """Headroom of all that hold; for the favourites what changes break them; the rest for the recommended alone."""
+    book, limit = planned.book, planned.demand.plan.max_replicas
+    named: list[tuple[Any, Search[Any]]] = []
+
+    def group(index: int) -> Group:
+        held = planned.held(index)
+        assert held is not None, "it holds"
+        return held.ask.group
+
+    named += [(("headroom", i), headroom(book, group(i))) for i in holding]
+    for i in planned.favourites:
+        for name, change in WHAT_IFS.items():
+            if change.dispersion == 1 or can_disperse(planned.demand):
+                harder = group(i).replicas - 1  # what fails without the change fails with it
+                more = smallest(book, group(i), limit, change, too_few=harder)
+                search = more if i == best else judge(book, Ask(group(i), change))
+                named.append((("changed", i, name), search))
+        error = planned.cost_error(i)
+        if error is not None:
+            for end in (error.low, error.high):
+                factor = Change(cost_factor=1 + end)
+                slower = group(i).replicas - 1 if end > 0 else 0
+                named.append((("error", i, end), smallest(book, group(i), limit, factor, too_few=slower)))
+    if not planned.demand.is_flat:
+        named += [(("curve", part), whole(book, Ask(group(best), Change(traffic=part)))) for part in CURVE]
+    named += [
+        (("tier", names), smallest(book, _share(planned, names, group(best)), limit, Change(classes=names)))
+        for names in tiers(planned.demand.scenario)[:-1]
+    ]
+    answers = dict(zip([name for name, _ in named], drive(book, [search for _, search in named]), strict=True))
+    for name, answer in answers.items():
+        if name[0] == "changed":
+            planned.changed[name[1], name[2]] = answer
+        elif name[0] == "headroom":
+            planned.headroom[name[1]] = answer
+        elif name[0] == "curve":
+            planned.curve.append(answer)
+        elif name[0] == "tier":
+            planned.tiers.append((name[1], answer))
+    for i in planned.favourites:
+        error = planned.cost_error(i)
+        if error is not None:
+            planned.at_error[i] = answers["error", i, error.low], answers["error", i, error.high]
+
+
+def tiers(scenario: Scenario) -> list[tuple[str, ...]]:
+    """The classes from the most important on, each time with those before it; [] without at least two."""
+    classes = scenario.file.workload.classes
+    names = sorted(classes, key=lambda name: (classes[name].priority, list(classes).index(name)))
+    return [tuple(names[: i + 1]) for i in range(len(names))] if len(names) > 1 else []
+
+
+def _share(planned: Planned, names: tuple[str, ...], group: Group) -> Group:
+    """Where the search for some classes' own group starts: at their share of the replicas."""
+    classes = planned.demand.scenario.file.workload.classes
+    share = sum(classes[name].share for name in names)
+    return replace(group, replicas=max(1, round(group.replicas * share)))

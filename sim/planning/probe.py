@@ -1,0 +1,229 @@
+"""Groups of replicas simulated on the busiest window, and what each showed; many searches go on side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sim.failed import Failed
+from sim.metrics import half_width
+from sim.planning.batches import BATCHES, batch_attainments
+from sim.planning.demand import ONE_COPY, Change, Demand
+from sim.point import Setup
+from sim.scenario import Point, changed
+from sim.slo import parse_slo
+from sim.sweep import Sweep
+
+T = TypeVar("T")
+PLANNED = Change()
+
+
+@dataclass(frozen=True)
+class Group:
+    """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant)."""
+
+    gpu: str
+    policy: str
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A group on the busiest window, or on what a change makes of it."""
+
+    group: Group
+    change: Change = PLANNED
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % t-interval, None without at least two observations; all None without any."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        if not values:
+            return cls(None, None, None)
+        mean = float(np.mean(values))
+        if len(values) < 2:
+            return cls(mean, None, None)
+        half = half_width(values)
+        return cls(mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The shares of requests within the SLO in one seed, or in one stretch of the window: of all, and by class.
+
+    `margin` is the least share beyond what its objective asks for, over all objectives.
+    """
+
+    attainment: float
+    margin: float
+    by_class: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was seen of an Ask: a result for every seed that was run; `complete` if these are all that decide.
+
+    `failed` says why it could not be simulated, where that is so: it is then not shown to hold.
+    """
+
+    ask: Ask
+    results: tuple[dict[str, Any], ...]
+    observed: tuple[Observed, ...]
+    complete: bool
+    failed: str = ""
+
+    @cached_property
+    def attainment(self) -> Interval:
+        """The share of requests within the SLO. The interval may reach beyond 100 %."""
+        return Interval.of([one.attainment for one in self.observed])
+
+    @cached_property
+    def margin(self) -> Interval:
+        return Interval.of([one.margin for one in self.observed])
+
+    @property
+    def met(self) -> bool:
+        """Whether the lower end of the interval meets every objective."""
+        return self.complete and self.margin.low is not None and self.margin.low >= 0
+
+    def of_class(self, name: str) -> Interval | None:
+        """As `attainment`, of one class; None where a seed has no request of it."""
+        values = [one.by_class[name] for one in self.observed]
+        known = [value for value in values if value is not None]
+        return Interval.of(known) if known and len(known) == len(values) else None
+
+    def mean(self, metric: str) -> float | None:
+        """The mean over seeds; None where one has no value."""
+        values = [result["values"].get(metric) for result in self.results]
+        return None if None in values or not values else float(np.mean(values))
+
+    @property
+    def seeds(self) -> int:
+        return len(self.results)
+
+
+Search = Generator[list[tuple[Ask, tuple[int, ...]]], None, T]
+"""Yields what it wants to have run, and goes on when it is there; returns what it found."""
+
+
+@dataclass
+class Book:
+    """Runs groups on the traffic and keeps what they showed, in the order in which it was asked for."""
+
+    demand: Demand
+    sweep: Sweep
+    results: dict[Ask, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    failed: dict[Ask, Failed] = field(default_factory=dict)
+    asked: dict[Ask, None] = field(default_factory=dict)
+    _setups: dict[tuple[str, ...], Setup] = field(default_factory=dict)
+    _observed: dict[tuple[Ask, int], list[Observed]] = field(default_factory=dict)
+
+    def setup(self, ask: Ask) -> Setup:
+        """The scenario of an Ask. ScenarioError where its GPU, policy and memory do not go together."""
+        plan, group = self.demand.plan, ask.group
+        offer = plan.gpus[group.gpu]
+        texts = [
+            f"cost={_flow(self.demand.scenario.plain['plan']['gpus'][group.gpu]['cost'])}",
+            *self.demand.overrides(ask.change),
+        ]
+        if group.replicas > 1:
+            texts.append(f"replicas={{count: {group.replicas}, router: {_flow(plan.router)}}}")
+        if offer.kv_tokens is not None:
+            texts.append(f"kv.tokens={offer.kv_tokens}")
+        key = tuple(texts)
+        if key not in self._setups:
+            self._setups[key] = Setup.of(changed(self.demand.scenario, key))
+        return self._setups[key]
+
+    def seeds(self, change: Change) -> tuple[int, ...]:
+        """The seeds that decide: all of the scenario, or one where copies of a trace are too few to differ by seed."""
+        return (0,) if self.by_batches(change) else tuple(range(self.demand.scenario.file.seeds))
+
+    def by_batches(self, change: Change) -> bool:
+        """Whether the interval is over stretches of one window instead of over seeds."""
+        copies = self.demand.copies(change)
+        return copies is not None and copies < ONE_COPY
+
+    def run(self, wanted: Iterable[tuple[Ask, tuple[int, ...]]]) -> None:
+        """Simulates what is not there yet, all of it at once."""
+        wishes = {(ask, seed): None for ask, seeds in wanted for seed in seeds if ask not in self.failed}
+        missing = [(ask, seed) for ask, seed in wishes if seed not in self.results.get(ask, {})]
+        self.asked |= {ask: None for ask, _ in missing}
+        points = []
+        for ask, seed in missing:
+            setup = self.setup(ask)
+            spec = next(spec for spec in setup.scenario.specs if spec.name == ask.group.policy)
+            points.append((setup, Point(spec, setup.scenario.loads[0], seed)))
+        for (ask, seed), result in zip(missing, self.sweep.attempt(points), strict=True):
+            if isinstance(result, Failed):
+                self.failed[ask] = result
+            else:
+                self.results.setdefault(ask, {})[seed] = result
+
+    def probe(self, ask: Ask) -> Probe:
+        """What is known of an Ask by now."""
+        if ask in self.failed:
+            return Probe(ask, (), (), complete=True, failed=self.failed[ask].reason)
+        found = self.results[ask]
+        observed = []
+        for seed in sorted(found):
+            if (ask, seed) not in self._observed:
+                self._observed[ask, seed] = self._observe(ask, found[seed])
+            observed += self._observed[ask, seed]
+        results = tuple(found[seed] for seed in sorted(found))
+        return Probe(ask, results, tuple(observed), complete=set(self.seeds(ask.change)) <= set(found))
+
+    def probes(self) -> list[Probe]:
+        """All of them, in the order in which they were asked for."""
+        return [self.probe(ask) for ask in self.asked]
+
+    def _observe(self, ask: Ask, result: dict[str, Any]) -> list[Observed]:
+        values = result["values"]
+        file = self.demand.scenario.file
+        names = tuple(file.workload.classes)
+        if not self.by_batches(ask.change):
+            by_class = {name: values.get(f"in_slo[{name}]") for name in names}
+            return [Observed(values["in_slo"], values["slo_margin"], by_class)]
+        slos = {name: parse_slo(each.slo or file.slo) for name, each in file.workload.classes.items()}
+        folder = self.sweep.home / "points" / result["point"]
+        streams = values["tpot_mean_s"] is not None
+        window_ns = (file.workload.warmup, result["end_ns"])
+        rows = batch_attainments(folder, slos or {"": parse_slo(file.slo)}, window_ns, streams, BATCHES)
+        return [Observed(*row) for row in rows]
+
+
+def drive(book: Book, searches: Sequence[Search[T]]) -> list[T]:
+    """What the searches return. Their wishes are run together, so that processes do not wait for one another."""
+    found: dict[int, T] = {}
+    waiting = dict(enumerate(searches))
+    while waiting:
+        wanted = []
+        for number, search in list(waiting.items()):
+            try:
+                wanted += next(search)
+            except StopIteration as end:
+                found[number] = end.value
+                del waiting[number]
+        book.run(wanted)
+    return [found[number] for number in range(len(searches))]
+
+
+def with_replicas(group: Group, replicas: int) -> Group:
+    return replace(group, replicas=replicas)
+
+
+def _flow(value: Any) -> str:
+    """A plain value as the text of an override."""
+    return json.dumps(value, ensure_ascii=False)

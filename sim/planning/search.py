@@ -1,0 +1,123 @@
+"""The smallest group of replicas that holds a traffic, shown by simulation: it holds, and with one less it does not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from sim.planning.demand import Change
+from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, with_replicas
+
+ONE_SEED_DECIDES = 4
+"""With so many seeds or fewer, one seed below the objective puts the lower end of the interval below it, whatever the
+others show: of n values of which one is below a bound, the t-interval of the mean reaches below it for n up to 4."""
+
+FIRST_GUESS = 0.6  # of a replica's saturation: bursts take the rest; only where the search starts depends on it
+LIGHT = 0.05  # of a replica's saturation: a request finds the engine all but empty
+HEADROOM_STEPS = (1.1, 1.2, 1.3)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search for the smallest group showed. `group` None: no group up to the limit holds.
+
+    `holds` is the probe of the group, `fails` that of one replica less (None where that is no replica); where no group
+    holds, `fails` is the largest group tried and `alone` one replica under light traffic, where that was tried.
+    """
+
+    group: Group | None
+    holds: Probe | None
+    fails: Probe | None
+    alone: Probe | None = None
+
+
+def judge(book: Book, ask: Ask) -> Search[Probe]:
+    """Runs as many seeds as decide whether the group holds."""
+    seeds = book.seeds(ask.change)
+    if 1 < len(seeds) <= ONE_SEED_DECIDES:
+        yield [(ask, seeds[:1])]
+        first = book.probe(ask)
+        if first.failed or first.observed[0].margin < 0:
+            return first
+    yield [(ask, seeds)]
+    return book.probe(ask)
+
+
+def whole(book: Book, ask: Ask) -> Search[Probe]:
+    """Runs all seeds."""
+    yield [(ask, book.seeds(ask.change))]
+    return book.probe(ask)
+
+
+def smallest(
+    book: Book,
+    start: Group,
+    limit: int,
+    change: Change = PLANNED,
+    *,
+    per_replica: float | None = None,
+    too_few: int = 0,
+    show: bool = False,
+) -> Search[Found]:
+    """The smallest group of at most `limit` replicas, looked for from `start` on by steps that double, then halve.
+
+    `per_replica` is the part of the traffic that saturates one replica: where the first group fails, one replica is
+    tried under a little of it, since what an empty engine cannot hold no number of engines can. `too_few` replicas are
+    taken not to hold, without a try. With `show` the group of one replica less is run with all seeds.
+    """
+    known: dict[int, Probe] = {}
+
+    def met(replicas: int) -> Search[bool]:
+        known[replicas] = yield from judge(book, Ask(with_replicas(start, replicas), change))
+        return known[replicas].met
+
+    low, high = too_few, min(start.replicas, limit)
+    step = max(1, high // 8)
+    if (yield from met(high)):
+        while high - low > 1:
+            lower = max(low + 1, high - step)
+            if not (yield from met(lower)):
+                low = lower
+                break
+            high, step = lower, 2 * step
+    else:
+        alone = None
+        if per_replica is not None:
+            light = replace(change, traffic=change.traffic * LIGHT * per_replica)
+            alone = yield from whole(book, Ask(with_replicas(start, 1), light))
+            if not alone.met:
+                return Found(None, None, known[high], alone)
+        low = high
+        while True:
+            if low == limit:
+                return Found(None, None, known[low], alone)
+            high, step = min(limit, low + step), 2 * step
+            if (yield from met(high)):
+                break
+            low = high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (yield from met(middle)):
+            high = middle
+        else:
+            low = middle
+    fails = None
+    if show and high > 1:
+        fails = yield from whole(book, Ask(with_replicas(start, high - 1), change))
+    return Found(with_replicas(start, high), known[high], fails)
+
+
+def first_guess(per_replica: float, limit: int) -> int:
+    """Where a search starts; `per_replica` is the part of the traffic that saturates one replica."""
+    return min(limit, max(1, math.ceil(1 / (FIRST_GUESS * per_replica))))
+
+
+def headroom(book: Book, group: Group) -> Search[list[Probe]]:
+    """The group under ever more traffic, up to the first that it does not hold."""
+    found = []
+    for times in HEADROOM_STEPS:
+        probe = yield from judge(book, Ask(group, Change(traffic=times)))
+        found.append(probe)
+        if not probe.met:
+            break
+    return found

@@ -1,0 +1,203 @@
+"""`batchsim plan`: the report and its tables, and what keeps a plan from being made."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_scenario import batchsim
+
+TINY = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 5ms, per_sequence: 1ms}
+workload:
+  arrivals: {kind: poisson, mean_rate: 20/s}
+  classes:
+    chat: {share: 50%, slo: ttft<300ms @ 95%}
+    rest: {share: 50%, priority: 1, slo: e2e<2s @ 90%}
+  lengths: {prompt: {kind: fixed, tokens: 100}, output: {kind: uniform, min: 2, max: 12}}
+  output_cap: 16
+  duration: 10s
+  warmup: 500ms
+  drain: 5s
+policies:
+  continuous: {max_num_seqs: 4, max_num_batched_tokens: 256}
+  slow: {kind: static, batch_size: 64, max_wait: 3s}
+slo: ttft<300ms @ 95%
+seeds: 3
+plan:
+  target: {diurnal: {peak: 150/s, hours: [HOURS]}}
+  growth: {per_month: 10%, months: 2}
+  window: 2s
+  currency: EUR
+  gpus:
+    small: {cost: {kind: linear, base: 10ms, per_sequence: 2ms}, price: 1.00/h, kv_tokens: 16000}
+    big: {cost: {kind: linear, base: 5ms, per_sequence: 1ms}, price: 2.50/h, kv_tokens: 16000}
+  router: least_tokens
+  max_replicas: 12
+""".replace("HOURS", ", ".join(["20%"] * 12 + ["60%"] * 11 + ["100%"]))
+
+
+class Sources(HTMLParser):
+    """Texts by the data-source they stand under, and those under none, styles aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[tuple[str, str | None]] = []
+        self.cells: list[tuple[str, str]] = []
+        self.loose: list[str] = []
+        self.external: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.external += [v for k, v in attrs if k in ("src", "href") and v and not v.startswith("data:")]
+        if tag not in ("meta", "img", "br"):
+            self.stack.append((tag, found.get("data-source")))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.stack.pop()
+
+    def handle_data(self, data: str) -> None:
+        if not data.strip() or any(tag in ("style", "title") for tag, _ in self.stack):
+            return
+        source = self.stack[-1][1]
+        if source is None:
+            self.loose.append(data)
+        else:
+            self.cells.append((source, data))
+
+
+def parsed(text: str) -> float:
+    """A shown number as a plain one: `99.4 %`, `1,234`, `+10 %`, `245 ms`."""
+    match = re.fullmatch(r"[>]?([+−]?[\d,.]+(?:e-?\d+)?) ?(%|ns|us|ms|s)?", text)
+    assert match, f"{text!r} is no number"
+    value = float(match[1].replace(",", "").replace("−", "-"))
+    return value * {"%": 1e-2, "ns": 1e-9, "us": 1e-6, "ms": 1e-3}.get(match[2] or "", 1.0)
+
+
+def same(shown: str, value: str) -> bool:
+    """Whether a cell is shown as it is: a word as the word, a number to three digits or more."""
+    if shown == value or (shown == "–" and value == "") or (shown, value) in (("yes", "True"), ("no", "False")):
+        return True
+    return abs(parsed(shown) - float(value)) <= max(0.006 * abs(float(value)), 5e-7)
+
+
+QUANTITIES = {"attainment", "step_time", "replicas", "cost_per_month"}
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    call = ("plan", folder / "tiny.yaml", "-o", folder / "report", "--out", folder / "results", "--jobs", 1)
+    result = batchsim(*call, "--json")
+    assert result.exit_code == 0, result.output
+    return folder, json.loads(result.stdout)
+
+
+def test_the_smallest_group_holds_and_one_less_does_not(planned: tuple[Path, Any]) -> None:
+    """Of every configuration that holds: the lower end meets every class's objective, one replica less does not."""
+    rows = planned[1]["tables"]["configurations"]
+    held = [row for row in rows if row["holds"]]
+    assert {row["gpu"] for row in held} == {"small", "big"} and {row["policy"] for row in held} == {"continuous"}
+    for row in held:
+        assert row["margin_low"] >= 0
+        assert row["replicas"] == 1 or row["one_less_margin_low"] < 0
+    assert all("hardly any traffic" in row["why_not"] for row in rows if not row["holds"])
+    best = planned[1]["tables"]["recommendation"][0]
+    assert best["cost_per_month"] == min(row["cost_per_month"] for row in held)
+    prices = {"small": 1.0, "big": 2.5}
+    assert all(row["cost_per_month"] == row["replicas"] * prices[row["gpu"]] * 730 for row in held)
+    assert len(planned[1]["recommendation"]) == 3
+
+
+def test_every_number_of_the_page_is_a_cell_of_a_csv(planned: tuple[Path, Any]) -> None:
+    """Text outside of cells has no digit; every cell shows what stands in its file, row and column."""
+    folder = planned[0] / "report"
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    found = Sources()
+    found.feed(page)
+    assert found.external == [] and "http" not in re.sub(r"data:[^\"]*", "", page)
+    names = {path.name for path in folder.glob("*.csv")}
+    files = "|".join(map(re.escape, names))
+    loose = [re.sub(f"{files}|T[TP][FO]T p99", "", text) for text in found.loose]  # names, not numbers
+    assert not [text for text in loose if re.search(r"\d", text)]
+    tables = {}
+    for name in names:
+        with (folder / name).open(encoding="utf-8", newline="") as file:
+            tables[name] = list(csv.DictReader(file))
+    assert len(found.cells) > 150
+    for source, shown in found.cells:
+        file, _, place = source.partition("#")
+        row, _, column = place.partition(",")
+        value = tables[file][int(row) - 1][column]
+        assert value in QUANTITIES or same(shown, value), f"{source}: {shown!r} is not {value!r}"
+
+
+def test_the_bill_is_shared_whole(planned: tuple[Path, Any]) -> None:
+    """Both ways of sharing the cost among the classes sum to the bill."""
+    tables = planned[1]["tables"]
+    bill = tables["recommendation"][0]["cost_per_month"]
+    for column in ("cost_per_month_tiered", "cost_per_month_by_use"):
+        assert sum(row[column] for row in tables["classes"]) == pytest.approx(bill)
+    assert [row["class"] for row in tables["classes"]] == ["chat", "rest"]
+
+
+def test_tables_are_there_as_csv_and_json_and_in_markdown(planned: tuple[Path, Any]) -> None:
+    """Every table has both files; the Markdown twin has every section's heading and each row of a table on a line."""
+    folder, printed = planned[0] / "report", planned[1]
+    for name, rows in printed["tables"].items():
+        assert json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) == rows
+        assert (folder / f"{name}.csv").read_text(encoding="utf-8").count("\n") >= len(rows) + 1
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == re.findall(r"<h2>(.*)</h2>", page)
+    assert (folder / "report.html").stat().st_size < 5_000_000
+    traffic = [line for line in text.splitlines() if re.match(r"\| \d\d:00-", line)]
+    assert len(traffic) == 24
+
+
+def test_a_second_plan_simulates_nothing_anew(planned: tuple[Path, Any]) -> None:
+    """Other prices change no simulation; the table follows them, in at most 100 columns."""
+    folder = planned[0]
+    before = {path.name for path in (folder / "results" / "tiny" / "points").iterdir()}
+    call = ("plan", folder / "tiny.yaml", "-o", folder / "again", "--out", folder / "results", "--jobs", 1)
+    result = batchsim(*call, "--set", "plan.gpus.big.price=2.40/h")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (folder / "results" / "tiny" / "points").iterdir()} == before
+    assert max(map(len, result.stdout.splitlines()[:-4])) <= 100
+
+
+def test_a_target_that_nothing_holds_says_what_bounds_it(planned: tuple[Path, Any]) -> None:
+    """One line with a reason for each configuration, exit code 2; the tables are there all the same."""
+    folder = planned[0]
+    call = ("plan", folder / "tiny.yaml", "-o", folder / "none", "--out", folder / "results", "--jobs", 1)
+    result = batchsim(*call, "--set", "plan.max_replicas=1")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert "no configuration holds the traffic" in result.stderr
+    assert "max_replicas 1" in result.stderr and "hardly any traffic" in result.stderr
+    assert (folder / "none" / "configurations.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("plan=null", "has no plan. Write plan:"),
+        ("slo=p99(ttft)<1s", "bounds percentiles, and a plan counts requests"),
+        ("seeds=1", "seeds is 1, and one has no interval"),
+        ("replicas={count: 2, router: random}", "replicas and plan are given"),
+        ("plan.router=nowhere", "nowhere"),
+    ],
+)
+def test_what_no_plan_can_be_made_of_is_one_line(tmp_path: Path, change: str, complaint: str) -> None:
+    """Nothing is simulated before the inputs are checked."""
+    (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    result = batchsim("plan", tmp_path / "tiny.yaml", "--out", tmp_path / "results", "--set", change, "--jobs", 1)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+    assert complaint in result.stderr
+    assert not (tmp_path / "results").exists()
