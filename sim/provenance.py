@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import inspect
+import io
 import json
 import os
 import platform
@@ -120,18 +121,28 @@ def _commit() -> str | None:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    with unfinished.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
-    unfinished.replace(path)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    write_whole(path, text.getvalue().encode())
 
 
 def write_text(path: Path, text: str) -> None:
+    write_whole(path, text.encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all, whatever happens to the process, the disk or the power."""
     unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def as_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:

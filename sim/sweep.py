@@ -34,6 +34,12 @@ Progress = Callable[[int, int, str], None]
 _OF_THE_SCENARIO = (ScenarioError, TraceError, CalibrationError)
 """Errors that no other point would be spared: they end the sweep at once."""
 
+_FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file reached the largest size allowed (ulimit -f)",
+}
+
 
 @dataclass(frozen=True)
 class Task:
@@ -179,12 +185,13 @@ def writing(home: Path) -> Iterator[None]:
         yield
     except OSError as error:
         out = home.parent
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        full = _FULL.get(error.errno or 0)
+        if full is None:
             said = error.strerror or str(error)
             raise ScenarioError(f"{out}: cannot be written: {said}. Give another folder with --out.") from None
         kept = sum(1 for _ in (home / POINTS).glob("[!.]*/"))
         raise ScenarioError(
-            f"{home}: the disk is full ({error.strerror}; {shutil.disk_usage(home).free / 1e6:,.1f} MB free)."
+            f"{home}: {full}; {shutil.disk_usage(home).free / 1e6:,.1f} MB are free."
             f" {kept:,} whole points are kept. Make room and run the same command again: it goes on from there;"
             " or give another folder with --out."
         ) from None

@@ -63,6 +63,7 @@ def run(
     from sim.report.tables import report
     from sim.run import run_scenario
     from sim.scenario import load_scenario
+    from sim.sweep import writing
 
     where = where_points_run(jobs, executor, address)
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
@@ -73,7 +74,8 @@ def run(
     with ProgressBar() as progress:
         results = run_scenario(loaded, out=out, **where, force=force, progress=progress, precision=asked)
     _check_rejections(results, strict)
-    pictures = write_pictures(results, load)
+    with writing(results.path.parent):
+        pictures = write_pictures(results, load)
     if as_json:
         print_json(results.as_json())
     else:

@@ -5,6 +5,7 @@ Pictures are drawn on bare `Figure` objects, never through pyplot, so nothing he
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from sim.provenance import write_whole
 from sim.report.palette import policy_styles
 from sim.report.reading import (
     load_name,
@@ -173,8 +175,10 @@ def figure(width_inch: float, height_inch: float) -> Figure:
 
 
 def save(fig: Figure, path: Path | str) -> None:
-    """Writes a PNG whose bytes depend on the drawing alone: no date, no program version."""
-    fig.savefig(path, format="png", metadata={"Software": None})
+    """Writes a PNG, whole or not at all, whose bytes depend on the drawing alone: no date, no program version."""
+    drawn = io.BytesIO()
+    fig.savefig(drawn, format="png", metadata={"Software": None})
+    write_whole(Path(path), drawn.getvalue())
 
 
 def load_axis(ax: Axes, results: Results) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +371,22 @@ def test_one_policy_that_takes_nothing_does_not_hide_the_others(here: Path) -> N
     result = batchsim("run", "s.yaml", "--jobs", 1, "--set", f"policies={{{hopeless}}}")
     assert result.exit_code == 2
     assert "requests rejected: unknown_priority" in result.stderr
+
+
+FAILING = "tests.unit.failing_policies"
+
+
+def test_a_failed_point_is_told_and_the_run_ends_with_1(here: Path) -> None:
+    """The table and JSON are there with all that ran, the failed load says so; stderr says which points and why."""
+    mine = f'policies.mine={{kind: "{FAILING}:Forgets", limit: 3, max_num_seqs: 1}}'
+    result = batchsim("run", "s.yaml", "--jobs", 1, "--set", mine)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.stderr
+    assert re.match(
+        r"\d+ of 12 points failed, the others are kept: mine: .* failed at load .*again\.\n$", result.stderr
+    )
+    assert any(line.startswith("! mine: ") and "failed at load" in line for line in result.stdout.splitlines())
+    told = batchsim("run", "s.yaml", "--jobs", 1, "--set", mine, "--json")
+    assert told.exit_code == 1
+    found = json.loads(told.stdout)
+    assert {entry["policy"] for entry in found["failed"]} == {"mine"}
+    assert [row["failed"] for row in found["policies"]["static"]["loads"]] == [0, 0]

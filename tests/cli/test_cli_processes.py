@@ -26,14 +26,19 @@ def call(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([BATCHSIM, *args], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
 
 
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A run with two workers in a process group of its own."""
+    command = [str(BATCHSIM), "run", "s.yaml", "--jobs", "2"]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
 @pytest.fixture
 def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run of many points with two workers, in a process group of its own, some points of which are done."""
     (tmp_path / "s.yaml").write_text(LONG)
-    command = [str(BATCHSIM), "run", "s.yaml", "--jobs", "2"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = start(tmp_path)
     _until(lambda: len(_whole(tmp_path)) >= 3 or process.poll() is not None)
     assert process.poll() is None, "the run ended before it could be stopped"
     try:
@@ -106,6 +111,98 @@ def test_killed_run_goes_on_where_it_was(long_run: subprocess.Popen[str], tmp_pa
     long_run.wait(timeout=LIMIT_S)
     _until(lambda: not _alive(long_run.pid))
     _goes_on(tmp_path, len(_whole(tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_killed_three_times_the_run_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """kill -9 in mid-sweep, three times: no whole point is written twice, and all files are those of a quiet run."""
+    for name in ("killed", "quiet"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "s.yaml").write_text(LONG)
+    killed = tmp_path / "killed"
+    written: dict[str, int] = {}
+    for kill in range(3):
+        process = start(killed)
+        _until(lambda: len(_whole(killed)) >= 7 * (kill + 1) or process.poll() is not None)  # noqa: B023
+        assert process.poll() is None, "the run ended before it could be killed"
+        process.kill()
+        process.communicate()
+        _until(lambda: not _alive(process.pid))  # noqa: B023
+        now = {point.name: (point / "point.json").stat().st_mtime_ns for point in _whole(killed)}
+        assert written.items() <= now.items()
+        assert len(now) < 32
+        written = now
+    last, quiet = call(killed, "run", "s.yaml", "--jobs", "2"), call(tmp_path / "quiet", "run", "s.yaml", "--jobs", "1")
+    assert (last.returncode, quiet.returncode, last.stdout) == (0, 0, quiet.stdout)
+    now = {point.name: (point / "point.json").stat().st_mtime_ns for point in _whole(killed)}
+    assert written.items() <= now.items() and len(now) == 32
+    assert files_of(killed) == files_of(tmp_path / "quiet")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_second_run_of_a_scenario_says_who_is_at_it(long_run: subprocess.Popen[str], tmp_path: Path) -> None:
+    """It ends at once with one line; reading goes on; and the first run is not disturbed."""
+    second = call(tmp_path, "run", "s.yaml", "--jobs", "1", "--set", "seeds=1")
+    assert (second.returncode, second.stdout, second.stderr.count("\n")) == (2, "", 1)
+    assert f"is being written by process {long_run.pid} on " in second.stderr
+    elsewhere = call(tmp_path, "run", "s.yaml", "--jobs", "1", "--set", "workload.requests=40", "--out", "other")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    _, stderr = long_run.communicate(timeout=LIMIT_S)
+    assert (long_run.returncode, stderr) == (0, "")
+    assert call(tmp_path, "explain", "results/s").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs, or else limits the size of files")
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("way", ["tmpfs", "ulimit"])
+def test_a_full_disk_leaves_whole_points_and_the_run_goes_on(tmp_path: Path, way: str, jobs: str) -> None:
+    """In the middle of a run the disk is full: one line, nothing half-written; with room it ends as if never full."""
+    full, quiet = tmp_path / "full", tmp_path / "quiet"
+    for folder in (full, quiet):
+        folder.mkdir()
+        (folder / "s.yaml").write_text(changed(TINY, "requests: 40", "requests: 400"))
+    assert call(quiet, "run", "s.yaml", "--jobs", "1").returncode == 0
+    sizes = [path.stat().st_size for path in quiet.glob("results/s/points/*/*")]
+    results = full / "results"
+    results.mkdir()
+    with contextlib.ExitStack() as stack:
+        limit = ""
+        if way == "tmpfs":
+            size = sum(sizes) // 2
+            if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", results], check=False).returncode:
+                pytest.skip("only root may mount a tmpfs")
+            stack.callback(subprocess.run, ["umount", "--lazy", results], check=True)
+        else:
+            limit = f"ulimit -f {max(sizes) // 1024 - 1}; "
+        first = subprocess.run(
+            ["bash", "-c", f"{limit}exec {BATCHSIM} run s.yaml --jobs {jobs}"],
+            cwd=full,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        kept = _whole(full)
+        assert (first.returncode, first.stdout, first.stderr.count("\n")) == (2, "", 1), first.stderr
+        why = "the disk is full" if way == "tmpfs" else "a file reached the largest size allowed (ulimit -f)"
+        assert f"{why}; " in first.stderr and f" {len(kept)} whole points are kept." in first.stderr
+        assert 0 < len(kept) < 8
+        assert not [path for path in results.rglob(".*") if path.name != ".lock"]
+        if way == "tmpfs":
+            subprocess.run(["mount", "-o", "remount,size=100m", results], check=True)
+        last = call(full, "run", "s.yaml", "--jobs", jobs)
+        assert last.returncode == 0, last.stderr
+        (manifest,) = results.glob("s/*/manifest.json")
+        assert json.loads(manifest.read_text())["points_reused"] == len(kept)
+        assert files_of(full) == files_of(quiet)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """What runs left, apart from when and how it was made."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if path.name not in ("manifest.json", ".lock")}
 
 
 def _goes_on(folder: Path, whole: int) -> None:
