@@ -1,0 +1,119 @@
+"""The search for the highest load that keeps an objective, on margins made up so that the answer is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from sim.capacity import Axis, Book, Effort, Probe, Trial, capacity, jackknife, probes, search
+from sim.paired import paired
+
+AXIS = Axis(lowest=0.01)
+
+
+def attainment(load: float, crossing: float, steep: float = 12.0) -> float:
+    """A margin of 99 %: misses grow by a power of the load and are 1 % at the crossing."""
+    return 0.01 - min(1.0, 0.01 * (load / crossing) ** steep)
+
+
+def run(law, start=10.0, axis=AXIS, effort=None, grows=lambda load: False) -> Book:
+    """A search on `law(load, seed)`; every trial it asks for is new."""
+    book: Book = {}
+    for wanted in search(book, start, axis, effort or Effort()):
+        assert wanted and len(set(wanted)) == len(wanted)
+        for load, seed in wanted:
+            assert seed not in book.setdefault(load, {})
+            book[load][seed] = Trial(law(load, seed), 1000.0, grows(load))
+    return book
+
+
+@pytest.mark.parametrize("start", [0.5, 5.0, 9.9, 10.1, 40.0, 300.0])
+def test_without_noise_the_crossing_is_found(start):
+    """From far below, far above and close by."""
+    found = capacity(run(lambda load, _: attainment(load, 10.0), start))
+    assert found.load == pytest.approx(10.0, rel=0.01)
+    assert found.low == found.load == found.high and not found.never
+
+
+def test_with_noise_the_interval_holds_the_crossing_as_often_as_it_says():
+    """Seeds that are good or bad at every load: in about 95 of 100 searches the interval holds the truth, and it is as
+    narrow as asked."""
+    inside, widths, errors, sigma, trials = 0, [], [], 0.05, 150
+    truth = 10.0 * math.exp(-12 * sigma**2 / 2)  # where the mean of 12th powers of lognormal luck is 1
+    for trial in range(trials):
+        luck = np.random.default_rng(trial).normal(0, sigma, 64)
+        book = run(lambda load, seed, luck=luck: attainment(load, 10.0 * math.exp(luck[seed])), effort=Effort(most=64))
+        found = capacity(book)
+        inside += found.low <= truth <= found.high
+        widths.append((found.high - found.low) / 2 / found.load)
+        errors.append(found.load / truth - 1)
+    assert 0.90 <= inside / trials <= 0.99
+    assert max(widths) <= 0.03 and np.abs(np.mean(errors)) < 0.01
+
+
+def test_seeds_are_added_where_the_noise_asks_for_them():
+    """A quiet objective is decided with the fewest seeds, a noisy one gets more, never more than allowed."""
+    quiet = capacity(run(lambda load, seed: attainment(load, 10.0) + 1e-5 * (-1) ** seed))
+    noisy = capacity(run(lambda load, seed: attainment(load, 10.0 * (1 + 0.15 * (-1) ** seed))))
+    assert quiet.num_seeds == Effort().fewest < noisy.num_seeds <= Effort().most
+
+
+def test_a_search_is_bounded():
+    """The number of loads stays below its limit even where nothing is ever decided."""
+    rng = np.random.default_rng(0)
+    assert len(run(lambda load, seed: float(rng.normal(0, 1)))) <= Effort().max_probes
+
+
+def test_an_objective_met_at_no_load():
+    """It is said so, and the loads tried go down to the lowest one."""
+    book = run(lambda load, _: -0.5 - load)
+    found = capacity(book)
+    assert (found.load, found.low, found.high, found.never) == (None, None, None, True)
+    assert min(book) < 0.03
+
+
+def test_an_objective_met_at_every_load():
+    """Where the axis ends, the end is a lower bound and no capacity."""
+    found = capacity(run(lambda load, _: 0.005, start=0.5, axis=Axis(0.01, highest=1.0)))
+    assert (found.load, found.low, found.high, found.never) == (None, 1.0, None, False)
+
+
+def test_a_lower_load_that_fails_is_found():
+    """A batch that does not fill makes its members wait: the objective holds between 4 and 10 only."""
+    found = capacity(run(lambda load, _: attainment(load, 10.0) if load > 4 else -0.3))
+    assert found.load == pytest.approx(10.0, rel=0.01)
+    assert 2.0 in [round(load) for load in found.fails_below]
+
+
+def test_a_queue_that_grows_fails_whatever_the_margin():
+    """The capacity lies between the last stable load and the first that is not."""
+    found = capacity(run(lambda load, _: 0.01, grows=lambda load: load > 7.0))
+    assert found.load == pytest.approx(7.0, rel=0.03)
+
+
+def test_whole_loads_are_tried_as_whole_ones():
+    """37 users keep it and 38 do not."""
+    book = run(lambda load, _: 0.01 if load <= 37 else -0.01, start=10, axis=Axis(1.0, whole=True))
+    assert all(load == int(load) for load in book)
+    low, high = (p.load for p in probes(book) if p.load in (37.0, 38.0))
+    assert (low, high) == (37.0, 38.0)
+
+
+def test_a_probe_weighs_its_seeds_by_their_requests():
+    """One seed of 900 requests and one of 100: the margin is that of all 1000 together."""
+    probe = Probe.of(1.0, [Trial(0.01, 900), Trial(-0.09, 100)], most=0.01)
+    assert probe.margin == pytest.approx(0.0) and probe.num_requests == 1000 and not probe.decided
+
+
+def test_paired_capacities_differ_by_less_than_their_intervals():
+    """Two policies, one 2 % better at every seed: each one's interval is wider than that, the paired one is not."""
+    luck = np.exp(np.random.default_rng(1).normal(0, 0.06, 16))
+    effort = Effort(fewest=16, most=16)
+    books = [run(lambda load, s, k=k: attainment(load, 10.0 * k * luck[s]), effort=effort) for k in (1.0, 1.02)]
+    one, other = (capacity(book, 16) for book in books)
+    assert one.low < other.load < one.high
+    difference = paired(jackknife(books[1], 16), jackknife(books[0], 16))
+    assert difference.mean == pytest.approx(0.2, abs=0.1) and not difference.is_none
+    assert paired(jackknife(books[0], 16), jackknife(books[0], 16)).is_none
