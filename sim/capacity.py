@@ -171,7 +171,8 @@ def most_margin(book: Book) -> float:
 
 def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[list[tuple[float, int]]]:
     """Yields the (load, seed) it wants tried; they must be in `book` when it is asked for more."""
-    yield _missing(book, [axis.load(start)], effort.pilot)
+    if wanted := _missing(book, [axis.load(start)], effort.pilot):
+        yield wanted
     num_seeds, strides = effort.fewest, 0
     while len(book) < effort.max_probes:
         low, high = _ends(probes(book))
@@ -205,6 +206,10 @@ def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[lis
             yield _missing(book, [load for load in near if 0.8 * low.load <= load <= 1.25 * high.load], num_seeds)
             continue
         if wanted := _missing(book, [axis.load(low.load * share) for share in CHECKED_BELOW], effort.pilot):
+            yield wanted
+            continue
+        doubtful = [p.load for p in probes(book) if p.load < low.load and not p.passes and not p.decided]
+        if wanted := _missing(book, doubtful, effort.fewest):
             yield wanted
             continue
         return

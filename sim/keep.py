@@ -150,7 +150,7 @@ def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[
         "num_blocks": setup.kv.num_blocks,
         "workload": _describe_workload(results),
         "slo": scenario.file.slo,
-        "objective": _objective(scenario),
+        "objective": objective_text(scenario),
         "measured_at": measured_at(setup),
         "sources": cost_sources(setup),
         "outcomes": _outcomes(results),
@@ -350,10 +350,10 @@ def _identical_seeds(results: Sequence[dict[str, Any]]) -> bool:
 
 def objective_of_all(scenario: Scenario) -> Slo | None:
     """The objective of every request; None where classes have their own."""
-    return parse_slo(scenario.file.slo) if _objective(scenario) == scenario.file.slo else None
+    return parse_slo(scenario.file.slo) if objective_text(scenario) == scenario.file.slo else None
 
 
-def _objective(scenario: Scenario) -> str:
+def objective_text(scenario: Scenario) -> str:
     """What `slo_met` means: the SLO, or every class's own where classes have theirs."""
     classes = scenario.file.workload.classes
     own = [f"{name} {traffic.slo}" for name, traffic in classes.items() if traffic.slo is not None]

@@ -3,7 +3,7 @@ window, or the makespan of work that arrives all at once.
 
     slot_occupancy        mean of running / max_num_seqs over the engine's busy time; none without a limit
     pad_share             padded token rows / (useful + padded token rows) of the steps that start in the span
-    kv_utilisation_mean   used / all KV blocks over busy time; `_peak`: the largest of any step
+    kv_utilisation_mean   used / all KV blocks over busy time; `_p99`: not exceeded for 99 % of it; `_peak`: the largest
     kv_fragmentation      1 − tokens in KV / (used blocks × block size), over decode steps in which everything that runs
                           decodes: only there do the records hold all tokens. It includes what is reserved ahead. None
                           where a prefix cache was hit: shared blocks hold the tokens of several
@@ -87,6 +87,7 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
         "slot_occupancy": None if slots is None else _mean(steps["num_running"] / slots, busy_ns),
         "pad_share": _ratio(padded, useful + padded),
         "kv_utilisation_mean": _mean(utilisation, busy_ns),
+        "kv_utilisation_p99": _quantile(utilisation, busy_ns, 0.99),
         "kv_utilisation_peak": float(utilisation[inside].max()) if len(mine) else None,
         "kv_fragmentation": _fragmentation(inputs, used, busy_ns),
         "preemption_rate": _ratio(int(requests["num_preemptions"].sum()), len(requests)),
@@ -168,6 +169,15 @@ def _hit_rate(requests: NDArray[np.void]) -> float | None:
 def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float | None:
     total = weights.sum()
     return float((values * weights).sum() / total) if total else None
+
+
+def _quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: float) -> float | None:
+    """The smallest value not exceeded for that share of the weights."""
+    if not weights.sum():
+        return None
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(below, share * below[-1])]])
 
 
 def _fragmentation(inputs: PointInputs, used: NDArray[np.int64], busy_ns: NDArray[np.int64]) -> float | None:

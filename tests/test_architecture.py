@@ -68,7 +68,7 @@ ROWS = (
     _row(
         5,
         "sim.metrics sim.slo sim.inputs sim.lives sim.attribution sim.causes sim.audit sim.story sim.gaps sim.kpis"
-        " sim.stability sim.paired sim.warmup sim.curve sim.replica_table",
+        " sim.stability sim.capacity sim.paired sim.warmup sim.curve sim.replica_table",
         "numpy pandas scipy",
     ),
     _row(5, "sim.frames", "numpy pandas pyarrow"),
@@ -76,7 +76,8 @@ ROWS = (
     _row(
         6,
         "sim.point sim.point_files sim.failed sim.folder_lock sim.pool sim.ray_pool sim.run sim.keep sim.results"
-        " sim.precision sim.live_results sim.provenance sim.sweep sim.capacity sim.plan sim.conform.* sim.validation"
+        " sim.precision sim.live_results sim.provenance sim.sweep sim.capacity_study sim.capacity_run"
+        " sim.capacity_keep sim.plan sim.conform.* sim.validation"
         " sim.validation_plan sim.step_error sim.divergence sim.load_shift sim.verdicts sim.counterfactual sim.lines"
         " sim.auto sim.fleet_inputs",
         "numpy pandas pyarrow",

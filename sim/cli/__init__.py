@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from sim.cli.calibrate import calibrate_app
+from sim.cli.capacity import capacity
 from sim.cli.claims import claims
 from sim.cli.common import OneLineGroup
 from sim.cli.conform import conform
@@ -29,6 +30,7 @@ app = typer.Typer(
 for command in (
     run,
     plan,
+    capacity,
     claims,
     explain,
     timeline,

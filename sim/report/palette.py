@@ -45,12 +45,18 @@ class PolicyStyle:
 
 def policy_styles(policies: list[Sweep]) -> dict[str, PolicyStyle]:
     """The style of each policy: colour, marker and first line by kind, the line by its number within the kind."""
+    styles = kind_styles([sweep.kind for sweep in policies])
+    return {sweep.policy: style for sweep, style in zip(policies, styles, strict=True)}
+
+
+def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:
+    """The styles of policies of these kinds, in their order."""
     kinds: dict[str, tuple[str, str, int]] = dict(_KINDS)
     seen: Counter[str] = Counter()
-    styles: dict[str, PolicyStyle] = {}
-    for sweep in policies:
+    styles = []
+    for kind in kinds_of:
         other = _OTHER_KINDS[(len(kinds) - len(_KINDS)) % len(_OTHER_KINDS)]
-        color, marker, first = kinds.setdefault(sweep.kind, (*other, _SOLID))
-        styles[sweep.policy] = PolicyStyle(color, marker, _LINES[(first + seen[sweep.kind]) % len(_LINES)])
-        seen[sweep.kind] += 1
+        color, marker, first = kinds.setdefault(kind, (*other, _SOLID))
+        styles.append(PolicyStyle(color, marker, _LINES[(first + seen[kind]) % len(_LINES)]))
+        seen[kind] += 1
     return styles

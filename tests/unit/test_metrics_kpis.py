@@ -45,6 +45,7 @@ def test_kpis_by_hand():
         "slot_occupancy": (10 * 0.5 + 30 * 0.5 + 10 * 1.0) / 50,
         "pad_share": 11 / (36 + 11),
         "kv_utilisation_mean": (10 * 0.2 + 30 * 0.1 + 10 * 1.0) / 50,
+        "kv_utilisation_p99": 1.0,
         "kv_utilisation_peak": 1.0,
         "kv_fragmentation": (30 * (1 - 34 / 40) + 10 * 0.0) / 40,
         "preemption_rate": 1.0,

@@ -1,0 +1,323 @@
+"""The capacity of every policy for people, as JSON rows, and as a picture of all probes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from sim.capacity import Capacity, most_margin, probes
+from sim.capacity_run import CapacityStudy, PolicyCapacity
+from sim.capacity_study import AT_SHARE, QUICK
+from sim.cost import CostError
+from sim.keep import heading
+from sim.paired import Difference
+from sim.report.palette import PolicyStyle, kind_styles
+from sim.report.style import GREY, figure, house_style, put_around, save
+from sim.report.tables import fit
+from sim.units import format_duration
+
+_CAUSES = {
+    "queued:batch_window": "waiting for a full batch",
+    "queued:batch_running": "waiting for the running batch",
+    "queued:no_slot": "queueing for a slot",
+    "queued:kv_blocks": "queueing for KV memory",
+    "queued:preemption": "queueing for KV memory",
+    "queued:token_budget": "queueing for the token budget",
+    "waiting_step": "waiting for the running step",
+    "prefill": "its own prefill",
+    "recompute": "recompute after preemption",
+    "decode_alone": "its own decoding",
+    "decode_beside_prefill": "decoding beside prefills",
+    "response_held": "answers held with their batch",
+    "whole_response": "answers sent whole",
+}
+_UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "× the trace"}
+
+
+def unit(study: CapacityStudy) -> str:
+    return _UNITS[study.scenario.load_name]
+
+
+# ---- text
+
+
+def capacity_text(study: CapacityStudy) -> str:
+    """The table and what stands below it, at most 100 columns."""
+    grid = [
+        ["policy", f"capacity (95 %), {unit(study)}", "probes", "first thing to break", f"at {AT_SHARE:g}× capacity"]
+    ]
+    grid += [
+        [p.name, _capacity(study, p.found), str(len(p.case.book)), first_to_break(p), _use(p)] for p in study.policies
+    ]
+    lines = [heading(study.setup), f"objective: {study.objective}", *_aligned(grid), _effort(study)]
+    lines += [f"paired: {one} − {other}  {_paired(found, study)}" for one, other, found in study.differences]
+    lines += _remarks(study) + _saturation(study) + _changes(study) + _cost(study)
+    return "\n".join(fit(line) for line in lines)
+
+
+def _aligned(grid: list[list[str]]) -> list[str]:
+    """Columns to the left; a long reason is broken into lines of its own below."""
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    widths[3] = min(widths[3], max(20, 100 - sum(widths[:3]) - widths[4] - 8))
+    lines = []
+    for cells in grid:
+        words, rows = cells[3].split(" "), [""]
+        for word in words:
+            if rows[-1] and len(rows[-1]) + 1 + len(word) > widths[3]:
+                rows.append(word)
+            else:
+                rows[-1] = f"{rows[-1]} {word}".strip()
+        for i, row in enumerate(rows):
+            shown = [cell if i == 0 else "" for cell in cells]
+            shown[3] = row
+            lines.append("  ".join(cell.ljust(width) for cell, width in zip(shown, widths, strict=True)).rstrip())
+    return lines
+
+
+def _capacity(study: CapacityStudy, found: Capacity) -> str:
+    """`9.1 [8.8, 9.3]`; of a factor on a trace, in requests/s too."""
+    if found.never:
+        return "met at no rate" if study.scenario.load_name != "users" else "met by nobody"
+    if found.load is None:
+        return f"met up to {number(found.low)}, the highest tried"
+    interval = f" [{number(found.low)}, {number(found.high)}]" if found.num_seeds > 1 else ""
+    rps = f" = {number(found.load * study.rate)} req/s" if study.scenario.load_name == "rate_scale" else ""
+    return f"{number(found.load)}{interval}{rps}"
+
+
+def number(value: float | None) -> str:
+    """Three digits: `0.83`, `9.14`, `22.5`, `1,240`."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def first_to_break(policy: PolicyCapacity) -> str:
+    """The bound that most requests miss just above the capacity, and its largest cause."""
+    if policy.breaks_at is None:
+        return "nothing tried"
+    by_metric: Counter[str] = Counter()
+    for metric, _, count in policy.breaks:
+        by_metric[metric] += count
+    grows = "the queue grows" if policy.grows else ""
+    if not by_metric:
+        return grows or "the SLO"
+    metric = by_metric.most_common(1)[0][0]
+    cause = next(cause for named, cause, _ in policy.breaks if named == metric)
+    return "; ".join(filter(None, (grows, f"{metric}: {cause_in_words(cause)}")))
+
+
+def cause_in_words(cause: str) -> str:
+    name, _, reason = cause.partition(":")
+    return _CAUSES.get(cause) or _CAUSES.get(name) or f"{name} {reason}".replace("_", " ").strip()
+
+
+def _use(policy: PolicyCapacity) -> str:
+    busy, kv = (policy.at.get(name) for name in ("engine_busy_share", "kv_utilisation_p99"))
+    told = ["" if busy is None else f"busy {busy:.0%}", "" if kv is None else f"KV p99 {kv:.0%}"]
+    return ", ".join(filter(None, told)).replace("%", " %") or "–"
+
+
+def _effort(study: CapacityStudy) -> str:
+    """What a probe is, and what all of them took."""
+    found = [p for policy in study.policies for p in probes(policy.case.book)]
+    requests = [p.num_requests / p.num_seeds for p in found]
+    seeds = f"{min(p.num_seeds for p in found)} to {max(p.num_seeds for p in found)} seeds"
+    runs = sum(p.num_seeds for p in found)
+    each = f"{number(min(requests))} to {number(max(requests))} requests"
+    return f"a probe: {seeds} × {each}, as long as the scenario says; {len(found)} probes, {runs:,} simulations"
+
+
+def _paired(found: Difference, study: CapacityStudy) -> str:
+    if found.mean is None or found.half_width is None:
+        return f"not known: {found.why}"
+    sign = "+" if found.mean > 0 else "−" if found.mean < 0 else ""
+    digits = 2 if max(abs(found.mean), found.half_width) < 10 else 1
+    text = f"{sign}{abs(found.mean):.{digits}f} ± {found.half_width:.{digits}f} {unit(study)}"
+    return text + (" (no difference)" if found.is_none else "")
+
+
+def _remarks(study: CapacityStudy) -> list[str]:
+    """Lines, each starting with `! `, on what is not as one would expect."""
+    lines = []
+    for policy in study.policies:
+        found = policy.found
+        if found.never:
+            floor = [
+                f"{name.removesuffix('_s').replace('_', ' ')} {format_duration(1e9 * value)}"
+                for name, value in policy.floor.items()
+                if value is not None
+            ]
+            at = f"at {number(policy.breaks_at)} {unit(study)}, where it comes closest"
+            told = ", ".join(filter(None, [first_to_break(policy), ", ".join(floor)]))
+            lines.append(f"! {policy.name}: no load meets the SLO: {at}: {told}")
+        elif found.load is None:
+            lines.append(f"! {policy.name}: every load tried meets the SLO: its capacity is above {number(found.low)}")
+        if found.fails_below:
+            loads = ", ".join(map(number, found.fails_below))
+            lines.append(f"! {policy.name}: misses the SLO at lower loads too: {loads} {unit(study)}")
+        if found.load is not None and found.num_seeds == 1:
+            lines.append(f"! {policy.name}: nothing here is random, so that there is no interval")
+        elif _is_wide(found, study.effort.precision):
+            lines.append(
+                f"! {policy.name}: not decided to ±{study.effort.precision:.0%}".replace("%", " %")
+                + f" with {found.num_seeds} seeds: raise --max-seeds or --max-probes"
+            )
+    return lines
+
+
+def _is_wide(found: Capacity, precision: float) -> bool:
+    if found.load is None or found.low is None or found.high is None or found.load == math.floor(found.load) < 50:
+        return False
+    return (found.high - found.low) / 2 > 1.02 * precision * found.load
+
+
+def _saturation(study: CapacityStudy) -> list[str]:
+    """What the best policy completes under overload, and what it would keep under independent arrivals."""
+    best = study.best
+    if best is None or best.case.saturation is None or best.found.load is None:
+        return []
+    rate = best.found.load * study.rate
+    kept = rate / best.case.saturation
+    lines = [f"saturation of {best.name} {number(best.case.saturation)} req/s: the SLO leaves {kept:.0%} of it"]
+    if study.poisson is not None:
+        told = study.poisson.why if study.poisson.load is None else f"{number(study.poisson.load)} req/s"
+        lines[0] += f"; as Poisson arrivals: {told}"
+    return [lines[0].replace("%", " %")]
+
+
+def _changes(study: CapacityStudy) -> list[str]:
+    best = study.best
+    if best is None or best.found.load is None or not study.changes:
+        return []
+    helping = [c for c in study.changes if c.load is not None and c.load > best.found.load]
+    told = "    ".join(f"{c.what} → {number(c.load)}" for c in helping)
+    if not told:
+        return [f"what would help {best.name}: none of {len(study.changes)} single changes wins 5 %"]
+    return [f"what would help {best.name}:  {told}"]
+
+
+def _cost(study: CapacityStudy) -> list[str]:
+    """The part of the error that more seeds do not narrow, never inside the intervals."""
+    known = {p.name: p.cost for p in study.policies if p.cost is not None}
+    if study.error is None:
+        return ["cost-model error is not in the interval and not known: the step times are stated"]
+    head = f"cost-model error is not in the interval: {study.error} in step time ({study.error.source})"
+    if not known:
+        return [head]
+    told: dict[str, list[str]] = {}
+    for name, shares in known.items():
+        told.setdefault(_shares(shares), []).append(name)
+    each = "; ".join(f"{', '.join(names)} {shares}" for shares, names in told.items())
+    return [f"{head} moves the capacity: {each}; calibrate to narrow it"]
+
+
+def _shares(shares: tuple[float | None, float | None]) -> str:
+    """From the longest steps to the shortest: `−17 % to +24 %`."""
+    low, high = (("?" if share is None else f"{100 * share:+.0f} %").replace("-", "−") for share in reversed(shares))
+    return f"{low} to {high}"
+
+
+# ---- JSON
+
+
+def capacity_json(study: CapacityStudy) -> dict[str, Any]:
+    """Rows by policy, and all that the text says."""
+    return {
+        "scenario": study.scenario.name,
+        "heading": heading(study.setup),
+        "objective": study.objective,
+        "load_name": study.scenario.load_name,
+        "requests_per_s_of_load_1": study.rate if study.scenario.load_name != "users" else None,
+        "capacities": [_row(study, policy) for policy in study.policies],
+        "differences": [
+            {"policy": one, "minus": other, "mean": d.mean, "half_width": d.half_width, "no_difference": d.is_none}
+            for one, other, d in study.differences
+        ],
+        "poisson": None if study.poisson is None else {"capacity": study.poisson.load, "why": study.poisson.why},
+        "changes": [{"change": c.what, "capacity": c.load, "why": c.why} for c in study.changes],
+        "compared_with_seeds": QUICK.fewest,
+        "cost_error": _error(study.error),
+    }
+
+
+def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
+    found, users = policy.found, study.scenario.load_name == "users"
+    loads = {"capacity": found.load, "low": found.low, "high": found.high}
+    if not users:
+        loads = {k: None if v is None else v * study.rate for k, v in loads.items()}
+    return {
+        "policy": policy.label,
+        "label": policy.name,
+        ("capacity_users" if users else "capacity_rps"): loads["capacity"],
+        "low": loads["low"],
+        "high": loads["high"],
+        "probes": len(policy.case.book),
+        "seeds": found.num_seeds,
+        "met": "never" if found.never else "always" if found.load is None else "up to the capacity",
+        "fails_below": list(found.fails_below),
+        "breaks": first_to_break(policy),
+        "misses": [{"bound": m, "cause": c, "requests": n} for m, c, n in policy.breaks],
+        "misses_at": policy.breaks_at,
+        f"at_{AT_SHARE:g}": policy.at,
+        "saturation_rps": policy.case.saturation,
+        "cost_error_share": None if policy.cost is None else list(policy.cost),
+    }
+
+
+def _error(error: CostError | None) -> dict[str, Any] | None:
+    return None if error is None else {"low": error.low, "high": error.high, "source": error.source}
+
+
+# ---- the picture
+
+
+def capacity_picture(study: CapacityStudy, path: Path) -> None:
+    """Every probe's margin with its interval against the load, a panel a policy; the band is the capacity's own."""
+    policies = [policy for policy in study.policies if policy.case.book]
+    styles = kind_styles([policy.case.spec.kind for policy in policies])
+    with house_style():
+        fig = figure(8.5, 1.4 + 2.1 * len(policies))
+        panels = np.atleast_1d(fig.subplots(len(policies), 1, sharex=True))
+        for ax, policy, style in zip(panels, policies, styles, strict=True):
+            _panel(ax, study, policy, style)
+        loads = [load for policy in policies for load in policy.case.book]
+        if max(loads) > 8 * min(loads):
+            panels[-1].set_xscale("log")
+            panels[-1].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+            panels[-1].xaxis.set_minor_locator(NullLocator())
+            panels[-1].xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        names = {"mean_rate": "offered load (requests/s)", "users": "users", "rate_scale": "times the trace's rate"}
+        panels[-1].set_xlabel(names[study.scenario.load_name])
+        head = heading(study.setup).partition(" · measured at: ")[0]
+        foot = "bars: 95 % interval over seeds · × the queue grows · band: where the verdict is not certain"
+        handles = [Line2D([], [], color=GREY, linestyle=(0, (4, 1.5)), label=f"the SLO: {study.objective}")]
+        put_around(fig, "Highest load within the SLO", head, foot, handles)
+        save(fig, path)
+
+
+def _panel(ax: Any, study: CapacityStudy, policy: PolicyCapacity, style: PolicyStyle) -> None:
+    found = policy.found
+    # Linear between the largest margin and as much below 0, by powers of ten down to where everybody misses.
+    scale = max(most_margin(policy.case.book), 1e-3)
+    ax.set_yscale("symlog", linthresh=scale, linscale=0.8)
+    ax.set_ylim(-1.2, 1.25 * scale)
+    ax.set_yticks([-1.0, *(tick for tick in (-0.1, -0.01) if tick <= -scale), 0.0, scale])
+    for p in probes(policy.case.book):
+        if p.low is not None and p.high is not None:
+            ax.plot([p.load, p.load], [p.low, p.high], color=style.color, alpha=0.5, linewidth=1.4)
+        marker = "x" if p.grows else style.marker
+        ax.plot([p.load], [p.margin], marker=marker, color=style.color, markersize=5.5, zorder=3)
+    ax.axhline(0, color=GREY, linestyle=(0, (4, 1.5)), linewidth=1.2)
+    if found.load is not None and found.low is not None and found.high is not None:
+        ax.axvspan(found.low, found.high, color=style.color, alpha=0.18, linewidth=0)
+        ax.axvline(found.load, color=style.color, linewidth=1.0)
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:+.3g} %".replace("-", "−") if y else "0"))
+    ax.set_ylabel("margin of the SLO")
+    ax.set_title(f"{policy.name}: {_capacity(study, found)}", size=9)

@@ -1,0 +1,166 @@
+"""`batchsim capacity`: the table, the JSON, the files, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from tests.cli.tiny_scenario import batchsim, changed
+
+SCENARIO = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 5ms, per_token: 20us}
+kv: {tokens: 16000}
+workload:
+  arrivals: {kind: on_off, mean_rate: 20/s, on: 1s, off: 1s}
+  lengths:
+    prompt: {kind: fixed, tokens: 100}
+    output: {kind: uniform, min: 2, max: 12}
+  output_cap: 16
+  duration: 10s
+policies:
+  static: {batch_size: 4, max_wait: 100ms, respond: row_end}
+  continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}
+  twin: {kind: continuous, max_num_seqs: 8, max_num_batched_tokens: 512}
+load: {mean_rate: [10/s, 20/s]}
+slo: ttft<200ms & tpot<50ms @ 95%
+seeds: 2
+"""
+
+
+def _call(folder, *options, text=SCENARIO):
+    (folder / "tiny.yaml").write_text(text)
+    return batchsim("capacity", folder / "tiny.yaml", "--out", folder / "out", "--jobs", 1, *options)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """One full search: its folder, text and JSON, the second call reusing all points of the first."""
+    folder = tmp_path_factory.mktemp("capacity")
+    text = _call(folder, "--precision", "8%", "--max-seeds", 6)
+    points = set((folder / "out/tiny/points").iterdir())
+    found = _call(folder, "--precision", "8%", "--max-seeds", 6, "--json")
+    assert (text.exit_code, found.exit_code) == (0, 0), (text.stderr, found.stderr)
+    assert set((folder / "out/tiny/points").iterdir()) == points
+    return folder, text.stdout, json.loads(found.stdout)
+
+
+@pytest.mark.slow
+def test_the_table_names_capacity_reasons_and_what_would_help(study):
+    """A line a policy, paired differences, saturation, Poisson, changes and the cost's error; none over 100 columns."""
+    text = study[1]
+    assert max(map(len, text.splitlines())) <= 100
+    for said in (
+        "policy",
+        "capacity (95 %), req/s",
+        "waiting for",
+        "paired: static − continuous",
+        "paired: continuous − twin  0.00 ± 0.00 req/s (no difference)",
+        "saturation of continuous",
+        "as Poisson arrivals",
+        "what would help continuous:",
+        "cost-model error is not in the interval and not known",
+        "a probe: ",
+    ):
+        assert said in text, said
+
+
+@pytest.mark.slow
+def test_the_json_has_a_row_a_policy(study):
+    """The intervals hold the capacities, a burst costs something, and a helping change is worth what it says."""
+    found = study[2]
+    rows = {row["policy"]: row for row in found["capacities"]}
+    assert list(rows) == ["static", "continuous", "twin"]
+    for row in rows.values():
+        assert row["low"] <= row["capacity_rps"] <= row["high"] and row["probes"] >= 5 and row["seeds"] == 6
+    assert rows["static"]["capacity_rps"] < rows["continuous"]["capacity_rps"] == rows["twin"]["capacity_rps"]
+    assert found["poisson"]["capacity"] > 1.2 * rows["continuous"]["capacity_rps"]
+    helps = {change["change"]: change["capacity"] for change in found["changes"]}
+    assert helps["max_num_seqs 16"] > rows["continuous"]["capacity_rps"] and helps["max_num_seqs 4"] is None
+    assert found["cost_error"] is None and found["compared_with_seeds"] == 4
+
+
+@pytest.mark.slow
+def test_every_probe_is_kept(study):
+    """probes.csv lists loads, margins and the folders of all simulations; capacity.csv the rows."""
+    folder, _, found = study
+    home = folder / "out/tiny"
+    (kept,) = (home / "capacity").iterdir()
+    with (kept / "probes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sum(row["policy"] == "static" for row in rows) == found["capacities"][0]["probes"]
+    assert all((home / "points" / name).is_dir() for row in rows for name in row["points"].split())
+    assert {row["verdict"] for row in rows} >= {"passes", "fails"}
+    assert (kept / "capacity.png").read_bytes().startswith(b"\x89PNG") and (kept / "capacity.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--policy", "dynamic"], "--policy dynamic: is none of"),
+        (
+            ["--slo", "ttft<200 @ 95%"],
+            "slo 'ttft<200 @ 95%', column 6: '200' has no known",
+        ),
+        (["--slo", "soon"], "ttft<500ms & tpot<50ms @ 99%"),
+        (["--precision", "3"], "--precision: '3' is not a share"),
+        (["--set", "workload.arrivals={kind: all_at_once}", "--set", "load=null"], "all requests arrive at once"),
+    ],
+)
+def test_what_is_refused(tmp_path, options, says):
+    """One line on stderr, nothing written."""
+    text = SCENARIO
+    if "load=null" in options:
+        text = changed(SCENARIO, "  duration: 10s\n", "  requests: 50\n")
+    result = _call(tmp_path, *options, text=text)
+    assert result.exit_code == 2 and says in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
+    assert not list(tmp_path.glob("out/*/points/*"))
+
+
+def test_an_objective_that_no_load_meets_says_what_stands_in_the_way(tmp_path):
+    """A prefill alone takes 7 ms: 6 ms are met by no request, and the line names the latency of an empty engine."""
+    result = _call(tmp_path, "--slo", "ttft<6ms @ 95%", "--policy", "continuous", "--max-seeds", 4)
+    assert result.exit_code == 0, result.stderr
+    assert "met at no rate" in result.stdout and "! continuous: no load meets the SLO" in result.stdout
+    assert "ttft: its own prefill, ttft p50 7 ms" in " ".join(result.stdout.split())
+
+
+@pytest.mark.slow
+def test_a_lower_load_that_fails_is_told(tmp_path):
+    """A batch of eight without a limit on the wait fills in time at high rates only."""
+    text = changed(SCENARIO, "batch_size: 4, max_wait: 100ms", "batch_size: 8, max_wait: 400ms")
+    text = changed(text, "{kind: on_off, mean_rate: 20/s, on: 1s, off: 1s}", "{kind: poisson, mean_rate: 20/s}")
+    result = _call(tmp_path, "--policy", "static", "--slo", "ttft<300ms @ 90%", "--only-rates", text=text)
+    assert result.exit_code == 0, result.stderr
+    assert "! static: misses the SLO at lower loads too" in result.stdout
+
+
+def test_users_are_counted_whole(tmp_path):
+    """In a closed loop the capacity is a number of users."""
+    arrivals = "{kind: closed_loop, users: 4, think_time: 200ms}"
+    text = changed(SCENARIO, "{kind: on_off, mean_rate: 20/s, on: 1s, off: 1s}", arrivals)
+    text = changed(text, "load: {mean_rate: [10/s, 20/s]}\n", "load: {users: [4, 8]}\n")
+    text = changed(text, "duration: 10s", "duration: 2s")
+    result = _call(tmp_path, "--policy", "continuous", "--only-rates", "--json", "--max-seeds", 3, text=text)
+    assert result.exit_code == 0, result.stderr
+    (row,) = json.loads(result.stdout)["capacities"]
+    assert row["capacity_users"] > 4 and "capacity_rps" not in row
+
+
+def test_a_trace_is_searched_by_its_factor(tmp_path):
+    """Compressed, without anything random: one seed, no interval, and the rate beside the factor."""
+    rows = [f"{50 * i},100,{2 + i % 11}" for i in range(400)]
+    (tmp_path / "my.csv").write_text("\n".join(["ts,in,out", *rows]))
+    trace = "{path: my.csv, columns: {arrival: ts, prompt: in, output: out}, time_unit: ms"
+    text = changed(SCENARIO, "{kind: on_off, mean_rate: 20/s, on: 1s, off: 1s}", "{kind: trace}")
+    start, end = text.index("  lengths:"), text.index("  output_cap")
+    text = f"{text[:start]}  trace: {trace}, rate_scale: {{factor: 1, by: compress}}}}\n{text[end:]}"
+    text = changed(changed(text, "  duration: 10s\n", ""), "load: {mean_rate: [10/s, 20/s]}\n", "")
+    result = _call(tmp_path, "--policy", "continuous", "--only-rates", text=text)
+    assert result.exit_code == 0, result.stderr
+    assert "× the trace" in result.stdout and "req/s" in result.stdout
+    assert "! continuous: nothing here is random" in result.stdout
+    refused = _call(tmp_path, text=text.replace(", rate_scale: {factor: 1, by: compress}", ""))
+    assert refused.exit_code == 2 and "rate_scale={factor: 1, by: compress}" in refused.stderr
