@@ -127,6 +127,7 @@ def find_capacities(
     with scenario.at("slo"):
         parse_slo(scenario.file.slo)
     setup = Setup.of(scenario)
+    sweep.hold()
     found = [PolicyCapacity(case, capacity(case.book)) for case in _search(setup, labels, sweep, effort)]
     differences = [
         (one.label, other.label, _difference(one, other))
