@@ -100,6 +100,13 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def other_version(made: dict[str, Any]) -> str:
+    """How the batchsim and the packages that made a manifest differ from those here, in words; empty if they do not."""
+    then = {"code": made.get("code", "unknown"), **made.get("packages", {})}
+    here = {"code": code_hash(), **packages()}
+    return ", ".join(f"{name} {have}, here {here[name]}" for name, have in then.items() if have != here.get(name, have))
+
+
 def packages() -> dict[str, str]:
     """The versions of batchsim and of all that has a part in a result."""
     found = {}

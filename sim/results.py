@@ -9,6 +9,7 @@ results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, mani
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from sim.errors import ScenarioError
 from sim.frames import LOST, read_table, to_records
 from sim.metrics import QUEUE_DEPENDENT
 from sim.paired import Difference, paired
+from sim.provenance import other_version
 from sim.record import Records
 from sim.slo import parse_slo
 
@@ -31,6 +33,7 @@ COMPARED = ("ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s", "in_slo")
 """The metrics whose differences between policies are in the JSON of a run."""
 _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
 _HEAD += ("machine", "packages", "commit", "code")
+_NEEDED = (*_HEAD, "scenario", "outcomes", "details", "num_blocks", "identical_seeds", "points_run", "points_reused")
 _MAY_BE = ("vary", "precision")
 _TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key"}
 
@@ -202,7 +205,11 @@ def curve_marks(results: Results) -> dict[str, Marks]:
 
 
 def load_results(path: Path | str) -> Results:
-    """The results in a run's folder `results/<scenario>/<hash>`; of the scenario's folder, the newest run."""
+    """The results in a run's folder `results/<scenario>/<hash>`; of the scenario's folder, the newest run.
+
+    Warns in one line where another version of batchsim or of a package made them. ScenarioError if they lack what this
+    version needs.
+    """
     folder = Path(path)
     if not (folder / "manifest.json").is_file():
         runs = sorted(folder.glob("*/manifest.json"), key=lambda file: file.stat().st_mtime)
@@ -218,12 +225,25 @@ def load_results(path: Path | str) -> Results:
         ]
         if not all({"policy", "load"} <= set(frame) for frame in frames):
             raise ValueError("summary.csv or points.csv is another table")
-        return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
+        other = other_version(manifest)
+        if missing := [name for name in _NEEDED if name not in manifest]:
+            raise ScenarioError(
+                f"{folder}: manifest.json has no {', '.join(missing)}: another version of batchsim wrote it"
+                f"{f' ({other})' if other else ''}. Run the scenario again."
+            )
+    except ScenarioError:
+        raise
     except OSError as error:
         file = error.filename or folder
         raise ScenarioError(f"{file}: cannot be read: {error.strerror}. Run the scenario again.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ScenarioError(f"{folder}: cannot be read: {error!r}. Run the scenario again.") from None
+    if other:
+        warnings.warn(
+            f"{folder}: made by another version ({other}): run the scenario again for results of this one.",
+            stacklevel=2,
+        )
+    return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
 
 
 def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

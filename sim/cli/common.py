@@ -6,14 +6,18 @@ import functools
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError
+
+if TYPE_CHECKING:
+    from sim.results import Results
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,6 +96,18 @@ def where_points_run(jobs: int | None, executor: str, address: str | None) -> di
     if address is not None:
         raise ScenarioError("--address: is for --executor ray. Add that, or drop it.")
     return {"jobs": jobs or os.cpu_count() or 1, "ray": None}
+
+
+def read_results(path: Path) -> Results:
+    """`load_results`, with what it warns of as a line on stderr."""
+    from sim.results import load_results
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        results = load_results(path)
+    for each in caught:
+        typer.echo(f"! {each.message}", err=True)
+    return results
 
 
 def require_torch(command: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, check_replaceable, one_line_errors, print_json
+from sim.cli.common import JsonOption, check_replaceable, one_line_errors, print_json, read_results
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ def explain(
     --counterfactual kv.tokens=+20%
     """
     from sim.report.reading import check_load, load_to_show, sweeps_at
-    from sim.results import load_results
 
-    loaded = load_results(results)
+    loaded = read_results(results)
     known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
     if policy is not None and policy not in known:
         raise ScenarioError(f"{loaded.path}: has no policy {policy}. Write one of {', '.join(known)}.")
     load = load_to_show(loaded, policy) if load is None else load
     check_load(loaded, load, policy)
-    chosen = [sweep.policy for sweep in sweeps_at(loaded, load)] if policy is None else [policy]
+    ran = [sweep.policy for sweep in sweeps_at(loaded, load) if not sweep.failed[sweep.index(load)]]
+    chosen = ran if policy is None else [policy]
     if output is not None and not slo:
         raise ScenarioError("--output: is for the picture of --slo alone. Drop it, or add --slo.")
     if audit is not None and as_json:

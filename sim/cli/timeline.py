@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.common import check_replaceable, one_line_errors
+from sim.cli.common import check_replaceable, one_line_errors, read_results
 from sim.errors import ScenarioError
 
 
@@ -30,10 +30,9 @@ def timeline(
     from sim.report.reading import check_load, load_to_show
     from sim.report.step_terms import step_terms
     from sim.report.timeline import FIRST_BYTES, timeline_events, write_timeline
-    from sim.results import load_results
     from sim.units import parse_duration_ns
 
-    loaded = load_results(results)
+    loaded = read_results(results)
     known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
     if policy not in known and (policy is not None or len(known) > 1):
         asked = f"has no policy {policy}" if policy is not None else f"has {len(known)} policies, a trace is of one"

@@ -113,7 +113,12 @@ def _is_system(policy: type) -> bool:
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:
-    """A numeric column as floats."""
+    """A numeric column as floats. ScenarioError if there is none."""
+    if name not in frame:
+        raise ScenarioError(
+            f"summary.csv, points.csv or a table has no column {name}: another version of batchsim wrote it. Run the"
+            " scenario again."
+        )
     return np.asarray(frame[name], dtype=np.float64)
 
 
