@@ -1,13 +1,14 @@
-"""KV blocks with block reuse as TensorRT-LLM does it, in GPU memory only; the version is that of the policy.
+"""KV blocks with block reuse as TensorRT-LLM of 2025 does it, in GPU memory only.
 
 The full blocks of a prompt enter a tree when all of the prompt is computed, those of the output when the sequence gives
 its blocks up. A block's parent holds the tokens before its own. Of several blocks with equal tokens only the first is
 in the tree. Freed blocks go to the tail of one queue, each sequence's last block first, in the tree or not; new ones
 come from its head. A block handed out anew leaves the tree with all that is below it, which its holders keep.
-Source: cpp/tensorrt_llm/batch_manager/{kvCacheManager,evictionPolicy}.cpp.
+Source: cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (002ba6a7), evictionPolicy.cpp (fc07e755). What is below a
+block leaves the tree only, as in later versions: 002ba6a7 takes it from the queue as well and never gives it back.
+Later ones store an output's blocks as they fill, which nobody asks for before its request has ended.
 Simplifies: whole blocks only, so what lies in a begun block is never found (enable_partial_reuse); no retention
-priorities; of a prompt given up half computed the computed blocks are kept, where TensorRT-LLM keeps all as if they
-were.
+priorities; of a prompt given up half computed only the computed blocks are kept, where TensorRT-LLM keeps all.
 """
 
 from __future__ import annotations
