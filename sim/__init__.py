@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sim.capacity_run import find_capacities
     from sim.precision import Precision
+    from sim.report.capacity import capacity_picture, capacity_text
     from sim.report.causes import causes as misses
     from sim.report.causes import causes_picture as misses_picture
     from sim.report.closeup import latency_cdf, timeline
@@ -22,10 +24,15 @@ if TYPE_CHECKING:
     from sim.results import Results, load_results
     from sim.run import run_scenario
     from sim.scenario import load_scenario
+    from sim.sweep import Sweep
 
 _HOME = {
     "Precision": "sim.precision",
     "Results": "sim.results",
+    "Sweep": "sim.sweep",
+    "capacity_picture": "sim.report.capacity",
+    "capacity_text": "sim.report.capacity",
+    "find_capacities": "sim.capacity_run",
     "latency_cdf": "sim.report.closeup",
     "life": "sim.report.story:story",
     "life_text": "sim.report.story:story_text",
@@ -40,8 +47,8 @@ _HOME = {
 """Where each name is, and after a colon what it is called there, since modules have the shorter names."""
 
 __all__ = [
-    "Precision", "Results", "latency_cdf", "life", "life_text", "load_results", "load_scenario", "misses",
-    "misses_picture", "p99_vs_qps", "run_scenario", "timeline",
+    "Precision", "Results", "Sweep", "capacity_picture", "capacity_text", "find_capacities", "latency_cdf", "life",
+    "life_text", "load_results", "load_scenario", "misses", "misses_picture", "p99_vs_qps", "run_scenario", "timeline",
 ]  # fmt: skip
 
 
