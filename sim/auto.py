@@ -1,8 +1,8 @@
 """Finds the loads of a run whose load axis is `auto`: first how much each policy can serve, then where its curve bends.
 
-Half of a policy's points lie evenly from a fifth of its saturation to a tenth above it. The others halve gaps between
+Half of a policy's points lie evenly from a fifth of its saturation to a tenth above it. The others cut gaps between
 tested loads, two at a time: first the gap in which the SLO is crossed, then those beside the knee and the one where the
-queue begins to grow; the widest of equals. Loads have three digits. Where it costs no precision a policy gets a load
+queue begins to grow, the widest of equals. Loads have three digits. Where it costs no precision a policy gets a load
 that another one has, so that both can be compared at it. Nothing here depends on the number of processes.
 """
 
@@ -39,7 +39,9 @@ BATCH = 2  # points a policy gets before its curve is looked at again
 SHARED = 0.08  # how far from the wanted load another policy's may lie to be taken instead, of the load
 NARROWEST = 0.015  # gaps below it, of their load, are not halved
 LOWEST = 1 / 15  # of saturation: where the SLO is not met there, it is met nowhere
-BEYOND = 1.25  # the next load above the highest one where that still meets the SLO
+BEYOND = 1.5  # how far it is looked above the highest load where nothing ends there
+WORTH_OF_CROSSING, WORTH_OF_KNEE, WORTH_OF_EDGE, WORTH_OF_GROWING = 8.0, 3.0, 2.0, 0.1
+"""Of a gap of equal width: with the SLO crossing in it, beside the knee, below a growing queue, above; others 1."""
 
 
 @dataclass
@@ -116,38 +118,58 @@ def _coarse(search: Search, count: int, known: set[float]) -> list[float]:
 def _refined(search: Search, count: int, known: set[float]) -> list[float]:
     """The next loads of a search, at most `count`; none where every gap is narrow."""
     users = _axis(search) == "users"
-    tested = search.tested()
     loads: list[float] = []
-    for low, high in _gaps(tested, search.scale, count):
-        middle, quarter = (low + high) / 2, (high - low) / 4
-        load = _near(middle, low + quarter, high - quarter, known, users)
-        if low < load < high and load not in search.results and load not in loads:
-            loads.append(load)
+    for low, high, parts in _gaps(search.tested(), search.scale, count, not users):
+        width = (high - low) / parts
+        for i in range(1, parts):
+            wanted = low + i * width
+            load = _near(wanted, wanted - width / 4, wanted + width / 4, known, users)
+            if low < load < high and load not in search.results and load not in loads:
+                loads.append(load)
     return loads
 
 
-def _gaps(tested: list[Tested], scale: float, count: int) -> list[tuple[float, float]]:
-    """The intervals of loads most worth another point, best first."""
+def _gaps(tested: list[Tested], scale: float, count: int, can_grow: bool) -> list[tuple[float, float, int]]:
+    """The intervals of loads most worth `count` further points, and into how many parts these cut each."""
+    parts: dict[tuple[float, float], int] = {}
+    weighed = _weighed(tested, scale, can_grow)
+    for _ in range(count):
+        worth = {
+            gap: weight * (gap[1] - gap[0]) / parts.get(gap, 1)
+            for gap, weight in weighed.items()
+            if gap[1] - gap[0] > NARROWEST * gap[1] * parts.get(gap, 1)
+        }
+        if not worth:
+            break
+        best = max(worth, key=lambda gap: (worth[gap], -gap[0]))
+        parts[best] = parts.get(best, 1) + 1
+    return [(low, high, number) for (low, high), number in sorted(parts.items())]
+
+
+def _weighed(tested: list[Tested], scale: float, can_grow: bool) -> dict[tuple[float, float], float]:
+    """The gaps between neighbouring loads, and beyond an end where the SLO is not crossed yet, or the queue grows
+    nowhere; what each is worth."""
     loads = [point.load for point in tested]
     if not loads:
-        return []  # every point failed
+        return {}  # every point failed
     slo, bend, grows = crossing(tested), knee(tested), unstable_from(tested)
-    scored = []
+    weighed: dict[tuple[float, float], float] = {}
     for low, high in itertools.pairwise(loads):
-        weight = 1.0 if grows is None or high <= grows else 0.2
+        weight = WORTH_OF_GROWING if grows is not None and low >= grows else 1.0
         if slo.low == low and slo.high == high:
-            weight = 8.0
+            weight = WORTH_OF_CROSSING
         elif bend is not None and bend.load in (low, high):
-            weight = 3.0
+            weight = WORTH_OF_KNEE
         elif grows == high:
-            weight = 2.0
-        if high - low > NARROWEST * high:
-            scored.append((weight * (high - low) / scale, (low, high)))
-    if slo.low == loads[-1] and grows is None:  # met at the highest load: nothing is crossed yet
-        scored.append((8.0, (loads[-1], loads[-1] * (2 * BEYOND - 1))))
-    elif slo.low is None and loads[0] > scale * LOWEST:  # not even met at the lowest
-        scored.append((4.0 * loads[0] / scale, (0.0, loads[0])))
-    return [gap for _, gap in sorted(scored, key=lambda pair: (-pair[0], pair[1]))[:count]]
+            weight = WORTH_OF_EDGE
+        weighed[low, high] = weight
+    if slo.low == loads[-1] and grows is None:  # met at the highest load
+        weighed[loads[-1], loads[-1] * BEYOND] = WORTH_OF_CROSSING
+    elif grows is None and can_grow:
+        weighed[loads[-1], loads[-1] * BEYOND] = 1.0
+    if slo.low is None and loads[0] > scale * LOWEST:  # not even met at the lowest
+        weighed[0.0, loads[0]] = WORTH_OF_KNEE
+    return weighed
 
 
 def _near(wanted: float, low: float, high: float, known: set[float], whole: bool) -> float:
@@ -233,7 +255,7 @@ def _check_auto(setup: Setup) -> None:
     if workload.sessions is not None:
         raise _cannot(setup.scenario, "sessions cannot be piled up: a turn needs the answer before it")
     scale = None if workload.trace is None else workload.trace.rate_scale
-    if setup.scenario.load_name == "rate_scale" and scale is not None and scale.by != "compress":
+    if setup.scenario.load_name == "rate_scale" and scale is not None and scale.by not in ("compress", "copies"):
         raise _cannot(setup.scenario, f"a trace scaled by {scale.by} cannot take every factor")
 
 

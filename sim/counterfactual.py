@@ -30,7 +30,7 @@ from sim.metrics import measure
 from sim.point import Run, Setup, simulate_point
 from sim.provenance import identity, point_hash
 from sim.record import Records
-from sim.results import Results
+from sim.results import Results, scenario_of, varied
 from sim.scenario import LOADED, Point, PolicySpec, Scenario, load_scenario
 from sim.scenario.load import SHIPPED
 from sim.scenario.text import read_document
@@ -115,8 +115,10 @@ def counterfactual(
     ScenarioError for a change of no known key, one that is no change of this point, or a point that cannot be made.
     """
     folders = [*folders, Path(str(resources.files(SHIPPED)))]
-    plain = _found(results.scenario, folders)
+    plain = _found(scenario_of(results, policy), folders)
     row = _row(results, policy, load, seed)
+    its = varied(results, policy)
+    policy, named = (policy, policy) if its is None else (its["policy"], policy)
     scenario = _scenario(results, plain, (), folders)
     setup, spec = Setup.of(scenario), _spec(scenario, policy, row["variant"], results)
     _check_axis(scenario, changes)
@@ -137,7 +139,7 @@ def counterfactual(
         base = _simulated(setup, point)
     else:
         values = {str(name): None if pd.isna(x) else float(x) for name, x in row.items() if isinstance(x, int | float)}
-        base = _side(results.records(policy, load, seed), scenario, values)
+        base = _side(results.records(named, load, seed), scenario, values)
     changed = _simulated(Setup.of(altered), Point(altered.specs[0], load, seed))
     sent_on_answers = isinstance(scenario.file.workload.arrivals, ClosedLoop) or scenario.file.workload.sessions
     users = [getattr(one.file.workload.arrivals, "users", None) for one in (scenario, altered)]

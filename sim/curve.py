@@ -127,7 +127,8 @@ def crossing(tested: list[Tested]) -> Crossing:
     after = tested[good[-1] + 1]
     if last.excess is None or after.excess is None:
         return Crossing(None, last.load, after.load)
-    # The verdict is that of most seeds and the excess that of their mean, so that it may disagree near the crossing.
+    # The verdict is that of most seeds, and of the queue, the excess that of their mean: where both disagree at one
+    # of the loads the crossing is near that one.
     below, above = min(last.excess, 0.0), max(after.excess, 0.0)
     share = -below / (above - below) if above > below else 0.5
     return Crossing(last.load + share * (after.load - last.load), last.load, after.load)

@@ -204,6 +204,34 @@ def curve_marks(results: Results) -> dict[str, Marks]:
     return {policy: marks(curve((row for row in rows if row["policy"] == policy), slo)) for policy in policies}
 
 
+def varied(results: Results, policy: str) -> dict[str, Any] | None:
+    """What a policy of a run that varies a key is: `policy`, its label in the scenario; `value`, `kv`, `num_blocks`.
+
+    None where the run varies no key.
+    """
+    return results.manifest["vary"]["policies"][policy] if "vary" in results.manifest else None
+
+
+def scenario_of(results: Results, policy: str) -> dict[str, Any]:
+    """The scenario's plain values as `policy` ran with them: with its value of the varied key."""
+    its = varied(results, policy)
+    plain: dict[str, Any] = json.loads(json.dumps({k: x for k, x in results.scenario.items() if k != "vary"}))
+    if its is None or its["value"] is None:
+        return plain
+    *path, last = results.manifest["vary"]["key"].split(".")
+    at = plain
+    for key in path:
+        at[key] = at = at.get(key) or {}
+    at[last] = its["value"]
+    return plain
+
+
+def num_blocks(results: Results, policy: str) -> int:
+    """The size of the KV pool that a policy ran with."""
+    its = varied(results, policy)
+    return int(results.manifest["num_blocks"] if its is None else its["num_blocks"])
+
+
 def load_results(path: Path | str) -> Results:
     """The results in a run's folder `results/<scenario>/<hash>`; of the scenario's folder, the newest run.
 

@@ -78,14 +78,21 @@ def run_lines(lines: Sequence[Line], sweep: Sweep) -> list[dict[str, Any] | Fail
 
 
 def _varied(scenario: Scenario, lines: Sequence[Line]) -> dict[str, Any]:
-    """What the manifest says of the varied key: its values, which policies they are of, whether requests differ."""
+    """What the manifest says of the varied key: its values, whether requests differ, and what each curve is of."""
     key = scenario.vary_key
     return {
         "key": key,
         "values": (scenario.file.vary or {})[key],
-        "policies": {line.policy: {"policy": line.label, "value": line.value} for line in lines},
         "same_requests": same_requests(lines, min(scenario.loads, default=ANY_LOAD)),
-        "kv": {line.policy: str(line.setup.kv) for line in lines},
+        "policies": {
+            line.policy: {
+                "policy": line.label,
+                "value": line.value,
+                "kv": str(line.setup.kv),
+                "num_blocks": line.setup.kv.num_blocks,
+            }
+            for line in lines
+        },
     }
 
 

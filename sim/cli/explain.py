@@ -133,17 +133,20 @@ def _counterfactual(
 ) -> None:
     from sim.counterfactual import check_changes, counterfactual
     from sim.report.counterfactual import counterfactual_data, counterfactual_text
+    from sim.results import varied
 
     named = check_changes(changes)
-    known = list(dict.fromkeys(str(name) for name in results.points["policy"]))
-    if not named <= set(known):
-        raise ScenarioError(f"{results.path}: has no policy {', '.join(named)}. Write one of {', '.join(known)}.")
-    chosen = [name for name in policies if name in named] if named else policies
+    labels = {str(name): (varied(results, name) or {"policy": name})["policy"] for name in results.points["policy"]}
+    if not named <= set(labels.values()):
+        known = ", ".join(dict.fromkeys(labels.values()))
+        raise ScenarioError(f"{results.path}: has no policy {', '.join(named)}. Write one of {known}.")
+    chosen = [name for name in policies if labels[name] in named] if named else policies
     if not chosen:
         raise ScenarioError(f"--policy {policies[0]}: the change is of {', '.join(named)}. Write that one, or none.")
     folders = [Path.cwd(), *traces]
     found = [
-        counterfactual_data(counterfactual(results, name, load, seed, changes, folders=folders)) for name in chosen
+        counterfactual_data(counterfactual(results, name, load, seed, changes, folders=folders)) | {"policy": name}
+        for name in chosen
     ]
     if as_json:
         print_json(found)

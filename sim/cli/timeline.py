@@ -30,6 +30,7 @@ def timeline(
     from sim.report.reading import check_load, load_to_show
     from sim.report.step_terms import step_terms
     from sim.report.timeline import FIRST_BYTES, timeline_events, write_timeline
+    from sim.results import num_blocks, scenario_of
     from sim.units import parse_duration_ns
 
     loaded = read_results(results)
@@ -43,10 +44,10 @@ def timeline(
     records = loaded.records(policy, load, seed)
     window = _window(start, end, int(records.requests["ended_ns"].max()))
     terms = step_terms(loaded, records)
-    frontend = loaded.scenario["workload"].get("frontend") or {}
+    frontend = scenario_of(loaded, policy)["workload"].get("frontend") or {}
     per_chunk_ns = parse_duration_ns(frontend.get("per_chunk", "0s"))
     facts = {"batchsim": loaded.manifest["heading"], "policy": policy, "load": load, "seed": seed}
-    events = timeline_events(records, loaded.manifest["num_blocks"], window, terms, per_chunk_ns=per_chunk_ns)
+    events = timeline_events(records, num_blocks(loaded, policy), window, terms, per_chunk_ns=per_chunk_ns)
     try:
         check_replaceable(output, FIRST_BYTES, "trace")
         counts = write_timeline(events, output, facts)

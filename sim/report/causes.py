@@ -16,6 +16,7 @@ from sim.causes import NEVER_LET_IN, Objectives, slo_misses
 from sim.report.layout import WIDTH, fit
 from sim.report.reading import at_load, load_name, sweeps_at
 from sim.report.style import GREY, figure, frame, house_style, save
+from sim.results import scenario_of
 from sim.units import format_duration
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
     Counts are summed over `seeds`; the most frequent cause comes first. ScenarioError for an objective that judges no
     request.
     """
-    objectives = Objectives.of(results.scenario)
     names = {s.policy: s.labels[s.index(load)] for s in sweeps_at(results, load)}
     found = []
     for policy in policies:
         missed, offered = [], {}
+        objectives = Objectives.of(scenario_of(results, policy))
         for seed in seeds:
             records = results.records(policy, load, seed)
             cohort = records.requests[objectives.cohort(records)]

@@ -26,6 +26,7 @@ from sim.report.style import (
     save,
     time_axis_log,
 )
+from sim.results import num_blocks, scenario_of
 from sim.units import NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
         styles = policy_styles(sweeps(results))
         for ax, sweep, (steps, requests) in zip(axes, policies, tables, strict=True):
             color = styles[sweep.policy].color
-            draw_timeline(ax, steps, requests, edges_ns, results.manifest["num_blocks"], color)
+            draw_timeline(ax, steps, requests, edges_ns, num_blocks(results, sweep.policy), color)
             ax.set_title(sweep.labels[sweep.index(load)], color=color, weight="bold")
         axes[-1].set_xlabel("time since the start of the run (min)" if _in_minutes(until_ns) else "time (s)")
         handles = [
@@ -233,7 +234,7 @@ def draw_cdf(ax: Axes, results: Results, values_s: dict[str, Floats]) -> None:
 def _latency_s(results: Results, policy: str, load: float, seed: int, name: str) -> Floats:
     """`ttft` or `norm_latency`, as `metrics` defines them, of each request sent after the warm-up that finished."""
     requests = results.requests(policy, load, seed)
-    warmup_ns = parse_duration_ns(results.scenario["workload"].get("warmup", "0s"))
+    warmup_ns = parse_duration_ns(scenario_of(results, policy)["workload"].get("warmup", "0s"))
     done = (np.array(texts(requests, "outcome")) == "finished") & (column(requests, "sent_ns") >= warmup_ns)
     requests = requests.take(np.flatnonzero(done))
     ended_ns = column(requests, "first_delivery_ns" if name == "ttft" else "delivered_ns")

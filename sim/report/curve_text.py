@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from sim.results import Results
 
 
+def vary_line(results: Results) -> str:
+    """Which key is varied, over which values, and whether the requests change with it."""
+    vary = results.manifest["vary"]
+    same = "the same requests" if vary["same_requests"] else "the requests change with it"
+    return f"varied: {vary['key']} = {', '.join(map(str, vary['values']))} · {same}"
+
+
 def curve_table(results: Results) -> list[str]:
     """Lines: where each policy's curve bends, crosses the SLO and ends, beside the rate that it can serve at most."""
     name, found = load_name(results), curve_marks(results)

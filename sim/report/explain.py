@@ -12,6 +12,7 @@ from sim.attribution import attribute
 from sim.record import OUTCOME_NAMES, Records
 from sim.report.layout import WIDTH
 from sim.report.reading import at_load, load_name
+from sim.results import scenario_of
 from sim.units import format_duration, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def overview(results: Results, policy: str, load: float, seed: int, *, slowest: 
     `blocker` is the request that took its place, or None.
     """
     records = results.records(policy, load, seed)
-    frontend = results.scenario["workload"].get("frontend") or {}
+    frontend = scenario_of(results, policy)["workload"].get("frontend") or {}
     parts = attribute(records, parse_duration_ns(frontend.get("per_chunk", "0s")))
     known = records.requests["request_id"]
     ns = parts["ns"].to_numpy()

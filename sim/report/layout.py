@@ -21,12 +21,18 @@ def fit(line: str) -> str:
     return "\n".join(textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
-def aligned(grid: list[list[str]], *, last_left: bool = True) -> list[str]:
+def aligned(grid: list[list[str]], *, last_left: bool = True, spare: Sequence[str] = ()) -> list[str]:
     """The rows as lines of at most WIDTH columns: first and last column to the left, numbers to the right.
 
-    Where it is too wide the last column is shortened, then the middle of the first, with `…` for what is cut.
+    Where it is too wide the columns headed `spare` are left out one by one; then the last column is shortened, then the
+    middle of the first, with `…` for what is cut.
     """
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    widths = _widths(grid)
+    for head in spare:
+        if sum(widths) + 2 * (len(widths) - 1) > WIDTH:
+            at = grid[0].index(head)
+            grid = [[*cells[:at], *cells[at + 1 :]] for cells in grid]
+            widths = _widths(grid)
     for column in (-1, 0):
         excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
         widths[column] = min(widths[column], max(_MIN_TEXT, widths[column] - excess))
@@ -42,6 +48,10 @@ def aligned(grid: list[list[str]], *, last_left: bool = True) -> list[str]:
         ]
         lines.append("  ".join(line).rstrip())
     return lines
+
+
+def _widths(grid: list[list[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*grid, strict=True)]
 
 
 def _cut(text: str, width: int, end: int = 0) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.report.reading import Sweep
@@ -32,6 +32,7 @@ _KINDS = {
 }
 _OTHER_KINDS = (("#7F7F7F", "<"), ("#8C6D31", ">"), ("#5B5EA6", "p"))  # in the order in which they appear
 _LINES = ("-", (0, (4, 1.5)), "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))  # tell members of one kind apart
+_PALE, _DARK = 0.55, 0.55  # how far the first and last value of a varied key are from their policy's own colour
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,19 @@ class PolicyStyle:
 
 
 def policy_styles(policies: list[Sweep]) -> dict[str, PolicyStyle]:
-    """The style of each policy: colour, marker and first line by kind, the line by its number within the kind."""
-    styles = kind_styles([sweep.kind for sweep in policies])
-    return {sweep.policy: style for sweep, style in zip(policies, styles, strict=True)}
+    """The style of each policy: colour, marker and first line by kind, the line by its number within the kind.
+
+    The values of a varied key share a policy's line and marker and differ in shade, the first the palest.
+    """
+    kinds = {sweep.label: sweep.kind for sweep in policies}
+    styles = dict(zip(kinds, kind_styles(list(kinds.values())), strict=True))
+    found = {}
+    for sweep in policies:
+        values = [each.policy for each in policies if each.label == sweep.label]
+        style = styles[sweep.label]
+        color = _shade(style.color, values.index(sweep.policy), len(values))
+        found[sweep.policy] = replace(style, color=color)
+    return found
 
 
 def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:
@@ -60,3 +71,13 @@ def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:
         styles.append(PolicyStyle(color, marker, _LINES[(first + seen[kind]) % len(_LINES)]))
         seen[kind] += 1
     return styles
+
+
+def _shade(color: str, number: int, of: int) -> str:
+    """The `number`-th of so many shades of a colour, from one mixed with white to one mixed with black."""
+    if of == 1:
+        return color
+    place = number / (of - 1)
+    toward, share = (255, _PALE * (1 - 2 * place)) if place < 0.5 else (0, _DARK * (2 * place - 1))
+    mixed = (round((1 - share) * int(color[i : i + 2], 16) + share * toward) for i in (1, 3, 5))
+    return "#" + "".join(f"{part:02X}" for part in mixed)

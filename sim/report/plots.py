@@ -24,6 +24,8 @@ from sim.report.curves import (
     numbers_mark,
     styled_sweeps,
 )
+from sim.report.lanes import MARKS as LANE_MARKS
+from sim.report.lanes import draw_lanes, has_lanes, height_inch
 from sim.report.reading import (
     check_load,
     column,
@@ -44,12 +46,14 @@ from sim.report.style import (
     seconds_text,
     time_axis_log,
 )
+from sim.report.vary import vary_picture
 from sim.slo import parse_slo
 from sim.units import NS_PER_S
 
 if TYPE_CHECKING:
     from sim.results import Results
 
+VARY = "vary.png"
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "norm_latency": "normalised latency"}
 _CROSS = "× the queue grows without end from this load on: no point of the curve"
 _NORMALISED = "normalised latency: E2E / output tokens"
@@ -59,8 +63,12 @@ _OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tab
 def p99_vs_qps(results: Results, path: Path | str) -> None:
     """Writes P99 (top) and P50 (bottom) of TTFT, TPOT and normalised latency against the offered load."""
     with house_style():
-        fig = figure(13.0, 7.6)
-        axes = fig.subplots(2, len(LATENCIES), sharex=True)
+        below = height_inch(results) if has_lanes(results) else 0.0
+        fig = figure(13.0, 7.6 + below)
+        grid = fig.add_gridspec(2 + bool(below), len(LATENCIES), height_ratios=[3.2, 3.2, *([below] if below else [])])
+        axes = grid[:2, :].subgridspec(2, len(LATENCIES)).subplots(sharex=True)
+        if below:
+            draw_lanes(fig.add_subplot(grid[2, :]), results)
         for column, (name, title) in enumerate(LATENCIES.items()):
             limits = latency_limits(results, [f"{name}_p99_s", f"{name}_p50_s"], _bounds(results, name))
             for row, percentile in enumerate(("p99", "p50")):
@@ -72,7 +80,15 @@ def p99_vs_qps(results: Results, path: Path | str) -> None:
             fig,
             results,
             "P99 and P50 latency against offered load",
-            footer(results, _CROSS, _OPEN, _NORMALISED, *_wide_mark(results), _slo_mark(results)),
+            footer(
+                results,
+                _CROSS,
+                _OPEN,
+                *_wide_mark(results),
+                _slo_mark(results),
+                *(LANE_MARKS if below else ()),
+                _NORMALISED,
+            ),
             policy_legend(results),
         )
         save(fig, path)
@@ -227,7 +243,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def write_pictures(results: Results, load: float | None = None) -> list[Path]:
-    """Writes the five pictures into the results' folder and returns their paths.
+    """Writes the five pictures, and one more where a key is varied, into the results' folder and returns their paths.
 
     Those of one point show the first seed at `load`, by default that of the table (`load_to_show`).
     """
@@ -247,7 +263,11 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
         draw(results, results.path / name)
     for name, draw_point in point.items():
         draw_point(results, results.path / name, load, seed)
-    return [results.path / name for name in (*sweep, *point)]
+    names = [*sweep, *point]
+    if "vary" in results.manifest:
+        vary_picture(results, results.path / VARY, load)
+        names.append(VARY)
+    return [results.path / name for name in names]
 
 
 def _frontier_notes(results: Results) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
 from sim.policies import POLICIES
+from sim.results import varied
 
 if TYPE_CHECKING:
     from sim.results import Results
@@ -26,6 +27,7 @@ class Sweep:
     """One policy over the tested loads, from the lowest up; arrays have an entry a load.
 
     `name` is the policy's label, or says that its best variant changes with the load; `labels` has the label by load.
+    `label` is the policy's in the scenario, without the `value` of the varied key; None where it has none.
     `meets_slo`: stable, and the SLO was met in more than half of the seeds. `failed`: how many seeds failed; where any
     did, there is no metric.
     """
@@ -39,6 +41,8 @@ class Sweep:
     failed: Floats
     meets_slo: Flags
     rows: pd.DataFrame
+    label: str
+    value: Any
 
     def values(self, metric: str) -> Floats:
         """The mean over seeds, NaN where it is not defined."""
@@ -79,6 +83,7 @@ def sweeps(results: Results) -> list[Sweep]:
         mine = np.flatnonzero(owners == policy)
         rows = summary.take(mine[np.argsort(loads[mine], kind="stable")])
         labels = texts(rows, "label")
+        its = varied(results, policy)
         unstable = np.asarray(rows["unstable"], dtype=bool)
         found.append(
             Sweep(
@@ -91,6 +96,8 @@ def sweeps(results: Results) -> list[Sweep]:
                 failed=column(rows, "failed") if "failed" in rows else np.zeros(len(rows)),  # older runs had none
                 meets_slo=~unstable & (column(rows, "slo_met") > 0.5),
                 rows=rows,
+                label=policy if its is None else its["policy"],
+                value=None if its is None else its["value"],
             )
         )
     return found

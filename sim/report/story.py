@@ -13,6 +13,7 @@ from sim.errors import ScenarioError
 from sim.record import FINISHED, OUTCOME_NAMES, Records
 from sim.report.layout import WIDTH
 from sim.report.reading import at_load, load_name
+from sim.results import scenario_of
 from sim.story import Chapter, Stories, Story
 from sim.units import NS_PER_S, format_duration, parse_duration_ns
 
@@ -56,7 +57,7 @@ def story(results: Results, policy: str, load: float, seed: int, request: int) -
     ScenarioError without such a request.
     """
     records = results.records(policy, load, seed)
-    frontend = results.scenario["workload"].get("frontend") or {}
+    frontend = scenario_of(results, policy)["workload"].get("frontend") or {}
     stories = Stories(records, parse_duration_ns(frontend.get("per_chunk", "0s")))
     known = records.requests["request_id"]
     try:

@@ -18,11 +18,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from sim.provenance import write_whole
 from sim.report.palette import policy_styles
 from sim.report.reading import (
+    is_auto,
     load_name,
     load_text,
     num_seeds,
@@ -78,7 +79,7 @@ def house_style() -> Iterator[None]:
 def seconds_text(seconds: float) -> str:
     """A time on an axis: `200 ms`, `1 s`, `2 min`."""
     if seconds >= 120:
-        return f"{seconds / 60:g} min"
+        return f"{seconds / 60:.3g} min"
     return format_duration(seconds * NS_PER_S)
 
 
@@ -194,7 +195,10 @@ def load_axis(ax: Axes, results: Results) -> None:
         ax.set_xlim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
     else:
         ax.set_xlim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    ax.xaxis.set_major_locator(FixedLocator(_spaced(loads, logarithmic)))
+    if is_auto(results):  # loads of their own are no better labels than round numbers
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if logarithmic else MaxNLocator(8))
+    else:
+        ax.xaxis.set_major_locator(FixedLocator(_spaced(loads, logarithmic)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_load(name, x)))
     axis_names = {

@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.failed import Failed, grouped
 from sim.report.confidence import paired_parts, precision_lines, warmup_warning
-from sim.report.curve_text import curve_table
+from sim.report.curve_text import curve_table, vary_line
 from sim.report.layout import aligned, fit, listed
 from sim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
 from sim.report.reading import (
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _PER_TOKEN = "norm_latency_mean_s"
 _LATENCIES = {"ttft p50": "ttft_p50_s", "ttft p99": "ttft_p99_s", "tpot p99": "tpot_p99_s", "s/token": _PER_TOKEN}
 _HITS = "prefix_hit_rate"
+_SPARE = ("done/s", "pad", "s/token")  # left out of a table that has further columns and is too wide, in this order
 
 
 def report(results: Results, load: float | None = None) -> str:
@@ -60,11 +61,12 @@ def report(results: Results, load: float | None = None) -> str:
         num_seeds(results),
     )
     runs = manifest["points_run"] + manifest["points_reused"] + len(manifest.get("failed", []))
-    axes = f"{_count(policies, 'policy', 'policies')} × {_count(loads, 'load')} × {seeds_text(results)}"
+    kinds = _count(policies, "curve") if "vary" in manifest else _count(policies, "policy", "policies")
+    axes = f"{kinds} × {_count(loads, 'load')} × {seeds_text(results)}"
     # Policies with best_of run once a variant, so that there are more runs than the product says.
     if is_auto(results):
         most = max(len(sweep.loads) for sweep in sweeps(results))
-        axes = f"{_count(policies, 'policy', 'policies')} × {_count(most, 'load')} found for each"
+        axes = f"{kinds} × {_count(most, 'load')} found for each"
         axes += f" × {seeds_text(results)}"
         loads = most
     if "precision" in manifest:
@@ -74,7 +76,10 @@ def report(results: Results, load: float | None = None) -> str:
     else:
         axes += f", {_count(runs, 'run')} with best_of"
     drawn = [workload for workload in manifest["workload"] if workload["load"] == load]
-    head = [manifest["heading"], manifest["kv"], f"{drawn[0]['text']} · {axes}"]
+    pools = {its["kv"]: None for its in manifest.get("vary", {}).get("policies", {}).values()}
+    kv = manifest["kv"] if len(pools) < 2 else "KV as the value has it: " + "; ".join(pools)
+    head = [manifest["heading"], kv, f"{drawn[0]['text']} · {axes}"]
+    head += [vary_line(results)] if "vary" in manifest else []
     head += [note] if (note := systems_note(results)) else []
     notes = [f"- {note}" for note in drawn[0]["notes"]]
     if any(workload["notes"] != drawn[0]["notes"] for workload in manifest["workload"]):
@@ -84,7 +89,8 @@ def report(results: Results, load: float | None = None) -> str:
         notes.append(f"! nothing here is random: the {seeds} seeds are one run, and ± 0 says nothing. Set seeds: 1.")
     shown = None if own else load
     tables = [point_table(results, shown), *by_class(results, shown)]
-    first, parts = ("", []) if shown is None else paired_parts(results, shown)
+    alike = manifest.get("vary", {}).get("same_requests", True)  # else seeds do not make pairs of the same requests
+    first, parts = paired_parts(results, shown) if shown is not None and alike else ("", [])
     tables += [listed(first, parts)] if parts else []
     tables += curve_table(results) if is_auto(results) else [highest_loads(results)]
     lines = [*head, *notes, *tables, *precision_lines(results), *warnings(results, shown)]
@@ -109,9 +115,10 @@ def point_table(results: Results, load: float | None) -> str:
     grid = [["", *_LATENCIES, "in SLO", "done/s", *shares, "bound by"]]
     grid += [_cells(sweep, i, shares) for sweep, i in rows]
     if load is None:
-        done = grid[0].index("done/s")  # next to the load itself there is no room for it, nor need
         own = ["load", *(short_load(load_name(results), float(sweep.loads[i])) for sweep, i in rows)]
-        grid = [[cells[0], at, *cells[1:done], *cells[done + 1 :]] for cells, at in zip(grid, own, strict=True)]
+        grid = [[cells[0], at, *cells[1:]] for cells, at in zip(grid, own, strict=True)]
+    if "vary" in results.manifest:
+        grid = _with_values(rows, grid)
     name, seeds = load_name(results), num_seeds(results)
     counted = f"{seeds_text(results, load)}, ± = 95 %" if seeds > 1 else "1 seed"
     arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows if not sweep.failed[i]]))
@@ -121,6 +128,8 @@ def point_table(results: Results, load: float | None) -> str:
     but = f" ({arrived:.3g} {came})" if odd else ""
     sent = "sessions" if results.scenario["workload"].get("sessions") else "requests"
     same = "same draws for every user" if name == "users" else f"same {sent} for all"
+    if not results.manifest.get("vary", {}).get("same_requests", True):
+        same = f"each value its own {sent}, from the same draws"
     head = f"each at its highest load that meets the SLO, else its lowest ({counted})"
     head = head if load is None else f"{at_load(name, load)}{but}, {same} ({counted})"
     marks = []
@@ -133,7 +142,17 @@ def point_table(results: Results, load: float | None) -> str:
         marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
     absent = [sweep.name for sweep in sweeps(results) if load is not None and not sweep.tested(load)]
     others = [listed("not run at this load:", absent)] if absent else []
-    return "\n".join([head, *aligned(grid), *(["   ".join(marks)] if marks else []), *others])
+    spare = _SPARE if load is None or "vary" in results.manifest else ()
+    return "\n".join([head, *aligned(grid, spare=spare), *(["   ".join(marks)] if marks else []), *others])
+
+
+def _with_values(rows: list[tuple[Sweep, int]], grid: list[list[str]]) -> list[list[str]]:
+    """The table with the value of the varied key in a column of its own, and the policies' labels without it."""
+    done = [[grid[0][0], "value", *grid[0][1:]]]
+    for (sweep, _), (label, *others) in zip(rows, grid[1:], strict=True):
+        end = sweep.policy.removeprefix(sweep.label)
+        done.append([label.removesuffix(end), "" if sweep.value is None else str(sweep.value), *others])
+    return done
 
 
 def _rows(results: Results, load: float | None) -> list[tuple[Sweep, int]]:

@@ -158,21 +158,23 @@ class ScenarioFile:
         path = key.split(".")
         if path[0] in ("load", "seeds", "slo", "vary", "plan"):
             why = "the load axis is the first one" if path[0] == "load" else "it is not what a point is made of"
-            raise ValueError(f"vary: {key} cannot be varied: {why}. Name another key.")
+            raise ValueError(f"vary names {key}, which cannot be varied: {why}. Name another key.")
         if path[0] == "policies" and len(path) < 3:
-            raise ValueError(f"vary: {key} is no knob. Write policies.LABEL.KNOB.")
+            raise ValueError(f"vary names {key}, which is no knob. Write policies.LABEL.KNOB.")
         if path[0] == "policies" and path[1] not in self.policies:
-            raise ValueError(f"vary: {key}: there is no policy {path[1]}. There are {', '.join(self.policies)}.")
+            raise ValueError(
+                f"vary names {key}, and there is no policy {path[1]}. There are {', '.join(self.policies)}."
+            )
         replaced = None if self.load is None else LOADED[self.load.axis[0]]
         if key == replaced:
-            raise ValueError(f"vary: load.{self.load.axis[0]} stands in the place of {key}. Drop one of them.")
+            raise ValueError(f"vary names {key}, in whose place load.{self.load.axis[0]} stands. Drop one of them.")
         if not values:
-            raise ValueError(f"vary: {key} has no values. Give at least one.")
+            raise ValueError(f"vary names {key} without values. Give at least one.")
         for i, value in enumerate(values):
-            if isinstance(value, dict | list):
-                raise ValueError(f"vary: {key}: {value} is no single value. Write numbers or words.")
+            if value is None or isinstance(value, dict | list):
+                raise ValueError(f"vary names {key} with {value}, which is no single value. Write numbers or words.")
             if value in values[:i]:
-                raise ValueError(f"vary: {key}: {value} is given twice. Keep one.")
+                raise ValueError(f"vary names {key} with {value} twice. Keep one.")
 
 
 @dataclass(frozen=True, kw_only=True)

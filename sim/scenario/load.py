@@ -355,7 +355,8 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
             shown = json.dumps(item["input"])
             shown = shown if len(shown) <= 60 else shown[:57] + "..."
             advice = str(item["msg"]).removeprefix("Input should be ").removesuffix(" type")
-            return f"{name} is {shown}. Write {_WORDS.get(advice, advice)}."
+            or_auto = ", or auto" if kind is ScenarioFile and len(full) == 2 and full[0] == "load" else ""
+            return f"{name} is {shown}. Write {_WORDS.get(advice, advice)}{or_auto}."
 
 
 def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:

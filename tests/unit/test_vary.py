@@ -1,0 +1,154 @@
+"""A key that is varied: the curves it makes, what they share, and how they are told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.counterfactual import counterfactual
+from sim.report.lanes import draw_lanes
+from sim.report.plots import write_pictures
+from sim.report.style import figure, house_style
+from sim.report.tables import report
+from sim.report.vary import draw_rate
+from sim.results import Results, curve_marks, num_blocks, scenario_of
+from sim.run import run_scenario
+from sim.scenario import load_scenario
+
+BASE = """\
+model: llama-3.1-8b
+cost: {kind: constant, step: 10ms}
+kv: {tokens: 16000}
+workload:
+  arrivals: {kind: gamma, mean_rate: 20/s, cv: 1}
+  lengths:
+    prompt: {kind: fixed, tokens: 100}
+    output: {kind: uniform, min: 2, max: 12}
+  output_cap: 16
+  requests: 60
+policies:
+  static: {batch_size: {best_of: [2, 4]}, max_wait: 100ms}
+  continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}
+load: {mean_rate: [20/s, 40/s]}
+slo: ttft<1s & tpot<50ms @ 99%
+seeds: 2
+"""
+
+
+def ran(folder: Path, *overrides: str) -> Results:
+    """A run of BASE with changes."""
+    (folder / "s.yaml").write_text(BASE)
+    return run_scenario(load_scenario(str(folder / "s.yaml"), overrides=overrides), out=folder)
+
+
+def test_a_knob_of_one_policy_makes_a_curve_a_value_and_leaves_the_others_alone(tmp_path: Path) -> None:
+    """The policy whose knob it is has a row a value and load; the other one is run once, without a value."""
+    results = ran(tmp_path, "vary={policies.continuous.max_num_seqs: [2, 8]}")
+    summary = results.summary
+    assert summary["policy"].unique().tolist() == [
+        "static",
+        "continuous, max_num_seqs=2",
+        "continuous, max_num_seqs=8",
+    ]
+    assert set(summary["vary_key"]) == {"policies.continuous.max_num_seqs"}
+    assert summary.groupby("policy", sort=False)["vary"].first().dropna().tolist() == [2, 8]
+    assert results.manifest["points_run"] == 2 * 2 * 2 + 2 * 2 * 2  # two variants of static; two values of continuous
+    assert results.manifest["vary"]["same_requests"]
+
+
+def test_a_value_gives_what_the_scenario_with_that_value_gives(tmp_path: Path) -> None:
+    """The points of a varied run are those of the plain scenarios, which reuse them."""
+    varied = ran(tmp_path, "vary={kv.tokens: [1600, 16000]}")
+    plain = ran(tmp_path, "kv.tokens=1600")
+    assert plain.manifest["points_run"] == 0
+    metrics = ["ttft_p99_s", "e2e_mean_s", "in_slo"]
+    mine = varied.summary[varied.summary["policy"] == "continuous, kv.tokens=1600"]
+    theirs = plain.summary[plain.summary["policy"] == "continuous"]
+    assert mine[metrics].to_numpy().tolist() == theirs[metrics].to_numpy().tolist()
+    assert (num_blocks(varied, "static, kv.tokens=1600"), num_blocks(varied, "static, kv.tokens=16000")) == (100, 1000)
+    assert scenario_of(varied, "continuous, kv.tokens=1600")["kv"]["tokens"] == 1600
+    assert varied.requests("continuous, kv.tokens=1600", 20.0, 1)["delivered_ns"].equals(
+        plain.requests("continuous", 20.0, 1)["delivered_ns"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("vary", "same"),
+    [
+        ("workload.lengths.prompt.tokens: [50, 100]", False),
+        ("workload.arrivals.cv: [1, 3]", False),
+        ("kv.block_size: [16, 32]", True),
+        ("workload.warmup: [0s, 500ms]", True),
+    ],
+)
+def test_it_is_said_whether_the_requests_change_with_the_value(tmp_path: Path, vary: str, same: bool) -> None:
+    """Prompt lengths and burstiness change the requests; memory and the warm-up do not."""
+    results = ran(tmp_path, f"vary={{{vary}}}", "seeds=1")
+    text = report(results)
+    assert results.manifest["vary"]["same_requests"] is same
+    assert ("the same requests" in text, "each value its own requests" in text) == (same, not same)
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_values_stand_in_a_column_of_their_own_and_every_curve_has_its_highest_load(tmp_path: Path) -> None:
+    """The table has a row a policy and value; the line below names the highest load of each."""
+    text = report(ran(tmp_path, "vary={policies.continuous.max_num_seqs: [1, 8]}", "seeds=1"))
+    rows = [line.split() for line in text.splitlines()]
+    assert next(row for row in rows if row[0] == "value")[:2] == ["value", "ttft"]
+    assert [row[1] for row in rows if row[0] == "continuous"] == ["1", "8"]
+    assert "continuous, max_num_seqs=1 20" in text
+    assert "continuous, max_num_seqs=8 40" in text
+
+
+def test_auto_finds_loads_for_every_value(tmp_path: Path) -> None:
+    """A curve a value, each around its own saturation."""
+    results = ran(tmp_path, "vary={policies.continuous.max_num_seqs: [1, 8]}", "load={mean_rate: auto, points: 4}")
+    rates = results.manifest["saturation_rps"]
+    assert rates["continuous, max_num_seqs=8"] > 4 * rates["continuous, max_num_seqs=1"]
+    for policy, loads in results.summary.groupby("policy")["load"]:
+        assert len(loads) == 4
+        assert loads.min() < rates[policy] < loads.max()
+
+
+def test_what_one_change_would_have_done_to_a_value(tmp_path: Path) -> None:
+    """The unchanged side is the point of that value, taken as it was recorded."""
+    results = ran(tmp_path, "vary={policies.continuous.max_num_seqs: [1, 8]}")
+    found = counterfactual(results, "continuous, max_num_seqs=1", 20.0, 0, ["policies.continuous.max_num_seqs=8"])
+    assert (found.rerun, found.changes[0].before) == ("", 1)
+    other = results.requests("continuous, max_num_seqs=8", 20.0, 0)
+    assert found.changed.records.requests["delivered_ns"].tolist() == other["delivered_ns"].tolist()
+
+
+@pytest.mark.parametrize("load", ["[20/s, 40/s, 60/s]", "auto, points: 4"])
+def test_the_pictures_have_a_line_a_policy_and_a_point_a_value(tmp_path: Path, load: str) -> None:
+    """vary.png is written beside the others; its curves go through every value at which something is known."""
+    results = ran(
+        tmp_path,
+        "vary={policies.continuous.max_num_seqs: [2, 4, 8]}",
+        f"load={{mean_rate: {load}}}",
+        "workload.requests=200",
+    )
+    assert (results.path / "vary.png") in write_pictures(results)
+    assert (results.path / "vary.png").read_bytes().startswith(b"\x89PNG")
+    with house_style():
+        ax = figure(4, 3).subplots()
+        draw_rate(ax, results, lambda sweep, _: float(sweep.value or 5))
+    curves = [line.get_xydata().tolist() for line in ax.lines if line.get_linestyle() != "None"]
+    assert curves == [[[2, 5], [8, 5]], [[2, 2], [4, 4], [8, 8]]]  # static is the same whatever the value
+
+
+def test_lanes_end_where_the_slo_is_crossed_and_are_shaded_where_the_queue_grows(tmp_path: Path) -> None:
+    """The thick part of a policy's lane goes up to the crossing, the shade begins at the first growing load."""
+    overrides = ("policies={continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}}", "workload.requests=2000")
+    results = ran(tmp_path, "load={mean_rate: auto}", "slo=e2e<200ms @ 95%", *overrides)
+    its = curve_marks(results)["continuous"]
+    with house_style():
+        ax = figure(4, 3).subplots()
+        draw_lanes(ax, results)
+    thick = [line for line in ax.lines if line.get_linewidth() > 5]
+    assert its.crossing.low is not None
+    assert its.unstable_from is not None
+    assert max(line.get_xdata()[1] for line in thick) == (its.crossing.load or its.crossing.low)
+    (shade,) = (patch.get_paths()[0].get_extents() for patch in ax.collections)
+    assert shade.x0 == its.unstable_from
