@@ -133,7 +133,7 @@ def find_capacities(
         (one.label, other.label, _difference(one, other))
         for one, other in itertools.combinations([p for p in found if p.found.load is not None], 2)
     ]
-    objective, error = objective_text(scenario), setup.cost.error
+    objective, error = objective_text(scenario), _error_of(setup)
     study = CapacityStudy(
         scenario, setup, objective, rate_of(setup), effort, found, differences, error, poisson=None, changes=[]
     )
@@ -141,6 +141,13 @@ def find_capacities(
     if extras:
         _vary(study, sweep)
     return study
+
+
+def _error_of(setup: Setup) -> CostError | None:
+    """The cost's error; of replicas with costs of their own the widest, None where that of one is not known."""
+    errors = [setup.cost.error, *(group.setup.cost.error for group in setup.groups)]
+    known = [error for error in errors if error is not None]
+    return max(known, key=lambda error: error.high - error.low) if len(known) == len(errors) else None
 
 
 def _chosen(scenario: Scenario, policies: Sequence[str]) -> list[str]:

@@ -1,0 +1,30 @@
+"""A capacity holds for requests that the search has not seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.capacity import Probe, Trial
+from sim.capacity_run import find_capacities
+from sim.point import Setup
+from sim.scenario import Point, load_scenario
+from sim.sweep import Sweep
+
+UNSEEN = range(1000, 1010)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "label"), [("bursty", "continuous"), ("chat", "budget 2048")])
+def test_below_the_capacity_the_slo_is_met_and_above_it_missed(tmp_path, name, label):
+    """With other seeds, all their requests together: met at 0.92 times the capacity, missed at 1.08 times."""
+    scenario = load_scenario(name)
+    sweep = Sweep(tmp_path / name, jobs=2)
+    (policy,) = find_capacities(scenario, sweep, policies=[label], extras=False).policies
+    assert policy.found.load is not None
+    setup, verdicts = Setup.of(scenario), []
+    for share in (0.92, 1.08):
+        load = share * policy.found.load
+        results = sweep.run([(setup, Point(policy.case.spec, load, seed)) for seed in UNSEEN])
+        trials = [Trial(r["values"]["slo_margin"], r["values"]["cohort"], r["unstable"]) for r in results]
+        verdicts.append(Probe.of(load, trials, most=1.0).passes)
+    assert verdicts == [True, False]
