@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil, floor
 from typing import Any
 
 from sim.capacity import Capacity, Effort, Probe, capacity, jackknife, probes
@@ -128,7 +129,7 @@ def find_capacities(
         parse_slo(scenario.file.slo)
     setup = Setup.of(scenario)
     sweep.hold()
-    found = [PolicyCapacity(case, capacity(case.book)) for case in _search(setup, labels, sweep, effort)]
+    found = [PolicyCapacity(case, _found(case)) for case in _search(setup, labels, sweep, effort)]
     differences = [
         (one.label, other.label, _difference(one, other))
         for one, other in itertools.combinations([p for p in found if p.found.load is not None], 2)
@@ -174,6 +175,14 @@ def _search(setup: Setup, labels: Sequence[str], sweep: Sweep, effort: Effort) -
     return best
 
 
+def _found(case: Case) -> Capacity:
+    """What the search found; where loads are whole, the last that still passes, and the loads that are not certain."""
+    found = capacity(case.book)
+    if not case.axis.whole or found.load is None or found.low is None or found.high is None:
+        return found
+    return replace(found, load=float(floor(found.load)), low=float(floor(found.low)), high=float(ceil(found.high)))
+
+
 def _merit(case: Case) -> tuple[float, float]:
     """The capacity a quick search found; where none meets the SLO, how close one came."""
     if not case.book:
@@ -183,9 +192,12 @@ def _merit(case: Case) -> tuple[float, float]:
 
 
 def _difference(one: PolicyCapacity, other: PolicyCapacity) -> Difference:
-    """Of two capacities on the same seeds."""
+    """Of two capacities, with an interval from the seeds that both had."""
     num_seeds = min(one.found.num_seeds, other.found.num_seeds)
-    return paired(jackknife(one.case.book, num_seeds), jackknife(other.case.book, num_seeds))
+    found = paired(jackknife(one.case.book, num_seeds), jackknife(other.case.book, num_seeds))
+    if found.mean is None or one.found.load is None or other.found.load is None:
+        return found
+    return replace(found, mean=one.found.load - other.found.load)
 
 
 # ---- reasons

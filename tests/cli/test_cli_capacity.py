@@ -146,7 +146,9 @@ def test_users_are_counted_whole(tmp_path):
     result = _call(tmp_path, "--policy", "continuous", "--only-rates", "--json", "--max-seeds", 3, text=text)
     assert result.exit_code == 0, result.stderr
     (row,) = json.loads(result.stdout)["capacities"]
-    assert row["capacity_users"] > 4 and "capacity_rps" not in row
+    assert row["low"] <= row["capacity_users"] <= row["high"] and row["capacity_users"] > 4
+    assert all(row[name] == int(row[name]) for name in ("low", "capacity_users", "high"))
+    assert "capacity_rps" not in row
 
 
 def test_a_trace_is_searched_by_its_factor(tmp_path):
