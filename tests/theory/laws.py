@@ -11,7 +11,8 @@ from math import factorial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import sparse, stats
+from scipy.sparse.linalg import spsolve
 
 
 def pollaczek_khinchine_wait(rate: float, services: NDArray[np.float64]) -> float:
@@ -108,3 +109,38 @@ def inoue_bound(rate: float, per_item: float, fixed: float) -> float:
     small = (per_item + fixed) / (2 * (1 - load)) * (1 + 2 * rate * fixed + (1 - rate * fixed) / (1 + load))
     large = 1.5 * fixed / (1 - load) + per_item / 2 * (load + 2) / (1 - load**2)
     return min(small, large)
+
+
+def round_robin_time_in_system(rate: float, service: float, servers: int) -> float:
+    """Mean time in system where every server gets each `servers`-th of Poisson arrivals: E_c/M/1.
+
+    Source: Kleinrock, volume 1, the system G/M/1: an arrival finds the server busy with the root of
+    x = A(mu (1 - x)) as its probability, A being the Laplace transform of the time between arrivals.
+    """
+    busy = 0.5
+    for _ in range(10_000):
+        busy = (rate / (rate + (1 - busy) / service)) ** servers
+    return service / (1 - busy)
+
+
+def shortest_of_two_time_in_system(rate: float, service: float, longest: int = 50) -> float:
+    """Mean time in system of two exponential servers where arrivals join the shorter queue, the first of equals.
+
+    The stationary law of the numbers at both, cut off at `longest`, and Little's law.
+    """
+    size = longest + 1
+    one, other = (number.ravel() for number in np.meshgrid(np.arange(size), np.arange(size), indexing="ij"))
+    here = np.arange(size * size)
+    moves = [
+        (rate, (one <= other) & (one < longest), size),
+        (rate, (one > other) & (other < longest), 1),
+        (1 / service, one > 0, -size),
+        (1 / service, other > 0, -1),
+    ]
+    flow = sparse.csr_matrix((size * size, size * size))
+    for speed, can, step in moves:
+        flow += sparse.csr_matrix((np.full(can.sum(), speed), (here[can], here[can] + step)), shape=flow.shape)
+    balance = (flow - sparse.diags(np.asarray(flow.sum(axis=1)).ravel())).T.tolil()
+    balance[0, :] = 1.0  # the chances sum to 1 instead of one of the balance equations
+    chance = spsolve(balance.tocsc(), np.eye(1, size * size).ravel())
+    return float(chance @ (one + other)) / rate

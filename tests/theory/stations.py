@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sim.core import EngineCore, SimExecutor
+from sim.fleet import simulate_fleet
+from sim.fleet_plan import FleetPlan
 from sim.kv import CountingKV
 from sim.policies.continuous import Continuous, ContinuousConfig
 from sim.record import FINISHED, Recorder, Records
+from sim.routing import ROUTERS
 from sim.simulate import simulate
 from sim.types import Arrival, CostModel, PolicyContext, Request, Scheduler
 
@@ -68,23 +71,39 @@ class Station:
 
     def run(self, seed: int, count: int) -> Records:
         """The records of one replication of `count` requests; all of them finish."""
-        arrivals_ns, prompts, outputs = self.requests(seed, count)
-        arrivals = [
+        core = self.engine()
+        simulate(core, Listed(self.arrivals(seed, count)))
+        return _all_finished(core.recorder.records())
+
+    def run_behind(self, router: str, replicas: int, seed: int, count: int) -> Records:
+        """The same with that many stations behind a router, the rate being that of all arrivals."""
+        config, make = ROUTERS[router]
+        plan, workload = FleetPlan(replicas), Listed(self.arrivals(seed, count))
+        run = simulate_fleet(lambda replica: self.engine(), make(config(), seed), plan, workload, feeds_back=False)
+        return _all_finished(run.records)
+
+    def arrivals(self, seed: int, count: int) -> list[Arrival]:
+        """The requests of one replication."""
+        columns = self.requests(seed, count)
+        return [
             Arrival(Request(i, int(at_ns), int(prompt), int(output)), int(output))
-            for i, (at_ns, prompt, output) in enumerate(zip(arrivals_ns, prompts, outputs, strict=True))
+            for i, (at_ns, prompt, output) in enumerate(zip(*columns, strict=True))
         ]
+
+    def engine(self) -> EngineCore:
+        """An empty station."""
         context = PolicyContext(CountingKV(self.num_blocks, BLOCK_SIZE), MAX_MODEL_LEN)
-        recorder = Recorder()
         executor = SimExecutor(self.cost, MAX_MODEL_LEN)
-        core = EngineCore(self.policy(context), executor, recorder, max_model_len=MAX_MODEL_LEN)
-        simulate(core, Listed(arrivals))
-        records = recorder.records()
-        assert (records.requests["outcome"] == FINISHED).all()
-        return records
+        return EngineCore(self.policy(context), executor, Recorder(), max_model_len=MAX_MODEL_LEN)
 
     def replicate(self, measure: Callable[[Records], float], replications: int, count: int) -> Interval:
         """The interval of `measure` over runs with seeds 0 .. replications-1."""
         return interval([measure(self.run(seed, count)) for seed in range(replications)])
+
+
+def _all_finished(records: Records) -> Records:
+    assert (records.requests["outcome"] == FINISHED).all()
+    return records
 
 
 @dataclass(frozen=True)
