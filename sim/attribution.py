@@ -68,6 +68,7 @@ PARTS = (
 )
 """The parts without their reasons."""
 
+NO_REPLICA = "no_replica"
 UNSTATED = "unstated"
 """The reason where a policy gave none."""
 
@@ -87,7 +88,7 @@ class Piece(NamedTuple):
 
 def pieces(records: Records, per_chunk_ns: int = 0) -> Iterator[Piece]:
     """The time of every request, part by part. `per_chunk_ns` is the front end's time to deliver one piece."""
-    for rows, engine in by_engine(records):
+    for _, rows, engine in by_engine(records):
         for piece in _pieces(engine, per_chunk_ns):
             mine = rows[piece.request]
             if mine.min(initial=0) >= 0:
@@ -170,7 +171,7 @@ def _ends(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
     before_ns = requests["router_ns"] + requests["failover_ns"]
     way_ns = _span(requests["sent_ns"] + before_ns, np.minimum(handed_ns, requests["ended_ns"]))
     yield _piece("frontend", everyone, way_ns)
-    yield _piece(named("queued", "no_replica"), everyone, requests["router_ns"])
+    yield _piece(named("queued", NO_REPLICA), everyone, requests["router_ns"])
     yield _piece("failover", everyone, requests["failover_ns"])
     finished = np.flatnonzero(requests["outcome"] == FINISHED)
     done = requests[finished]

@@ -20,6 +20,7 @@ and the kinds are
     sat_out      runs, but was left out of steps: by the state rows, or (`prefill_first`, `empty_step`) because no
                  decode took part in a step; `in_favour_of` are then the prompts that it computed
     rejected, cancelled, unfinished   did not finish; `time_ns` is when that was known
+    lost         was on a replica that failed, and went on at another
 
 A decode that ran beside others' prefills was slowed, not left out: it is in the parts of `sim.attribution`, not here.
 """
@@ -48,12 +49,14 @@ from sim.record import (
     SWAPPED,
     Records,
 )
+from sim.replica_records import by_engine
 
 SCHEMA = "batchsim-audit"
 VERSION = 1
 FIRST_BYTES = f'{{"schema": "{SCHEMA}"'.encode()  # of every log
 MAX_LISTED = 100  # of those that overtook one request: a log of all would grow with their square
-KINDS = ("queue_held", "overtaken", "preempted", "swapped", "sat_out", "rejected", "cancelled", "unfinished")
+KINDS = ("queue_held", "overtaken", "preempted", "swapped", "sat_out", "rejected", "cancelled", "unfinished", "lost")
+LOST = "lost"
 Event = dict[str, Any]
 
 
@@ -65,11 +68,29 @@ def audit_log(records: Records, **about: Any) -> Iterator[str]:
 
 
 def audit_events(records: Records) -> list[Event]:
-    """All events by (time_ns, kind, delayed)."""
+    """All events by (time_ns, kind, delayed); of several replicas each with its `replica`, null for the router."""
+    if records.replicas is None:
+        return _events(records)
+    found = []
+    for replica, rows, engine in by_engine(records):
+        gone = set(engine.requests["request_id"][rows < 0].tolist())
+        for event in _events(engine):
+            if event["kind"] == "unfinished" and event["delayed"][0] in gone:
+                event["kind"] = LOST
+            found.append(event | {"replica": None if replica == MISSING else replica})
+    return sorted(found, key=_order)
+
+
+def _order(event: Event) -> tuple[int, int, list[int]]:
+    return event["time_ns"], KINDS.index(event["kind"]), event["delayed"]
+
+
+def _events(records: Records) -> list[Event]:
+    """Those of one engine."""
     intervals = state_intervals(records)
     found = [*_held(records, intervals), *_overtaken(records, intervals), *_lost(records, intervals)]
     found += [*_left_out(records, intervals), *_not_finished(records)]
-    return sorted(found, key=lambda event: (event["time_ns"], KINDS.index(event["kind"]), event["delayed"]))
+    return sorted(found, key=_order)
 
 
 def _event(

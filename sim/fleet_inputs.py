@@ -35,6 +35,11 @@ def _num_replicas(setup: Setup) -> int:
     return 1 if config is None else config.plan.most
 
 
+def num_blocks(setup: Setup) -> list[int]:
+    """The KV blocks of every replica there can be, by its number."""
+    return [setup.group_of(replica).setup.kv.num_blocks for replica in range(_num_replicas(setup))]
+
+
 def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:
     """What the metrics need to know of the replicas of a point that was run."""
     groups = [setup.group_of(replica) for replica in range(_num_replicas(setup))]
@@ -48,7 +53,7 @@ def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:
 
     return FleetInputs(
         group=tuple(group.name for group in groups),
-        num_blocks=np.array([s.kv.num_blocks for s in setups]),
+        num_blocks=np.array(num_blocks(setup)),
         num_gpus=num_gpus,
         peak_flops=peaks([gpu.peak_flops for gpu in known]),
         memory_bandwidth=peaks([gpu.memory_bandwidth for gpu in known]),

@@ -21,7 +21,7 @@ def token_gaps(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.
     is counted per step; a joiner contributes its own gap. Nothing is expanded to a row a token.
     """
     found = []
-    for rows, engine in by_engine(records):
+    for _, rows, engine in by_engine(records):
         found.append(_gaps_of_engine(engine, (rows >= 0) & wanted[rows]))
     return np.concatenate([gaps for gaps, _ in found]), np.concatenate([counts for _, counts in found])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,14 +74,21 @@ def _recoded(rows: NDArray[np.void], texts: tuple[str, ...], codes: dict[str, in
     return found
 
 
-def by_engine(records: Records) -> Iterator[tuple[NDArray[np.int64], Records]]:
-    """The records of each engine from its start to its end or failure, and where its requests stand in `records`.
+class OfEngine(NamedTuple):
+    """The records of one engine, and where its requests stand in those of all: -1 for lives that were lost."""
 
-    Lives that were lost are among them, their place being -1. Of one engine: all of it.
+    replica: int
+    rows: NDArray[np.int64]
+    records: Records
+
+
+def by_engine(records: Records) -> Iterator[OfEngine]:
+    """The records of each engine from its start to its end or failure; in one of replica MISSING, what only the router
+    saw. Of one engine without a router: all of it.
     """
     replicas = records.replicas
     if replicas is None:
-        yield np.arange(len(records.requests)), records
+        yield OfEngine(0, np.arange(len(records.requests)), records)
         return
     owners = (replicas.requests, replicas.steps, replicas.states, replicas.of_lost)
     for replica in np.unique(np.concatenate(owners)):
@@ -96,13 +104,11 @@ def by_engine(records: Records) -> Iterator[tuple[NDArray[np.int64], Records]]:
             all_rows = np.concatenate((requests[mine], gone))
             places = np.concatenate((rows[mine], np.full(len(gone), -1, np.int64)))
             order = np.argsort(all_rows["request_id"], kind="stable")
-            yield (
-                places[order],
-                replace(
-                    records,
-                    requests=all_rows[order],
-                    steps=steps[np.searchsorted(cuts, steps["start_ns"]) == k],
-                    states=states[np.searchsorted(cuts, states["time_ns"]) == k],
-                    replicas=None,
-                ),
+            engine = replace(
+                records,
+                requests=all_rows[order],
+                steps=steps[np.searchsorted(cuts, steps["start_ns"]) == k],
+                states=states[np.searchsorted(cuts, states["time_ns"]) == k],
+                replicas=None,
             )
+            yield OfEngine(int(replica), places[order], engine)

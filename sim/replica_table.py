@@ -14,7 +14,7 @@ from sim.metrics import latencies_ns, percentile
 from sim.record import FINISHED, Replicas
 from sim.units import NS_PER_S
 
-COLUMNS = ("replica", "group", "requests", "finished", "lost", "held_s", "up_s", "engine_busy_share")
+COLUMNS = ("replica", "group", "requests", "finished", "lost", "held_s", "up_s", "num_blocks", "engine_busy_share")
 COLUMNS += ("kv_utilisation_mean", "kv_utilisation_peak", "prefix_hit_rate", "num_steps")
 COLUMNS += ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s")
 
@@ -46,6 +46,7 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
             "lost": len(replicas.lost),
             "held_s": int(held_ns[replica]) / NS_PER_S,
             "up_s": int(up_ns[replica]) / NS_PER_S,
+            "num_blocks": int(fleet.num_blocks[replica]),
         }
         row |= {name: kpis[name] for name in COLUMNS if name in kpis}
         latencies = latencies_ns(mine)

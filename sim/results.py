@@ -232,6 +232,15 @@ def num_blocks(results: Results, policy: str) -> int:
     return int(results.manifest["num_blocks"] if its is None else its["num_blocks"])
 
 
+def blocks_by_replica(results: Results, policy: str) -> list[int]:
+    """The KV blocks of every replica of a policy, by its number; of the one engine where there is no router."""
+    table = results.replicas()
+    if table is None:
+        return [num_blocks(results, policy)]
+    mine = table[table["policy"] == policy].drop_duplicates("replica").sort_values("replica")
+    return [int(blocks) for blocks in mine["num_blocks"]]
+
+
 def load_results(path: Path | str) -> Results:
     """The results in a run's folder `results/<scenario>/<hash>`; of the scenario's folder, the newest run.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.attribution import UNSTATED, named
+from sim.attribution import NO_REPLICA, UNSTATED, named
 from sim.lives import Holds, Int, Intervals, queue_holds, queueing, state_intervals, step_kinds
 from sim.record import (
     DECODE,
@@ -22,6 +22,7 @@ from sim.record import (
     STATE_NAMES,
     Records,
 )
+from sim.replica_records import by_engine
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,29 @@ class Stories:
     """Tells the lives of one run's requests. What they share is computed once."""
 
     def __init__(self, records: Records, per_chunk_ns: int = 0) -> None:
-        self._records = records
+        lost = records.requests[:0] if records.replicas is None else records.replicas.lost
+        self._of: dict[int, _OfEngine] = {}
+        for _, rows, engine in by_engine(records):
+            stories = _OfEngine(engine, per_chunk_ns, lost)
+            self._of |= dict.fromkeys(engine.requests["request_id"][rows >= 0].tolist(), stories)
+
+    def tell(self, request_id: int) -> Story:
+        """The story of one request; KeyError if the run has none of that id."""
+        if request_id not in self._of:
+            raise KeyError(f"request {request_id} is not on record")
+        return self._of[request_id].tell(request_id)
+
+    def steps(self, request_id: int) -> NDArray[np.void]:
+        """The steps of the engine that the request ended at."""
+        return self._of[request_id].records.steps
+
+
+class _OfEngine:
+    """Those of the requests that ended at one engine; `lost` has the lives that requests lost elsewhere."""
+
+    def __init__(self, records: Records, per_chunk_ns: int, lost: NDArray[np.void]) -> None:
+        self.records = records
+        self._lost = lost
         self._per_chunk_ns = per_chunk_ns
         self._intervals = state_intervals(records)
         self._queueing = queueing(records, self._intervals)
@@ -80,22 +103,26 @@ class Stories:
         self._kinds = step_kinds(records)
 
     def tell(self, request_id: int) -> Story:
-        """The story of one request; KeyError if the run has none of that id."""
-        requests = self._records.requests
+        requests = self.records.requests
         i = int(np.searchsorted(requests["request_id"], request_id))
-        if i == len(requests) or requests["request_id"][i] != request_id:
-            raise KeyError(f"request {request_id} is not on record")
         row = requests[i]
         chapters = [*self._before(i), *self._queued(i), *self._states(i), *self._after(row)]
         return Story(request_id, int(row["sent_ns"]), tuple(chapter for chapter in chapters if chapter.ns))
 
     def _before(self, i: int) -> list[Chapter]:
         """On the way, and beside the step that ran on arrival."""
-        row, (arrival, entered, _, _) = self._records.requests[i], self._queueing
+        row, (arrival, entered, _, _) = self.records.requests[i], self._queueing
         handed_ns = min(int(arrival[i]), int(row["ended_ns"]))
         sent_ns = min(int(row["sent_ns"]), handed_ns)
+        now_ns = max(handed_ns - int(row["router_ns"]) - int(row["failover_ns"]), sent_ns)
+        found = [_plain("frontend", sent_ns, now_ns)]
+        for life in np.sort(self._lost[self._lost["request_id"] == row["request_id"]], order="arrival_ns"):
+            start_ns, end_ns = int(life["arrival_ns"]), int(life["ended_ns"])
+            found += [_at_router(now_ns, start_ns), _plain("failover", start_ns, end_ns)]
+            now_ns = end_ns
         return [
-            _plain("frontend", sent_ns, handed_ns),
+            *found,
+            _at_router(now_ns, handed_ns),
             _plain("waiting_step", int(arrival[i]), int(entered[i])),
         ]
 
@@ -104,10 +131,10 @@ class Stories:
         queue, holds = self._queueing, self._holds
         now_ns, until_ns = int(queue.entered_ns[i]), int(queue.until_ns[i])
         free = "host_gap" if queue.soon[i] else named("queued", "")
-        me, found = int(self._records.requests["request_id"][i]), []
+        me, found = int(self.records.requests["request_id"][i]), []
         for k in np.flatnonzero((holds.end_ns > now_ns) & (holds.start_ns < until_ns)):
             start_ns, end_ns = max(now_ns, int(holds.start_ns[k])), min(int(holds.end_ns[k]), until_ns)
-            reason = self._records.texts[holds.reason[k]]
+            reason = self.records.texts[holds.reason[k]]
             head = int(holds.head[k])
             found.append(_plain(free, now_ns, start_ns))
             found.append(
@@ -130,7 +157,7 @@ class Stories:
         return [self._state(int(its.state[k]), k) for k in range(first, last)]
 
     def _state(self, state: int, k: int) -> Chapter:
-        its, texts = self._intervals, self._records.texts
+        its, texts = self._intervals, self.records.texts
         start_ns, end_ns = int(its.start_ns[k]), int(its.end_ns[k])
         name = STATE_NAMES[state]
         if state not in (PREFILL, RECOMPUTE, DECODE):
@@ -138,7 +165,7 @@ class Stories:
             part = named(name, reason)
             blocker = _optional(int(its.blocker[k]))
             return Chapter(name, start_ns, end_ns, {part: end_ns - start_ns}, reason or UNSTATED, None, blocker)
-        steps = self._records.steps
+        steps = self.records.steps
         low, high = np.searchsorted(steps["start_ns"], [start_ns, end_ns], "left")
         length_ns: Int = (
             np.minimum(steps["start_ns"] + steps["duration_ns"], end_ns)[low:high] - steps["start_ns"][low:high]
@@ -163,6 +190,10 @@ class Stories:
         if row["last_token_ns"] != MISSING:
             return [_plain("response_held", int(row["last_token_ns"]), int(row["ended_ns"]))]
         return []
+
+
+def _at_router(start_ns: int, end_ns: int) -> Chapter:
+    return Chapter("queued", start_ns, end_ns, {named("queued", NO_REPLICA): end_ns - start_ns}, NO_REPLICA)
 
 
 def _plain(part: str, start_ns: int, end_ns: int) -> Chapter:

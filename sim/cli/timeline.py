@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sim.cli.common import check_replaceable, one_line_errors, read_results
 from sim.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from sim.record import Records
+    from sim.results import Results
 
 
 @one_line_errors
@@ -17,6 +22,7 @@ def timeline(
     policy: Annotated[str | None, typer.Option(help="A label of the scenario; may be left out if it has one.")] = None,
     load: Annotated[float | None, typer.Option(help="A tested load; the one of the table by default.")] = None,
     seed: Annotated[int, typer.Option(help="Which repetition.")] = 0,
+    replica: Annotated[int | None, typer.Option(help="Which of several replicas: a trace is of one.")] = None,
     start: Annotated[str, typer.Option("--from", help="Where to begin, like 10s.")] = "0s",
     end: Annotated[str | None, typer.Option("--to", help="Where to stop, like 12s; the end of the run.")] = None,
     output: Annotated[
@@ -30,7 +36,7 @@ def timeline(
     from sim.report.reading import check_load, load_to_show
     from sim.report.step_terms import step_terms
     from sim.report.timeline import FIRST_BYTES, timeline_events, write_timeline
-    from sim.results import num_blocks, scenario_of
+    from sim.results import blocks_by_replica, scenario_of
     from sim.units import parse_duration_ns
 
     loaded = read_results(results)
@@ -43,11 +49,18 @@ def timeline(
     check_load(loaded, load, policy)
     records = loaded.records(policy, load, seed)
     window = _window(start, end, int(records.requests["ended_ns"].max()))
-    terms = step_terms(loaded, records)
+    lives = _lives(loaded, records, replica)
     frontend = scenario_of(loaded, policy)["workload"].get("frontend") or {}
     per_chunk_ns = parse_duration_ns(frontend.get("per_chunk", "0s"))
-    facts = {"batchsim": loaded.manifest["heading"], "policy": policy, "load": load, "seed": seed}
-    events = timeline_events(records, num_blocks(loaded, policy), window, terms, per_chunk_ns=per_chunk_ns)
+    blocks = blocks_by_replica(loaded, policy)[replica or 0]
+    facts = {"replica": replica} if replica is not None else {}
+    facts |= {"batchsim": loaded.manifest["heading"], "policy": policy, "load": load, "seed": seed}
+    lane, parts = 1, []
+    for life in lives:  # none overlaps another, but the requests in them may
+        terms = step_terms(loaded, life, replica)
+        parts.append(timeline_events(life, blocks, window, terms, per_chunk_ns=per_chunk_ns, first_lane=lane))
+        lane += len(life.requests)
+    events = chain.from_iterable(parts)
     try:
         check_replaceable(output, FIRST_BYTES, "trace")
         counts = write_timeline(events, output, facts)
@@ -58,6 +71,22 @@ def timeline(
         f"{output}  {size:.1f} MB, {counts.get('B', 0):,} slices and {counts.get('C', 0):,} counter values of {policy}"
     )
     typer.echo("Open it at https://ui.perfetto.dev", err=True)
+
+
+def _lives(results: Results, records: Records, replica: int | None) -> list[Records]:
+    """The records of the replica asked for, from each of its starts to its end; of one engine, those of the run."""
+    from sim.replica_records import by_engine
+
+    if records.replicas is None:
+        if replica is not None:
+            raise ScenarioError(f"--replica {replica}: {results.path} is of one engine. Drop it.")
+        return [records]
+    engines = list(by_engine(records))
+    known = sorted({engine.replica for engine in engines if len(engine.records.steps)})
+    if replica not in known:
+        asked = "has replicas, a trace is of one" if replica is None else f"ran no step on replica {replica}"
+        raise ScenarioError(f"{results.path}: {asked}. Write --replica and one of {', '.join(map(str, known))}.")
+    return [engine.records for engine in engines if engine.replica == replica]
 
 
 def _window(start: str, end: str | None, last_ns: int) -> tuple[int, int] | None:

@@ -38,6 +38,7 @@ _COLORS = {
     "rejected": "#000000",
     "host_gap": "#7F7F7F",
     "frontend": "#BDBDBD",
+    "failover": "#5B3A8C",
 }
 _KINDS = [*PARTS, "whole_response", "rejected"]  # the order of segments
 _PALER = 0.38  # toward white with each further reason of a kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from sim.report.style import (
     save,
     time_axis_log,
 )
-from sim.results import num_blocks, scenario_of
+from sim.results import blocks_by_replica, scenario_of
 from sim.units import NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
         styles = policy_styles(sweeps(results))
         for ax, sweep, (steps, requests) in zip(axes, policies, tables, strict=True):
             color = styles[sweep.policy].color
-            draw_timeline(ax, steps, requests, edges_ns, num_blocks(results, sweep.policy), color)
+            draw_timeline(ax, steps, requests, edges_ns, blocks_by_replica(results, sweep.policy), color)
             ax.set_title(sweep.labels[sweep.index(load)], color=color, weight="bold")
         axes[-1].set_xlabel("time since the start of the run (min)" if _in_minutes(until_ns) else "time (s)")
         handles = [
@@ -83,13 +84,13 @@ def draw_timeline(
     steps: pd.DataFrame,
     requests: pd.DataFrame,
     edges_ns: Floats,
-    num_blocks: int,
+    num_blocks: Sequence[int],
     color: str,
 ) -> None:
     """Draws the averages over each interval of `edges_ns` of running and waiting sequences and of the KV use.
 
     While a step runs they are as its scheduler left them; between steps nobody runs, and all in the system wait.
-    `num_blocks` is the size of each replica's KV pool. Replicas are added up.
+    `num_blocks` are the sizes of the KV pools by replica. Replicas are added up.
     """
     if steps.empty:
         remark(ax, "no step was made")
@@ -98,7 +99,7 @@ def draw_timeline(
     curves = []
     for replica in replicas:
         own = [table.take(np.flatnonzero(column(table, "replica") == replica)) for table in (steps, requests)]
-        curves.append(_replica_curves(own[0], own[1], edges_ns, num_blocks))
+        curves.append(_replica_curves(own[0], own[1], edges_ns, num_blocks[int(replica)]))
     running, waiting, used = np.sum(curves, axis=0)
     scale = 60 * NS_PER_S if _in_minutes(edges_ns[-1]) else NS_PER_S
     edges = edges_ns / scale
@@ -107,7 +108,7 @@ def draw_timeline(
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set_ylabel("sequences")
     ax.set_xlim(0, edges[-1])
-    _draw_kv(ax, used / (num_blocks * len(replicas)), edges)
+    _draw_kv(ax, used / sum(num_blocks[int(replica)] for replica in replicas), edges)
     ax.stairs(running, edges, baseline=None, color=color, linewidth=1.6)
     ax.stairs(waiting, edges, baseline=None, color="black", linewidth=1.1)
     ax.axvline(column(requests, "arrival_ns").max() / scale, color=GREY, linewidth=1, linestyle=":")

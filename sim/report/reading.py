@@ -126,7 +126,7 @@ def column(frame: pd.DataFrame, name: str) -> Floats:
             f"summary.csv, points.csv or a table has no column {name}: another version of batchsim wrote it. Run the"
             " scenario again."
         )
-    return np.asarray(frame[name], dtype=np.float64)
+    return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def texts(frame: pd.DataFrame, name: str) -> list[str]:

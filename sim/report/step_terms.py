@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _ROUNDING_NS = len(TIME_TERMS)
 
 
-def step_terms(results: Results, records: Records) -> dict[str, NDArray[np.float64]]:
-    """ns a step by term; empty where they are not known.
+def step_terms(results: Results, records: Records, replica: int | None = None) -> dict[str, NDArray[np.float64]]:
+    """ns a step by term; empty where they are not known. `replica`: whose records these are, where there are several.
 
     Of a live run: `kernel` and `host`, which it measured. Of a simulated one the terms of its cost model, and only if
     they sum to every recorded duration: with another profile or catalog than the run's they would explain nothing.
@@ -32,7 +32,8 @@ def step_terms(results: Results, records: Records) -> dict[str, NDArray[np.float
             with np.load(results.path.parent / live["raw"]) as raw:
                 found = {name: np.asarray(raw[f"{name}_ns"], dtype=np.float64) for name in ("kernel", "host")}
             return found if all(len(ns) == len(records.steps) for ns in found.values()) else {}
-        cost = Setup.of(load_scenario(str(results.path / "scenario.yaml"))).cost
+        setup = Setup.of(load_scenario(str(results.path / "scenario.yaml")))
+        cost = (setup if replica is None else setup.group_of(replica).setup).cost
         terms = cost.explain({name: records.steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()})
     except (BatchsimError, OSError, KeyError, ValueError, zipfile.BadZipFile):
         return {}

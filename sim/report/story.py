@@ -8,9 +8,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
-from sim.record import FINISHED, OUTCOME_NAMES, Records
+from sim.record import FINISHED, MISSING, OUTCOME_NAMES
 from sim.report.layout import WIDTH
 from sim.report.reading import at_load, load_name
 from sim.results import scenario_of
@@ -26,6 +27,7 @@ _UNBROKEN = "\u00a0"  # no line ends inside a time
 _NUMBER_AND_UNIT = re.compile(r"(\d) (ns|us|ms|s)\b")
 _LETTERS = {
     "frontend": "f",
+    "failover": "F",
     "waiting_step": "w",
     "queued": "q",
     "prefill": "P",
@@ -47,6 +49,7 @@ _REASONS = {
     "prefill_first": "others' prefills first",
     "waits_for_prefix": "another prompt makes blocks it can reuse",
     "decode_first": "decodes first",
+    "no_replica": "no replica up",
 }
 
 
@@ -83,13 +86,16 @@ def story(results: Results, policy: str, load: float, seed: int, request: int) -
         "parts": [{"part": part, "ns": ns} for part, ns in sorted(told.parts().items(), key=lambda item: -item[1])],
         "chapters": [_plain(chapter) for chapter in told.chapters],
     }
+    if records.replicas is not None:
+        (replica,) = records.replicas.requests[known == request].tolist()
+        found |= {"replica": None if replica == MISSING else replica, "num_retries": int(row["num_retries"])}
     assert told.ns == found["e2e_ns"], "parts sum to E2E"
-    return found | {"sentence": _sentence(told, found), "line": _line(told, records)}
+    return found | {"sentence": _sentence(told, found), "line": _line(told, stories.steps(request))}
 
 
-def _line(told: Story, records: Records) -> str:
-    """The life to scale, a letter of `_LETTERS` a cell: what happened at the cell's middle."""
-    chapters, steps, k, line = told.chapters, records.steps, 0, ""
+def _line(told: Story, steps: NDArray[np.void]) -> str:
+    """The life to scale, a letter of `_LETTERS` a cell: what happened at the cell's middle. `steps`: its engine's."""
+    chapters, k, line = told.chapters, 0, ""
     for cell in range(_CELLS if chapters else 0):
         at_ns = chapters[0].start_ns + (2 * cell + 1) * told.ns // (2 * _CELLS)
         while k + 1 < len(chapters) and chapters[k].end_ns <= at_ns:
@@ -154,6 +160,9 @@ def _terms(what: str, chapters: list[Chapter], facts: dict[str, Any]) -> list[st
             return [f"sat out {format_duration(parts.total())} ({', '.join(reasons)})"]
         case "waiting_step":
             return [f"arrived {format_duration(parts.total())} before the running step ended"]
+        case "failover":
+            lives = "a replica" if len(chapters) == 1 else f"{len(chapters)} replicas"
+            return [f"lost {format_duration(parts.total())} on {lives} that failed"]
         case "frontend":
             return [f"on the way {format_duration(parts.total())}"]
         case "response_held":

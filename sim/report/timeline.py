@@ -56,11 +56,12 @@ def timeline_events(
     terms: Mapping[str, NDArray[np.float64]] | None = None,
     *,
     per_chunk_ns: int = 0,
+    first_lane: int = 1,
 ) -> Iterator[Event]:
     """The events of a run, or of what of it lies within `window_ns`; slices across its edges are cut there.
 
     `num_blocks` is the size of the KV pool; `terms` says what each step's time is made of, in ns, if that is known.
-    `per_chunk_ns` is the front end's time to deliver one piece.
+    `per_chunk_ns` is the front end's time to deliver one piece. Lanes are numbered from `first_lane` on.
     """
     window = window_ns if window_ns is not None else (0, _end_ns(records))
     yield _name("process_name", ENGINE, 0, "engine")
@@ -70,7 +71,7 @@ def timeline_events(
     seen = (steps["start_ns"] < window[1]) & (steps["start_ns"] + steps["duration_ns"] > window[0])
     yield from _steps(steps[seen], window, {name: ns[seen] for name, ns in (terms or {}).items()})
     yield from _counters(steps[seen], num_blocks, window)
-    yield from _requests(records, window, per_chunk_ns)
+    yield from _requests(records, window, per_chunk_ns, first_lane)
 
 
 def write_timeline(events: Iterable[Event], path: Path, facts: dict[str, Any]) -> dict[str, int]:
@@ -143,13 +144,13 @@ def _counters(steps: NDArray[np.void], num_blocks: int, window: Window) -> Itera
 # ---- the requests
 
 
-def _requests(records: Records, window: Window, per_chunk_ns: int) -> Iterator[Event]:
+def _requests(records: Records, window: Window, per_chunk_ns: int, first_lane: int) -> Iterator[Event]:
     requests = records.requests
     ends = np.where(requests["outcome"] == FINISHED, requests["delivered_ns"], requests["ended_ns"])
     seen = np.flatnonzero((requests["sent_ns"] <= window[1]) & (ends >= window[0]))
     order = seen[np.argsort(requests["sent_ns"][seen], kind="stable")]
     inner = _States(records, per_chunk_ns)
-    lanes = _Lanes()
+    lanes = _Lanes(first_lane)
     for i in order.tolist():
         life = (int(requests["sent_ns"][i]), int(ends[i]))
         lane, is_new = lanes.take(*life)
@@ -180,10 +181,10 @@ def _facts(records: Records, i: int) -> dict[str, Any]:
 class _Lanes:
     """Gives each life the lowest lane that is free; lives must come by their start."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
         self._free: list[int] = []
         self._busy: list[tuple[int, int]] = []
-        self._count = 0
+        self._count = first - 1
 
     def take(self, start_ns: int, end_ns: int) -> tuple[int, bool]:
         """A lane, and whether it is a new one."""
@@ -218,7 +219,9 @@ class _States:
     def of(self, i: int) -> Iterator[tuple[str, Window, dict[str, Any]]]:
         """Name, span and facts of each, in time, of the request in row `i`."""
         row, its, texts = self.records.requests[i], self.intervals, self.records.texts
-        yield "frontend", (int(row["sent_ns"]), int(self.arrival_ns[i])), {}
+        before = "elsewhere" if row["num_retries"] or row["router_ns"] else "frontend"
+        args = {name.replace("_ns", "_ms"): int(row[name]) / 1e6 for name in ("router_ns", "failover_ns") if row[name]}
+        yield before, (int(row["sent_ns"]), int(self.arrival_ns[i])), args
         yield "waiting for the running step", (int(self.arrival_ns[i]), int(self.entered_ns[i])), {}
         reasons = self.queued.get(int(row["request_id"]), {})
         most = max(reasons, key=lambda reason: reasons[reason], default="")

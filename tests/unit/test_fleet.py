@@ -114,7 +114,7 @@ def test_a_request_lost_twice_on_one_replica_keeps_both_lives_apart() -> None:
     found = run(plan, arrival(0, 0))
     assert outcomes(found.records) == [Outcome("finished", "", 50, 60, 80, 80, 3)]
     assert parts(found, 0) == {"failover": 15 + 25, "queued:no_replica": 10, "prefill": 10, "decode_alone": 20}
-    assert [len(part.requests) for _, part in by_engine(found.records)] == [1, 1, 1]
+    assert [len(part.requests) for _, _, part in by_engine(found.records)] == [1, 1, 1]
     records = found.records
     lost = lost_frame(records)
     again = to_records(requests_frame(records), steps_frame(records), states_frame(records), lost)
@@ -145,7 +145,7 @@ def test_a_scaler_adds_no_more_than_max() -> None:
     many = [arrival(i, 0, output=10) for i in range(60)]
     found = run(FleetPlan(1, scaler=scaler(max=2, cold_start=1000)), *many, slots=1)
     assert {span.replica for span in found.spans} == {0, 1}
-    assert [span for span in found.spans if span.replica][0] == ReplicaSpan(1, "starting", 100, 1100)
+    assert next(span for span in found.spans if span.replica) == ReplicaSpan(1, "starting", 100, 1100)
 
 
 def test_a_removed_replica_ends_what_it_has_and_gets_nothing_new() -> None:

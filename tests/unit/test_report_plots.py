@@ -179,7 +179,8 @@ def test_replicas_are_added_up():
     tops = []
     for copies in (1, 2):
         ax = axes()
-        closeup.draw_timeline(ax, _stacked(steps, copies), _stacked(requests, copies), edges, NUM_BLOCKS, "#000000")
+        tables, blocks = (_stacked(steps, copies), _stacked(requests, copies)), [NUM_BLOCKS] * copies
+        closeup.draw_timeline(ax, *tables, edges, blocks, "#000000")
         lines = [patch.get_data().values for patch in ax.patches]
         kv = [patch.get_data().values for patch in ax.figure.axes[1].patches]
         tops.append((lines[0].max(), kv[0].max()))
