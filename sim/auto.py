@@ -274,7 +274,7 @@ def _kept(file: Path) -> float | None:
 def _overloaded_rps(task: _Overload) -> float:
     """Requests per second that a policy completes when all of them wait from the start."""
     setup: Setup = pickle.loads(task.setup)
-    many = replace(setup, resolved=overloaded(setup.resolved))
+    many = replace(setup.at_full_strength(), resolved=overloaded(setup.resolved, setup.num_engines))
     records = simulate_point(many, Point(task.spec, many.resolved.loads[0], 0)).records
     try:
         return saturation_rps(records)

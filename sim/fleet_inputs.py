@@ -15,7 +15,7 @@ def cost_terms(setup: Setup, records: Records) -> dict[str, NDArray[np.float64]]
     columns = {name: records.steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()}
     if records.replicas is None or len(setup.groups) == 1:
         return dict((setup.groups[0].setup if setup.groups else setup).cost.explain(columns))
-    of_step = np.array([setup.groups.index(setup.group_of(n)) for n in range(_num_replicas(setup))])
+    of_step = np.array([setup.groups.index(setup.group_of(n)) for n in range(setup.num_engines)])
     of_step = of_step[records.replicas.steps]
     parts = []
     for number, group in enumerate(setup.groups):
@@ -30,19 +30,14 @@ def cost_terms(setup: Setup, records: Records) -> dict[str, NDArray[np.float64]]
     return terms
 
 
-def _num_replicas(setup: Setup) -> int:
-    config = setup.scenario.file.replicas
-    return 1 if config is None else config.plan.most
-
-
 def num_blocks(setup: Setup) -> list[int]:
     """The KV blocks of every replica there can be, by its number."""
-    return [setup.group_of(replica).setup.kv.num_blocks for replica in range(_num_replicas(setup))]
+    return [setup.group_of(replica).setup.kv.num_blocks for replica in range(setup.num_engines)]
 
 
 def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:
     """What the metrics need to know of the replicas of a point that was run."""
-    groups = [setup.group_of(replica) for replica in range(_num_replicas(setup))]
+    groups = [setup.group_of(replica) for replica in range(setup.num_engines)]
     setups = [group.setup for group in groups]
     gpus = [s.gpu for s in setups]
     known = [gpu for gpu in gpus if gpu is not None]

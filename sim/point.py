@@ -118,8 +118,27 @@ class Setup:
         """The requests of a load and seed: the same for every policy."""
         return self.resolved.built_workload(load, seed)
 
-    def check_unstretched(self) -> None:
-        """ScenarioError if the scenario stretches its steps: only simulated ones can be."""
+    @property
+    def num_engines(self) -> int:
+        """The most that there can be at a time."""
+        replicas = self.scenario.file.replicas
+        return 1 if replicas is None else replicas.plan.most
+
+    def at_full_strength(self) -> Setup:
+        """With all the replicas there can be, of which none fails."""
+        file = self.scenario.file
+        if file.replicas is None:
+            return self
+        count = file.replicas.plan.most if file.replicas.groups is None else None
+        steady = replace(file.replicas, count=count, failures=(), lost=None, autoscaler=None)
+        return replace(self, scenario=replace(self.scenario, file=replace(file, replicas=steady)))
+
+    def check_can_be_real(self) -> None:
+        """ScenarioError if only a simulation could run the scenario: it stretches its steps, or has replicas."""
+        if self.groups:
+            raise ScenarioError(
+                f"{self.scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
+            )
         with self.scenario.at("cost_factor"):
             if isinstance(self.cost, Scaled):
                 raise ScenarioError(
@@ -166,7 +185,7 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
         return cores[-1]
 
     make = ROUTERS[config.chosen_router.kind][1]
-    drain_ns, (_, end_ns) = setup.scenario.file.workload.drain, workload.window_ns
+    drain_ns, (_, end_ns) = setup.resolved.workload.drain, workload.window_ns
     fleet = simulate_fleet(
         new_engine,
         make(config.chosen_router, point.seed),
@@ -217,14 +236,10 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
 def resolve(scenario: Scenario) -> Resolved:
     """All that a machine needs to run `scenario` without reading YAML. Raises what `Setup.of` raises.
 
-    ScenarioError for one with replicas: such a machine has one engine.
+    ScenarioError for one that only a simulation can run.
     """
-    if scenario.file.replicas is not None:
-        raise ScenarioError(
-            f"{scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
-        )
     setup = Setup.of(scenario)
-    setup.check_unstretched()
+    setup.check_can_be_real()
     return setup.resolved
 
 

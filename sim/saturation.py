@@ -18,8 +18,11 @@ REQUESTS, BATCHES = 1000, 10
 _FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains the batch is left out
 
 
-def overloaded(resolved: Resolved) -> Resolved:
-    """`resolved` with requests of the same lengths and classes, all there at the start, and nobody giving up."""
+def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
+    """`resolved` with requests of the same lengths and classes, all there at the start, and nobody giving up.
+
+    So many for each of its `engines`.
+    """
     slots = [slots for policy in resolved.policies if (slots := getattr(policy.config, "max_num_seqs", None))]
     workload = resolved.workload
     classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
@@ -31,7 +34,7 @@ def overloaded(resolved: Resolved) -> Resolved:
         lengths=lengths,
         trace=trace,
         classes=classes,
-        requests=max(REQUESTS, BATCHES * max(slots, default=0)),
+        requests=engines * max(REQUESTS, BATCHES * max(slots, default=0)),
         duration=None,
         warmup=0,
         drain=None,

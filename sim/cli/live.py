@@ -67,7 +67,7 @@ def live(
 
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     setup = Setup.of(loaded)
-    setup.check_unstretched()
+    setup.check_can_be_real()
     check_inputs(setup)
     graphs = prepare_machine(setup, device, graphs)
     resolved = replace(setup.resolved, num_blocks=kv_blocks(setup))

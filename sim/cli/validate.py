@@ -59,7 +59,7 @@ def validate(
     stated = None if loads is None else parse_loads(loads)
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     setup = Setup.of(loaded)
-    setup.check_unstretched()
+    setup.check_can_be_real()
     check_profile(setup.cost)
     resolved = setup.resolved
     chosen = [resolved.find(label) for label in policy] if policy else list(resolved.policies)
