@@ -132,8 +132,8 @@ def keep_run(
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "summary.csv", summary)
     write_csv(folder / "points.csv", points)
-    if setup.groups:
-        write_csv(folder / REPLICAS, _replica_rows(results))
+    if rows := _replica_rows(results):
+        write_csv(folder / REPLICAS, rows)
     write_text(folder / "scenario.yaml", scenario.text)
     write_text(folder / "manifest.json", as_json(_manifest(setup, results, failed, reused) | facts, indent=2))
     return load_results(folder)
@@ -183,11 +183,14 @@ def _describe_replicas(setup: Setup) -> str:
         gpu = "" if group.setup.gpu is None else group.setup.gpu.name
         gpu += f" × {group.setup.num_gpus}" if group.setup.num_gpus > 1 else ""
         count = f"{group.count}" if config.autoscaler is None else f"{config.autoscaler.min} to {config.autoscaler.max}"
-        what = " ".join(filter(None, (count, group.name, "replicas", f"of {gpu}" if gpu else "")))
+        noun = "replica" if count == "1" else "replicas"
+        what = " ".join(filter(None, (count, group.name, noun, f"on {gpu}" if gpu else "")))
         kinds.append(f"{what} · {group.setup.cost.describe()}")
     router = "" if config.router is None else f" · router {config.router.kind}"
     scaler = "" if config.autoscaler is None else f" · autoscaler by {config.autoscaler.kind}"
-    fails = f" · {len(config.failures)} failures, {config.lost}" if config.failures else ""
+    times = "once" if len(config.failures) == 1 else f"{len(config.failures)} times"
+    lost = "sent again" if config.lost == "retry" else "lost"
+    fails = f" · a replica fails {times}, what it held is {lost}" if config.failures else ""
     return " · ".join(kinds) + router + scaler + fails
 
 
@@ -201,9 +204,9 @@ def measured_at(setup: Setup) -> str:
 
 def _replica_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of replicas.csv, by policy (and variant), load, seed and replica."""
-    head = ("policy", "variant", "load", "seed")
+    head = ("policy", "variant", "load", "seed", "point")
     ordered = sorted(results, key=lambda result: [result[name] for name in head])
-    return [{name: result[name] for name in head} | row for result in ordered for row in result["replicas"]]
+    return [{name: result[name] for name in head} | row for result in ordered for row in result.get("replicas", [])]
 
 
 def _measured(result: dict[str, Any]) -> Measured:

@@ -35,7 +35,7 @@ _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "meas
 _HEAD += ("machine", "packages", "commit", "code")
 _NEEDED = (*_HEAD, "scenario", "outcomes", "details", "num_blocks", "identical_seeds", "points_run", "points_reused")
 _MAY_BE = ("vary", "precision")
-_TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key"}
+_TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key", "group"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,18 @@ class Results:
     def states(self, policy: str, load: float, seed: int) -> pd.DataFrame:
         """A row a change of a request's state, or of what blocks the head of the queue."""
         return self._table("states", policy, load, seed)
+
+    def replicas(self) -> pd.DataFrame | None:
+        """A row a policy, load, seed and replica; see `sim.replica_table`. None for runs of one engine."""
+        if not self.scenario.get("replicas"):
+            return None
+        try:
+            dtypes: Any = dict.fromkeys(_TEXT, "str")
+            return _numbers(pd.read_csv(self.path / REPLICAS, dtype=dtypes, keep_default_na=False))
+        except OSError as error:
+            raise ScenarioError(
+                f"{error.filename}: cannot be read: {error.strerror}. Run the scenario again."
+            ) from None
 
     def records(self, policy: str, load: float, seed: int) -> Records:
         """All three tables as the arrays that `sim.attribution` reads. ScenarioError if one lacks a column."""

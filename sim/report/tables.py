@@ -35,6 +35,7 @@ from sim.report.reading import (
     tested_loads,
     texts,
 )
+from sim.report.replicas import replica_lines
 
 if TYPE_CHECKING:
     from sim.results import Results
@@ -88,7 +89,7 @@ def report(results: Results, load: float | None = None) -> str:
     if manifest["identical_seeds"]:
         notes.append(f"! nothing here is random: the {seeds} seeds are one run, and ± 0 says nothing. Set seeds: 1.")
     shown = None if own else load
-    tables = [point_table(results, shown), *by_class(results, shown)]
+    tables = [point_table(results, shown), *by_class(results, shown), *replica_lines(results, _rows(results, shown))]
     alike = manifest.get("vary", {}).get("same_requests", True)  # else seeds do not make pairs of the same requests
     first, parts = paired_parts(results, shown) if shown is not None and alike else ("", [])
     tables += [listed(first, parts)] if parts else []

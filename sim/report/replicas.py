@@ -1,0 +1,61 @@
+"""What a run prints of its replicas: a line a policy and group, from the least to the most of any replica."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from sim.report.reading import Sweep, column, texts
+from sim.units import NS_PER_S, format_duration
+
+if TYPE_CHECKING:
+    from sim.results import Results
+
+
+def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[str]:
+    """The replicas of each policy at one of its loads, as means over seeds; [] where there is one engine."""
+    table = results.replicas()
+    if table is None:
+        return []
+    lines = []
+    for sweep, i in shown:
+        variant = texts(sweep.rows, "variant")[i]
+        mine = (table["policy"] == sweep.policy) & (table["load"] == sweep.loads[i]) & (table["variant"] == variant)
+        for group in dict.fromkeys(texts(table[mine], "group")):
+            rows = table[mine & (table["group"] == group)]
+            lines.append(f"{sweep.labels[i]}, {group or 'replicas'}:  {_facts(rows)}")
+        held, most = (float(sweep.values(f"num_replicas_{name}")[i]) for name in ("mean", "max"))
+        if held < most:
+            lines.append(f"{sweep.labels[i]}:  {held:.3g} replicas held on average, at most {most:g}")
+    return lines
+
+
+def _facts(rows: pd.DataFrame) -> str:
+    numbers = ("requests", "engine_busy_share", "kv_utilisation_peak", "ttft_p99_s", "lost")
+    means = rows.groupby("replica")[list(numbers)].mean()
+    of = {name: (float(column(means, name).min()), float(column(means, name).max())) for name in numbers}
+    facts = [f"{_span(*of['requests'], _count)} requests each", f"busy {_span(*of['engine_busy_share'], _percent)}"]
+    facts += [f"KV peak {_span(*of['kv_utilisation_peak'], _percent)}", f"ttft p99 {_span(*of['ttft_p99_s'], _time)}"]
+    lost = float(np.sum(column(means, "lost")))
+    return ", ".join(facts) + (f", {_count(lost)} lives lost" if lost else "")
+
+
+def _span(low: float, high: float, shown: Callable[[float], str]) -> str:
+    least, most = shown(low), shown(high)
+    return least if least == most else f"{least} to {most}"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.0f} %"
+
+
+def _time(seconds: float) -> str:
+    return "–" if math.isnan(seconds) else format_duration(float(f"{seconds * NS_PER_S:.2g}"))
