@@ -186,7 +186,8 @@ def _describe_replicas(setup: Setup) -> str:
         noun = "replica" if count == "1" else "replicas"
         what = " ".join(filter(None, (count, group.name, noun, f"on {gpu}" if gpu else "")))
         kinds.append(f"{what} · {group.setup.cost.describe()}")
-    router = "" if config.router is None else f" · router {config.router.kind}"
+    varied = setup.scenario.vary_key.startswith("replicas.router")
+    router = "" if config.router is None or varied else f" · router {config.router.kind}"
     scaler = "" if config.autoscaler is None else f" · autoscaler by {config.autoscaler.kind}"
     times = "once" if len(config.failures) == 1 else f"{len(config.failures)} times"
     lost = "sent again" if config.lost == "retry" else "lost"

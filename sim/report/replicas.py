@@ -27,7 +27,7 @@ def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[
         mine = (table["policy"] == sweep.policy) & (table["load"] == sweep.loads[i]) & (table["variant"] == variant)
         for group in dict.fromkeys(texts(table[mine], "group")):
             rows = table[mine & (table["group"] == group)]
-            lines.append(f"{sweep.labels[i]}, {group or 'replicas'}:  {_facts(rows)}")
+            lines.append(f"{', '.join(filter(None, (sweep.labels[i], group)))}:  {_facts(rows)}")
         held, most = (float(sweep.values(f"num_replicas_{name}")[i]) for name in ("mean", "max"))
         if held < most:
             lines.append(f"{sweep.labels[i]}:  {held:.3g} replicas held on average, at most {most:g}")
@@ -38,15 +38,20 @@ def _facts(rows: pd.DataFrame) -> str:
     numbers = ("requests", "engine_busy_share", "kv_utilisation_peak", "ttft_p99_s", "lost")
     means = rows.groupby("replica")[list(numbers)].mean()
     of = {name: (float(column(means, name).min()), float(column(means, name).max())) for name in numbers}
-    facts = [f"{_span(*of['requests'], _count)} requests each", f"busy {_span(*of['engine_busy_share'], _percent)}"]
+    facts = [f"{_span(*of['requests'], _count)} requests a replica"]
+    facts += [f"busy {_span(*of['engine_busy_share'], _percent)}"]
     facts += [f"KV peak {_span(*of['kv_utilisation_peak'], _percent)}", f"ttft p99 {_span(*of['ttft_p99_s'], _time)}"]
     lost = float(np.sum(column(means, "lost")))
-    return ", ".join(facts) + (f", {_count(lost)} lives lost" if lost else "")
+    return ", ".join(facts) + (f", {_count(lost)} lost and sent again" if lost else "")
 
 
 def _span(low: float, high: float, shown: Callable[[float], str]) -> str:
+    """`70 to 80 %`: the unit once where it is the same."""
     least, most = shown(low), shown(high)
-    return least if least == most else f"{least} to {most}"
+    if least == most:
+        return least
+    number, _, unit = least.partition(" ")
+    return f"{number if unit and most.endswith(f' {unit}') else least} to {most}"
 
 
 def _count(number: float) -> str:
