@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.fleet_plan import UP
 from sim.inputs import FleetInputs
 from sim.point import Run, Setup
 from sim.record import STEP_DTYPE, Records
@@ -33,6 +34,11 @@ def cost_terms(setup: Setup, records: Records) -> dict[str, NDArray[np.float64]]
 def num_blocks(setup: Setup) -> list[int]:
     """The KV blocks of every replica there can be, by its number."""
     return [setup.group_of(replica).setup.kv.num_blocks for replica in range(setup.num_engines)]
+
+
+def is_lasting(run: Run) -> bool:
+    """Whether the replicas that were up at the start were so to the end, and no others: else nothing is steady."""
+    return all(span.state == UP for span in run.spans) and len({span.start_ns for span in run.spans}) < 2
 
 
 def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:

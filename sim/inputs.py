@@ -43,7 +43,8 @@ class PointInputs:
 
     `window_ns` is (end of warm-up, end of arrivals). `num_offered` counts what the workload offered in all; those the
     run never let in are unfinished requests of the cohort. `max_num_seqs` is the number of slots, None without a limit.
-    `stationary`: the arrivals are drawn by a law that stays the same, so that a steady state may exist.
+    `stationary`: the arrivals are drawn by a law that stays the same, and the same replicas serve them all along, so
+    that a steady state may exist.
     `streams`: tokens are delivered as they are made, each piece `per_chunk_ns` later. A request is judged by the
     objective of its class where `class_slos` has one, else by `slo`. Classes in `class_names` are measured apart too.
     `cost_terms` is what `explain` of the cost model says of the steps; the peaks are of all GPUs together.

@@ -12,7 +12,7 @@ from typing import Any
 
 from sim.errors import ScenarioError
 from sim.failed import Failed, points_failed
-from sim.fleet_inputs import cost_terms, fleet_inputs
+from sim.fleet_inputs import cost_terms, fleet_inputs, is_lasting
 from sim.frames import pack_tables
 from sim.inputs import PointInputs
 from sim.metrics import Measured, combine, measure
@@ -44,7 +44,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         num_offered=workload.num_offered,
         all_at_once=workload.all_at_once,
         closed_loop=isinstance(file.workload.arrivals, ClosedLoop),
-        stationary=not isinstance(file.workload.arrivals, ClosedLoop | TraceArrivals | AllAtOnce),
+        stationary=not isinstance(file.workload.arrivals, ClosedLoop | TraceArrivals | AllAtOnce) and is_lasting(run),
         max_num_seqs=getattr(run.point.spec.config, "max_num_seqs", None),
         per_chunk_ns=workload.frontend.per_chunk,
         slo=parse_slo(file.slo),

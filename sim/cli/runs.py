@@ -80,7 +80,18 @@ def run(
         print_json(results.as_json())
     else:
         typer.echo(report(results, load))
-        typer.echo(fit(f"{results.path}/  " + "  ".join(["summary.csv", *(p.name for p in pictures)])))
+        typer.echo(
+            fit(
+                f"{results.path}/  "
+                + "  ".join(
+                    [
+                        "summary.csv",
+                        *(["replicas.csv"] if results.replicas() is not None else []),
+                        *(p.name for p in pictures),
+                    ]
+                )
+            )
+        )
     if results.manifest["failed"]:
         manifest, failed = results.manifest, [Failed(**entry) for entry in results.manifest["failed"]]
         raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))

@@ -21,12 +21,13 @@ def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[
     table = results.replicas()
     if table is None:
         return []
+    policies, variants, groups = (np.array(texts(table, name)) for name in ("policy", "variant", "group"))
     lines = []
     for sweep, i in shown:
-        variant = texts(sweep.rows, "variant")[i]
-        mine = (table["policy"] == sweep.policy) & (table["load"] == sweep.loads[i]) & (table["variant"] == variant)
-        for group in dict.fromkeys(texts(table[mine], "group")):
-            rows = table[mine & (table["group"] == group)]
+        mine = (policies == sweep.policy) & (variants == texts(sweep.rows, "variant")[i])
+        mine &= column(table, "load") == sweep.loads[i]
+        for group in dict.fromkeys(groups[mine].tolist()):
+            rows = table.take(np.flatnonzero(mine & (groups == group)))
             lines.append(f"{', '.join(filter(None, (sweep.labels[i], group)))}:  {_facts(rows)}")
         held, most = (float(sweep.values(f"num_replicas_{name}")[i]) for name in ("mean", "max"))
         if held < most:
@@ -35,13 +36,15 @@ def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[
 
 
 def _facts(rows: pd.DataFrame) -> str:
-    numbers = ("requests", "engine_busy_share", "kv_utilisation_peak", "ttft_p99_s", "lost")
-    means = rows.groupby("replica")[list(numbers)].mean()
-    of = {name: (float(column(means, name).min()), float(column(means, name).max())) for name in numbers}
+    replicas, of = column(rows, "replica"), {}
+    for name in ("requests", "engine_busy_share", "kv_utilisation_peak", "ttft_p99_s"):
+        values = column(rows, name)
+        means = [float(values[replicas == replica].mean()) for replica in np.unique(replicas)]
+        of[name] = min(means), max(means)
     facts = [f"{_span(*of['requests'], _count)} requests a replica"]
     facts += [f"busy {_span(*of['engine_busy_share'], _percent)}"]
     facts += [f"KV peak {_span(*of['kv_utilisation_peak'], _percent)}", f"ttft p99 {_span(*of['ttft_p99_s'], _time)}"]
-    lost = float(np.sum(column(means, "lost")))
+    lost = float(np.sum(column(rows, "lost"))) / len(np.unique(column(rows, "seed")))
     return ", ".join(facts) + (f", {_count(lost)} lost and sent again" if lost else "")
 
 
