@@ -36,7 +36,8 @@ def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[
 
 
 def _facts(rows: pd.DataFrame) -> str:
-    replicas, of = column(rows, "replica"), {}
+    replicas = column(rows, "replica")
+    of: dict[str, tuple[float, float]] = {}
     for name in ("requests", "engine_busy_share", "kv_utilisation_peak", "ttft_p99_s"):
         values = column(rows, name)
         means = [float(values[replicas == replica].mean()) for replica in np.unique(replicas)]
