@@ -112,7 +112,7 @@ def check_round_trip(scenario: Scenario) -> None:
 @pytest.mark.parametrize("name", [name for name in shipped_scenarios() if name != "replicas"])  # of one engine
 def test_shipped_scenarios_run_from_their_json_as_in_simulation(name: str) -> None:
     """resolve, JSON and live in virtual time leave the records of simulate, bit for bit, for every policy."""
-    if name.startswith(("azure", "mooncake")) and TRACES is None:
+    if ("azure" in name or "mooncake" in name) and TRACES is None:
         pytest.skip("BATCHSIM_TRACES names no folder of traces")
     overrides = SHORT.get(name, ["workload.duration=12s", "workload.warmup=1s"])
     folders = [Path(TRACES)] if TRACES else []

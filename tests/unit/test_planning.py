@@ -1,0 +1,154 @@
+"""The parts of a plan: the busiest window, what changes of the traffic mean, stretches in place of seeds, money."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sim.errors import ScenarioError
+from sim.metrics import half_width
+from sim.planning.batches import batch_attainments
+from sim.planning.demand import Change, demand_of
+from sim.planning.make import make_plan
+from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tokens_per_month, watts
+from sim.planning.probe import Ask, Book, Group
+from sim.planning.search import ONE_SEED_DECIDES
+from sim.point import Setup
+from sim.scenario import Scenario, load_scenario
+from sim.slo import parse_slo
+from sim.sweep import Sweep
+
+REPLAY = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 5ms, per_sequence: 5ms}
+workload:
+  arrivals: {kind: trace}
+  trace: {path: my.csv, columns: {arrival: ts, prompt: in, output: out}, time_unit: ms}
+  output_cap: 64
+  warmup: 1s
+policies:
+  continuous: {max_num_seqs: 4, max_num_batched_tokens: 256}
+slo: ttft<1s & tpot<60ms @ 90%
+seeds: 3
+plan:
+  target: {trace: {factor: 1, shift: 500ms}}
+  window: 4s
+  currency: $
+  gpus: {one: {cost: {kind: linear, base: 5ms, per_sequence: 5ms}, price: 2.00/h, kv_tokens: 16000}}
+  router: least_tokens
+  max_replicas: 8
+"""
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> Scenario:
+    """20 s of a request every 100 ms, five times as dense between 10 s and 14 s."""
+    times = sorted([*range(0, 20_000, 100), *range(10_010, 14_000, 25)])
+    rows = [f"{ms},{50 + 7 * i % 60},{2 + i % 9}" for i, ms in enumerate(times)]
+    (tmp_path / "my.csv").write_text("\n".join(["ts,in,out", *rows]) + "\n")
+    (tmp_path / "s.yaml").write_text(REPLAY)
+    return load_scenario(str(tmp_path / "s.yaml"))
+
+
+def with_plan(scenario: Scenario, *overrides: str) -> Scenario:
+    return load_scenario(scenario.source, overrides=overrides)
+
+
+def test_the_busiest_window_is_cut_out_with_its_warm_up(replay: Scenario) -> None:
+    """The 4 s with the most tokens, 1 s of the trace before them; parts tell the rate against the window's."""
+    demand = demand_of(replay)
+    assert demand.slice_ns is not None
+    start, end = demand.slice_ns
+    assert 10.0e9 <= start + 1e9 <= 10.1e9 and end - start == 5e9
+    assert demand.window.startswith("00:00:10 to 00:00:14 after the trace's start")
+    assert [part.name for part in demand.parts] == ["00:00:00-00:00:20"]
+    setup = Setup.of(load_scenario(replay.source, overrides=["kv.tokens=16000", *REMOVED, *demand.overrides(Change())]))
+    sent = setup.workload(1.0, 0).columns()["sent_ns"]
+    assert len(sent) == pytest.approx(50 + 160, abs=3)
+
+
+REMOVED = ["plan=null"]
+
+
+def test_changes_of_the_traffic_are_changes_of_the_scenario(replay: Scenario) -> None:
+    """More traffic is more copies, denser bursts are copies that move in step."""
+    demand = demand_of(with_plan(replay, "plan.target.trace.factor=6"))
+    assert demand.load(Change(traffic=1.5)) == 9 and demand.copies(Change(dispersion=2)) == 3
+    assert any("together: 2" in text for text in demand.overrides(Change(dispersion=2)))
+    assert "workload.prompt_scale=1.5" in demand.overrides(Change(prompts=1.5))
+    grown = demand_of(with_plan(replay, "plan.growth={per_month: 10%, months: 2}"))
+    assert grown.peak == pytest.approx(1.21)
+
+
+def test_a_window_longer_than_the_traffic_is_one_line(replay: Scenario) -> None:
+    """The lengths of both are said."""
+    with pytest.raises(ScenarioError, match=r"plan.window 1 min and 1 s of warm-up before it are longer than"):
+        demand_of(with_plan(replay, "plan.window=1min"))
+
+
+def test_one_recording_is_judged_by_its_stretches(replay: Scenario, tmp_path: Path) -> None:
+    """One copy has one run and ten observations; as one stretch it has the share that the metrics have."""
+    book = Book(demand_of(replay), Sweep(tmp_path / "results" / "s"))
+    ask = Ask(Group("one", "continuous", 1))
+    assert book.seeds(Change()) == (0,)
+    book.run([(ask, (0,))])
+    probe = book.probe(ask)
+    assert len(probe.observed) == 10 and probe.attainment.low is not None
+    (result,) = probe.results
+    folder = book.sweep.home / "points" / result["point"]
+    window = (10**9, result["end_ns"])
+    whole = batch_attainments(folder, {"": parse_slo(replay.file.slo)}, window, True, 1)
+    assert 0 < result["values"]["in_slo"] < 1
+    assert whole == [
+        (pytest.approx(result["values"]["in_slo"]), pytest.approx(result["values"]["slo_margin"]), {"": whole[0][0]})
+    ]
+
+
+def test_a_plan_of_one_recording_ends(replay: Scenario, tmp_path: Path) -> None:
+    """The smallest group holds by its stretches, and one replica less does not."""
+    planned = make_plan(replay, out=tmp_path / "results")
+    held, fails = planned.held(0), planned.found[0].fails
+    assert held is not None and held.met and held.ask.group.replicas > 1
+    assert fails is not None and not fails.met and fails.ask.group.replicas == held.ask.group.replicas - 1
+
+
+def test_one_seed_below_the_objective_decides() -> None:
+    """Of up to four values of which one is below a bound, the t-interval of the mean always reaches below it."""
+    rng = np.random.default_rng(0)
+    for count in range(2, ONE_SEED_DECIDES + 1):
+        for _ in range(2000):
+            values = rng.random(count) * rng.choice([1e-3, 1, 1e3], count)
+            values[0] = -rng.random() * 1e-6
+            assert values.mean() - half_width(values) < 0
+        equal = np.array([-1e-9] + [1.0] * (count - 1))
+        assert equal.mean() - half_width(equal) < 0
+
+
+def test_money_is_price_times_time(replay: Scenario) -> None:
+    """730 hours a month of all GPUs; tokens by the mean rate."""
+    offer = replay.file.plan.gpus["one"]  # type: ignore[union-attr]
+    assert cost_per_month(offer, 3) == 2.0 * 3 * 730
+    assert tokens_per_month(10, 0.5, 200) == 10 * 0.5 * 200 * 730 * 3600
+
+
+def test_energy_is_power_times_time(replay: Scenario, tmp_path: Path) -> None:
+    """Joules over the time of the profile's own steps are watts; none without both; kWh are those of the steps run."""
+    decode, prefill = {"block": "A", "decode": [9], "chunks": []}, {"block": "C", "decode": [], "chunks": [[9, 0]]}
+    energy = {"decode": {"step": decode, "joules": 5.0}, "prefill": {"step": prefill, "joules": 6.0}}
+    samples = [decode | {"ns": 10_000_000}, prefill | {"ns": 10_000_000}]
+    power = watts(energy, samples)
+    assert power == {"decode": pytest.approx(500), "prefill": pytest.approx(600)}
+    assert watts(None, samples) is None and watts(energy, samples[:1]) is None
+    book = Book(demand_of(replay), Sweep(tmp_path / "results" / "s"))
+    ask = Ask(Group("one", "continuous", 1))
+    book.run([(ask, (0,))])
+    folder = book.sweep.home / "points" / book.probe(ask).results[0]["point"]
+    same = energy_kwh({"decode": 360.0, "prefill": 360.0}, folder)
+    from sim.frames import read_table
+
+    seconds = read_table(folder, "steps")["duration_ns"].sum() / 1e9
+    tokens = read_table(folder, "requests")["output_tokens"].sum()
+    assert same == pytest.approx(360 * seconds / 3.6e6 / (tokens / 1e6))
+    assert shares_by_use(folder, ("",)) == {"": 1.0}
