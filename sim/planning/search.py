@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sim.planning.demand import Change
@@ -61,50 +62,74 @@ def smallest(
 ) -> Search[Found]:
     """The smallest group of at most `limit` replicas, looked for from `start` on by steps that double, then halve.
 
-    `per_replica` is the part of the traffic that saturates one replica: where the first group fails, one replica is
-    tried under a little of it, since what an empty engine cannot hold no number of engines can. `too_few` replicas are
-    taken not to hold, without a try. With `show` the group of one replica less is run with all seeds.
+    One seed looks for it, all seeds decide. `per_replica` is the part of the traffic that saturates one replica: where
+    the first group fails, one replica is tried under a little of it, since what an empty engine cannot hold no number
+    of engines can. `too_few` replicas are taken not to hold, without a try. With `show` the group of one replica less
+    is run with all seeds.
     """
-    known: dict[int, Probe] = {}
 
-    def met(replicas: int) -> Search[bool]:
-        known[replicas] = yield from judge(book, Ask(with_replicas(start, replicas), change))
-        return known[replicas].met
+    def ask(replicas: int) -> Ask:
+        return Ask(with_replicas(start, replicas), change)
 
     low, high = too_few, min(start.replicas, limit)
     step = max(1, high // 8)
-    if (yield from met(high)):
+    alone = None
+    if (yield from first_seed_passes(book, ask(high))):
         while high - low > 1:
             lower = max(low + 1, high - step)
-            if not (yield from met(lower)):
+            if not (yield from first_seed_passes(book, ask(lower))):
                 low = lower
                 break
             high, step = lower, 2 * step
     else:
-        alone = None
         if per_replica is not None:
             light = replace(change, traffic=change.traffic * LIGHT * per_replica)
             alone = yield from whole(book, Ask(with_replicas(start, 1), light))
             if not alone.met:
-                return Found(None, None, known[high], alone)
+                return Found(None, None, book.probe(ask(high)), alone)
         low = high
         while True:
             if low == limit:
-                return Found(None, None, known[low], alone)
+                return Found(None, None, book.probe(ask(low)), alone)
             high, step = min(limit, low + step), 2 * step
-            if (yield from met(high)):
+            if (yield from first_seed_passes(book, ask(high))):
                 break
             low = high
     while high - low > 1:
         middle = (low + high) // 2
-        if (yield from met(middle)):
+        if (yield from first_seed_passes(book, ask(middle))):
             high = middle
         else:
             low = middle
+    return (yield from _decided(book, ask, high, too_few, limit, alone, show))
+
+
+def first_seed_passes(book: Book, ask: Ask) -> Search[bool]:
+    """Whether the first seed alone meets every objective; where there is but one, whether its stretches decide so."""
+    seeds = book.seeds(ask.change)
+    yield [(ask, seeds[:1])]
+    probe = book.probe(ask)
+    return probe.met if len(seeds) == 1 else not probe.failed and probe.observed[0].margin >= 0
+
+
+def _decided(
+    book: Book, ask: Callable[[int], Ask], guess: int, too_few: int, limit: int, alone: Probe | None, show: bool
+) -> Search[Found]:
+    """The smallest group near `guess` that holds with all seeds; what one seed said of its neighbours may be wrong."""
+    replicas = guess
+    holds = yield from judge(book, ask(replicas))
+    while not holds.met:
+        if replicas == limit:
+            return Found(None, None, holds, alone)
+        replicas += 1
+        holds = yield from judge(book, ask(replicas))
     fails = None
-    if show and high > 1:
-        fails = yield from whole(book, Ask(with_replicas(start, high - 1), change))
-    return Found(with_replicas(start, high), known[high], fails)
+    while show and replicas - 1 > too_few:
+        fails = yield from whole(book, ask(replicas - 1))
+        if not fails.met:
+            break
+        replicas, holds, fails = replicas - 1, fails, None
+    return Found(ask(replicas).group, holds, fails, alone)
 
 
 def first_guess(per_replica: float, limit: int) -> int:
@@ -113,11 +138,15 @@ def first_guess(per_replica: float, limit: int) -> int:
 
 
 def headroom(book: Book, group: Group) -> Search[list[Probe]]:
-    """The group under ever more traffic, up to the first that it does not hold."""
-    found = []
-    for times in HEADROOM_STEPS:
-        probe = yield from judge(book, Ask(group, Change(traffic=times)))
-        found.append(probe)
-        if not probe.met:
+    """The group under ever more traffic, up to the first that it does not hold; one seed looks, all seeds decide."""
+    steps = [Ask(group, Change(traffic=times)) for times in HEADROOM_STEPS]
+    passed = 0
+    while passed < len(steps) and (yield from first_seed_passes(book, steps[passed])):
+        passed += 1
+    found = [book.probe(step) for step in steps[passed : passed + 1]]
+    while passed:
+        passed -= 1
+        found.insert(0, (yield from judge(book, steps[passed])))
+        if found[0].met:
             break
     return found
