@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sim.capacity_run import find_capacities
+    from sim.planning.plan import plan_tables
     from sim.precision import Precision
     from sim.report.capacity import capacity_picture, capacity_text
     from sim.report.causes import causes as misses
@@ -41,6 +42,7 @@ _HOME = {
     "misses": "sim.report.causes:causes",
     "misses_picture": "sim.report.causes:causes_picture",
     "p99_vs_qps": "sim.report.plots",
+    "plan_tables": "sim.planning.plan",
     "run_scenario": "sim.run",
     "timeline": "sim.report.closeup",
 }
@@ -48,7 +50,8 @@ _HOME = {
 
 __all__ = [
     "Precision", "Results", "Sweep", "capacity_picture", "capacity_text", "find_capacities", "latency_cdf", "life",
-    "life_text", "load_results", "load_scenario", "misses", "misses_picture", "p99_vs_qps", "run_scenario", "timeline",
+    "life_text", "load_results", "load_scenario", "misses", "misses_picture", "p99_vs_qps", "plan_tables",
+    "run_scenario", "timeline",
 ]  # fmt: skip
 
 

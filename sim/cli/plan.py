@@ -32,9 +32,7 @@ def plan(
 
     Example: batchsim plan plan -o my-plan --set plan.target.rate=40/s
     """
-    from sim.planning.assumptions import assumptions
-    from sim.planning.make import make_plan
-    from sim.planning.tables import tables_of
+    from sim.planning.plan import plan_tables
     from sim.report.plan.text import plan_json, plan_text
     from sim.report.plan.write import write_report
     from sim.report.tables import fit
@@ -42,9 +40,8 @@ def plan(
 
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     with ProgressBar() as progress:
-        planned = make_plan(loaded, out=out, jobs=jobs, progress=progress)
-    tables = tables_of(planned) | {"assumptions": assumptions(planned)}
-    currency = planned.demand.plan.currency
+        tables = plan_tables(loaded, out=out, jobs=jobs, progress=progress)
+    currency = loaded.file.plan.currency if loaded.file.plan is not None else ""
     folder = output or out / loaded.name / "plan"
     try:
         files = write_report(tables, loaded.name, currency, folder)
@@ -56,6 +53,6 @@ def plan(
         typer.echo(plan_text(tables, currency))
         names = "  ".join(file.name for file in files if file.suffix != ".json")
         typer.echo(fit(f"{folder}/  {names}"))
-    if planned.best is None:
+    if "recommendation" not in tables:
         reasons = "; ".join(f"{row['gpu']}, {row['policy']}: {row['why_not']}" for row in tables["configurations"])
         raise ScenarioError(f"{loaded.source}: no configuration holds the traffic. {reasons}. {folder} has the tables.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from sim.cost import Calibrated
 from sim.keep import measured_at
@@ -17,7 +18,7 @@ from sim.provenance import provenance
 _ENERGY = "joules a step of its profile, while steps run; idle power is left out"
 
 
-def assumptions(planned: Planned) -> list[dict[str, str]]:
+def assumptions(planned: Planned) -> list[dict[str, Any]]:
     """Everything taken for granted, from the inputs to the machine."""
     demand, plan = planned.demand, planned.demand.plan
     scenario = demand.scenario

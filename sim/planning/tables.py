@@ -390,13 +390,20 @@ def _recommendation(planned: Planned) -> list[Row]:
             "router": plan.router if isinstance(plan.router, str) else plan.router.get("kind", ""),
             "cost_per_month": month,
             "next_cost_per_month": min(others, default=None),
-            "slo": planned.demand.scenario.file.slo,
+            "slo": _objective(planned),
             "window": planned.demand.window,
             "peak_rps": held.mean("offered_rps"),
             "months": plan.growth.months,
             "growth_per_month": plan.growth.per_month,
         }
     ]
+
+
+def _objective(planned: Planned) -> str:
+    """The SLO; where classes have their own, that these count."""
+    file = planned.demand.scenario.file
+    own = any(each.slo is not None for each in file.workload.classes.values())
+    return "the SLO of their class" if own else file.slo
 
 
 # ---- all that was run

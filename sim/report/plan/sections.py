@@ -39,17 +39,23 @@ HELD = (
     "replicas",
     "cost_per_month",
     "cost_per_1m_output_tokens",
+    "energy_kwh_per_1m_output_tokens",
+    "headroom",
+    "replicas_if_fast",
+    "replicas_if_slow",
+)
+EVIDENCE = (
+    "gpu",
+    "policy",
+    "replicas",
     "attainment",
     "attainment_low",
     "attainment_high",
     "margin_low",
     "one_less",
     "one_less_margin_low",
-    "headroom",
-    "replicas_if_fast",
-    "replicas_if_slow",
     "goodput_rps",
-    "energy_kwh_per_1m_output_tokens",
+    "engine_busy_share",
 )
 NOT_HELD = ("gpu", "policy", "saturation_rps", "why_not")
 WHAT_IF = ("gpu", "policy", "replicas", "change", "holds", "attainment", "attainment_low", "replicas_needed", "note")
@@ -69,7 +75,7 @@ CLASSES = (
     "cost_per_month_by_use",
 )
 SURENESS = ("gpu", "policy", "error", "quantity", "low", "planned", "high", "source")
-SHOWN = list(dict.fromkeys((*HELD, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES)))
+SHOWN = list(dict.fromkeys((*HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES)))
 
 _ALWAYS = ("energy_kwh_per_1m_output_tokens",)  # a dash says that the profile measured no power
 
@@ -92,7 +98,7 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
     """The report in its order; `pictures` are the names of those that were drawn, with what they show."""
     held = [i for i, row in enumerate(tables["configurations"]) if row["holds"]]
     failed = [i for i, row in enumerate(tables["configurations"]) if not row["holds"]]
-    views = [view(tables, "configurations", HELD, currency, held)] if held else []
+    views = [view(tables, "configurations", columns, currency, held) for columns in (HELD, EVIDENCE) if held]
     views += [view(tables, "configurations", NOT_HELD, currency, failed)] if failed else []
     found = [
         Section("Recommendation", recommendation(tables, currency)),

@@ -1,0 +1,23 @@
+"""A plan as a whole: from a scenario to tables, for Python as for the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sim.planning.assumptions import assumptions
+from sim.planning.make import make_plan
+from sim.planning.tables import Tables, tables_of
+from sim.scenario import Scenario
+from sim.sweep import Progress
+
+
+def plan_tables(
+    scenario: Scenario, *, out: Path = Path("results"), jobs: int = 1, progress: Progress | None = None
+) -> Tables:
+    """The tables of the scenario's plan by name, rows as dicts; `configurations` says which group holds, and why not.
+
+    Simulations lie below `out` and are reused. ScenarioError where no plan can be made of the scenario; a traffic that
+    no group holds is none: it has no table `recommendation`.
+    """
+    planned = make_plan(scenario, out=out, jobs=jobs, progress=progress)
+    return tables_of(planned) | {"assumptions": assumptions(planned)}
