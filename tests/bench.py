@@ -4,7 +4,8 @@ Each row runs in a process of its own, several times, and is compared with bare 
 process just before and after, since machines drift: `share_of_simpy` is requests (or steps, for rows named so) per
 bare timeout. The medians are printed. Full records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
-counted.
+counted. The last line is of a whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds
+of `chat` with 2,000 requests each.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from sim.cost import build_cost
 from sim.frames import write_tables
 from sim.kv_choice import new_kv
 from sim.model import derive_kv
+from sim.point import Setup
 from sim.policies import POLICIES
 from sim.record import Recorder, Records
+from sim.scenario import load_scenario
 from sim.simulate import simulate
+from sim.sweep import Sweep
 from sim.types import Arrival, PolicyContext, Request, Workload
 from sim.workload.build import build_workload
 from sim.workload.config import TraceArrivals, WorkloadConfig
@@ -200,17 +204,44 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
     return measured
 
 
+SWEEP = "sweep"
+SWEEP_CHANGES = (
+    "workload.duration=null",
+    "workload.drain=null",
+    "workload.requests=2000",
+    "load={mean_rate: [4/s, 6/s, 8/s, 10/s, 12/s, 14/s, 16/s, 18/s, 20/s, 24/s]}",
+    "seeds=5",
+)
+
+
+def measure_sweep() -> dict[str, float]:
+    """Wall time of the whole sweep with one job and with two, in that order, workers started."""
+    scenario = load_scenario("chat", overrides=SWEEP_CHANGES)
+    setup = Setup.of(scenario)
+    wanted = [(setup, point) for point in scenario.points()]
+    measured: dict[str, float] = {"points": len(wanted)}
+    for jobs in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            Sweep(Path(folder) / "chat", jobs=jobs).run(wanted)
+            measured[f"jobs_{jobs}_s"] = time.perf_counter() - start
+    return measured
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, default=os.environ.get("BATCHSIM_TRACES"), help=f"holds {TRACE}")
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
-    parser.add_argument("--row", choices=ROWS, help="run one row here and print its repeats as JSON")
+    parser.add_argument("--row", choices=[*ROWS, SWEEP], help="run one row here and print its repeats as JSON")
     options = parser.parse_args()
     for needed in (TRACE, MOONCAKE):
         if options.traces is None or not (Path(options.traces) / needed).exists():
             sys.exit(
                 f"bench: {needed} is not in the folder --traces (or BATCHSIM_TRACES). Give the folder that has it."
             )
+    if options.row == SWEEP:
+        print(json.dumps(measure_sweep()))
+        return
     if options.row:
         print(json.dumps(measure(options.row, Path(options.traces))))
         return
@@ -238,6 +269,11 @@ def main() -> None:
     print(f"| simpy-timeouts | | {rows[0]['steps_per_s']:,.0f} | | | | | 1 |")
     parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
     print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
+    command = [sys.executable, __file__, "--row", SWEEP, "--traces", str(options.traces)]
+    sweep = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    one, two = sweep["jobs_1_s"], sweep["jobs_2_s"]
+    print(f"sweep of {sweep['points']} points, s: one job {one:.1f}, two {two:.1f}, {one / two:.2f} times as fast")
+    rows.append({"name": SWEEP, **sweep})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1), encoding="utf-8")
 

@@ -57,6 +57,11 @@ def run(
     {max_num_seqs: 64, max_num_batched_tokens: 4096}}'; batchsim run chat --precision 5% --metric e2e_mean_s;
     batchsim run chat --executor ray --address 10.0.0.4:6379
     """
+    from sim.pool import start_early
+
+    where = where_points_run(jobs, executor, address)
+    if where["jobs"] > 1 and not where["ray"]:
+        start_early("sim.sweep")  # beside our own imports
     from sim.failed import Failed, points_failed
     from sim.report.layout import fit
     from sim.report.plots import write_pictures
@@ -65,7 +70,6 @@ def run(
     from sim.scenario import load_scenario
     from sim.sweep import writing
 
-    where = where_points_run(jobs, executor, address)
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     if load is not None and load not in loaded.loads and not loaded.auto:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
