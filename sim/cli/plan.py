@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.cli.common import (
+    AddressOption,
+    ExecutorOption,
+    JobsOption,
+    JsonOption,
+    one_line_errors,
+    print_json,
+    where_points_run,
+)
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
 
@@ -19,7 +26,9 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the report; results/SCENARIO/plan by default.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+    jobs: JobsOption = None,
+    executor: ExecutorOption = "local",
+    address: AddressOption = None,
     out: Annotated[Path, typer.Option(help="Folder for the simulations, which are reused.")] = Path("results"),
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
     traces: Annotated[
@@ -38,9 +47,10 @@ def plan(
     from sim.report.tables import fit
     from sim.scenario import load_scenario
 
+    where = where_points_run(jobs, executor, address)
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     with ProgressBar() as progress:
-        tables = plan_tables(loaded, out=out, jobs=jobs, progress=progress)
+        tables = plan_tables(loaded, out=out, **where, progress=progress)
     currency = loaded.file.plan.currency if loaded.file.plan is not None else ""
     folder = output or out / loaded.name / "plan"
     try:

@@ -71,12 +71,17 @@ class Planned:
 
 
 def make_plan(
-    scenario: Scenario, *, out: Path = Path("results"), jobs: int = 1, progress: Progress | None = None
+    scenario: Scenario,
+    *,
+    out: Path = Path("results"),
+    jobs: int = 1,
+    ray: str | None = None,
+    progress: Progress | None = None,
 ) -> Planned:
     """Simulates until every question of the scenario's plan is answered; points lie below `out` and are reused."""
     demand = demand_of(scenario)
     _check(demand)
-    book = Book(demand, Sweep(out / scenario.name, jobs=jobs, progress=progress))
+    book = Book(demand, Sweep(out / scenario.name, jobs=jobs, ray=ray, progress=progress))
     groups = [Group(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
     saturated = _saturations(book, groups, jobs)
     parts = [rps / _peak_rps(book.setup(Ask(group))) for group, rps in zip(groups, saturated, strict=True)]

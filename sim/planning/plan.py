@@ -12,12 +12,17 @@ from sim.sweep import Progress
 
 
 def plan_tables(
-    scenario: Scenario, *, out: Path = Path("results"), jobs: int = 1, progress: Progress | None = None
+    scenario: Scenario,
+    *,
+    out: Path = Path("results"),
+    jobs: int = 1,
+    ray: str | None = None,
+    progress: Progress | None = None,
 ) -> Tables:
     """The tables of the scenario's plan by name, rows as dicts; `configurations` says which group holds, and why not.
 
     Simulations lie below `out` and are reused. ScenarioError where no plan can be made of the scenario; a traffic that
     no group holds is none: it has no table `recommendation`.
     """
-    planned = make_plan(scenario, out=out, jobs=jobs, progress=progress)
+    planned = make_plan(scenario, out=out, jobs=jobs, ray=ray, progress=progress)
     return tables_of(planned) | {"assumptions": assumptions(planned)}
