@@ -143,13 +143,11 @@ def new_cases(setup: Setup, specs: Sequence[PolicySpec], effort: Effort, sweep: 
 
 def _saturations(setup: Setup, specs: Sequence[PolicySpec], sweep: Sweep) -> dict[str, float]:
     """Requests per second that each completes when all of them wait from the start. ScenarioError where too few do."""
-    if setup.scenario.load_name == "mean_rate" and not setup.groups:
+    if setup.scenario.load_name == "mean_rate":
         lines = [Line(spec.name, spec.label, setup, (spec,)) for spec in specs]
         return saturations(lines, sweep.home, jobs=sweep.jobs, force=sweep.force)
-    many = overloaded(setup.resolved)
-    engines = sum(group.count for group in setup.groups) or 1
-    workload = replace(many.workload, requests=engines * (many.workload.requests or 0))
-    busy = replace(setup, resolved=replace(many, workload=workload))
+    many = overloaded(setup.resolved, setup.num_engines)
+    busy = replace(setup.at_full_strength(), resolved=many)
     found = {}
     for spec in specs:
         try:
