@@ -15,6 +15,7 @@ from sim.cli.common import (
     JsonOption,
     one_line_errors,
     print_json,
+    read_scenario,
     where_points_run,
 )
 from sim.cli.runs import ProgressBar
@@ -55,12 +56,11 @@ def capacity(
     from sim.capacity_run import find_capacities
     from sim.report.capacity import capacity_json, capacity_picture, capacity_text
     from sim.report.tables import fit
-    from sim.scenario import load_scenario
     from sim.sweep import Sweep
     from sim.units import parse_share
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
-    loaded = load_scenario(scenario, overrides=overrides, trace_folders=[traces] if traces else [])
+    loaded = read_scenario(scenario, overrides, traces, "capacity")
     try:
         share = parse_share(precision)
         if not 0.002 <= share <= 0.5:

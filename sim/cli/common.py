@@ -18,6 +18,7 @@ from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioEr
 
 if TYPE_CHECKING:
     from sim.results import Results
+    from sim.scenario import Scenario
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,6 +109,26 @@ def read_results(path: Path) -> Results:
     for each in caught:
         typer.echo(f"! {each.message}", err=True)
     return results
+
+
+def check_loads(scenario: Scenario) -> None:
+    """ScenarioError where the loads are yet to be found."""
+    if scenario.auto:
+        where, axis = scenario.places.get("load", scenario.source), scenario.load_name
+        raise ScenarioError(f"{where}: load.{axis} is auto, which only batchsim run finds. Write a list of loads.")
+
+
+def read_scenario(name: str, set_: list[str] | None, traces: Path | None, command: str) -> Scenario:
+    """`load_scenario` for a command that runs one value of everything. ScenarioError where a key is varied."""
+    from sim.scenario import load_scenario
+
+    scenario = load_scenario(name, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    if scenario.vary_key:
+        raise ScenarioError(
+            f"{scenario.places['vary']}: {scenario.vary_key} is varied, and batchsim {command} takes one value."
+            " Drop vary, or --set vary=null."
+        )
+    return scenario
 
 
 def require_torch(command: str) -> None:

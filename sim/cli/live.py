@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, one_line_errors, print_json, require_torch
+from sim.cli.common import JsonOption, check_loads, one_line_errors, print_json, read_scenario, require_torch
 from sim.errors import BatchsimError, ScenarioError
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def live(
     from sim.live_results import keep_live
     from sim.point import Setup
     from sim.run import check_inputs
-    from sim.scenario import Point, load_scenario
+    from sim.scenario import Point
 
-    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    loaded = read_scenario(scenario, set_, traces, "live")
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_inputs(setup)
@@ -156,12 +156,11 @@ def resolve(
     """
     from sim.point import resolve as resolved_of
     from sim.resolved import FORMAT
-    from sim.scenario import load_scenario
 
     check_overwrite(output, FORMAT)
-    text = resolved_of(
-        load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
-    ).to_json()
+    loaded = read_scenario(scenario, set_, traces, "resolve")
+    check_loads(loaded)
+    text = resolved_of(loaded).to_json()
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:

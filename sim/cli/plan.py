@@ -14,6 +14,7 @@ from sim.cli.common import (
     JsonOption,
     one_line_errors,
     print_json,
+    read_scenario,
     where_points_run,
 )
 from sim.cli.runs import ProgressBar
@@ -45,10 +46,9 @@ def plan(
     from sim.report.plan.text import plan_json, plan_text
     from sim.report.plan.write import write_report
     from sim.report.tables import fit
-    from sim.scenario import load_scenario
 
     where = where_points_run(jobs, executor, address)
-    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    loaded = read_scenario(scenario, set_, traces, "plan")
     with ProgressBar() as progress:
         tables = plan_tables(loaded, out=out, **where, progress=progress)
     currency = loaded.file.plan.currency if loaded.file.plan is not None else ""

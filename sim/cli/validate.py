@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.common import one_line_errors, require_torch
+from sim.cli.common import check_loads, one_line_errors, read_scenario, require_torch
 from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
 from sim.errors import BatchsimError, ScenarioError
 
@@ -51,13 +51,14 @@ def validate(
     --at 50%,80%,95%; batchsim validate chat --from campaign/
     """
     from sim.point import Setup
-    from sim.scenario import load_scenario
     from sim.validation import Case
     from sim.validation_plan import check_profile, parse_loads, parse_shares, plan
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
-    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    loaded = read_scenario(scenario, set_, traces, "validate")
+    if loaded.load_name != "mean_rate" and loads is None and from_ is None:
+        check_loads(loaded)  # there is no saturation to take shares of
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_profile(setup.cost)

@@ -458,3 +458,15 @@ EXPLAIN = {
 def test_explain_of_what_was_not_run(ran: Path, args: list[str], expected: tuple[str, ...]) -> None:
     """A policy, load, seed or request that the run does not have is named, with those it has where they are few."""
     refused(ran, ["explain", ran, *args], *expected)
+
+
+@pytest.mark.parametrize("command", ["capacity", "plan", "validate", "resolve"])
+def test_commands_that_take_one_value_refuse_a_varied_key(command: str, tmp_path: Path) -> None:
+    """They would otherwise ignore it; `resolve`, whose file has loads, refuses those that are yet to be found too."""
+    (tmp_path / "s.yaml").write_text(TINY + "vary: {kv.tokens: [4000, 8000]}\n")
+    output = ["-o", tmp_path / "s.json"] if command == "resolve" else []
+    said = f"s.yaml:17: kv.tokens is varied, and batchsim {command} takes one value"
+    refused(tmp_path, [command, tmp_path / "s.yaml", *output], said)
+    if command == "resolve":
+        auto = ["--set", "vary=null", "--set", "load={mean_rate: auto}"]
+        refused(tmp_path, [command, tmp_path / "s.yaml", *output, *auto], "load.mean_rate is auto", "a list of loads")
