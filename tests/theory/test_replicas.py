@@ -89,6 +89,7 @@ def _correlation(records: Records) -> float:
     return float(np.corrcoef(numbers)[0, 1])
 
 
+@pytest.mark.slow
 def test_round_robin_smooths_what_random_does_not() -> None:
     """Each third of Poisson arrivals is Erlang distributed, so each replica is an E_3/M/1, better than an M/M/1."""
     rate = 3 * 0.7 / SERVICE_NS

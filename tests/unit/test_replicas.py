@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pandas as pd
 import pytest
 
 from sim.attribution import attribute
+from sim.errors import ScenarioError
+from sim.point import resolve
 from sim.record import FINISHED
 from sim.results import REPLICAS, Results
 from sim.run import run_scenario
@@ -83,3 +86,79 @@ def test_three_replicas_serve_what_one_does_not(tmp_path: Path) -> None:
     alone, three = ran(tmp_path, ""), ran(tmp_path, LIKE)
     assert three.summary["ttft_p99_s"][0] < alone.summary["ttft_p99_s"][0] / 2
     assert three.summary["in_slo"][0] > alone.summary["in_slo"][0]
+
+
+SCALER = "kind: queue_per_replica, every: 1s, cold_start: 1s, scale_down_delay: 1s"
+WRONG = {
+    "none": ("{count: 0, router: random}", "count is 0. It must be from 1 to 10000"),
+    "no_router": ("{count: 2}", "router is missing, and 2 replicas need one"),
+    "unknown_router": ("{count: 2, router: least_token}", "Did you mean least_tokens?"),
+    "both": ("{count: 2, router: random, groups: {a: {count: 1}}}", "give either count"),
+    "neither": ("{router: random}", "give either count"),
+    "no_groups": ("{router: random, groups: {}}", "groups is empty"),
+    "unbounded": ("{count: 2, router: {kind: prefix_affinity, prefix_tokens: 8, load_factor: 1.0}}", "must be above 1"),
+    "stranger_fails": (
+        "{count: 2, router: random, lost: retry, failures: [{replica: 2, at: 1s, down_for: 1s}]}",
+        "replica 2 is to fail, and there are 2, numbered from 0",
+    ),
+    "fails_while_down": (
+        "{count: 1, lost: fail, failures: [{replica: 0, at: 1s, down_for: 5s}, {replica: 0, at: 3s, down_for: 1s}]}",
+        "replica 0 is to fail at 3 s, and is down until 6 s",
+    ),
+    "lost_unsaid": ("{count: 1, failures: [{replica: 0, at: 1s, down_for: 1s}]}", "lost says what becomes"),
+    "lost_for_nothing": ("{count: 1, lost: retry}", "lost says what becomes"),
+    "min_above_max": (f"{{count: 1, autoscaler: {{{SCALER}, above: 2, below: 1, min: 3, max: 2}}}}", "min 3 and max 2"),
+    "below_above": (
+        f"{{count: 1, autoscaler: {{{SCALER}, above: 1, below: 2, min: 1, max: 1}}}}",
+        "below 2 and above 1",
+    ),
+    "start_outside": (
+        f"{{count: 9, router: random, autoscaler: {{{SCALER}, above: 2, below: 1, min: 1, max: 3}}}}",
+        "count 9, the replicas at the start, must be from the autoscaler's min 1 to its max 3",
+    ),
+    "scaled_groups": (
+        f"{{groups: {{a: {{count: 1}}}}, autoscaler: {{{SCALER}, above: 2, below: 1, min: 1, max: 1}}}}",
+        "Write count instead of groups",
+    ),
+    "no_memory": ("{groups: {a: {count: 1, kv: {tokens: 4, block_size: 16}}}}", "must hold at least one block"),
+    "unknown_cost": ("{groups: {a: {count: 1, cost: h20}}}", "Did you mean h200?"),
+}
+
+
+@pytest.mark.parametrize(("replicas", "said"), WRONG.values(), ids=WRONG)
+def test_wrong_replicas_are_one_clear_line(tmp_path: Path, replicas: str, said: str) -> None:
+    """What is wrong, with the numbers, and where it stands."""
+    path = tmp_path / "some.yaml"
+    path.write_text(SCENARIO + f"replicas: {replicas}\n", encoding="utf-8")
+    with pytest.raises(ScenarioError, match=re.escape(said)) as raised:
+        load_scenario(str(path))
+    assert str(raised.value).startswith(f"{path}:17") and "\n" not in str(raised.value)
+
+
+def test_a_failure_after_the_end_is_refused(tmp_path: Path) -> None:
+    """It would silently not happen."""
+    with pytest.raises(ScenarioError, match="replica 0 is to fail at 40 s, and continuous at load 1, seed 0 ends at"):
+        ran(tmp_path, "replicas: {count: 1, lost: retry, failures: [{replica: 0, at: 40s, down_for: 1s}]}\n")
+
+
+def test_what_cannot_be_real_refuses_replicas(tmp_path: Path) -> None:
+    """live, validate and resolve run one engine."""
+    path = tmp_path / "some.yaml"
+    path.write_text(SCENARIO + LIKE, encoding="utf-8")
+    with pytest.raises(ScenarioError, match="replicas can only be simulated"):
+        resolve(load_scenario(str(path)))
+
+
+def test_group_metrics_hold_with_failures_and_a_scaler(tmp_path: Path) -> None:
+    """Every offered request is counted once; what was lost is counted beside; what is held costs."""
+    failing = "{count: 2, router: random, lost: retry, failures: [{replica: 1, at: 10s, down_for: 5s}]}"
+    results = ran(tmp_path, "replicas: " + failing + "\n")
+    point = results.points.iloc[0]
+    records, table = results.records("continuous", 1.0, 0), results.replicas()
+    assert table is not None and records.replicas is not None
+    assert point["submitted"] == len(records.requests) and point["uncompleted_share"] == 0
+    assert point["retries"] == len(records.replicas.lost) == table[table["seed"] == 0]["lost"].sum() > 0
+    assert point["replica_seconds"] == 2 * 18 and table["up_s"].tolist() == [18, 13, 18, 13]
+    scaled = "{count: 1, router: random, autoscaler: {" + SCALER + ", above: 1, below: 0.2, min: 1, max: 3}}"
+    point = ran(tmp_path, "replicas: " + scaled + "\n").points.iloc[0]
+    assert point["num_replicas_max"] == 3 and 1 < point["num_replicas_mean"] < 3
