@@ -24,7 +24,8 @@ def plan_text(tables: Tables, currency: str) -> str:
         if row["holds"] is False:
             needed = "" if row["replicas_needed"] is None else f"; it would take {row['replicas_needed']}"
             share = COLUMNS["attainment"].show(row["attainment"])
-            lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {share} within the SLO{needed}")
+            told = f"not held, {share} within the SLO{needed}"
+            lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {told}")
         elif row["holds"] is None:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
