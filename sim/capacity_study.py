@@ -176,7 +176,7 @@ def _axis(setup: Setup) -> tuple[Axis, float]:
     if scenario.load_name == "rate_scale":
         trace, rate = scenario.file.workload.trace, rate_of(setup)
         assert trace is not None and trace.rate_scale is not None, "checked by the load axis"
-        count = len(setup.workload(first, 0).columns()["sent_ns"]) / first
+        count = (setup.workload(first, 0).num_offered or 0) / first
         by = trace.rate_scale.by
         if by == "overlay":
             return Axis(1.0, whole=True), rate

@@ -196,7 +196,7 @@ class Results:
             own = points[points["policy"] == policy]
             its = own if len(own) else points  # policies may have loads of their own
             listed = {
-                name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in sorted(its[name].unique()))
+                name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in sorted(set(its[name])))
                 for name in ("policy", "load", "seed")
             }
             listed["policy"] = ", ".join(str(x) for x in points["policy"].unique())
@@ -249,8 +249,9 @@ def blocks_by_replica(results: Results, policy: str) -> list[int]:
     table = results.replicas()
     if table is None:
         return [num_blocks(results, policy)]
-    mine = table[table["policy"] == policy].drop_duplicates("replica").sort_values("replica")
-    return [int(blocks) for blocks in mine["num_blocks"]]
+    mine = table[table["policy"] == policy]
+    blocks = {int(replica): int(count) for replica, count in zip(mine["replica"], mine["num_blocks"], strict=True)}
+    return [blocks[replica] for replica in sorted(blocks)]
 
 
 def load_results(path: Path | str) -> Results:
@@ -315,8 +316,10 @@ def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
         if column == "unstable":
             frame[column] = frame[column].astype(str) == "True"
         elif column == "vary":  # numbers if all are; the policies that the key is not of have none
-            numbers = pd.to_numeric(frame[column].replace("", np.nan), errors="coerce")
-            frame[column] = numbers if (numbers.isna() == (frame[column].astype(str) == "")).all() else frame[column]
+            texts = frame[column].astype(str).tolist()
+            numbers = pd.Series(pd.to_numeric(frame[column].replace("", np.nan), errors="coerce"))
+            if [text == "" for text in texts] == numbers.isna().tolist():
+                frame[column] = numbers
         elif column not in _TEXT:
             frame[column] = pd.to_numeric(frame[column].replace("", np.nan))
     return frame

@@ -69,7 +69,7 @@ def long_form(name: str) -> dict[str, Any]:
 
 def build_cost(
     config: str | CostConfig, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None
-) -> Cost:
+) -> Roofline | Calibrated | Constant | Linear:
     """The cost that `config` asks for; a string is the short form, see `long_form`.
 
     ScenarioError if GPU or profile are not known, the model cannot be cut as asked, or is not that of the profile;

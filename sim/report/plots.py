@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def p99_vs_qps(results: Results, path: Path | str) -> None:
         below = height_inch(results) if has_lanes(results) else 0.0
         fig = figure(13.0, 7.6 + below)
         grid = fig.add_gridspec(2 + bool(below), len(LATENCIES), height_ratios=[3.2, 3.2, *([below] if below else [])])
-        axes = grid[:2, :].subgridspec(2, len(LATENCIES)).subplots(sharex=True)
+        axes: Any = grid[:2, :].subgridspec(2, len(LATENCIES)).subplots(sharex=True)
         if below:
             draw_lanes(fig.add_subplot(grid[2, :]), results)
         for column, (name, title) in enumerate(LATENCIES.items()):

@@ -141,8 +141,8 @@ def num_seeds(results: Results) -> int:
 
 def seeds_text(results: Results, load: float | None = None) -> str:
     """`3 seeds`, or `5–11 seeds` where points have different numbers; of one load where it is given."""
-    rows = results.summary if load is None else results.summary[results.summary["load"] == load]
-    counts = column(rows, "num_seeds")
+    counts = column(results.summary, "num_seeds")
+    counts = counts if load is None else counts[column(results.summary, "load") == load]
     counts = counts[counts > 0] if counts.any() else counts  # points that failed have none
     fewest, most = int(counts.min()), int(counts.max())
     return f"{fewest}–{most} seeds" if fewest < most else f"{most} seed{'s' if most != 1 else ''}"

@@ -56,7 +56,8 @@ class LoadConfig:
             raise ValueError("points is for an axis that is auto. The list has as many as it has")
         if self.points is not None and not MIN_AUTO_POINTS <= self.points <= MAX_AUTO_POINTS:
             raise ValueError(f"points is {self.points}. It must be from {MIN_AUTO_POINTS} to {MAX_AUTO_POINTS}")
-        if not self.is_auto and (list(given[0]) != sorted(set(given[0])) or given[0][0] <= 0):
+        values = () if self.is_auto else tuple(map(float, given[0]))
+        if list(values) != sorted(set(values)) or (values and values[0] <= 0):
             raise ValueError("the values must be above 0 and increase")
 
     @property
@@ -165,9 +166,9 @@ class ScenarioFile:
             raise ValueError(
                 f"vary names {key}, and there is no policy {path[1]}. There are {', '.join(self.policies)}."
             )
-        replaced = None if self.load is None else LOADED[self.load.axis[0]]
-        if key == replaced:
-            raise ValueError(f"vary names {key}, in whose place load.{self.load.axis[0]} stands. Drop one of them.")
+        axis = "" if self.load is None else self.load.axis[0]
+        if axis and key == LOADED[axis]:
+            raise ValueError(f"vary names {key}, in whose place load.{axis} stands. Drop one of them.")
         if not values:
             raise ValueError(f"vary names {key} without values. Give at least one.")
         for i, value in enumerate(values):
