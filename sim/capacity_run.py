@@ -193,11 +193,13 @@ def _merit(case: Case) -> tuple[float, float]:
 
 def _difference(one: PolicyCapacity, other: PolicyCapacity) -> Difference:
     """Of two capacities, with an interval from the seeds that both had."""
-    num_seeds = min(one.found.num_seeds, other.found.num_seeds)
+    num_seeds, mean = min(one.found.num_seeds, other.found.num_seeds), None
+    if one.found.load is not None and other.found.load is not None:
+        mean = one.found.load - other.found.load
+    if num_seeds < 2:
+        return Difference(mean, None, num_seeds, "one seed has no interval")
     found = paired(jackknife(one.case.book, num_seeds), jackknife(other.case.book, num_seeds))
-    if found.mean is None or one.found.load is None or other.found.load is None:
-        return found
-    return replace(found, mean=one.found.load - other.found.load)
+    return found if found.mean is None or mean is None else replace(found, mean=mean)
 
 
 # ---- reasons

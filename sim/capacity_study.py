@@ -224,7 +224,8 @@ def variant(case: Case, overrides: Sequence[str], start: float, effort: Effort =
 def ratio(found: Case, base: Case) -> float | None:
     """The capacity of one over that of another, both of the same few seeds. Above the highest load tried the least it
     can be; None where it has none at all."""
-    mine, theirs = capacity(found.book, QUICK.fewest), capacity(base.book, QUICK.fewest)
+    num_seeds = min(QUICK.fewest, found.effort.fewest, base.effort.fewest)
+    mine, theirs = capacity(found.book, num_seeds), capacity(base.book, num_seeds)
     load = mine.load if mine.load is not None else mine.low
     return None if load is None or theirs.load is None or found.failed else load / theirs.load
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,19 +129,25 @@ def _effort(study: CapacityStudy) -> str:
     """What a probe is, and what all of them took."""
     found = [p for policy in study.policies for p in probes(policy.case.book)]
     requests = [p.num_requests / p.num_seeds for p in found]
-    seeds = f"{min(p.num_seeds for p in found)} to {max(p.num_seeds for p in found)} seeds"
+    seeds = _from_to([p.num_seeds for p in found]) + (" seed" if max(p.num_seeds for p in found) == 1 else " seeds")
     runs = sum(p.num_seeds for p in found)
-    each = f"{number(min(requests))} to {number(max(requests))} requests"
+    each = f"{_from_to(requests)} requests"
     return f"a probe: {seeds} × {each}, as long as the scenario says; {len(found)} probes, {runs:,} simulations"
 
 
+def _from_to(values: Sequence[float]) -> str:
+    """`2 to 32`; one number where all are shown alike."""
+    return " to ".join(dict.fromkeys([number(min(values)), number(max(values))]))
+
+
 def _paired(found: Difference, study: CapacityStudy) -> str:
-    if found.mean is None or found.half_width is None:
+    if found.mean is None:
         return f"not known: {found.why}"
     sign = "+" if found.mean > 0 else "−" if found.mean < 0 else ""
-    digits = 2 if max(abs(found.mean), found.half_width) < 10 else 1
-    text = f"{sign}{abs(found.mean):.{digits}f} ± {found.half_width:.{digits}f} {unit(study)}"
-    return text + (" (no difference)" if found.is_none else "")
+    digits = 2 if max(abs(found.mean), found.half_width or 0.0) < 10 else 1
+    half = "" if found.half_width is None else f" ± {found.half_width:.{digits}f}"
+    remark = found.why or ("no difference" if found.is_none else "")
+    return f"{sign}{abs(found.mean):.{digits}f}{half} {unit(study)}" + (f" ({remark})" if remark else "")
 
 
 def _remarks(study: CapacityStudy) -> list[str]:
@@ -228,7 +235,7 @@ def _shares(shares: tuple[float | None, float | None]) -> str:
 
 
 def capacity_json(study: CapacityStudy) -> dict[str, Any]:
-    """Rows by policy, and all that the text says."""
+    """Rows by policy, and all that the text says. `misses_at` and `fails_below` are loads, as in probes.csv."""
     return {
         "scenario": study.scenario.name,
         "heading": heading(study.setup),
@@ -237,21 +244,26 @@ def capacity_json(study: CapacityStudy) -> dict[str, Any]:
         "requests_per_s_of_load_1": study.rate if study.scenario.load_name != "users" else None,
         "capacities": [_row(study, policy) for policy in study.policies],
         "differences": [
-            {"policy": one, "minus": other, "mean": d.mean, "half_width": d.half_width, "no_difference": d.is_none}
+            {"policy": one, "minus": other, "mean": _scaled(study, d.mean), "half_width": _scaled(study, d.half_width)}
+            | {"no_difference": d.is_none, "why": d.why}
             for one, other, d in study.differences
         ],
         "poisson": None if study.poisson is None else {"capacity": study.poisson.load, "why": study.poisson.why},
-        "changes": [{"change": c.what, "capacity": c.load, "why": c.why} for c in study.changes],
-        "compared_with_seeds": QUICK.fewest,
+        "changes": [{"change": c.what, "capacity": _scaled(study, c.load), "why": c.why} for c in study.changes],
+        "compared_with_seeds": min([QUICK.fewest, *(policy.case.effort.fewest for policy in study.policies)]),
         "cost_error": _error(study.error),
     }
+
+
+def _scaled(study: CapacityStudy, load: float | None) -> float | None:
+    """In requests/s, whatever the load axis; users stay users."""
+    return load if load is None or study.scenario.load_name == "users" else load * study.rate
 
 
 def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
     found, users = policy.found, study.scenario.load_name == "users"
     loads = {"capacity": found.load, "low": found.low, "high": found.high}
-    if not users:
-        loads = {k: None if v is None else v * study.rate for k, v in loads.items()}
+    loads = {name: _scaled(study, load) for name, load in loads.items()}
     return {
         "policy": policy.label,
         "label": policy.name,

@@ -151,18 +151,48 @@ def test_users_are_counted_whole(tmp_path):
     assert "capacity_rps" not in row
 
 
-def test_a_trace_is_searched_by_its_factor(tmp_path):
-    """Compressed, without anything random: one seed, no interval, and the rate beside the factor."""
+def _traced(folder):
+    """The scenario with a replayed trace, compressed, in place of drawn arrivals."""
     rows = [f"{50 * i},100,{2 + i % 11}" for i in range(400)]
-    (tmp_path / "my.csv").write_text("\n".join(["ts,in,out", *rows]))
+    (folder / "my.csv").write_text("\n".join(["ts,in,out", *rows]))
     trace = "{path: my.csv, columns: {arrival: ts, prompt: in, output: out}, time_unit: ms"
     text = changed(SCENARIO, "{kind: on_off, mean_rate: 20/s, on: 1s, off: 1s}", "{kind: trace}")
     start, end = text.index("  lengths:"), text.index("  output_cap")
     text = f"{text[:start]}  trace: {trace}, rate_scale: {{factor: 1, by: compress}}}}\n{text[end:]}"
-    text = changed(changed(text, "  duration: 10s\n", ""), "load: {mean_rate: [10/s, 20/s]}\n", "")
+    return changed(changed(text, "  duration: 10s\n", ""), "load: {mean_rate: [10/s, 20/s]}\n", "")
+
+
+def test_a_trace_is_searched_by_its_factor(tmp_path):
+    """Compressed, without anything random: one seed, no interval, and the rate beside the factor."""
+    text = _traced(tmp_path)
     result = _call(tmp_path, "--policy", "continuous", "--only-rates", text=text)
     assert result.exit_code == 0, result.stderr
     assert "× the trace" in result.stdout and "req/s" in result.stdout
     assert "! continuous: nothing here is random" in result.stdout
     refused = _call(tmp_path, text=text.replace(", rate_scale: {factor: 1, by: compress}", ""))
     assert refused.exit_code == 2 and "rate_scale={factor: 1, by: compress}" in refused.stderr
+
+
+def test_without_seeds_capacities_are_compared_all_the_same(tmp_path):
+    """One seed on both sides tells a difference, what the cost's error moves, and which change helps."""
+    text = changed(_traced(tmp_path), "cost: {kind: linear, base: 5ms, per_token: 20us}", "cost: h200")
+    result = _call(tmp_path, "--policy", "static", "--policy", "continuous", "--json", text=text)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    static, continuous = (row["capacity_rps"] for row in found["capacities"])
+    (difference,) = found["differences"]
+    assert difference["mean"] == pytest.approx(static - continuous) and difference["half_width"] is None
+    assert difference["why"] and found["compared_with_seeds"] == 1
+    for row in found["capacities"]:
+        faster, slower = row["cost_error_share"]
+        assert slower < 0 < faster
+    assert max(change["capacity"] or 0.0 for change in found["changes"]) > max(static, continuous)
+
+
+@pytest.mark.slow
+def test_fewer_seeds_than_comparisons_take_are_enough(tmp_path):
+    """With three seeds a probe the changes are compared by those three."""
+    result = _call(tmp_path, "--policy", "continuous", "--max-seeds", 3, "--precision", "20%", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["compared_with_seeds"] == 3 and any(change["capacity"] for change in found["changes"])
