@@ -50,4 +50,6 @@ def saturation_rps(records: Records) -> float:
     first, last = int(_FROM * len(done)), int(_TO * len(done))
     if len(done) < 10 or done[last] <= done[first]:
         raise ScenarioError(f"only {len(done)} requests completed under overload: no saturation can be told from them.")
-    return (last - first) * NS_PER_S / float(done[last] - done[first])
+    # Answers may come in whole batches: both ends are counted to the last that came at the same time.
+    count = np.diff(np.searchsorted(done, [done[first], done[last]], side="right"))[0]
+    return int(count) * NS_PER_S / float(done[last] - done[first])
