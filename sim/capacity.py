@@ -22,9 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student_t
 
-from sim.metrics import CONFIDENCE
+from sim.metrics import half_width
 
 DOWN = (0.8, 0.8, 0.8, 0.75, 0.7, 0.65, 0.55, 0.5, 0.4, 0.35, 0.3)  # of the load before: down to 2 ‰ of the start
 UP = (1.25, 1.25, 1.25, 1.5, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0)
@@ -115,8 +114,7 @@ class Probe:
         low = high = None
         if len(trials) > 1:  # of a ratio of means, by its linear part
             residuals = (margins - mean) * weights / weights.mean()
-            quantile = student_t.ppf((1 + CONFIDENCE) / 2, len(trials) - 1)
-            half = float(quantile * residuals.std(ddof=1) / math.sqrt(len(trials)))
+            half = half_width(residuals.tolist())
             lack = most - mean
             factor = math.exp(min(half / lack, _LARGEST)) if lack > 0 else 1.0
             low, high = most - lack * factor, most - lack / factor

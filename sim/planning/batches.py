@@ -17,8 +17,8 @@ BATCHES = 10
 
 def batch_attainments(
     folder: Path, slos: Mapping[str, Slo], window_ns: tuple[int, int], streams: bool, batches: int
-) -> list[tuple[float, float, dict[str, float | None]]]:
-    """For each stretch: the share within the SLO, the least margin over the classes, the share of each class.
+) -> list[tuple[float, float, dict[str, float | None], int]]:
+    """For each stretch: the share within the SLO, the least margin over the classes, the share of each class, requests.
 
     The stretches cut the sendings of the window into equal lengths of time. `slos` has the objective of every class, or
     of "" where there are none. A class absent from a stretch has no share in it.
@@ -44,7 +44,7 @@ def batch_attainments(
                 assert slo.share is not None, "plans take objectives of the per-request form"
                 margins.append(share - slo.share)
         if margins:
-            found.append((float(passed[mine].mean()), min(margins), by_class))
+            found.append((float(passed[mine].mean()), min(margins), by_class, int(mine.sum())))
     return found
 
 

@@ -49,13 +49,15 @@ class Interval:
     high: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
+    def of(cls, values: Sequence[float], weights: Sequence[float] | None = None) -> Interval:
+        """With `weights` the weighted mean, whose spread is that of a ratio of means by its linear part."""
         if not values:
             return cls(None, None, None)
-        mean = float(np.mean(values))
+        share = np.ones(len(values)) if weights is None else np.array(weights) / np.mean(weights)
+        mean = float(np.average(values, weights=share))
         if len(values) < 2:
             return cls(mean, None, None)
-        half = half_width(values)
+        half = half_width(((np.array(values) - mean) * share).tolist())
         return cls(mean, mean - half, mean + half)
 
 
@@ -63,12 +65,14 @@ class Interval:
 class Observed:
     """The shares of requests within the SLO in one seed, or in one stretch of the window: of all, and by class.
 
-    `margin` is the least share beyond what its objective asks for, over all objectives.
+    `margin` is the least share beyond what its objective asks for, over all objectives. `requests` is what counts it
+    more or less than others: how many a stretch has; 1 for each seed.
     """
 
     attainment: float
     margin: float
     by_class: dict[str, float | None]
+    requests: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,14 @@ class Probe:
     @cached_property
     def attainment(self) -> Interval:
         """The share of requests within the SLO. The interval may reach beyond 100 %."""
-        return Interval.of([one.attainment for one in self.observed])
+        return self._interval([one.attainment for one in self.observed])
 
     @cached_property
     def margin(self) -> Interval:
-        return Interval.of([one.margin for one in self.observed])
+        return self._interval([one.margin for one in self.observed])
+
+    def _interval(self, values: list[float]) -> Interval:
+        return Interval.of(values, [one.requests for one in self.observed])
 
     @property
     def met(self) -> bool:

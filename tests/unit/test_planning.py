@@ -101,9 +101,10 @@ def test_one_recording_is_judged_by_its_stretches(replay: Scenario, tmp_path: Pa
     window = (10**9, result["end_ns"])
     whole = batch_attainments(folder, {"": parse_slo(replay.file.slo)}, window, True, 1)
     assert 0 < result["values"]["in_slo"] < 1
-    assert whole == [
-        (pytest.approx(result["values"]["in_slo"]), pytest.approx(result["values"]["slo_margin"]), {"": whole[0][0]})
-    ]
+    share, margin = result["values"]["in_slo"], result["values"]["slo_margin"]
+    assert whole == [(pytest.approx(share), pytest.approx(margin), {"": whole[0][0]}, result["values"]["cohort"])]
+    assert len({one.requests for one in probe.observed}) > 1
+    assert (probe.attainment.mean, probe.margin.mean) == (pytest.approx(share), pytest.approx(margin))
 
 
 def test_a_plan_of_one_recording_ends(replay: Scenario, tmp_path: Path) -> None:
