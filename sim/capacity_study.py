@@ -35,6 +35,7 @@ FEWEST_REQUESTS = 50  # of a trial at the lowest load: with fewer there is no 99
 QUICK = Effort(pilot=4, fewest=4, most=4, near=True, narrow=True)
 """For comparisons with a capacity that is known: the same four seeds on both sides, so that luck cancels."""
 
+THINNED = 0.5  # of a trace: where it is looked whether seeds differ
 REASON_SEEDS = 3  # whose misses are explained
 AT_SHARE = 0.9  # of the capacity: where the engine's use is told
 
@@ -189,7 +190,9 @@ def _axis(setup: Setup) -> tuple[Axis, float]:
 
 def _is_random(setup: Setup) -> bool:
     """Whether seeds differ at all: a replayed trace has one set of requests."""
-    load = min(setup.scenario.loads, default=ANY_LOAD)
+    load, trace = min(setup.scenario.loads, default=ANY_LOAD), setup.scenario.file.workload.trace
+    if trace is not None and trace.rate_scale is not None and trace.rate_scale.by == "thin":
+        load *= THINNED  # all rows of a trace are the same for every seed, a part of them is not
     one, other = setup.workload(load, 0), setup.workload(load, 1)
     if not (isinstance(one, OpenWorkload) and isinstance(other, OpenWorkload)):
         return True

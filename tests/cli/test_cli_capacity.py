@@ -173,6 +173,17 @@ def test_a_trace_is_searched_by_its_factor(tmp_path):
     assert refused.exit_code == 2 and "rate_scale={factor: 1, by: compress}" in refused.stderr
 
 
+@pytest.mark.slow
+def test_a_thinned_trace_has_seeds(tmp_path):
+    """Every seed keeps other rows, though all rows are the same for each: several seeds, and an interval."""
+    text = changed(changed(_traced(tmp_path), "by: compress", "by: thin"), "batch_size: 4", "batch_size: 1")
+    options = ("--policy", "static", "--slo", "ttft<15ms @ 85%", "--only-rates", "--json", "--max-seeds", 3)
+    result = _call(tmp_path, *options, text=text)
+    assert result.exit_code == 0, result.stderr
+    (row,) = json.loads(result.stdout)["capacities"]
+    assert row["seeds"] == 3 and row["probes"] > 1 and row["low"] < row["capacity_rps"] < row["high"] <= 20
+
+
 def test_without_seeds_capacities_are_compared_all_the_same(tmp_path):
     """One seed on both sides tells a difference, what the cost's error moves, and which change helps."""
     text = changed(_traced(tmp_path), "cost: {kind: linear, base: 5ms, per_token: 20us}", "cost: h200")
