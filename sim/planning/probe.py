@@ -105,6 +105,12 @@ class Probe:
         """Whether the lower end of the interval meets every objective."""
         return self.complete and self.margin.low is not None and self.margin.low >= 0
 
+    @property
+    def verdict(self) -> bool | None:
+        """Whether the group holds; None where only the first seed was looked at, and met every objective."""
+        undecided = not self.complete and not any(one.margin < 0 for one in self.observed)
+        return None if undecided else self.met
+
     def of_class(self, name: str) -> Interval | None:
         """As `attainment`, of one class; None where a seed has no request of it."""
         values = [one.by_class[name] for one in self.observed]

@@ -423,7 +423,7 @@ def _probe(planned: Planned, probe: Probe) -> Row:
         "cost_factor": change.cost_factor,
         "seeds": probe.seeds,
         "requests": sum(result["values"]["cohort"] for result in probe.results),
-        "holds": probe.met,
+        "holds": probe.verdict,
         **_interval("attainment", probe),
         "margin_low": probe.margin.low,
         "failed": probe.failed,

@@ -43,10 +43,10 @@ def _svg(fig: Figure) -> str:
 
 
 def _planned(tables: Tables) -> list[Row]:
-    """The probes of the traffic that is planned for, unchanged."""
+    """The probes of the traffic that is planned for, unchanged, that were decided."""
     unchanged: dict[str, Any] = {"traffic": 1.0, "dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
     rows = [row for row in tables["probes"] if all(row[name] == value for name, value in unchanged.items())]
-    return [row for row in rows if row["attainment"] is not None]
+    return [row for row in rows if row["attainment"] is not None and row["holds"] is not None]
 
 
 def _look(tables: Tables) -> dict[tuple[str, str], tuple[str, str]]:
