@@ -25,7 +25,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
     file, made = scenario.file, provenance()
     rows: list[tuple[str, str]] = [
         ("traffic", _told_traffic(planned)),
-        ("busiest window", demand.window),
+        ("busiest window", demand.window + demand.about),
         ("before the window", f"{minutes(file.workload.warmup)} of the traffic, simulated and not counted"
          if file.workload.warmup else "nothing: the engines start empty"),
         ("after the window", f"requests open {minutes(file.workload.drain)} after it are missed"

@@ -52,9 +52,9 @@ class Part:
 class Demand:
     """The traffic of a scenario's plan.
 
-    `peak` is the load of its busiest window on the load axis, growth included; `window` names that window. `parts`
-    make up one round of the traffic, which the month repeats; one part where all hours are alike. `output_tokens` is
-    the mean of a request where a trace tells it before anything is run.
+    `peak` is the load of its busiest window on the load axis, growth included; `window` names that window, `about` says
+    more of it. `parts` make up one round of the traffic, which the month repeats; one part where all hours are alike.
+    `output_tokens` is the mean of a request where a trace tells it before anything is run.
     """
 
     scenario: Scenario
@@ -62,6 +62,7 @@ class Demand:
     peak: float
     window: str
     parts: tuple[Part, ...]
+    about: str = ""
     slice_ns: tuple[int, int] | None = None
     output_tokens: float | None = None
 
@@ -204,7 +205,8 @@ def _traced(scenario: Scenario, plan: PlanConfig, factor: float) -> Demand:
         scenario=scenario,
         plan=plan,
         peak=factor,
-        window=f"{_clock(ends[0])} to {_clock(ends[1])} after the trace's start, the most tokens ({copies})",
+        window=f"{_clock(ends[0])} to {_clock(ends[1])} after the trace's start",
+        about=f", which has the most tokens; {copies}",
         parts=parts,
         slice_ns=(ends[0] - workload.warmup, ends[1]),
         output_tokens=_mean_output(rows, inside, workload.output_cap),

@@ -234,7 +234,7 @@ def _traffic(planned: Planned) -> list[Row]:
                 "attainment": float(np.interp(part.share_of_peak, loads, shares))
                 if part.share_of_peak <= loads[-1]
                 else None,
-                "replicas_enough": max(1, math.ceil(group.replicas * part.share_of_peak - 1e-9)),
+                "replicas_enough": _enough(planned, group, part.share_of_peak),
                 "cost_per_hour": hourly,
                 "cost_per_1m_output_tokens": hourly / (tokens / MILLION) if tokens else None,
             }
@@ -242,8 +242,15 @@ def _traffic(planned: Planned) -> list[Row]:
     return rows
 
 
+def _enough(planned: Planned, group: Group, share: float) -> int:
+    """Replicas for a share of the peak, at most at the load a replica that the recommended group was shown to hold."""
+    assert planned.best is not None, "asked where something holds"
+    most = max((p.ask.change.traffic for p in planned.headroom.get(planned.best, []) if p.met), default=1.0)
+    return max(1, math.ceil(group.replicas * share / most - 1e-9))
+
+
 def _growth(planned: Planned) -> list[Row]:
-    """Replicas by month: the last is simulated, the others have the load per replica that it has."""
+    """Replicas by month: the last is simulated, the others follow from the load a replica that was shown to hold."""
     plan = planned.demand.plan
     if planned.best is None or plan.growth.months == 0:
         return []
@@ -253,14 +260,15 @@ def _growth(planned: Planned) -> list[Row]:
     rows = []
     for month in range(plan.growth.months + 1):
         share = (1 + plan.growth.per_month) ** (month - plan.growth.months)
-        replicas = max(1, math.ceil(group.replicas * share - 1e-9))
+        last = month == plan.growth.months
+        replicas = group.replicas if last else _enough(planned, group, share)
         rows.append(
             {
                 "month": month,
                 "peak_rps": (held.mean("offered_rps") or 0.0) * share,
                 "replicas": replicas,
                 "cost_per_month": cost_per_month(plan.gpus[group.gpu], replicas),
-                "how": "simulated" if month == plan.growth.months else "as many requests a replica as the last",
+                "how": "simulated" if last else "no more traffic a replica than was shown to hold",
             }
         )
     return rows

@@ -124,7 +124,9 @@ COLUMNS: dict[str, Column] = {
     "peak_rps": Column("requests/s at the peak", number),
     "share_of_peak": Column("of the peak", share, "requests a second over those of the busiest window"),
     "replicas_enough": Column(
-        "replicas enough", number, "as many as keep a replica's load at or below that of the busiest window"
+        "replicas enough",
+        number,
+        "as many as keep a replica's traffic at or below the most that was shown to hold; few share bursts less well",
     ),
     "month": Column("month", number),
     "how": Column("how known"),

@@ -182,6 +182,6 @@ def _traffic(tables: Tables, currency: str) -> Figure:
     low = min(value for _, value in known)
     right.set_ylim(min(low - 0.2, 99.0), 100.05)
     step = max(1, len(rows) // 6)
-    bottom.set_xticks(x[::step], [str(row["part"]).split("-")[0] for row in rows][::step])
+    bottom.set_xticks(x[::step], [str(row["part"])[: len("00:00")] for row in rows][::step])
     bottom.set_xlabel("from")
     return fig
