@@ -134,14 +134,18 @@ class Fleet:
         return True
 
     def drain(self, engine: Engine) -> bool:
-        """Whether no arrival will come to `engine` until it acts itself."""
+        """Whether no arrival will come to `engine` until it acts itself.
+
+        Where answers cause arrivals, engines that have work and do not sleep may still bring some.
+        """
         if engine.slot.state == DRAINING:
             return True
         clients = self.clients
         if clients.streams or clients.pending or clients.held:
             return False
-        now_ns = self.env.now
-        return not self.feeds_back or all(e.busy_until_ns <= now_ns for e in self._engines if e.alive and e != engine)
+        return not self.feeds_back or not any(
+            other.alive and other.wake is None and other.core.has_work for other in self._engines if other is not engine
+        )
 
     def rouse_undrained(self) -> None:
         """Wakes engines that went to sleep waiting for arrivals, where by now none will come."""
@@ -168,6 +172,7 @@ class Fleet:
         yield Phase(self.env, CONTROL)
         heappop(self.control_ns)
         act()
+        self.rouse_undrained()
 
     def _become(self, slot: Slot, state: str, now_ns: int) -> None:
         if slot.state and now_ns > slot.since_ns:
@@ -206,6 +211,7 @@ class Fleet:
         if slot.engine is not None:
             slot.engine.alive, slot.engine = False, None
         self._become(slot, "", int(self.env.now))
+        self.rouse_undrained()
 
     # ---- the scaler
 

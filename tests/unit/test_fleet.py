@@ -14,6 +14,7 @@ from sim.fleet import FleetRun, simulate_fleet
 from sim.fleet_plan import BusyScaler, Failure, FleetPlan, QueueScaler, ReplicaSpan
 from sim.frames import lost_frame, requests_frame, states_frame, steps_frame, to_records
 from sim.kv import CountingKV
+from sim.policies.static import Static, StaticConfig
 from sim.replica_records import by_engine
 from sim.routing import (
     LeastTokens,
@@ -29,7 +30,7 @@ from sim.routing import (
 )
 from sim.story import Stories
 from sim.tokens import TokenIds
-from sim.types import Arrival, Request
+from sim.types import Arrival, PolicyContext, Request
 from tests.unit.engine import Outcome, Requests, arrival, engine, outcomes, vllm
 
 
@@ -161,6 +162,34 @@ def test_a_scaler_by_busy_share_sees_only_the_time_since_its_last_look() -> None
     busy = BusyScaler(above=0.6, below=0.3, every=50, min=1, max=2, cold_start=10, scale_down_delay=60)
     found = run(FleetPlan(1, scaler=busy), arrival(0, 0, output=10), until_ns=1000)
     assert found.spans[1:] == (ReplicaSpan(1, "starting", 50, 60), ReplicaSpan(1, "up", 60, 250))
+
+
+SOON = {"cold_start": 1, "scale_down_delay": 0}
+
+
+@pytest.mark.parametrize(
+    ("plan", "begins_ns"),
+    [
+        (
+            FleetPlan(
+                2, scaler=QueueScaler(above=5, below=1, every=50, min=1, max=2, cold_start=1, scale_down_delay=0)
+            ),
+            100,
+        ),
+        (FleetPlan(2, (Failure(1, 50, 500),), "fail"), 50),
+    ],
+    ids=["removed", "failed"],
+)
+def test_who_waits_for_a_full_batch_is_woken_when_the_last_other_replica_goes(plan: FleetPlan, begins_ns: int) -> None:
+    """Request 4 waits on replica 0 for a second one, which answers of replica 1 might still bring; then nobody can."""
+
+    def new_engine(replica: int) -> EngineCore:
+        return engine(Static(StaticConfig(batch_size=2), PolicyContext(CountingKV(100, 4), 1_000)))
+
+    arrivals = [arrival(i, 0, output=2 if i % 2 == 0 else 10) for i in range(4)]
+    workload = Requests(*arrivals, arrival(4, 5, output=2))
+    found = simulate_fleet(new_engine, RoundRobin(RoundRobinConfig(), 0), plan, workload, feeds_back=True)
+    assert outcomes(found.records)[4] == Outcome("finished", "", begins_ns, begins_ns + 10, *(begins_ns + 20,) * 2, 2)
 
 
 # ---- routers
