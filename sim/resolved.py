@@ -31,7 +31,7 @@ from sim.workload.predictors import PredictorConfig, build_predictor
 from sim.workload.table import HashIds, TraceRows
 
 FORMAT = "batchsim-resolved"
-VERSION = 2
+VERSION = 3
 
 _ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
 _METHODS = ("add", "cancel", "schedule", "repeat", "complete")

@@ -267,33 +267,39 @@ def load_results(path: Path | str) -> Results:
             raise ScenarioError(f"{folder}: holds no results. Give the folder that `batchsim run` printed.")
         folder = runs[-1].parent
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        dtypes: Any = dict.fromkeys(_TEXT, "str")
-        frames = [
-            _numbers(pd.read_csv(folder / f"{name}.csv", dtype=dtypes, keep_default_na=False))
-            for name in ("summary", "points")
-        ]
-        if not all({"policy", "load"} <= set(frame) for frame in frames):
-            raise ValueError("summary.csv or points.csv is another table")
-        other = other_version(manifest)
-        if missing := [name for name in _NEEDED if name not in manifest]:
-            raise ScenarioError(
-                f"{folder}: manifest.json has no {', '.join(missing)}: another version of batchsim wrote it"
-                f"{f' ({other})' if other else ''}. Run the scenario again."
-            )
-    except ScenarioError:
-        raise
+        manifest, summary, points = _files(folder)
     except OSError as error:
         file = error.filename or folder
         raise ScenarioError(f"{file}: cannot be read: {error.strerror}. Run the scenario again.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ScenarioError(f"{folder}: cannot be read: {error!r}. Run the scenario again.") from None
+    other = other_version(manifest)
+    if missing := [name for name in _NEEDED if name not in manifest]:
+        raise ScenarioError(
+            f"{folder}: manifest.json has no {', '.join(missing)}: another version of batchsim wrote it"
+            f"{f' ({other})' if other else ''}. Run the scenario again."
+        )
     if other:
         warnings.warn(
             f"{folder}: made by another version ({other}): run the scenario again for results of this one.",
             stacklevel=2,
         )
-    return Results(folder, frames[0], frames[1], manifest, manifest["scenario"])
+    return Results(folder, summary, points, manifest, manifest["scenario"])
+
+
+def _files(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
+    """manifest.json, summary.csv and points.csv; ValueError if one of them holds something else."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict):
+        raise ValueError("manifest.json holds no keys")
+    dtypes: Any = dict.fromkeys(_TEXT, "str")
+    summary, points = (
+        _numbers(pd.read_csv(folder / f"{name}.csv", dtype=dtypes, keep_default_na=False))
+        for name in ("summary", "points")
+    )
+    if not all({"policy", "load"} <= set(frame) for frame in (summary, points)):
+        raise ValueError("summary.csv or points.csv is another table")
+    return manifest, summary, points
 
 
 def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def dig(value: Any, path: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        ("version", 0, "version 0, this batchsim reads 2"),
+        ("version", 0, "version 0, this batchsim reads 3"),
         ("format", "other", "not a resolved scenario"),
         ("seeds", "2", "seeds is '2', expected int"),
         ("seeds", True, "seeds is True, expected int"),
