@@ -16,6 +16,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+from sim.errors import BatchsimError
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -125,7 +127,8 @@ def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
         try:
             outcome = None, function(task)
         except Exception as error:
-            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+            if not isinstance(error, BatchsimError):  # those say in a line what is wrong with the input
+                error.add_note(f"in a worker process:\n{traceback.format_exc()}")
             outcome = error, None
         pipe.send(outcome)
 

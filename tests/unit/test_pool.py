@@ -54,6 +54,7 @@ def test_a_task_killed_for_others_memory_succeeds_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_a_task_raises_is_raised_here(jobs: int) -> None:
-    """An error ends the whole, as itself, from a worker too."""
-    with pytest.raises(ScenarioError, match="two: is wrong"):
+    """An error ends the whole, as itself, from a worker too; what is wrong with the input comes without a traceback."""
+    with pytest.raises(ScenarioError, match="two: is wrong") as caught:
         list(run_all(refuse_two, [1, 2, 3, 4], jobs))
+    assert not getattr(caught.value, "__notes__", [])
