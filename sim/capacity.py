@@ -284,7 +284,10 @@ def capacity(book: Book, num_seeds: int | None = None, *, without: int | None = 
         _crossing([(p.load, p.margin if value is None else value, p.grows) for p, value in values], most)
         for values in ([(p, p.margin) for p in found], [(p, p.low) for p in found], [(p, p.high) for p in found])
     )
-    return Capacity(middle, found[0].load if least is None else least, largest, False, num_seeds, failing)
+    least = found[0].load if least is None else least
+    if high.grows and high.margin >= 0 and largest is not None:  # the queue alone fails, somewhere between the two
+        least, largest = min(least, low.load), max(largest, high.load)
+    return Capacity(middle, least, largest, False, num_seeds, failing)
 
 
 def _crossing(points: Sequence[tuple[float, float, bool]], most: float) -> float | None:

@@ -33,7 +33,7 @@ from sim.keep import objective_text
 from sim.paired import Difference, paired
 from sim.point import Setup
 from sim.scenario import Scenario
-from sim.slo import parse_slo
+from sim.slo import NOT_ALL, parse_slo
 from sim.sweep import Sweep
 from sim.units import format_duration
 
@@ -125,8 +125,7 @@ def find_capacities(
     effort = effort or Effort()
     scenario = with_load(scenario)
     labels = _chosen(scenario, policies)
-    with scenario.at("slo"):
-        parse_slo(scenario.file.slo)
+    _check_objectives(scenario)
     setup = Setup.of(scenario)
     sweep.hold()
     found = [PolicyCapacity(case, _found(case)) for case in _search(setup, labels, sweep, effort)]
@@ -142,6 +141,16 @@ def find_capacities(
     if extras:
         _vary(study, sweep)
     return study
+
+
+def _check_objectives(scenario: Scenario) -> None:
+    """ScenarioError where the objective, or that of a class, cannot be shown to hold."""
+    classes = scenario.file.workload.classes.items()
+    own = {f"workload.classes.{name}.slo": traffic.slo for name, traffic in classes if traffic.slo is not None}
+    for name, text in {"slo": scenario.file.slo, **own}.items():
+        with scenario.at(name.partition(".")[0]):
+            if parse_slo(text).share == 1:
+                raise ScenarioError(f"{name} '{text}': {NOT_ALL}")
 
 
 def _error_of(setup: Setup) -> CostError | None:

@@ -102,6 +102,10 @@ class Bound:
         return f"{name}{'<=' if self.inclusive else '<'}{format_duration(self.limit_ns).replace(' ', '')}"
 
 
+NOT_ALL = "no number of requests shows that none ever misses. Write a share below 100%, like 99.9%."
+"""What is wrong with an objective of 100 % where it is to hold for requests that were not simulated."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slo:
     """Bounds of one form. `share` of the requests must keep all of them jointly; None: bounds on the population."""

@@ -192,11 +192,15 @@ def _saturation(study: CapacityStudy) -> list[str]:
         return []
     rate = best.found.load * study.rate
     kept = rate / best.case.saturation
-    lines = [f"saturation of {best.name} {number(best.case.saturation)} req/s: the SLO leaves {kept:.0%} of it"]
+    leaves = f"the SLO leaves {kept:.0%} of it" if kept <= 1 else "less than the capacity"
+    lines = [f"saturation of {best.name} {number(best.case.saturation)} req/s: {leaves}"]
     if study.poisson is not None:
         told = study.poisson.why if study.poisson.load is None else f"{number(study.poisson.load)} req/s"
         lines[0] += f"; as Poisson arrivals: {told}"
-    return [lines[0].replace("%", " %")]
+    if kept > 1:
+        told = "at its capacity the queue grows, which runs are too short to show. Lengthen workload.duration"
+        lines.append(f"! {best.name}: {told}")
+    return [line.replace("%", " %") for line in lines]
 
 
 def _changes(study: CapacityStudy) -> list[str]:

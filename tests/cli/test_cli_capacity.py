@@ -105,6 +105,7 @@ def test_every_probe_is_kept(study):
             "slo 'ttft<200 @ 95%', column 6: '200' has no known",
         ),
         (["--slo", "soon"], "ttft<500ms & tpot<50ms @ 99%"),
+        (["--slo", "ttft<1s @ 100%"], "slo 'ttft<1s @ 100%': no number of requests shows that none ever misses"),
         (["--precision", "3"], "--precision: '3' is not a share"),
         (["--set", "workload.arrivals={kind: all_at_once}", "--set", "load=null"], "all requests arrive at once"),
     ],

@@ -88,9 +88,10 @@ def test_a_lower_load_that_fails_is_found():
 
 
 def test_a_queue_that_grows_fails_whatever_the_margin():
-    """The capacity lies between the last stable load and the first that is not."""
+    """The capacity lies between the last stable load and the first that is not: no more than that is known of it."""
     found = capacity(run(lambda load, _: 0.01, grows=lambda load: load > 7.0))
     assert found.load == pytest.approx(7.0, rel=0.03)
+    assert found.low <= 7.0 < found.high and found.high / found.low <= Effort().width
 
 
 def test_whole_loads_are_tried_as_whole_ones():
