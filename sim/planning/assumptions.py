@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from sim.cost import Calibrated
@@ -31,10 +32,11 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("after the window", f"requests open {minutes(file.workload.drain)} after it are missed"
          if file.workload.drain else "every request runs to its end"),
         ("objective", f"{file.slo}; each class its own where it has one; every request offered counts"),
-        ("holds", "the lower end of the 95 % interval of the requests within the SLO meets it, for every class"),
+        ("holds", "the lower end of the 95 % interval of the requests within the SLO meets it, for every class; it is never"
+         " above what as many requests without a miss would show"),
         ("interval", _told_interval(planned)),
-        ("router", f"{json.dumps(plan.router) if isinstance(plan.router, dict) else plan.router}; it takes no time and"
-         " never fails"),
+        ("router", f"{', '.join(f'{name} {value}' for name, value in asdict(plan.router).items())}; it takes no time"
+         " and never fails"),
         ("replicas", "alike, each an engine of its own, all simulated together; at most"
          f" {plan.max_replicas} of a kind; none fails unless said"),
         ("measured at", measured_at(planned.book.setup(Ask(planned.groups[0])))),

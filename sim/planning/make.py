@@ -20,7 +20,7 @@ from sim.pool import Killed, run_all
 from sim.saturation import overloaded, saturation_rps
 from sim.scenario import Scenario, changed
 from sim.simulate import simulate
-from sim.slo import parse_slo
+from sim.slo import NOT_ALL, parse_slo
 from sim.sweep import Progress, Sweep
 from sim.workload.open_loop import OpenWorkload
 
@@ -123,6 +123,8 @@ def _check(demand: Demand) -> None:
                     f"{name} '{text}' bounds percentiles, and a plan counts requests. Write the form"
                     " 'ttft<1s & tpot<50ms @ 99%'."
                 )
+            if parse_slo(text).share == 1:
+                raise ScenarioError(f"{name} '{text}': {NOT_ALL}")
     by_seed = demand.slice_ns is None or (demand.copies(PLANNED) or 0) >= 2
     if by_seed and scenario.file.seeds < 2:
         raise ScenarioError(f"{scenario.source}: seeds is {scenario.file.seeds}, and one has no interval. Write 3.")

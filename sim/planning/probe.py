@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sim.errors import CalibrationError, ScenarioError
 from sim.failed import Failed
-from sim.metrics import half_width
+from sim.metrics import CONFIDENCE, half_width
 from sim.planning.batches import BATCHES, batch_attainments
 from sim.planning.demand import ONE_COPY, Change, Demand
 from sim.point import Setup
@@ -49,8 +50,14 @@ class Interval:
     high: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float], weights: Sequence[float] | None = None) -> Interval:
-        """With `weights` the weighted mean, whose spread is that of a ratio of means by its linear part."""
+    def of(
+        cls, values: Sequence[float], weights: Sequence[float] | None = None, num_requests: float | None = None
+    ) -> Interval:
+        """With `weights` the weighted mean, whose spread is that of a ratio of means by its linear part.
+
+        Where values are shares of `num_requests` requests in all, the lower end is never above what as many without a
+        miss show: values that are all alike have no spread, and prove no more than that.
+        """
         if not values:
             return cls(None, None, None)
         share = np.ones(len(values)) if weights is None else np.array(weights) / np.mean(weights)
@@ -58,7 +65,13 @@ class Interval:
         if len(values) < 2:
             return cls(mean, None, None)
         half = half_width(((np.array(values) - mean) * share).tolist())
-        return cls(mean, mean - half, mean + half)
+        below = half if num_requests is None else max(half, unseen(num_requests))
+        return cls(mean, mean - below, mean + half)
+
+
+def unseen(num_requests: float) -> float:
+    """The share that may miss, at 95 %, though none of so many requests did. Source: Clopper and Pearson 1934."""
+    return 1 - ((1 - CONFIDENCE) / 2) ** (1 / num_requests)
 
 
 @dataclass(frozen=True)
@@ -98,12 +111,22 @@ class Probe:
         return self._interval([one.margin for one in self.observed])
 
     def _interval(self, values: list[float]) -> Interval:
-        return Interval.of(values, [one.requests for one in self.observed])
+        return Interval.of(values, [one.requests for one in self.observed], self.num_requests)
+
+    @property
+    def num_requests(self) -> float:
+        """Those that were measured, over all seeds."""
+        return sum(result["values"]["cohort"] for result in self.results)
 
     @property
     def met(self) -> bool:
         """Whether the lower end of the interval meets every objective."""
         return self.complete and self.margin.low is not None and self.margin.low >= 0
+
+    @property
+    def missed(self) -> bool:
+        """Whether an objective was missed on the mean, not just not shown to be met; or nothing could be simulated."""
+        return bool(self.failed) or (self.margin.mean is not None and self.margin.mean < 0)
 
     @property
     def verdict(self) -> bool | None:
@@ -145,20 +168,29 @@ class Book:
 
     def setup(self, ask: Ask) -> Setup:
         """The scenario of an Ask. ScenarioError where its GPU, policy and memory do not go together."""
-        plan, group = self.demand.plan, ask.group
-        offer = plan.gpus[group.gpu]
-        texts = [
-            f"cost={_flow(self.demand.scenario.plain['plan']['gpus'][group.gpu]['cost'])}",
-            *self.demand.overrides(ask.change),
-        ]
+        group, written = ask.group, self.demand.scenario.plain["plan"]
+        offer = self.demand.plan.gpus[group.gpu]
+        texts = [f"cost={_flow(written['gpus'][group.gpu]['cost'])}", *self.demand.overrides(ask.change)]
         if group.replicas > 1:
-            texts.append(f"replicas={{count: {group.replicas}, router: {_flow(plan.router)}}}")
+            texts.append(f"replicas={{count: {group.replicas}, router: {_flow(written['router'])}}}")
         if offer.kv_tokens is not None:
             texts.append(f"kv.tokens={offer.kv_tokens}")
         key = tuple(texts)
         if key not in self._setups:
-            self._setups[key] = Setup.of(changed(self.demand.scenario, key))
+            self._setups[key] = self._new_setup(group.gpu, key)
         return self._setups[key]
+
+    def _new_setup(self, gpu: str, texts: Sequence[str]) -> Setup:
+        scenario = self.demand.scenario
+        try:
+            return Setup.of(changed(scenario, texts))
+        except (ScenarioError, CalibrationError) as error:
+            told = str(error)
+            for text in texts:  # nobody wrote them
+                told = told.removeprefix(f"--set {text}: ")
+            hint = " Here that is kv_tokens of that GPU." if "kv: tokens" in told else ""
+            where = scenario.places.get("plan", scenario.source)
+            raise type(error)(f"{where}: plan.gpus.{gpu}: {told}{hint}") from None
 
     def seeds(self, change: Change) -> tuple[int, ...]:
         """The seeds that decide: all of the scenario, or one where copies of a trace are too few to differ by seed."""

@@ -85,7 +85,7 @@ def smallest(
         if per_replica is not None:
             light = replace(change, traffic=change.traffic * LIGHT * per_replica)
             alone = yield from whole(book, Ask(with_replicas(start, 1), light))
-            if not alone.met:
+            if alone.missed:
                 return Found(None, None, book.probe(ask(high)), alone)
         low = high
         while True:

@@ -98,7 +98,7 @@ def why_not(planned: Planned, index: int) -> str:
     found, limit = planned.found[index], planned.demand.plan.max_replicas
     assert found.fails is not None, "a search that found nothing tried something"
     tried = found.fails.ask.group.replicas
-    if found.alone is None or found.alone.met:
+    if found.alone is None or not found.alone.missed:
         return f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}"
     alone = found.alone
     lost = {reason: n for result in alone.results for reason, n in result["reasons"].get("rejected", {}).items()}
@@ -175,7 +175,10 @@ def _what_if(planned: Planned) -> list[Row]:
                 answer = planned.changed[index, name]
                 probe = planned.book.probe(Ask(group, change))
                 needed = _replicas(answer) if isinstance(answer, Found) else None
-                rows.append(_what_if_row(group, name, probe, needed))
+                row = _what_if_row(group, name, probe, needed)
+                if isinstance(answer, Found) and needed is None and not row["note"]:
+                    row["note"] = f"none of up to {planned.demand.plan.max_replicas} holds"
+                rows.append(row)
         if fails is not None:
             rows.append(_what_if_row(group, ONE_DOWN, fails, group.replicas + 1))
     return rows
@@ -395,7 +398,7 @@ def _recommendation(planned: Planned) -> list[Row]:
             "gpu": group.gpu,
             "policy": group.policy,
             "replicas": group.replicas,
-            "router": plan.router if isinstance(plan.router, str) else plan.router.get("kind", ""),
+            "router": plan.router.kind,
             "cost_per_month": month,
             "next_cost_per_month": min(others, default=None),
             "slo": _objective(planned),
@@ -430,7 +433,7 @@ def _probe(planned: Planned, probe: Probe) -> Row:
         "classes": " ".join(change.classes),
         "cost_factor": change.cost_factor,
         "seeds": probe.seeds,
-        "requests": sum(result["values"]["cohort"] for result in probe.results),
+        "requests": probe.num_requests,
         "holds": probe.verdict,
         **_interval("attainment", probe),
         "margin_low": probe.margin.low,

@@ -137,9 +137,10 @@ def _lengthen_cost(document: Document) -> None:
                 owner["cost"] = long_form(cost)
             except ScenarioError as error:
                 raise ScenarioError(f"{document.where((*path, 'cost'))}: {error}") from None
-    replicas = document.value.get("replicas")
-    if isinstance(replicas, dict) and isinstance(replicas.get("router"), str):
-        replicas["router"] = {"kind": replicas["router"]}
+    for key in ("replicas", "plan"):
+        block = document.value.get(key)
+        if isinstance(block, dict) and isinstance(block.get("router"), str):
+            block["router"] = {"kind": block["router"]}
 
 
 def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:

@@ -6,6 +6,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
+from sim.routing import (
+    LeastTokensConfig,
+    PrefixAffinityConfig,
+    RandomConfig,
+    RoundRobinConfig,
+    ShortestQueueConfig,
+)
 from sim.units import NS_PER_S, Duration, PricePerHour, Rate, Share, format_duration
 from sim.workload.config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 from sim.workload.tagged import ByKind
@@ -110,7 +117,9 @@ class PlanConfig:
     target: Target
     gpus: dict[str, GpuOffer]
     currency: str
-    router: str | dict[str, Any]
+    router: Annotated[
+        RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig, ByKind()
+    ]
     max_replicas: int
     window: Duration = DEFAULT_WINDOW_NS
     growth: Growth = field(default_factory=lambda: Growth(0.0, 0))

@@ -13,7 +13,7 @@ from sim.planning.batches import batch_attainments
 from sim.planning.demand import Change, demand_of
 from sim.planning.make import make_plan
 from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tokens_per_month, watts
-from sim.planning.probe import Ask, Book, Group
+from sim.planning.probe import Ask, Book, Group, Interval
 from sim.planning.search import ONE_SEED_DECIDES
 from sim.point import Setup
 from sim.scenario import Scenario, load_scenario
@@ -125,6 +125,26 @@ def test_one_seed_below_the_objective_decides() -> None:
             assert values.mean() - half_width(values) < 0
         equal = np.array([-1e-9] + [1.0] * (count - 1))
         assert equal.mean() - half_width(equal) < 0
+
+
+def test_few_requests_without_a_miss_show_little() -> None:
+    """Seeds that are all alike have no spread; the lower end is then that of as many requests, none of which missed."""
+    few, many = (Interval.of([1.0, 1.0, 1.0], num_requests=count) for count in (100, 100_000))
+    assert few.mean == 1.0 and few.low == pytest.approx(1 - 0.0362, abs=1e-4)
+    assert many.low == pytest.approx(1 - 3.69e-5, abs=1e-6)
+    spread = [0.99, 0.97, 0.98]
+    assert Interval.of(spread, num_requests=100_000) == Interval.of(spread)
+
+
+def test_what_a_gpu_lacks_is_said_of_the_plan(replay: Scenario, tmp_path: Path) -> None:
+    """Not of the scenarios that the plan makes of it, which nobody wrote."""
+    without = Path(replay.source).read_text().replace(", kv_tokens: 16000", "")
+    Path(replay.source).write_text(without)
+    with pytest.raises(
+        ScenarioError, match=r"s\.yaml:\d+: plan\.gpus\.one: cost linear .* kv_tokens of that GPU"
+    ) as caught:
+        make_plan(load_scenario(replay.source), out=tmp_path)
+    assert "--set" not in str(caught.value)
 
 
 def test_money_is_price_times_time(replay: Scenario) -> None:

@@ -171,5 +171,9 @@ def _uncertainty(tables: Tables, index: int) -> Sentence:
     if ("cost model", "replicas") not in mine:
         return [*told, "; step times are stated, so that no error of theirs is known"]
     told += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
-    told += [of("cost model", "step_time", "high"), " would take ", of("cost model", "replicas", "low"), " to "]
-    return [*told, of("cost model", "replicas", "high"), " replicas"]
+    replicas = tables["sureness"][mine["cost model", "replicas"]]
+    low, high = (
+        "more than max_replicas" if replicas[end] is None else of("cost model", "replicas", end)
+        for end in ("low", "high")
+    )
+    return [*told, of("cost model", "step_time", "high"), " would take ", low, " to ", high, " replicas"]

@@ -22,7 +22,8 @@ def plan_text(tables: Tables, currency: str) -> str:
             lines.append(f"{head}none: {row['why_not']}")
     for row in tables.get("what_if", []):
         if row["holds"] is False:
-            needed = "" if row["replicas_needed"] is None else f"; it would take {row['replicas_needed']}"
+            needed = f"; {row['note']}" if row["note"] else ""
+            needed = needed if row["replicas_needed"] is None else f"; it would take {row['replicas_needed']}"
             share = COLUMNS["attainment"].show(row["attainment"])
             told = f"not held, {share} within the SLO{needed}"
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {told}")
