@@ -22,7 +22,7 @@ from sim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from sim.cost.roofline import HostCost
 from sim.cost.work import chunk_rows
 from sim.model import ModelSpec
-from sim.periods import REGIONS, regions
+from sim.validation.periods import REGIONS, regions
 
 Floats = NDArray[np.float64]
 

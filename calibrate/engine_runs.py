@@ -21,10 +21,10 @@ from calibrate.plan import Limits
 from calibrate.runner import ModelRunner
 from calibrate.session import settled_memory
 from sim.core import EngineCore
-from sim.kv import TableKV
+from sim.kv.blocks import TableKV
 from sim.live import WallClock, live
-from sim.periods import periods_ns
 from sim.record import Recorder
+from sim.validation.periods import periods_ns
 
 COLUMNS = (
     "num_decode",

@@ -21,7 +21,7 @@ from calibrate.sampling import GREEDY, Sampling
 from calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence
 from sim.decode import DecodeGroup
 from sim.errors import CalibrationError, PolicyError
-from sim.kv import BlockTables
+from sim.kv.blocks import BlockTables
 from sim.tokens import output_stream
 from sim.types import Batch, Sequence, StepResult
 

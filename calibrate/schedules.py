@@ -15,7 +15,7 @@ import numpy as np
 from calibrate.plan import Limits, Point
 from sim.core import EngineCore, SimExecutor
 from sim.cost import Linear
-from sim.kv import TableKV
+from sim.kv.blocks import TableKV
 from sim.live import VirtualClock, live
 from sim.policies.continuous import Continuous, ContinuousConfig
 from sim.policies.static import Static, StaticConfig

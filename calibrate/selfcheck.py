@@ -18,7 +18,7 @@ from calibrate.prompts import RandomPrompts
 from calibrate.runner import ModelRunner, build_runner
 from sim.core import EngineCore
 from sim.errors import CalibrationError
-from sim.kv import TableKV
+from sim.kv.blocks import TableKV
 from sim.live import VirtualClock, live
 from sim.model import ModelSpec
 from sim.policies.preemptive import Preemptive, PreemptiveConfig

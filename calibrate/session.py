@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import CalibrationError, ScenarioError
-from sim.kv_choice import new_kv
+from sim.kv.choice import new_kv
 from sim.live import INTERRUPTED, VirtualClock, WallClock, live
 from sim.plain import to_plain
 from sim.record import Records

@@ -18,12 +18,12 @@ from calibrate.runner import ModelRunner, build_runner
 from calibrate.selfcheck import selfcheck
 from calibrate.sentinel import Sentinel
 from calibrate.session import graphs_of, predict, run_live
+from sim.capacity.saturation import overloaded, saturation_rps
 from sim.cost.calibrated import Calibrated
 from sim.cost.profile import Profile, load_profile
 from sim.errors import CalibrationError, ExecutorError
 from sim.live import INTERRUPTED, lag_verdict
 from sim.resolved import Resolved, ResolvedPolicy
-from sim.saturation import overloaded, saturation_rps
 
 _TALK_S = 20.0  # between two lines on how far a calibration is
 _SMALLER_POOL = 0.97  # of the measured KV blocks, where all of them do not fit

@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.capacity_run import find_capacities
+    from sim.capacity.run import find_capacities
+    from sim.curves.precision import Precision
     from sim.planning.plan import plan_tables
-    from sim.precision import Precision
     from sim.report.capacity import capacity_picture, capacity_text
     from sim.report.causes import causes as misses
     from sim.report.causes import causes_picture as misses_picture
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from sim.report.plots import p99_vs_qps
     from sim.report.story import story as life
     from sim.report.story import story_text as life_text
-    from sim.results import Results, load_results
+    from sim.results.read import Results, load_results
     from sim.run import run_scenario
     from sim.scenario import load_scenario
-    from sim.sweep import Sweep
+    from sim.sweep.points import Sweep
 
 _HOME = {
-    "Precision": "sim.precision",
-    "Results": "sim.results",
-    "Sweep": "sim.sweep",
+    "Precision": "sim.curves.precision",
+    "Results": "sim.results.read",
+    "Sweep": "sim.sweep.points",
     "capacity_picture": "sim.report.capacity",
     "capacity_text": "sim.report.capacity",
-    "find_capacities": "sim.capacity_run",
+    "find_capacities": "sim.capacity.run",
     "latency_cdf": "sim.report.closeup",
     "life": "sim.report.story:story",
     "life_text": "sim.report.story:story_text",
-    "load_results": "sim.results",
+    "load_results": "sim.results.read",
     "load_scenario": "sim.scenario",
     "misses": "sim.report.causes:causes",
     "misses_picture": "sim.report.causes:causes_picture",

@@ -9,14 +9,14 @@ from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost import Calibrated, Cost, RooflineConfig, Scaled, build_cost
 from sim.errors import CalibrationError, ScenarioError
-from sim.fleet import simulate_fleet
-from sim.fleet_plan import ReplicaSpan
-from sim.kv import KVBlockManager
-from sim.kv_choice import new_kv
+from sim.fleet.drive import simulate_fleet
+from sim.fleet.plan import ReplicaSpan
+from sim.fleet.routing import ROUTERS
+from sim.kv.blocks import KVBlockManager
+from sim.kv.choice import new_kv
 from sim.model import GpuSpec, KvBudget, ModelSpec, derive_kv
 from sim.record import Records
 from sim.resolved import Resolved, ResolvedPolicy
-from sim.routing import ROUTERS
 from sim.scenario import Point, PolicySpec, Scenario
 from sim.scenario.replicas import ReplicasConfig
 from sim.simulate import simulate

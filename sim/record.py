@@ -118,7 +118,7 @@ class Records:
 
     `requests` is sorted by request id, `steps` by start; `states` is in the order in which things happened.
     `details` maps a rejection's reason to the numbers of its first case, and the reason of a cut run to what failed.
-    `replicas` says whose rows these are where several engines wrote them; see `sim.replica_records`.
+    `replicas` says whose rows these are where several engines wrote them; see `sim.fleet.records`.
     """
 
     requests: NDArray[np.void]

@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.core import EngineCore
 from sim.errors import ScenarioError
-from sim.kv import KVBlockManager
+from sim.kv.blocks import KVBlockManager
 from sim.model import ModelSpec
 from sim.plain import fields_from_plain, from_plain, to_plain
 from sim.policies import POLICIES

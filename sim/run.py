@@ -1,4 +1,4 @@
-"""Runs all points of a scenario and keeps their results; `sim.results` says where and reads them again."""
+"""Runs all points of a scenario and keeps their results; `sim.results.read` says where and reads them again."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.auto import find_loads
-from sim.failed import Failed
-from sim.keep import keep_run
-from sim.lines import Line, lines_of, same_requests
+from sim.curves.auto import find_loads
+from sim.curves.lines import Line, lines_of, same_requests
+from sim.curves.precision import Precision, check_metric, refine
+from sim.metrics.slo import parse_slo
 from sim.point import Setup
-from sim.precision import Precision, check_metric, refine
-from sim.results import Results
+from sim.results.keep import keep_run
+from sim.results.read import Results
 from sim.scenario import Scenario
-from sim.slo import parse_slo
-from sim.sweep import Progress, Sweep, writing
+from sim.sweep.failed import Failed
+from sim.sweep.points import Progress, Sweep, writing
 
 ANY_LOAD = 1.0
 """Of any axis: one user, a request a second, the trace as it is."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sim.decode import DecodeGroup
-    from sim.kv import KVBlockManager
+    from sim.kv.blocks import KVBlockManager
     from sim.tokens import TokenIds
 
 

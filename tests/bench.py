@@ -31,15 +31,15 @@ import simpy
 from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost import build_cost
-from sim.frames import write_tables
-from sim.kv_choice import new_kv
+from sim.kv.choice import new_kv
 from sim.model import derive_kv
 from sim.point import Setup
 from sim.policies import POLICIES
 from sim.record import Recorder, Records
+from sim.results.frames import write_tables
 from sim.scenario import load_scenario
 from sim.simulate import simulate
-from sim.sweep import Sweep
+from sim.sweep.points import Sweep
 from sim.types import Arrival, PolicyContext, Request, Workload
 from sim.workload.build import build_workload
 from sim.workload.config import TraceArrivals, WorkloadConfig

@@ -49,42 +49,35 @@ SIDE = 9
 ROWS = (
     _row(0, "sim.errors sim.units sim.types sim.tokens sim.decode sim.plain", pure=True),
     _row(0, "scenarios"),  # data only
-    _row(1, "sim.model sim.catalog sim.kv sim.block_keys sim.free_queue sim.prefix_cache", pure=True),
-    _row(1.5, "sim.radix_cache sim.radix_tokens sim.radix_tree sim.reuse_tree", pure=True),
-    _row(2, "sim.kv_choice", pure=True),
+    _row(1, "sim.model sim.catalog sim.kv.*", pure=True),
     _row(2, "sim.policies.*", pure=True),
     _row(2, "sim.cost.*", "numpy"),
     _row(2, "sim.workload.*", "numpy", inside="pyarrow"),  # Parquet traces
-    _row(2.2, "sim.replica_records", "numpy", pure=True),
-    _row(2, "sim.routing sim.fleet_plan", pure=True),
-    _row(3, "sim.core", pure=True),
+    _row(2, "sim.fleet sim.fleet.routing sim.fleet.plan", pure=True),
     _row(2, "sim.record", "numpy", pure=True),  # of floor 3, but below core, which writes it
+    _row(2.2, "sim.fleet.records", "numpy", pure=True),
     _row(2.5, "sim.journal", pure=True),
+    _row(3, "sim.core", pure=True),
     _row(3.2, "sim.resolved", "numpy", pure=True),  # a scenario without pydantic and yaml
-    _row(3.4, "sim.saturation", "numpy", pure=True),
-    _row(3.4, "sim.periods", "numpy", pure=True),
-    _row(4, "sim.simulate sim.fleet sim.fleet_clients sim.fleet_engine", "simpy", pure=True),
+    _row(3.4, "sim.capacity sim.capacity.saturation sim.validation sim.validation.periods", "numpy", pure=True),
+    _row(4, "sim.simulate sim.fleet.drive sim.fleet.clients sim.fleet.engine", "simpy", pure=True),
     _row(4, "sim.live sim.load"),
     _row(
         5,
-        "sim.metrics sim.slo sim.inputs sim.lives sim.attribution sim.causes sim.audit sim.story sim.gaps sim.kpis"
-        " sim.stability sim.capacity sim.paired sim.warmup sim.curve sim.replica_table",
+        "sim.metrics.* sim.explain sim.explain.lives sim.explain.attribution sim.explain.causes sim.explain.audit"
+        " sim.explain.story sim.curves sim.curves.landmarks sim.capacity.search sim.fleet.table",
         "numpy pandas scipy",
     ),
-    _row(5, "sim.frames", "numpy pandas pyarrow"),
+    _row(5, "sim.results sim.results.frames", "numpy pandas pyarrow"),
     _row(5, "sim.scenario.*", "numpy pydantic pydantic_core yaml"),
     _row(
         6,
-        "sim.point sim.point_files sim.failed sim.folder_lock sim.pool sim.ray_pool sim.run sim.keep sim.results"
-        " sim.precision sim.live_results sim.provenance sim.sweep sim.capacity_study sim.capacity_run"
-        " sim.capacity_keep sim.plan sim.conform.* sim.validation"
-        " sim.validation_plan sim.step_error sim.divergence sim.load_shift sim.verdicts sim.counterfactual sim.lines"
-        " sim.auto sim.fleet_inputs",
+        "sim.point sim.run sim.results.* sim.sweep.* sim.curves.* sim.capacity.* sim.validation.*"
+        " sim.explain.counterfactual sim.fleet.inputs sim.conform.*",
         "numpy pandas pyarrow",
-        inside="ray",  # sim.ray_pool
+        inside="ray",  # sim.sweep.ray_pool
     ),
-    _row(6.5, "sim.claims.*", "numpy pandas"),
-    _row(6.5, "sim.planning.*", "numpy pandas"),
+    _row(6.5, "sim.claims.* sim.planning.*", "numpy pandas"),
     _row(7, "sim.report.*", "numpy pandas matplotlib jinja2"),
     _row(8, "sim", lazy=True),  # the public names, fetched when asked for: a GPU box has neither pandas nor simpy
     _row(8, "sim.cli.*", "typer rich", lazy=True),
@@ -113,7 +106,7 @@ def row_of(module: str) -> Row | None:
 
 
 def module_of(path: Path) -> str:
-    """`sim/kv.py` as `sim.kv`, `sim/cost/__init__.py` as `sim.cost`."""
+    """`sim/kv/blocks.py` as `sim.kv.blocks`, `sim/cost/__init__.py` as `sim.cost`."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -231,17 +224,17 @@ def _missing(text: str) -> list[str]:
 
 
 WRONG = {
-    "upwards": ("sim.kv", "from sim.core import EngineCore", "floor 3 is not below floor 1"),
-    "upwards_by_name": ("sim.kv", "from sim import core", "floor 3 is not below floor 1"),
-    "upwards_inside": ("sim.kv", "def f():\n    import sim.run", "floor 6 is not below floor 1"),
+    "upwards": ("sim.kv.blocks", "from sim.core import EngineCore", "floor 3 is not below floor 1"),
+    "upwards_by_name": ("sim.kv.blocks", "from sim import core", "floor 3 is not below floor 1"),
+    "upwards_inside": ("sim.kv.blocks", "def f():\n    import sim.run", "floor 6 is not below floor 1"),
     "sideways": ("sim.policies.static", "import sim.cost.roofline", "floor 2 is not below floor 2"),
     "drivers": ("sim.live", "from sim.simulate import simulate", "floor 4 is not below floor 4"),
-    "package_root": ("sim.metrics", "import sim", "floor 8 is not below floor 5"),
+    "package_root": ("sim.metrics.measure", "import sim", "floor 8 is not below floor 5"),
     "numpy_below": ("sim.decode", "import numpy as np", "numpy is not allowed on floor 0"),
     "numpy_in_core": ("sim.core", "import numpy", "numpy is not allowed on floor 3"),
-    "pydantic": ("sim.metrics", "from pydantic import BaseModel", "pydantic is not allowed on floor 5"),
+    "pydantic": ("sim.metrics.measure", "from pydantic import BaseModel", "pydantic is not allowed on floor 5"),
     "yaml": ("sim.run", "import yaml", "yaml is not allowed on floor 6"),
-    "plots": ("sim.metrics", "import matplotlib.pyplot", "matplotlib is not allowed"),
+    "plots": ("sim.metrics.measure", "import matplotlib.pyplot", "matplotlib is not allowed"),
     "unknown": ("sim.cost.roofline", "import sklearn", "sklearn is not allowed"),
     "clock": ("sim.policies.dynamic", "import time", "time is not for a pure file"),
     "chance": ("sim.policies.systems.vllm", "from random import Random", "random is not for a pure file"),
@@ -252,14 +245,14 @@ WRONG = {
     "calibrate": ("sim.run", "def f():\n    import calibrate.fit", "only cli may import calibrate"),
     "calibrate_early": ("sim.cli", "from calibrate import fit", "only inside a command"),
     "heavy_cli": ("sim.cli", "from sim.run import run", "heavy imports stand inside"),
-    "heavy_root": ("sim", "from sim.metrics import summary", "heavy imports stand inside"),
+    "heavy_root": ("sim", "from sim.metrics.measure import summary", "heavy imports stand inside"),
     "heavy_parquet": ("sim.workload.traces.read", "import pyarrow", "only inside a function"),
     "box": ("calibrate.measure", "from sim.scenario import load", "calibrate may import floors 0 to 3"),
-    "relative": ("sim.kv", "from .types import Sequence", "full name"),
+    "relative": ("sim.kv.blocks", "from .types import Sequence", "full name"),
     "stranger": ("sim.helpers", "", "is in no row"),
     "to_stranger": ("sim.run", "import sim.helpers", "is in no row"),
-    "in_a_branch": ("sim.kv", "try:\n    import numpy\nexcept ImportError:\n    pass", "numpy is not allowed"),
-    "not_for_checkers": ("sim.kv", "if TYPE_CHECKING:\n    pass\nelse:\n    import numpy", "numpy is not allowed"),
+    "in_a_branch": ("sim.kv.blocks", "try:\n    import numpy\nexcept ImportError:\n    pass", "numpy is not allowed"),
+    "not_for_checkers": ("sim.model", "if TYPE_CHECKING:\n    pass\nelse:\n    import numpy", "numpy is not allowed"),
 }
 
 
@@ -272,7 +265,7 @@ def test_each_rule_can_complain(module: str, source: str, complaint: str) -> Non
 
 RIGHT = {
     "downwards": ("sim.core", "from sim.errors import SchedulerStalled\nimport heapq"),
-    "for_checkers": ("sim.types", "if TYPE_CHECKING:\n    from sim.kv import CountingKV"),
+    "for_checkers": ("sim.types", "if TYPE_CHECKING:\n    from sim.kv.blocks import CountingKV"),
     "own_row": ("sim.policies.dynamic", "from sim.policies.rectangle import pad"),
     "live_clock": ("sim.live", "import time"),
     "command": ("sim.cli", "import typer\ndef f():\n    from sim.run import run\n    import calibrate.fit"),
@@ -289,4 +282,4 @@ def test_what_is_allowed_draws_no_complaint(module: str, source: str) -> None:
 def test_a_long_file_and_a_missing_path_are_noticed() -> None:
     """The two rules that do not look at imports can fail as well."""
     assert _too_long("x\n" * (MAX_LINES + 1)) == 1
-    assert _missing("see `sim/nowhere.py`, sim/kv.py and tests/unit.") == ["sim/nowhere.py"]
+    assert _missing("see `sim/nowhere.py`, sim/kv/blocks.py and tests/unit.") == ["sim/nowhere.py"]

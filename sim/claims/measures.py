@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.results import Results
+from sim.results.read import Results
 from sim.units import NS_PER_S, format_duration, parse_duration_ns
 
 LATENCY_BOUND_S = 0.1

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sim.claims.measures import Values
 from sim.errors import ScenarioError
-from sim.results import Results
+from sim.results.read import Results
 from sim.run import Progress, run_scenario
 from sim.scenario import load_scenario
 

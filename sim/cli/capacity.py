@@ -51,12 +51,12 @@ def capacity(
     """
     from dataclasses import replace
 
-    from sim.capacity import Effort
-    from sim.capacity_keep import keep_capacity
-    from sim.capacity_run import find_capacities
+    from sim.capacity.keep import keep_capacity
+    from sim.capacity.run import find_capacities
+    from sim.capacity.search import Effort
     from sim.report.capacity import capacity_json, capacity_picture, capacity_text
     from sim.report.tables import fit
-    from sim.sweep import Sweep
+    from sim.sweep.points import Sweep
     from sim.units import parse_share
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
     from sim.scenario import Scenario
 
 P = ParamSpec("P")
@@ -101,7 +101,7 @@ def where_points_run(jobs: int | None, executor: str, address: str | None) -> di
 
 def read_results(path: Path) -> Results:
     """`load_results`, with what it warns of as a line on stderr."""
-    from sim.results import load_results
+    from sim.results.read import load_results
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -11,7 +11,7 @@ from sim.cli.common import JsonOption, check_replaceable, one_line_errors, print
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 PICTURE = "slo_causes.png"
 
@@ -131,9 +131,9 @@ def _slo(
 def _counterfactual(
     results: Results, policies: list[str], load: float, seed: int, changes: list[str], traces: list[Path], as_json: bool
 ) -> None:
-    from sim.counterfactual import check_changes, counterfactual
+    from sim.explain.counterfactual import check_changes, counterfactual
     from sim.report.counterfactual import counterfactual_data, counterfactual_text
-    from sim.results import varied
+    from sim.results.read import varied
 
     named = check_changes(changes)
     labels = {str(name): (varied(results, name) or {"policy": name})["policy"] for name in results.points["policy"]}
@@ -155,7 +155,7 @@ def _counterfactual(
 
 
 def _audit(results: Results, policies: list[str], load: float, seed: int, path: Path) -> None:
-    from sim.audit import FIRST_BYTES, audit_log
+    from sim.explain.audit import FIRST_BYTES, audit_log
 
     live = bool(results.manifest.get("live"))
     count = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sim.model import ModelSpec
     from sim.point import Setup
     from sim.resolved import Resolved, ResolvedPolicy
-    from sim.results import Results
+    from sim.results.read import Results
     from sim.scenario import Point, Scenario
 
 INTERRUPTED_EXIT = 130
@@ -60,8 +60,8 @@ def live(
     from calibrate.sampling import Sampling
     from calibrate.session import run_live
     from sim.live import lag_verdict
-    from sim.live_results import keep_live
     from sim.point import Setup
+    from sim.results.live import keep_live
     from sim.run import check_inputs
     from sim.scenario import Point
 
@@ -105,10 +105,10 @@ def live(
 def _say(results: Results, as_json: bool) -> None:
     """Prints the run, and exits with 1 or 130 where it was cut or does not count."""
     from sim.live import INTERRUPTED
-    from sim.live_results import live_lines
     from sim.report.layout import fit
     from sim.report.plots import write_pictures
     from sim.report.tables import report
+    from sim.results.live import live_lines
 
     run = results.manifest["live"]
     lines = [fit(line) for line in live_lines(results)]

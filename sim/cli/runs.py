@@ -20,8 +20,8 @@ from sim.cli.common import (
 from sim.errors import BatchsimError, ScenarioError
 
 if TYPE_CHECKING:
-    from sim.precision import Precision
-    from sim.results import Results
+    from sim.curves.precision import Precision
+    from sim.results.read import Results
 
 
 @one_line_errors
@@ -57,18 +57,18 @@ def run(
     {max_num_seqs: 64, max_num_batched_tokens: 4096}}'; batchsim run chat --precision 5% --metric e2e_mean_s;
     batchsim run chat --executor ray --address 10.0.0.4:6379
     """
-    from sim.pool import start_early
+    from sim.sweep.pool import start_early
 
     where = where_points_run(jobs, executor, address)
     if where["jobs"] > 1 and not where["ray"]:
-        start_early("sim.sweep")  # beside our own imports
-    from sim.failed import Failed, points_failed
+        start_early("sim.sweep.points")  # beside our own imports
     from sim.report.layout import fit
     from sim.report.plots import write_pictures
     from sim.report.tables import report
     from sim.run import run_scenario
     from sim.scenario import load_scenario
-    from sim.sweep import writing
+    from sim.sweep.failed import Failed, points_failed
+    from sim.sweep.points import writing
 
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
     if load is not None and load not in loaded.loads and not loaded.auto:
@@ -103,7 +103,7 @@ def run(
 
 def _precision(share: str | None, metric: str | None, max_seeds: int | None) -> Precision | None:
     """What the three options ask for; ScenarioError if they do not make sense."""
-    from sim.precision import MAX_SEEDS, METRIC, Precision
+    from sim.curves.precision import MAX_SEEDS, METRIC, Precision
     from sim.units import parse_share
 
     if share is None:

@@ -13,7 +13,7 @@ from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
     from sim.record import Records
-    from sim.results import Results
+    from sim.results.read import Results
 
 
 @one_line_errors
@@ -36,7 +36,7 @@ def timeline(
     from sim.report.reading import check_load, load_to_show
     from sim.report.step_terms import step_terms
     from sim.report.timeline import FIRST_BYTES, timeline_events, write_timeline
-    from sim.results import blocks_by_replica, scenario_of
+    from sim.results.read import blocks_by_replica, scenario_of
     from sim.units import parse_duration_ns
 
     loaded = read_results(results)
@@ -75,7 +75,7 @@ def timeline(
 
 def _lives(results: Results, records: Records, replica: int | None) -> list[Records]:
     """The records of the replica asked for, from each of its starts to its end; of one engine, those of the run."""
-    from sim.replica_records import by_engine
+    from sim.fleet.records import by_engine
 
     if records.replicas is None:
         if replica is not None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from calibrate.session import LiveResult
     from sim.point import Setup
     from sim.resolved import ResolvedPolicy
-    from sim.validation import Case, Played
-    from sim.validation_plan import PlannedPoint
+    from sim.validation.compare import Case, Played
+    from sim.validation.plan import PlannedPoint
 
 
 @one_line_errors
@@ -51,8 +51,8 @@ def validate(
     --at 50%,80%,95%; batchsim validate chat --from campaign/
     """
     from sim.point import Setup
-    from sim.validation import Case
-    from sim.validation_plan import check_profile, parse_loads, parse_shares, plan
+    from sim.validation.compare import Case
+    from sim.validation.plan import check_profile, parse_loads, parse_shares, plan
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
@@ -89,7 +89,7 @@ def _make_folder(folder: Path) -> None:
 def _saturations(case: Case, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
     """The saturation of every policy by name. One that has none is an error where it is needed, else said and left
     out."""
-    from sim.validation_plan import saturations
+    from sim.validation.plan import saturations
 
     found: dict[str, float] = {}
     for policy in policies:
@@ -110,7 +110,7 @@ def _with_share(point: PlannedPoint, saturation_rps: dict[str, float]) -> Planne
 def _saved(case: Case, folder: Path, policies: Sequence[str]) -> tuple[Case, list[PlannedPoint], list[list[Played]]]:
     """The points of the live runs in `folder`, and the runs of each."""
     from calibrate.session import load_result
-    from sim.validation_plan import PlannedPoint, sort_saved
+    from sim.validation.plan import PlannedPoint, sort_saved
 
     files = sorted(folder.glob("*.npz"))
     if not files:
@@ -133,7 +133,7 @@ def _live(
     from calibrate.session import run_live, step_limits
     from sim.cost import Calibrated
     from sim.live import INTERRUPTED
-    from sim.validation import void
+    from sim.validation.compare import void
 
     graphs = prepare_machine(setup, device)
     resolved = case.resolved
@@ -194,13 +194,13 @@ def _finish(
     json_file: Path | None,
 ) -> None:
     """Judges every point, writes the files and prints the report."""
-    from sim.keep import heading
-    from sim.provenance import provenance, write_text
     from sim.report.validation import Validation, to_json
     from sim.report.validation_plots import write_pictures
     from sim.report.validation_text import markdown, report
-    from sim.validation import judge
-    from sim.verdicts import BOUNDS
+    from sim.results.keep import heading
+    from sim.results.provenance import provenance, write_text
+    from sim.validation.compare import judge
+    from sim.validation.verdicts import BOUNDS
 
     made_live = runs[0][0].made
     on = f"live on {made_live['device']}: " + ", ".join(

@@ -9,7 +9,7 @@ from typing import Any
 from sim.conform.recording import BadRecording, Recording
 from sim.core import EngineCore, SimExecutor
 from sim.errors import ScenarioError
-from sim.kv_choice import new_kv
+from sim.kv.choice import new_kv
 from sim.load import Traffic, VirtualClock
 from sim.policies import POLICIES
 from sim.record import BLOCKED, PREEMPTED, Recorder

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from sim.cost import Calibrated
-from sim.keep import measured_at
 from sim.planning.batches import BATCHES
 from sim.planning.demand import minutes
 from sim.planning.make import CURVE, Planned
 from sim.planning.money import HOURS_A_MONTH, watts
 from sim.planning.probe import PLANNED, Ask
 from sim.planning.search import FIRST_GUESS, LIGHT
-from sim.provenance import provenance
+from sim.results.keep import measured_at
+from sim.results.provenance import provenance
 
 _ENERGY = "joules a step of its profile, while steps run; idle power is left out"
 

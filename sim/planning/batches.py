@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.frames import read_table
-from sim.slo import Slo
+from sim.metrics.slo import Slo
+from sim.results.frames import read_table
 
 BATCHES = 10
 """Stretches of equal length. Of a 20-minute window each lasts two minutes: longer than nearly every request."""
@@ -49,7 +49,7 @@ def batch_attainments(
 
 
 def _passed(table: object, slos: Mapping[str, Slo], streams: bool) -> np.ndarray:
-    """Which requests meet their objective, by the definitions of `sim.metrics`."""
+    """Which requests meet their objective, by the definitions of `sim.metrics.measure`."""
     column = {name: np.asarray(table[name].astype("float64").fillna(np.nan)) for name in _COLUMNS}  # type: ignore[index]
     finished = np.asarray(table["outcome"].astype(str) == "finished")  # type: ignore[index]
     ttft = column["first_delivery_ns"] - column["sent_ns"]

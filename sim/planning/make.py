@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sim.capacity.saturation import overloaded, saturation_rps
 from sim.core import SimExecutor
 from sim.cost import ProfileConfig
 from sim.cost.error import CostError
 from sim.errors import BatchsimError, ScenarioError
+from sim.metrics.slo import NOT_ALL, parse_slo
 from sim.planning.demand import Change, Demand, can_disperse, demand_of
 from sim.planning.money import cost_per_month
 from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, drive
 from sim.planning.search import Found, first_guess, headroom, judge, smallest, whole
 from sim.point import Setup
-from sim.pool import Killed, run_all
-from sim.saturation import overloaded, saturation_rps
 from sim.scenario import Scenario, changed
 from sim.simulate import simulate
-from sim.slo import NOT_ALL, parse_slo
-from sim.sweep import Progress, Sweep
+from sim.sweep.points import Progress, Sweep
+from sim.sweep.pool import Killed, run_all
 from sim.workload.open_loop import OpenWorkload
 
 WHAT_IFS = {

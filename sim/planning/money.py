@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.frames import read_table
+from sim.results.frames import read_table
 from sim.scenario.plan import GpuOffer
 from sim.units import NS_PER_S
 

@@ -8,7 +8,7 @@ from sim.planning.assumptions import assumptions
 from sim.planning.make import make_plan
 from sim.planning.tables import Tables, tables_of
 from sim.scenario import Scenario
-from sim.sweep import Progress
+from sim.sweep.points import Progress
 
 
 def plan_tables(

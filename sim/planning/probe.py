@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sim.errors import CalibrationError, ScenarioError
-from sim.failed import Failed
-from sim.metrics import CONFIDENCE, half_width
+from sim.metrics.measure import CONFIDENCE, half_width
+from sim.metrics.slo import parse_slo
 from sim.planning.batches import BATCHES, batch_attainments
 from sim.planning.demand import ONE_COPY, Change, Demand
 from sim.point import Setup
 from sim.scenario import Point, changed
-from sim.slo import parse_slo
-from sim.sweep import Sweep
+from sim.sweep.failed import Failed
+from sim.sweep.points import Sweep
 
 T = TypeVar("T")
 PLANNED = Change()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sim.cost import Calibrated
+from sim.metrics.slo import parse_slo
 from sim.planning.batches import BATCHES
 from sim.planning.demand import Change
 from sim.planning.make import WHAT_IFS, Planned, tiers
@@ -22,8 +23,7 @@ from sim.planning.money import (
 )
 from sim.planning.probe import PLANNED, Ask, Group, Probe
 from sim.planning.search import Found
-from sim.results import POINTS
-from sim.slo import parse_slo
+from sim.results.read import POINTS
 from sim.units import format_duration
 
 Row = dict[str, Any]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 _NO_CAP = 1 << 62

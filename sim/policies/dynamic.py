@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, ClassVar
 
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.policies.rectangle import FinishedRows, Padding, Rectangle, Respond
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import Duration, format_duration

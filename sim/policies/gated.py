@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sim.decode import DecodeGroup
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 

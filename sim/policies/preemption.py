@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, ClassVar, Literal
 
 from sim.errors import ScenarioError
-from sim.kv import KVBlockManager
+from sim.kv.blocks import KVBlockManager
 from sim.types import LengthPredictor, PolicyContext, Sequence, StepEstimator
 from sim.units import Duration, Share
 

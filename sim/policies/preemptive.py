@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sim.decode import DecodeGroup
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.policies.preemption import PreemptiveConfig, WaitingQueue, check_context, next_victim, pays_to_swap
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from sim.decode import DecodeGroup
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.types import Batch, Event, PolicyContext, Sequence
 
 

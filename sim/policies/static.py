@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from sim.errors import ScenarioError
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.policies.rectangle import FinishedRows, Padding, Rectangle, Respond
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import Duration

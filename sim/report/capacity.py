@@ -12,15 +12,15 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from sim.capacity import Capacity, most_margin, probes
-from sim.capacity_run import CapacityStudy, PolicyCapacity
-from sim.capacity_study import AT_SHARE, QUICK
+from sim.capacity.run import CapacityStudy, PolicyCapacity
+from sim.capacity.search import Capacity, most_margin, probes
+from sim.capacity.study import AT_SHARE, QUICK
 from sim.cost import CostError
-from sim.keep import heading
-from sim.paired import Difference
+from sim.metrics.paired import Difference
 from sim.report.palette import PolicyStyle, kind_styles
 from sim.report.style import GREY, figure, house_style, put_around, save
 from sim.report.tables import fit
+from sim.results.keep import heading
 from sim.units import format_duration
 
 _CAUSES = {

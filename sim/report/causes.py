@@ -1,4 +1,4 @@
-"""Why requests missed their objective, per policy and class: as data, as a table and as a picture. See `sim.causes`."""
+"""Why requests missed their objective, per policy and class: as data, table and picture. See `sim.explain`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from sim.attribution import PARTS
-from sim.causes import NEVER_LET_IN, Objectives, slo_misses
+from sim.explain.attribution import PARTS
+from sim.explain.causes import NEVER_LET_IN, Objectives, slo_misses
 from sim.report.layout import WIDTH, fit
 from sim.report.reading import at_load, load_name, sweeps_at
 from sim.report.style import GREY, figure, frame, house_style, save
-from sim.results import scenario_of
+from sim.results.read import scenario_of
 from sim.units import format_duration
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 # One colour a kind of cause, paler for its further reasons: waiting blue, own work green, others' work orange, KV red.
 _COLORS = {

@@ -27,11 +27,11 @@ from sim.report.style import (
     save,
     time_axis_log,
 )
-from sim.results import blocks_by_replica, scenario_of
+from sim.results.read import blocks_by_replica, scenario_of
 from sim.units import NS_PER_S, parse_duration_ns
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 # Averages over 1/400 of the time shown: two pixels of the picture.
 _BINS = 400

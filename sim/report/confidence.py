@@ -14,7 +14,7 @@ from sim.report.reading import column, load_name, num_seeds, sweeps
 from sim.units import NS_PER_S, format_duration, parse_duration_ns
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 METRIC, NAME = "ttft_p99_s", "ttft p99"
 

@@ -13,8 +13,8 @@ from sim.report.reading import at_load, load_name
 from sim.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from sim.counterfactual import Counterfactual
-    from sim.results import Results
+    from sim.explain.counterfactual import Counterfactual
+    from sim.results.read import Results
 
 _LATENCIES = ("ttft", "tpot", "e2e")
 _SHOWN = tuple(f"{name}_{of}_s" for name in _LATENCIES for of in ("mean", "p99"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.curve import Crossing, Knee, Marks
+from sim.curves.landmarks import Crossing, Knee, Marks
 from sim.report.layout import aligned, fit
 from sim.report.numbers import DASH
 from sim.report.reading import load_name, sweeps
-from sim.results import curve_marks
+from sim.results.read import curve_marks
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 
 def vary_line(results: Results) -> str:

@@ -13,7 +13,7 @@ from sim.report.reading import Flags, Floats, Sweep, load_name, short_load, swee
 from sim.report.style import label_points, remark
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 # Crosses closer than APART side by side stand STEP below each other; all are shares of the panel.
 _CROSS_TOP, _CROSS_STEP = 0.965, 0.06

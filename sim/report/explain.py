@@ -1,4 +1,4 @@
-"""Where the time of a point's requests went: the mean and the slowest, as text and as data. See `sim.attribution`."""
+"""Where the time of a point's requests went: the mean and the slowest, as text and as data. See `sim.explain`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from sim.attribution import attribute
+from sim.explain.attribution import attribute
 from sim.record import OUTCOME_NAMES, Records
 from sim.report.layout import WIDTH
 from sim.report.reading import at_load, load_name
-from sim.results import scenario_of
+from sim.results.read import scenario_of
 from sim.units import format_duration, parse_duration_ns
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 _LEAST_SHARE = 0.005  # of a life; smaller parts are added up as the rest
 _UNBROKEN = "\u00a0"  # no line ends inside a term

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from sim.curve import Marks
+from sim.curves.landmarks import Marks
 from sim.report.curves import styled_sweeps
 from sim.report.reading import Sweep, load_name
 from sim.report.style import load_axis
-from sim.results import curve_marks
+from sim.results.read import curve_marks
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 LANE_INCH, LANES_INCH = 0.2, 0.75
 """Height of a lane, and of what stands around all of them."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from sim.metrics.slo import parse_slo
 from sim.report import closeup
 from sim.report.curves import (
     draw_cross,
@@ -47,11 +48,10 @@ from sim.report.style import (
     time_axis_log,
 )
 from sim.report.vary import vary_picture
-from sim.slo import parse_slo
 from sim.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 VARY = "vary.png"
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "norm_latency": "normalised latency"}

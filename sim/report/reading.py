@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
 from sim.policies import POLICIES
-from sim.results import varied
+from sim.results.read import varied
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
 

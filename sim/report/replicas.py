@@ -13,7 +13,7 @@ from sim.report.reading import Sweep, column, texts
 from sim.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 
 def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[str]:

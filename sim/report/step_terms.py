@@ -15,7 +15,7 @@ from sim.record import STEP_DTYPE, Records
 from sim.scenario import load_scenario
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 _ROUNDING_NS = len(TIME_TERMS)
 

@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
+from sim.explain.story import Chapter, Stories, Story
 from sim.record import FINISHED, MISSING, OUTCOME_NAMES
 from sim.report.layout import WIDTH
 from sim.report.reading import at_load, load_name
-from sim.results import scenario_of
-from sim.story import Chapter, Stories, Story
+from sim.results.read import scenario_of
 from sim.units import NS_PER_S, format_duration, parse_duration_ns
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 _ROWS = 28  # chapters that the text lists; the shorter ones between them are added up
 _CELLS = WIDTH - 4  # of the line of time

@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from sim.provenance import write_whole
 from sim.report.palette import policy_styles
 from sim.report.reading import (
     is_auto,
@@ -34,10 +33,11 @@ from sim.report.reading import (
     tested_loads,
     wrapped,
 )
+from sim.results.provenance import write_whole
 from sim.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 GREY = "#6B6B6B"
 PALE = "#E3E3E3"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.failed import Failed, grouped
 from sim.report.confidence import paired_parts, precision_lines, warmup_warning
 from sim.report.curve_text import curve_table, vary_line
 from sim.report.layout import aligned, fit, listed
@@ -36,9 +35,10 @@ from sim.report.reading import (
     texts,
 )
 from sim.report.replicas import replica_lines
+from sim.sweep.failed import Failed, grouped
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 # What the columns of the compare table are called, and the metric behind each.
 _PER_TOKEN = "norm_latency_mean_s"

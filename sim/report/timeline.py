@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.attribution import attribute
-from sim.lives import Intervals, given_up, queueing, state_intervals
+from sim.explain.attribution import attribute
+from sim.explain.lives import Intervals, given_up, queueing, state_intervals
 from sim.record import FINISHED, MISSING, OUTCOME_NAMES, STATE_NAMES, Records
 
 ENGINE, REQUESTS = 1, 2

@@ -6,12 +6,12 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sim.provenance import as_json
 from sim.record import FINISHED, Records
 from sim.report.reading import load_text
+from sim.results.provenance import as_json
 from sim.units import NS_PER_S
-from sim.validation import LiveRun, PointReport
-from sim.verdicts import Bounds, Verdict, all_steps, verdicts
+from sim.validation.compare import LiveRun, PointReport
+from sim.validation.verdicts import Bounds, Verdict, all_steps, verdicts
 
 _NUMBERS = re.compile(r"\[\s*(-?\d+(?:,\s+-?\d+)*)\s*\]")
 

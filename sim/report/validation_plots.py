@@ -11,15 +11,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
-from sim.inputs import between
-from sim.periods import REGIONS
+from sim.metrics.inputs import between
 from sim.record import FINISHED, Records
 from sim.report.reading import short_load
 from sim.report.style import GREY, figure, house_style, put_around, remark, save, time_axis_log
 from sim.report.validation import Validation
-from sim.step_error import StepPairs
 from sim.units import NS_PER_S
-from sim.validation import PointReport
+from sim.validation.compare import PointReport
+from sim.validation.periods import REGIONS
+from sim.validation.step_error import StepPairs
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 _LOADS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's palette, one a load

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from sim.load_shift import REACH
 from sim.report.layout import WIDTH, fit
 from sim.report.validation import Validation
-from sim.step_error import RegionError
-from sim.validation import METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
-from sim.verdicts import all_steps
+from sim.validation.compare import METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
+from sim.validation.load_shift import REACH
+from sim.validation.step_error import RegionError
+from sim.validation.verdicts import all_steps
 
 DASH = "–"
 _SHOWN = {

@@ -15,15 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from sim.curve import Crossing, Marks
+from sim.curves.landmarks import Crossing, Marks
 from sim.report.curves import draw_line, hidden_under, latency_limits
 from sim.report.palette import PolicyStyle, policy_styles
 from sim.report.reading import Floats, Sweep, at_load, is_auto, load_name, sweeps
 from sim.report.style import figure, footer, frame, house_style, save, time_axis_log
-from sim.results import curve_marks
+from sim.results.read import curve_marks
 
 if TYPE_CHECKING:
-    from sim.results import Results
+    from sim.results.read import Results
 
 _P99 = {"ttft_p99_s": "P99 TTFT", "tpot_p99_s": "P99 TPOT", "norm_latency_p99_s": "P99 normalised latency"}
 _UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
-from sim.routing import (
+from sim.fleet.routing import (
     LeastTokensConfig,
     PrefixAffinityConfig,
     RandomConfig,

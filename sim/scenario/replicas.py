@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
-from sim.fleet_plan import BusyScaler, Failure, FleetPlan, Lost, QueueScaler
-from sim.routing import (
+from sim.fleet.plan import BusyScaler, Failure, FleetPlan, Lost, QueueScaler
+from sim.fleet.routing import (
     LeastTokensConfig,
     PrefixAffinityConfig,
     RandomConfig,

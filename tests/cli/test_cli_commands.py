@@ -16,7 +16,7 @@ from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
 
 from sim.cli import app
 from sim.point import Setup
-from sim.results import load_results
+from sim.results.read import load_results
 from sim.run import run_scenario
 from sim.scenario import load_scenario
 

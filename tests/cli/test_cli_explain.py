@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_scenario import TINY, batchsim, changed
 
-from sim.results import load_results
+from sim.results.read import load_results
 
 WIDTH = 100
 MISSING = changed(TINY, "ttft<1s & tpot<50ms @ 99%", "ttft<80ms & tpot<50ms @ 99%")

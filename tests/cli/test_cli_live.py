@@ -16,11 +16,11 @@ from calibrate.session import predict
 from sim.cli.live import _say
 from sim.cost import Calibrated, Linear
 from sim.live import INTERRUPTED
-from sim.live_results import keep_live
 from sim.point import Setup
 from sim.record import UNFINISHED
 from sim.resolved import Resolved
-from sim.results import load_results
+from sim.results.live import keep_live
+from sim.results.read import load_results
 from sim.scenario import load_scenario
 
 CONFIG = {

@@ -16,8 +16,8 @@ import pytest
 from tiny_scenario import TINY, batchsim
 
 from sim.errors import ScenarioError
-from sim.pool import Killed
-from sim.ray_pool import run_on_ray
+from sim.sweep.pool import Killed
+from sim.sweep.ray_pool import run_on_ray
 
 LIMIT_S = 120
 

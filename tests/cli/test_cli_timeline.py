@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sim.cli.common import OneLineGroup
 from sim.cli.timeline import timeline
 from sim.report.step_terms import step_terms
-from sim.results import load_results
+from sim.results.read import load_results
 
 app = typer.Typer(cls=OneLineGroup)
 app.callback()(lambda: None)

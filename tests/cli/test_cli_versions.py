@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny_scenario import batchsim
 
-from sim.results import load_results
+from sim.results.read import load_results
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import ScenarioError
-from sim.kv_choice import new_kv
+from sim.kv.choice import new_kv
 from sim.live import VirtualClock, live
 from sim.policies import POLICIES
 from sim.record import Recorder

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.attribution import attribute
 from sim.core import EngineCore
+from sim.explain.attribution import attribute
 from sim.journal import ENDED
 from sim.live import Traffic, VirtualClock
-from sim.metrics import token_gaps
+from sim.metrics.measure import token_gaps
 from sim.policies import POLICIES
 from sim.record import CANCELLED, FINISHED, MISSING, REJECTED, Records
 from sim.types import Batch, Idle

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sim.attribution import attribute
 from sim.core import EngineCore
-from sim.fleet import FleetRun, simulate_fleet
-from sim.fleet_plan import BusyScaler, Failure, FleetPlan, QueueScaler
+from sim.explain.attribution import attribute
+from sim.fleet.drive import FleetRun, simulate_fleet
+from sim.fleet.plan import BusyScaler, Failure, FleetPlan, QueueScaler
+from sim.fleet.routing import ROUTERS, PrefixAffinityConfig
 from sim.policies import POLICIES
 from sim.record import FINISHED, UNFINISHED, Records
-from sim.routing import ROUTERS, PrefixAffinityConfig
 from tests.conformance.runs import MS, Case, built, cases
 from tests.conformance.test_conformance import random_cases, same
 

@@ -17,7 +17,7 @@ from calibrate.executor import TorchExecutor
 from calibrate.inputs import StepInputs
 from calibrate.runner import ModelRunner, build_runner
 from sim.core import EngineCore
-from sim.kv import TableKV
+from sim.kv.blocks import TableKV
 from sim.model import ModelSpec
 from sim.policies.preemption import PreemptiveConfig
 from sim.policies.preemptive import Preemptive

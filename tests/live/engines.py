@@ -13,8 +13,8 @@ from calibrate.executor import TorchExecutor
 from calibrate.prompts import RandomPrompts
 from calibrate.runner import ModelRunner
 from sim.core import EngineCore
-from sim.kv import TableKV
-from sim.kv_choice import new_kv
+from sim.kv.blocks import TableKV
+from sim.kv.choice import new_kv
 from sim.live import VirtualClock, live
 from sim.policies import POLICIES
 from sim.record import Recorder

@@ -18,7 +18,7 @@ from calibrate.runner import ModelRunner, build_runner
 from calibrate.sampling import Sampling
 from sim.core import EngineCore
 from sim.errors import CalibrationError, PolicyError
-from sim.kv import TableKV
+from sim.kv.blocks import TableKV
 from sim.live import VirtualClock, live
 from sim.policies import POLICIES
 from sim.record import Recorder

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch", reason="the executor runs on torch: pip ins
 from calibrate.identity import identity
 from calibrate.runner import ModelRunner, build_runner
 from calibrate.session import LiveResult, check_machine, graphs_of, load_result, predict, run_live, step_limits
-from sim.attribution import attribute
 from sim.cost.constant import Constant
 from sim.cost.profile import load_profile, profile_names
 from sim.errors import CalibrationError, ScenarioError
+from sim.explain.attribution import attribute
 from sim.model import ModelSpec
 from sim.point import resolve
 from sim.record import FINISHED, Records

@@ -101,6 +101,6 @@ def test_a_cache_that_mixes_up_tokens_is_refused(
         """A hash that does not see which prompt text it is."""
         return hash((values[0], values[-1])) if values[1] % 2 == 0 else hash(values)
 
-    monkeypatch.setattr("sim.block_keys.hash", blind, raising=False)
+    monkeypatch.setattr("sim.kv.block_keys.hash", blind, raising=False)
     with pytest.raises(PolicyError, match="from the prefix cache, but its token"):
         generate(llama[0], "vllm", VLLM, requests(), num_blocks=60)

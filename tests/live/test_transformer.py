@@ -21,7 +21,7 @@ from calibrate.weights import load_weights
 from sim.core import EngineCore
 from sim.cost.work import attention_rows, chunk_rows, columns_of, padded_work
 from sim.errors import CalibrationError
-from sim.kv import TableKV
+from sim.kv.blocks import TableKV
 from sim.policies.static import Static, StaticConfig
 from sim.policies.systems.tf_serving import TfServing, TfServingConfig
 from sim.record import Recorder

@@ -7,9 +7,9 @@ from typing import Any
 from stepping import Run, run
 from whole_batches import requests
 
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
+from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.sglang import Sglang, SglangConfig
-from sim.radix_cache import RadixKV
 from sim.tokens import TokenIds, prompt_stream
 from sim.types import Arrival, Request
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, Listed, requests
 
 from sim.core import EngineCore, SimExecutor
-from sim.kv import CountingKV, TableKV
+from sim.kv.blocks import CountingKV, TableKV
 from sim.live import VirtualClock, live
 from sim.record import PREEMPTED, SWAPPED, Recorder, Records
 from sim.simulate import simulate

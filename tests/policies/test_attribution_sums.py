@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.attribution import pieces
+from sim.explain.attribution import pieces
+from sim.explain.story import Stories
 from sim.policies import POLICIES
 from sim.record import FINISHED, MISSING, Records
-from sim.story import Stories
 from tests.conformance.runs import built, cases
 
 

@@ -11,7 +11,7 @@ from stepping import Run, run, run_every_way
 from whole_batches import blocked, outcomes, times, workloads
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
 from sim.policies.continuous import Continuous, ContinuousConfig
 from sim.types import Arrival, PolicyContext
 

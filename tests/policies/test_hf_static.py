@@ -8,7 +8,7 @@ import pytest
 from whole_batches import blocked, outcomes, run, steps, times
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
 from sim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
 from sim.policies.systems.hf_static import HfStatic, HfStaticConfig
 from sim.types import PolicyContext

@@ -9,7 +9,7 @@ from stepping import Run, run
 from whole_batches import blocked, outcomes, times
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
 from sim.policies.systems.orca import Orca, OrcaConfig
 from sim.types import PolicyContext
 

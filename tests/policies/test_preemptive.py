@@ -15,7 +15,7 @@ from stepping import Estimates, Exact, Run, crowds, run, run_every_way
 from whole_batches import blocked, outcomes, times
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
 from sim.policies.preemption import PreemptiveConfig, WaitingQueue
 from sim.policies.preemptive import Preemptive
 from sim.types import Arrival, PolicyContext, Request, Sequence

@@ -12,10 +12,10 @@ from sglang_runs import sharing, steps, timeline
 from whole_batches import blocked, outcomes
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
+from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.sglang import Sglang, SglangConfig
 from sim.policies.systems.sglang_queue import ByPrefix
-from sim.radix_cache import RadixKV
 from sim.tokens import TokenIds
 from sim.types import PolicyContext, Request, Sequence
 

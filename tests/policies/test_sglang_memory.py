@@ -15,10 +15,10 @@ from sglang_runs import sharing, steps, timeline
 from stepping import crowds, run
 from whole_batches import blocked
 
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
+from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.sglang import Sglang, SglangConfig
 from sim.policies.systems.sglang_budget import Growth, NewTokenRatio
-from sim.radix_cache import RadixKV
 from sim.tokens import TokenIds, prompt_stream
 from sim.types import Arrival, PolicyContext, Request, Sequence
 

@@ -20,7 +20,7 @@ from whole_batches import (
 )
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
 from sim.policies.static import Static, StaticConfig
 from sim.types import Batch, PolicyContext, Sequence
 

@@ -16,10 +16,10 @@ from stepping import Run, crowds, run, run_every_way
 from whole_batches import BLOCK_SIZE, blocked, outcomes, times, workloads
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
+from sim.kv.reuse_tree import ReuseTreeKV
 from sim.policies.systems.tensorrt_llm import TensorrtLlm
 from sim.policies.systems.trt_config import TensorrtLlmConfig
-from sim.reuse_tree import ReuseTreeKV
 from sim.types import Arrival, PolicyContext
 
 CAPACITY = st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"])

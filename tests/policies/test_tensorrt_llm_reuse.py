@@ -18,11 +18,11 @@ from stepping import Run, crowds, run
 from whole_batches import BLOCK_SIZE, blocked, requests, times
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
+from sim.kv.reuse_tree import ReuseTreeKV
 from sim.policies.systems.tensorrt_llm import TensorrtLlm
 from sim.policies.systems.trt_config import TensorrtLlmConfig
 from sim.record import BLOCKED, SAT_OUT
-from sim.reuse_tree import ReuseTreeKV
 from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Arrival, PolicyContext, Sequence
 

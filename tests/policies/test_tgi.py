@@ -16,10 +16,10 @@ from stepping import Run, crowds, run, run_every_way
 from whole_batches import BLOCK_SIZE, blocked, outcomes, steps, times, workloads
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
+from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.tgi import Tgi
 from sim.policies.systems.tgi_config import TgiConfig
-from sim.radix_cache import RadixKV
 from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Arrival, PolicyContext, Request
 

@@ -9,10 +9,10 @@ from stepping import Run, run
 from whole_batches import blocked
 
 from sim.errors import ScenarioError
-from sim.kv import CountingKV
-from sim.kv_choice import new_kv
+from sim.kv.blocks import CountingKV
+from sim.kv.choice import new_kv
+from sim.kv.prefix_cache import BlockHashKV
 from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.prefix_cache import BlockHashKV
 from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Arrival, PolicyContext, Request
 

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sim.core import EngineCore, SimExecutor
-from sim.kv import CountingKV, KVBlockManager, TableKV
+from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
 from sim.live import VirtualClock, live
 from sim.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
 from sim.simulate import simulate

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from sim.core import EngineCore, SimExecutor
-from sim.fleet import simulate_fleet
-from sim.fleet_plan import FleetPlan
-from sim.kv import CountingKV
+from sim.fleet.drive import simulate_fleet
+from sim.fleet.plan import FleetPlan
+from sim.fleet.routing import ROUTERS
+from sim.kv.blocks import CountingKV
 from sim.policies.continuous import Continuous, ContinuousConfig
 from sim.record import FINISHED, Recorder, Records
-from sim.routing import ROUTERS
 from sim.simulate import simulate
 from sim.types import Arrival, CostModel, PolicyContext, Request, Scheduler
 

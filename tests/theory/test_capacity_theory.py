@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.capacity import Effort
-from sim.capacity_run import find_capacities
+from sim.capacity.run import find_capacities
+from sim.capacity.search import Effort
 from sim.scenario import load_scenario
-from sim.sweep import Sweep
+from sim.sweep.points import Sweep
 
 STEP_MS = 10
 SCENARIO = f"""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sim.capacity import Probe, Trial
-from sim.capacity_run import find_capacities
+from sim.capacity.run import find_capacities
+from sim.capacity.search import Probe, Trial
 from sim.point import Setup
 from sim.scenario import Point, load_scenario
-from sim.sweep import Sweep
+from sim.sweep.points import Sweep
 
 UNSEEN = range(1000, 1010)
 

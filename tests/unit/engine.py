@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sim.core import EngineCore, SimExecutor
-from sim.kv import CountingKV, TableKV
+from sim.kv.blocks import CountingKV, TableKV
 from sim.live import VirtualClock, live
 from sim.policies.systems.vllm import Vllm, VllmConfig
 from sim.record import OUTCOME_NAMES, Recorder, Records

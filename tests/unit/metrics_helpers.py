@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sim.core import EngineCore, SimExecutor
-from sim.inputs import PointInputs
-from sim.kv import CountingKV, KVBlockManager
+from sim.kv.blocks import CountingKV, KVBlockManager
 from sim.live import VirtualClock, live
+from sim.metrics.inputs import PointInputs
 from sim.policies.dynamic import Dynamic, DynamicConfig
 from sim.policies.preemptive import Preemptive, PreemptiveConfig
 from sim.policies.static import Static, StaticConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sim.results import Results
+from sim.results.read import Results
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
 LOADS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.attribution import PARTS, attribute, pieces
 from sim.core import EngineCore, SimExecutor
-from sim.kv import CountingKV
+from sim.explain.attribution import PARTS, attribute, pieces
+from sim.kv.blocks import CountingKV
 from sim.record import BLOCKED, DECODE, FINISHED, MISSING, PREEMPTED, PREFILL, RECOMPUTE, UNFINISHED, Recorder
 from tests.unit.metrics_helpers import MAX_MODEL_LEN, POLICIES, LinearCost, Run, arrival, records_of, run, traffic, vllm
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.results import Results, curve_marks
+from sim.results.read import Results, curve_marks
 from sim.run import run_scenario
 from sim.scenario import load_scenario
 

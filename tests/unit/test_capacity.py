@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from sim.capacity import Axis, Book, Effort, Probe, Trial, capacity, jackknife, probes, search
-from sim.paired import paired
+from sim.capacity.search import Axis, Book, Effort, Probe, Trial, capacity, jackknife, probes, search
+from sim.metrics.paired import paired
 
 AXIS = Axis(lowest=0.01)
 

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from sim.claims import FOLKLORE, Claim, Condition, Finding, check_claims
 from sim.claims.measures import Values, p50_saved, padded_share, rate_ratio, steps_missed, throughput_ratio, time_lost
 from sim.report.claims import claims_as_json, claims_picture, claims_text, draw_claim, measured
-from sim.results import Results
+from sim.results.read import Results
 from sim.scenario import load_scenario
 
 TINY = """\

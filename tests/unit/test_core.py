@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import SchedulerStalled
-from sim.kv import CountingKV, KVBlockManager, TableKV
+from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
 from sim.policies.static import Static, StaticConfig
 from sim.record import MISSING, Records
 from sim.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence

@@ -12,9 +12,9 @@ from sim.cost import Calibrated, Constant, Roofline, Scaled
 from sim.cost.profile import load_profile
 from sim.cost.work import TIME_TERMS, columns_of
 from sim.errors import ScenarioError
-from sim.keep import heading
 from sim.point import Setup, resolve, simulate_point
-from sim.provenance import identity, short_hash
+from sim.results.keep import heading
+from sim.results.provenance import identity, short_hash
 from sim.scenario import Point, load_scenario
 from tests.unit.test_cost import BATCHES, LINEAR, ROOFLINE
 from tests.unit.test_profile import PROFILE

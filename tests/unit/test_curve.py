@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sim.curve import Crossing, Knee, crossing, curve, knee, unstable_from
-from sim.slo import parse_slo
+from sim.curves.landmarks import Crossing, Knee, crossing, curve, knee, unstable_from
+from sim.metrics.slo import parse_slo
 
 SERVICE_RPS = 10.0
 SLO = parse_slo("e2e<1s @ 99%")

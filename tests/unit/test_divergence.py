@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.divergence import first_divergence
 from sim.record import FINISHED, PREFILL, Records
+from sim.validation.divergence import first_divergence
 from tests.unit.metrics_helpers import records_of
 from tests.unit.validation_samples import Sample, late, played
 

@@ -7,16 +7,14 @@ from collections.abc import Iterator
 import pandas as pd
 import pytest
 
-from sim.attribution import attribute
-from sim.audit import audit_events
 from sim.core import EngineCore
-from sim.fleet import FleetRun, simulate_fleet
-from sim.fleet_plan import BusyScaler, Failure, FleetPlan, QueueScaler, ReplicaSpan
-from sim.frames import lost_frame, requests_frame, states_frame, steps_frame, to_records
-from sim.kv import CountingKV
-from sim.policies.static import Static, StaticConfig
-from sim.replica_records import by_engine
-from sim.routing import (
+from sim.explain.attribution import attribute
+from sim.explain.audit import audit_events
+from sim.explain.story import Stories
+from sim.fleet.drive import FleetRun, simulate_fleet
+from sim.fleet.plan import BusyScaler, Failure, FleetPlan, QueueScaler, ReplicaSpan
+from sim.fleet.records import by_engine
+from sim.fleet.routing import (
     LeastTokens,
     LeastTokensConfig,
     PrefixAffinity,
@@ -28,7 +26,9 @@ from sim.routing import (
     ShortestQueue,
     ShortestQueueConfig,
 )
-from sim.story import Stories
+from sim.kv.blocks import CountingKV
+from sim.policies.static import Static, StaticConfig
+from sim.results.frames import lost_frame, requests_frame, states_frame, steps_frame, to_records
 from sim.tokens import TokenIds
 from sim.types import Arrival, PolicyContext, Request
 from tests.unit.engine import Outcome, Requests, arrival, engine, outcomes, vllm

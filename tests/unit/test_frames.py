@@ -8,8 +8,16 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from sim.frames import COLUMN_DOCS, read_table, read_tables, requests_frame, states_frame, steps_frame, write_tables
 from sim.record import MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
+from sim.results.frames import (
+    COLUMN_DOCS,
+    read_table,
+    read_tables,
+    requests_frame,
+    states_frame,
+    steps_frame,
+    write_tables,
+)
 from tests.unit.metrics_helpers import arrival, records_of, run
 
 FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}

@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
-from sim.kv import CountingKV, TableKV, never_fits
-from sim.kv_choice import new_kv
-from sim.prefix_cache import BlockHashKV
-from sim.radix_cache import RadixKV
+from sim.kv.blocks import CountingKV, TableKV, never_fits
+from sim.kv.choice import new_kv
+from sim.kv.prefix_cache import BlockHashKV
+from sim.kv.radix_cache import RadixKV
 from sim.types import Request, Sequence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
 from sim.live import Traffic, VirtualClock, WallClock, live
 from sim.types import Arrival, Request
 from tests.unit.engine import Requests, arrival, engine, outcomes, vllm

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.attribution import attribute
 from sim.core import EngineCore, SimExecutor
 from sim.errors import CalibrationError, ExecutorError, PolicyError, SchedulerStalled, TraceError
-from sim.kv import CountingKV
+from sim.explain.attribution import attribute
+from sim.kv.blocks import CountingKV
 from sim.live import VirtualClock, WallClock, lag_verdict, live
 from sim.policies import POLICIES
 from sim.policies.gated import Gated, GatedConfig

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.gaps import token_gaps
-from sim.metrics import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
+from sim.metrics.gaps import token_gaps
+from sim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
+from sim.metrics.slo import parse_slo
+from sim.metrics.stability import is_too_short, is_unstable
 from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
-from sim.slo import parse_slo
-from sim.stability import is_too_short, is_unstable
 from tests.unit.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm
 
 S = 1_000_000_000

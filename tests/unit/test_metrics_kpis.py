@@ -8,10 +8,10 @@ import pytest
 from sim.catalog import load_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost.work import useful_flops_bytes
+from sim.kv.prefix_cache import BlockHashKV
 from sim.live import VirtualClock, live
-from sim.metrics import measure
+from sim.metrics.measure import measure
 from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.prefix_cache import BlockHashKV
 from sim.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, STEP_DTYPE, Recorder
 from sim.tokens import TokenIds
 from sim.types import Arrival, PolicyContext, Request

@@ -10,8 +10,8 @@ from naive_vllm import Naive, NaiveVllm
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import SchedulerStalled
+from sim.kv.prefix_cache import BlockHashKV
 from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.prefix_cache import BlockHashKV
 from sim.record import Recorder
 from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Arrival, Batch, Idle, PolicyContext, Request

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sim.errors import ScenarioError
-from sim.metrics import half_width
+from sim.metrics.measure import half_width
+from sim.metrics.slo import parse_slo
 from sim.planning.batches import batch_attainments
 from sim.planning.demand import Change, demand_of
 from sim.planning.make import make_plan
@@ -17,8 +18,7 @@ from sim.planning.probe import Ask, Book, Group, Interval
 from sim.planning.search import ONE_SEED_DECIDES
 from sim.point import Setup
 from sim.scenario import Scenario, load_scenario
-from sim.slo import parse_slo
-from sim.sweep import Sweep
+from sim.sweep.points import Sweep
 
 REPLAY = """\
 model: llama-3.1-8b
@@ -167,7 +167,7 @@ def test_energy_is_power_times_time(replay: Scenario, tmp_path: Path) -> None:
     book.run([(ask, (0,))])
     folder = book.sweep.home / "points" / book.probe(ask).results[0]["point"]
     same = energy_kwh({"decode": 360.0, "prefill": 360.0}, folder)
-    from sim.frames import read_table
+    from sim.results.frames import read_table
 
     seconds = read_table(folder, "steps")["duration_ns"].sum() / 1e9
     tokens = read_table(folder, "requests")["output_tokens"].sum()

@@ -7,7 +7,7 @@ import pytest
 from sim.core import EngineCore, SimExecutor
 from sim.cost import Constant
 from sim.errors import PolicyError
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
 from sim.live import VirtualClock, live
 from sim.policies.gated import Gated, GatedConfig
 from sim.record import Recorder

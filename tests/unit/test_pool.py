@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import ScenarioError
-from sim.pool import Killed, run_all
+from sim.sweep.pool import Killed, run_all
 
 
 def double(number: int) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.curves.precision import MIN_SEEDS, Precision, outcome
 from sim.errors import ScenarioError
-from sim.failed import Failed
-from sim.metrics import half_width
-from sim.precision import MIN_SEEDS, Precision, outcome
+from sim.metrics.measure import half_width
+from sim.sweep.failed import Failed
 
 SHARE = 0.05
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sim.block_keys import keys_of
 from sim.decode import DecodeGroup
-from sim.free_queue import FreeQueue
-from sim.prefix_cache import BlockHashKV
+from sim.kv.block_keys import keys_of
+from sim.kv.free_queue import FreeQueue
+from sim.kv.prefix_cache import BlockHashKV
 from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Request, Sequence
 

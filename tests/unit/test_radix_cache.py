@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.decode import DecodeGroup
-from sim.radix_cache import RadixKV
-from sim.radix_tokens import common_tokens, head, known_tokens, tail
+from sim.kv.radix_cache import RadixKV
+from sim.kv.radix_tokens import common_tokens, head, known_tokens, tail
 from sim.tokens import TokenIds, output_stream, prompt_stream
 from sim.types import Request, Sequence
 

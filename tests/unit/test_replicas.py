@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.attribution import attribute
 from sim.errors import ScenarioError
+from sim.explain.attribution import attribute
 from sim.point import resolve
 from sim.record import FINISHED
-from sim.results import REPLICAS, Results
+from sim.results.read import REPLICAS, Results
 from sim.run import run_scenario
 from sim.scenario import load_scenario
 

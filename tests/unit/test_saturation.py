@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sim.capacity.saturation import overloaded, saturation_rps
 from sim.point import Setup, simulate_point
-from sim.saturation import overloaded, saturation_rps
 from sim.scenario import Point, load_scenario
 
 SCENARIO = """

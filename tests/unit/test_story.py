@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from sim.explain.story import Chapter, Stories
 from sim.record import BLOCKED, CANCELLED, DECODE, MISSING, PREEMPTED, PREFILL, RECOMPUTE
-from sim.story import Chapter, Stories
 from tests.unit.metrics_helpers import arrival, records_of, run, vllm
 
 

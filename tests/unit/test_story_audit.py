@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.audit import KINDS, audit_events, audit_log
+from sim.explain.audit import KINDS, audit_events, audit_log
 from sim.record import BLOCKED, CANCELLED, DECODE, MISSING, PREEMPTED, PREFILL, SAT_OUT, SWAPPED
 from tests.unit.metrics_helpers import POLICIES, arrival, records_of, run, traffic, vllm
 

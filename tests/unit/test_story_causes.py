@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.causes import Objectives, slo_misses
 from sim.errors import ScenarioError
-from sim.metrics import measure
+from sim.explain.causes import Objectives, slo_misses
+from sim.metrics.measure import measure
+from sim.metrics.slo import parse_slo
 from sim.record import (
     BLOCKED,
     CANCELLED,
@@ -23,7 +24,6 @@ from sim.record import (
     UNFINISHED,
     Records,
 )
-from sim.slo import parse_slo
 from tests.unit.metrics_helpers import POLICIES, inputs_of, records_of, run, traffic
 
 TEXTS = ("", "no_slot", "kv_blocks", "too_long", "interactive")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sim.counterfactual import LIVE, OTHER_CODE, Counterfactual, check_changes, counterfactual
 from sim.errors import ScenarioError
+from sim.explain.counterfactual import LIVE, OTHER_CODE, Counterfactual, check_changes, counterfactual
 from sim.point import Setup, simulate_point
 from sim.record import Records
 from sim.report.counterfactual import counterfactual_data, counterfactual_text
-from sim.results import Results, load_results
+from sim.results.read import Results, load_results
 from sim.run import run_scenario
 from sim.scenario import Point, load_scenario
 

@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 
 from sim.errors import PointsFailed, ScenarioError
-from sim.failed import Failed, grouped
-from sim.folder_lock import lock_folder
 from sim.point import Setup
 from sim.report.tables import report
-from sim.results import Results
+from sim.results.read import Results
 from sim.run import run_scenario
 from sim.scenario import Scenario, load_scenario
-from sim.sweep import Sweep
+from sim.sweep.failed import Failed, grouped
+from sim.sweep.folder_lock import lock_folder
+from sim.sweep.points import Sweep
 
 SCENARIO = """\
 model: llama-3.1-8b

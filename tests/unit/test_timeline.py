@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.attribution import attribute
+from sim.explain.attribution import attribute
 from sim.record import FINISHED, Records
 from sim.report.timeline import ENGINE, REQUESTS, STEPS, timeline_events, write_timeline
 from tests.unit.metrics_helpers import POLICIES, arrival, run, traffic

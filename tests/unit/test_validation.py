@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from sim.cost.work import TIME_TERMS, Columns, Terms
-from sim.load_shift import REACH, crossing, increasing, load_shifts
-from sim.periods import REGIONS, periods_ns, regions
 from sim.record import STEP_DTYPE
 from sim.report.validation import to_json
 from sim.report.validation_plots import write_pictures
 from sim.report.validation_text import error_grid, markdown, report
-from sim.step_error import ALL, StepPairs
-from sim.validation import METRICS, MetricError, PointReport, judge, label_of, void
-from sim.verdicts import BOUNDS, verdicts
+from sim.validation.compare import METRICS, MetricError, PointReport, judge, label_of, void
+from sim.validation.load_shift import REACH, crossing, increasing, load_shifts
+from sim.validation.periods import REGIONS, periods_ns, regions
+from sim.validation.step_error import ALL, StepPairs
+from sim.validation.verdicts import BOUNDS, verdicts
 from tests.unit.validation_samples import LOAD, Sample, case, late, played, point, resolved, validation
 
 # ---- step times

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sim.counterfactual import counterfactual
+from sim.explain.counterfactual import counterfactual
 from sim.report.lanes import draw_lanes
 from sim.report.plots import write_pictures
 from sim.report.style import figure, house_style
 from sim.report.tables import report
 from sim.report.vary import draw_rate
-from sim.results import Results, curve_marks, num_blocks, scenario_of
+from sim.results.read import Results, curve_marks, num_blocks, scenario_of
 from sim.run import run_scenario
 from sim.scenario import load_scenario
 

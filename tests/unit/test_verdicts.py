@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.validation import MetricError, PointReport
-from sim.verdicts import BOUNDS, Verdict, all_steps, verdicts
+from sim.validation.compare import MetricError, PointReport
+from sim.validation.verdicts import BOUNDS, Verdict, all_steps, verdicts
 from tests.unit.validation_samples import point
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sim.core import SimExecutor
 from sim.cost import Linear
-from sim.kv import CountingKV
+from sim.kv.blocks import CountingKV
 from sim.live import VirtualClock, live
 from sim.plain import to_plain
 from sim.point import Setup
@@ -21,8 +21,8 @@ from sim.report.validation import Validation
 from sim.resolved import Resolved
 from sim.scenario import load_scenario
 from sim.types import Batch
-from sim.validation import Case, PointReport, judge
-from sim.verdicts import BOUNDS
+from sim.validation.compare import Case, PointReport, judge
+from sim.validation.verdicts import BOUNDS
 
 LOAD = 14.0
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "live-demo.yaml"

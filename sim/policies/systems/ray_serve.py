@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import NS_PER_S

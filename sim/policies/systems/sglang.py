@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
+from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.sglang_budget import (
     CLIP_MAX_NEW_TOKENS,
     RETRACT_DECODE_STEPS,
@@ -26,7 +27,6 @@ from sim.policies.systems.sglang_budget import (
 )
 from sim.policies.systems.sglang_config import SglangConfig
 from sim.policies.systems.sglang_queue import ByPrefix, ByPriority, Fcfs, Waiting
-from sim.radix_cache import RadixKV
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 

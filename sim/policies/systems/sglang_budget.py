@@ -6,7 +6,7 @@ managers/scheduler_components/new_token_ratio_tracker.py of the 0.5.23 wheel; it
 
 from __future__ import annotations
 
-from sim.kv import KVBlockManager
+from sim.kv.blocks import KVBlockManager
 from sim.types import Sequence
 
 CLIP_MAX_NEW_TOKENS = 4096  # the most output tokens a request is expected to need

@@ -9,8 +9,8 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from sim.radix_cache import RadixKV
-from sim.radix_tokens import Run, common_tokens, known_tokens
+from sim.kv.radix_cache import RadixKV
+from sim.kv.radix_tokens import Run, common_tokens, known_tokens
 from sim.types import Sequence
 
 PREFIX_MATCH_MAX = 128  # waiting requests beyond which lpm is fcfs

@@ -9,7 +9,7 @@ which neither stage knows of; one whose next block another prompt is about to ma
 Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}.cpp.
 Simplifies: tokens_per_block (32 there) is the pool's block size. What a pause would force into one step beyond
 max_num_tokens is rejected, where the engine cuts generated text off. No beams, drafts, attention windows, pipelining.
-The cache simplifies as sim/reuse_tree.py says.
+The cache simplifies as sim/kv/reuse_tree.py says.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from heapq import heappop, heappush, merge
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
+from sim.kv.reuse_tree import ReuseTreeKV
 from sim.policies.systems.trt_chunks import Chunks, Waiting, by_order, equal_progress, first_come, lacking
 from sim.policies.systems.trt_config import TensorrtLlmConfig
 from sim.policies.systems.trt_prefix import Prefixes
-from sim.reuse_tree import ReuseTreeKV
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 

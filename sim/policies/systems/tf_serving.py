@@ -18,7 +18,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 

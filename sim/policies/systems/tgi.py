@@ -18,9 +18,9 @@ from struct import pack, unpack
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
+from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.tgi_config import TgiConfig
-from sim.radix_cache import RadixKV
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 _Chosen = list[tuple[Sequence, int, int]]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
 from sim.policies.systems.triton_queues import ModelQueuePolicy, PriorityQueues
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence

@@ -56,7 +56,7 @@ class TensorrtLlmConfig:
 
     @property
     def prefix_cache(self) -> str:
-        """The kind of KV manager that goes with it: `sim.kv_choice.new_kv`."""
+        """The kind of KV manager that goes with it: `sim.kv.choice.new_kv`."""
         return "reuse" if self.enable_block_reuse else ""
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sim.reuse_tree import ReuseTreeKV
+from sim.kv.reuse_tree import ReuseTreeKV
 from sim.types import Sequence
 
 

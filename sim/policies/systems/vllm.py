@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Literal
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
-from sim.kv import never_fits
+from sim.kv.blocks import never_fits
+from sim.kv.prefix_cache import BlockHashKV
 from sim.policies.queues import FcfsQueue, PriorityQueue
-from sim.prefix_cache import BlockHashKV
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 _NO_CAP = 1 << 62

@@ -1,0 +1,189 @@
+"""Why requests missed their objective: one cause for each miss.
+
+The rule. Of the bounds that a request missed, the one it exceeds by the largest factor is judged. What counts for it is
+the time before the first delivery (ttft), of that what it waited (queue_time), the time after it (tpot), or all of it
+(e2e, norm_latency). The cause is the largest part of that time, parts as in `attribution`; but the request's own
+work, `prefill` and `decode_alone`, is blamed only where it is too long by itself, since else the request would have
+kept its bound had it only worked. Beyond that:
+
+    whole_response     ttft: the time from the first token on, of an answer delivered whole. tpot: such an answer has
+                       no pace; named where no other bound was missed
+    rejected:REASON    turned away
+    other unfinished   cancelled, timed out, cut: the largest part of the life it had; `never_let_in` without one
+
+With objectives on percentiles and means no single request misses; those beyond a bound's limit are taken, whatever
+the percentile. A bound on itl is of gaps, not of requests, and has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.errors import ScenarioError
+from sim.explain.attribution import PARTS, pieces
+from sim.explain.lives import Int
+from sim.metrics.inputs import of_class
+from sim.metrics.slo import Bound, Slo, parse_slo
+from sim.record import FINISHED, OUTCOME_NAMES, REJECTED, Records
+from sim.units import parse_duration_ns
+
+OWN_WORK = ("prefill", "decode_alone")
+WHOLE_RESPONSE = "whole_response"
+NEVER_LET_IN = "never_let_in"
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What the requests of a scenario are judged by, and of which of them: those sent at or after `warmup_ns`.
+
+    Those of a class in `class_slos` by its own, all others by `slo`.
+    """
+
+    slo: Slo
+    class_slos: Mapping[str, Slo] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    warmup_ns: int = 0
+    per_chunk_ns: int = 0
+
+    @classmethod
+    def of(cls, scenario: Mapping[str, Any]) -> Objectives:
+        """Those that a scenario's plain values state. ScenarioError if none of them bounds single requests."""
+        workload = scenario["workload"]
+        classes = workload.get("classes") or {}
+        own = {name: parse_slo(entry["slo"]) for name, entry in classes.items() if (entry or {}).get("slo")}
+        found = cls(
+            parse_slo(scenario["slo"]),
+            own,
+            tuple(classes),
+            parse_duration_ns(workload.get("warmup", "0s")),
+            parse_duration_ns((workload.get("frontend") or {}).get("per_chunk", "0s")),
+        )
+        if not any(_of_requests(slo) for slo in (found.slo, *own.values())):
+            raise ScenarioError(f"slo '{found.slo}': bounds gaps between tokens, and no request misses it. Bound tpot.")
+        return found
+
+    def groups(self, records: Records) -> list[tuple[tuple[Bound, ...], Flags]]:
+        """Each objective's bounds on requests, and the requests judged by it."""
+        others, found = np.ones(len(records.requests), dtype=bool), []
+        for name, slo in self.class_slos.items():
+            mine = of_class(records, name)
+            others &= ~mine
+            found.append((_of_requests(slo), mine))
+        return [*found, (_of_requests(self.slo), others)]
+
+    def cohort(self, records: Records) -> Flags:
+        """The requests that are judged."""
+        return records.requests["sent_ns"] >= self.warmup_ns
+
+
+def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
+    """A row a miss, by request id: request_id, klass, metric, cause, cause_ns, value_ns, limit_ns.
+
+    `metric` is the bound's, or the outcome of a request that did not finish, which has no value and no limit.
+    `cause_ns` is the time of the cause that counts; 0 for a cause that is no time.
+    """
+    requests = records.requests
+    names, before, after = _parts(records, objectives.per_chunk_ns)
+    names.append(WHOLE_RESPONSE)
+    rows: list[tuple[Any, ...]] = []
+    values, whole = _values_ns(requests), _is_whole(requests)
+    cohort, finished = objectives.cohort(records), requests["outcome"] == FINISHED
+    for bounds, mine in objectives.groups(records):
+        judged = cohort & mine & finished
+        excess = np.zeros((len(bounds), len(requests)))
+        for k, bound in enumerate(bounds):
+            value = values[bound.metric]
+            # Without a pace there is no factor either: any other miss says more.
+            factor = np.where(np.isinf(value), np.finfo(np.float64).tiny, value / bound.limit_ns)
+            excess[k] = np.where(judged & ~bound.passes(value), factor, 0.0)
+        for i in np.flatnonzero(excess.max(axis=0, initial=0.0) > 0):
+            bound = bounds[int(excess[:, i].argmax())]
+            value = float(values[bound.metric][i])
+            if np.isinf(value):
+                rows.append((i, bound.metric, WHOLE_RESPONSE, 0, None, bound.limit_ns))
+                continue
+            time_ns = _time_that_counts(bound.metric, names, before[i], after[i], bool(whole[i]))
+            cause, ns = _cause(names, time_ns, bound, int(requests["output_tokens"][i]))
+            rows.append((i, bound.metric, cause, ns, round(value), bound.limit_ns))
+    for i in np.flatnonzero(cohort & ~finished):
+        outcome, reason = OUTCOME_NAMES[int(requests["outcome"][i])], records.texts[requests["reason"][i]]
+        life_ns = before[i] + after[i]
+        if requests["outcome"][i] == REJECTED or not life_ns.any():
+            rows.append((i, outcome, f"{outcome}:{reason}", 0, None, None))
+        else:
+            rows.append((i, outcome, names[int(life_ns.argmax())], int(life_ns.max()), None, None))
+    rows.sort(key=lambda row: row[0])
+    at = np.array([row[0] for row in rows], dtype=np.int64)
+    frame = pd.DataFrame(
+        {
+            "request_id": requests["request_id"][at],
+            "klass": [records.texts[code] for code in requests["klass"][at]],
+            **{name: [row[k] for row in rows] for k, name in ((1, "metric"), (2, "cause"), (3, "cause_ns"))},
+        }
+    )
+    for k, name in ((4, "value_ns"), (5, "limit_ns")):
+        frame[name] = pd.array([row[k] for row in rows], dtype="Int64")
+    return frame
+
+
+def _of_requests(slo: Slo) -> tuple[Bound, ...]:
+    return tuple(bound for bound in slo.bounds if bound.metric != "itl")
+
+
+def _is_whole(requests: NDArray[np.void]) -> Flags:
+    """Whether answers of several tokens were delivered in one piece; with a single token there is no telling."""
+    return (requests["output_tokens"] >= 2) & (requests["first_delivery_ns"] == requests["delivered_ns"])
+
+
+def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
+    """The latencies of `sim.metrics` that a request can miss; NaN where no bound applies, inf where none can be kept.
+
+    Only those of finished requests mean anything.
+    """
+    output = requests["output_tokens"]
+    ttft, e2e = requests["first_delivery_ns"] - requests["sent_ns"], requests["delivered_ns"] - requests["sent_ns"]
+    tpot = np.where(output >= 2, (e2e - ttft) / np.maximum(output - 1, 1), np.nan)
+    return {
+        "ttft": ttft.astype(np.float64),
+        "tpot": np.where(_is_whole(requests), np.inf, tpot),
+        "e2e": e2e.astype(np.float64),
+        "queue_time": (requests["scheduled_ns"] - requests["arrival_ns"]).astype(np.float64),
+        "norm_latency": e2e / np.maximum(output, 1),
+    }
+
+
+def _parts(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
+    """The parts' names in the order of PARTS, and ns by request and part before the first token and after it."""
+    found = sorted(pieces(records, per_chunk_ns), key=lambda piece: (PARTS.index(piece.part.split(":")[0]), piece.part))
+    names = list(dict.fromkeys(piece.part for piece in found))
+    sides = np.zeros((2, len(records.requests), len(names)), dtype=np.int64)
+    for piece in found:
+        part = np.full(len(piece.ns), names.index(piece.part))
+        np.add.at(sides, (piece.paced.astype(np.int64), piece.request, part), piece.ns)
+    return names, sides[0], sides[1]
+
+
+def _time_that_counts(metric: str, names: list[str], before: Int, after: Int, whole: bool) -> Int:
+    """ns by part, and last those of `whole_response`."""
+    if metric == "queue_time":
+        waiting = [name.partition(":")[0] in ("queued", "waiting_step", "host_gap") for name in names]
+        return np.where(waiting, np.append(before, 0), 0)
+    if metric == "ttft":
+        return np.append(before, after.sum() if whole else 0)
+    return np.append(after if metric == "tpot" else before + after, 0)
+
+
+def _cause(names: list[str], time_ns: Int, bound: Bound, output_tokens: int) -> tuple[str, int]:
+    """The part to blame and its ns, by the rule of the module."""
+    times = {"tpot": max(output_tokens - 1, 1), "norm_latency": max(output_tokens, 1)}.get(bound.metric, 1)
+    own = np.array([name in OWN_WORK for name in names])
+    work_keeps_it = bound.passes(np.array([time_ns[own].sum() / times], dtype=np.float64))[0]
+    i = int(np.where(own & work_keeps_it, -1, time_ns).argmax())
+    return names[i], int(time_ns[i])

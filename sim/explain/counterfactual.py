@@ -1,0 +1,327 @@
+"""What one change would have done: a point of a finished run, simulated again with the same requests but for that.
+
+    kv.tokens=+20%                        a fifth more of what the run had, be it stated or derived
+    policies.continuous.max_num_seqs=128  any key of the scenario, as with --set
+
+Both sides are simulations. Where the results are those of this very code and inputs their records are taken as they
+are; else, and for a live run, whose durations were measured, the unchanged point is simulated too: `rerun` says why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.errors import ScenarioError
+from sim.explain.causes import Objectives, slo_misses
+from sim.metrics.measure import measure
+from sim.point import Run, Setup, simulate_point
+from sim.record import Records
+from sim.results.keep import check_cohort, point_inputs
+from sim.results.provenance import identity, point_hash
+from sim.results.read import Results, scenario_of, varied
+from sim.scenario import LOADED, Point, PolicySpec, Scenario, load_scenario
+from sim.scenario.load import SHIPPED
+from sim.scenario.text import read_document
+from sim.workload.config import ClosedLoop
+
+LIVE = "measured live; both sides here are simulations"
+OTHER_CODE = "made by other code, trace or paths"
+_RELATIVE = re.compile(r"([+-]\d+(?:\.\d+)?)\s*%\Z")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)(.*)\Z", re.DOTALL)
+_CODES = ("klass", "tenant", "reason")
+_AXES = ("load", "seeds")  # which points there are, not what one is
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key and its values, as a scenario writes them. `before` is None where it is neither stated nor known."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Side:
+    """A point as simulated: its records, its misses as `sim.explain.causes` has them, its metrics by name.
+
+    `judged` are the requests that can miss: those sent after the warm-up.
+    """
+
+    records: Records
+    misses: pd.DataFrame
+    values: dict[str, float | None]
+    judged: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """A point with and without the changes. `rerun`: why the unchanged point was simulated anew, "" if it was not.
+
+    `closed_loop`: answers decide when requests are sent. `same_ids`: an id is the same user's turn on both sides.
+    """
+
+    point: Point
+    changes: tuple[Change, ...]
+    base: Side
+    changed: Side
+    rerun: str
+    closed_loop: bool
+    same_ids: bool
+
+    @property
+    def shared(self) -> set[int]:
+        """The requests that both sides judge: of one id and prompt, and sent at one time unless answers decide when."""
+        if not self.same_ids:
+            return set()
+        mine, theirs = (side.records.requests[side.judged] for side in (self.base, self.changed))
+        ids, i, j = np.intersect1d(mine["request_id"], theirs["request_id"], return_indices=True)
+        same = mine["prompt_tokens"][i] == theirs["prompt_tokens"][j]
+        if not self.closed_loop:
+            same &= mine["sent_ns"][i] == theirs["sent_ns"][j]
+        return set(ids[same].tolist())
+
+    @property
+    def no_effect(self) -> bool:
+        """Whether every request's row is the same, but for codes, which each run numbers in its own way."""
+        mine, theirs = self.base.records.requests, self.changed.records.requests
+        names = [name for name in mine.dtype.names or () if name not in _CODES]
+        return len(mine) == len(theirs) and all((mine[name] == theirs[name]).all() for name in names)
+
+
+def counterfactual(
+    results: Results,
+    policy: str,
+    load: float,
+    seed: int,
+    changes: Sequence[str],
+    *,
+    folders: Sequence[Path] = (),
+) -> Counterfactual:
+    """The point of `results`, and the same with `changes`. Traces and model files are looked for in `folders`.
+
+    ScenarioError for a change of no known key, one that is no change of this point, or a point that cannot be made.
+    """
+    folders = [*folders, Path(str(resources.files(SHIPPED)))]
+    plain = _found(scenario_of(results, policy), folders)
+    row = _row(results, policy, load, seed)
+    its = varied(results, policy)
+    policy, named = (policy, policy) if its is None else (its["policy"], policy)
+    scenario = _scenario(results, plain, (), folders)
+    setup, spec = Setup.of(scenario), _spec(scenario, policy, row["variant"], results)
+    _check_axis(scenario, changes)
+    parsed = tuple(_change(text, plain, spec, setup) for text in changes)
+    pinned = plain | {"policies": {policy: _pinned(plain["policies"][policy], spec)}}
+    altered = _scenario(results, pinned, parsed, folders)
+    if len(altered.specs) != 1:
+        raise ScenarioError(
+            f"--counterfactual {' '.join(changes)}: best_of is {len(altered.specs)} points, and one is simulated. Give"
+            " one value."
+        )
+    point = Point(spec, load, seed)
+    if results.manifest.get("live"):
+        rerun = LIVE
+    else:
+        rerun = "" if point_hash(identity(setup), point) == row["point"] else OTHER_CODE
+    if rerun:
+        base = _simulated(setup, point)
+    else:
+        values = {str(name): None if pd.isna(x) else float(x) for name, x in row.items() if isinstance(x, int | float)}
+        base = _side(results.records(named, load, seed), scenario, values)
+    changed = _simulated(Setup.of(altered), Point(altered.specs[0], load, seed))
+    sent_on_answers = isinstance(scenario.file.workload.arrivals, ClosedLoop) or scenario.file.workload.sessions
+    users = [getattr(one.file.workload.arrivals, "users", None) for one in (scenario, altered)]
+    return Counterfactual(point, parsed, base, changed, rerun, bool(sent_on_answers), users[0] == users[1])
+
+
+def check_changes(changes: Sequence[str]) -> set[str]:
+    """The labels of the policies that `changes` name. ScenarioError for a text that is no change of a point."""
+    labels, keys = set(), []
+    for text in changes:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        path = key.split(".")
+        if not equals or not value or not all(path):
+            raise ScenarioError(
+                f"--counterfactual {text}: not of the form KEY=VALUE. Write for example kv.tokens=+20%."
+            )
+        if path[0] in _AXES:
+            raise ScenarioError(
+                f"--counterfactual {text}: {path[0]} says which points there are, not what one is. Use batchsim run"
+                f" --set {text}."
+            )
+        if path[0] == "policies":
+            if len(path) < 3:
+                raise ScenarioError(f"--counterfactual {text}: names no knob. Write policies.LABEL.KNOB=VALUE.")
+            labels.add(path[1])
+        if any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in keys):
+            raise ScenarioError(f"--counterfactual {text}: another change is of the same key. Give one of them.")
+        keys.append(key)
+    if len(labels) > 1:
+        raise ScenarioError(
+            f"--counterfactual: changes knobs of {' and '.join(sorted(labels))}, but each policy is simulated alone."
+            " Change one of them at a time."
+        )
+    return labels
+
+
+def _check_axis(scenario: Scenario, changes: Sequence[str]) -> None:
+    """ScenarioError for a change of what the point's load replaces anyway."""
+    replaced = LOADED.get(scenario.load_name)
+    for text in changes:
+        if text.partition("=")[0].strip() == replaced:
+            raise ScenarioError(
+                f"--counterfactual {text}: load.{scenario.load_name} stands in its place. Choose another tested load"
+                f" with --load, or use batchsim run --set 'load={{{scenario.load_name}: [...]}}'."
+            )
+
+
+# ---- the scenario of a run
+
+
+def _found(plain: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """The scenario's plain values with the paths of its model and profile as they are found from here."""
+    found = json.loads(json.dumps(plain))
+    cost = found["cost"]
+    for owner, key in ((found, "model"), (cost, "profile")) if isinstance(cost, dict) else ((found, "model"),):
+        name = owner.get(key)
+        if isinstance(name, str) and not Path(name).exists():
+            owner[key] = next((str(folder / name) for folder in folders if (folder / name).exists()), name)
+    return found
+
+
+def _scenario(
+    results: Results, plain: Mapping[str, Any], changes: Sequence[Change], folders: Sequence[Path]
+) -> Scenario:
+    """The scenario that a run's manifest holds, with changes. It has no folder of its own."""
+    name = str(results.manifest["scenario_name"])
+    overrides = [f"{change.key}={json.dumps(change.after, ensure_ascii=False)}" for change in changes]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.yaml"
+        path.write_text(json.dumps(plain, ensure_ascii=False), encoding="utf-8")
+        try:
+            scenario = load_scenario(str(path), overrides=overrides, trace_folders=folders)
+        except ScenarioError as error:
+            raise ScenarioError(_said(str(error), path, results)) from None
+    places = {key: _said(place, path, results) for key, place in scenario.places.items()}
+    # What was found nowhere is missed in the first of the folders, which the user knows.
+    base = folders[0] if scenario.base == path.parent and folders else scenario.base
+    return replace(scenario, source=str(results.path), places=places, base=base)
+
+
+def _said(text: str, path: Path, results: Results) -> str:
+    """`text` with the names that the user knows, of the option and of the results."""
+    return (
+        text.replace("--set ", "--counterfactual ")
+        .replace(f"{path}:1:", f"{results.path}:")
+        .replace(f"{path}:1", str(results.path))
+    )
+
+
+def _row(results: Results, policy: str, load: float, seed: int) -> dict[str, Any]:
+    points = results.points
+    found = points[(points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)]
+    if found.empty:
+        results.requests(policy, load, seed)  # says which there are
+    return {str(name): value for name, value in found.iloc[0].items()}
+
+
+def _spec(scenario: Scenario, policy: str, variant: str, results: Results) -> PolicySpec:
+    for spec in scenario.specs:
+        if (spec.label, spec.variant) == (policy, variant):
+            return spec
+    raise ScenarioError(f"{results.path}: its scenario has no policy {policy} {variant}. Run the scenario again.")
+
+
+def _pinned(entry: Mapping[str, Any] | None, spec: PolicySpec) -> dict[str, Any]:
+    """The policy's entry with its `best_of` knobs at the values that were best."""
+    chosen = dict(entry or {})
+    for knob, value in chosen.items():
+        if isinstance(value, dict) and set(value) == {"best_of"}:
+            chosen[knob] = spec.knobs[knob]
+    return chosen
+
+
+# ---- changes
+
+
+def _change(text: str, plain: Mapping[str, Any], spec: PolicySpec, setup: Setup) -> Change:
+    """What `KEY=VALUE` asks for; a value like `+20%` is of what the point had."""
+    key, _, value = (part.strip() for part in text.partition("="))
+    path = key.split(".")
+    if path[0] == "policies" and path[1] != spec.label:
+        raise ScenarioError(
+            f"--counterfactual {text}: is of another policy than {spec.label}. Write --policy {path[1]}."
+        )
+    before = _before(path, plain, spec, setup)
+    relative = _RELATIVE.match(value)
+    if relative is None:
+        return Change(key, before, read_document(value, f"--counterfactual {text}").value)
+    if before is None:
+        raise ScenarioError(
+            f"--counterfactual {text}: {key} is not stated, or no number, so {value} is of nothing. Write {key}=VALUE."
+        )
+    return Change(key, before, _scaled(before, 1 + Fraction(relative[1]) / 100, text))
+
+
+def _before(path: Sequence[str], plain: Mapping[str, Any], spec: PolicySpec, setup: Setup) -> Any:
+    """The value of a key in the point: stated, or known though it was not; else None."""
+    at: Any = plain if path[0] != "policies" else {"policies": {spec.label: spec.knobs}}
+    for key in path:
+        at = at.get(key) if isinstance(at, Mapping) else None
+    if at is not None:
+        return at
+    if list(path) == ["kv", "tokens"]:
+        return setup.kv.num_blocks * setup.kv.block_size
+    if list(path) == ["max_model_len"]:
+        return setup.max_model_len
+    owner = spec.config if path[0] == "policies" and len(path) == 3 else None
+    owner = setup.scenario.file.kv if path[0] == "kv" and len(path) == 2 else owner
+    if owner is None or path[-1] not in {field.name for field in fields(owner)}:
+        return None
+    value = getattr(owner, path[-1])
+    # A default with a unit is not how a scenario writes it.
+    return value if isinstance(value, int) and not isinstance(value, bool) and not _has_unit(owner, path[-1]) else None
+
+
+def _has_unit(owner: Any, name: str) -> bool:
+    kind = str(next(field.type for field in fields(owner) if field.name == name))
+    return any(unit in kind for unit in ("Duration", "Rate", "Size", "Bandwidth", "Share"))
+
+
+def _scaled(value: Any, factor: Fraction, text: str) -> Any:
+    """`factor` times a number, with its unit if it has one. Whole numbers stay whole, rounded to the nearest."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return round(value * factor)
+    if isinstance(value, float):
+        return float(Fraction(repr(value)) * factor)
+    match = _NUMBER.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ScenarioError(f"--counterfactual {text}: {value!r} is no number. Write the value itself.")
+    number = float(Fraction(match[1]) * factor)
+    return f"{number:.15g}{match[2]}"
+
+
+# ---- the two sides
+
+
+def _simulated(setup: Setup, point: Point) -> Side:
+    run: Run = simulate_point(setup, point)
+    check_cohort(run)
+    return _side(run.records, setup.scenario, measure(point_inputs(setup, run)).values)
+
+
+def _side(records: Records, scenario: Scenario, values: dict[str, float | None]) -> Side:
+    objectives = Objectives.of(scenario.plain)
+    return Side(records, slo_misses(records, objectives), values, objectives.cohort(records))

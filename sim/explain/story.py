@@ -1,0 +1,206 @@
+"""One request's life on a line of time: chapters one after the other, without gaps, that sum to its E2E.
+
+The parts of the chapters are those of `attribution`, to the nanosecond. What a chapter adds is when it was, what
+stood first in the queue meanwhile, and how many steps it took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.explain.attribution import NO_REPLICA, UNSTATED, named
+from sim.explain.lives import Holds, Int, Intervals, queue_holds, queueing, state_intervals, step_kinds
+from sim.fleet.records import by_engine
+from sim.record import (
+    DECODE,
+    FINISHED,
+    MISSING,
+    PREFILL,
+    RECOMPUTE,
+    STATE_NAMES,
+    Records,
+)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A span of one request's life. `parts` maps parts of `sim.explain.attribution` to ns and sums to its length.
+
+    `what` is a part without its reason, or `decode`. `head` is who stood first in the queue, `blocker` who took the
+    place, where there is one. `steps` counts the steps that started in it; 0 where the request took no part.
+    """
+
+    what: str
+    start_ns: int
+    end_ns: int
+    parts: dict[str, int]
+    reason: str = ""
+    head: int | None = None
+    blocker: int | None = None
+    steps: int = 0
+
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class Story:
+    """The chapters of a request's life in time, from `sent_ns`; none of them empty."""
+
+    request_id: int
+    sent_ns: int
+    chapters: tuple[Chapter, ...]
+
+    @property
+    def ns(self) -> int:
+        """From sending to delivery, or to the end of what was not delivered."""
+        return sum(chapter.ns for chapter in self.chapters)
+
+    def parts(self) -> dict[str, int]:
+        """ns by part over the whole life, in the order in which they first occur."""
+        total: dict[str, int] = {}
+        for chapter in self.chapters:
+            for part, ns in chapter.parts.items():
+                total[part] = total.get(part, 0) + ns
+        return total
+
+
+class Stories:
+    """Tells the lives of one run's requests. What they share is computed once."""
+
+    def __init__(self, records: Records, per_chunk_ns: int = 0) -> None:
+        lost = records.requests[:0] if records.replicas is None else records.replicas.lost
+        self._of: dict[int, _OfEngine] = {}
+        for _, rows, engine in by_engine(records):
+            stories = _OfEngine(engine, per_chunk_ns, lost)
+            self._of |= dict.fromkeys(engine.requests["request_id"][rows >= 0].tolist(), stories)
+
+    def tell(self, request_id: int) -> Story:
+        """The story of one request; KeyError if the run has none of that id."""
+        if request_id not in self._of:
+            raise KeyError(f"request {request_id} is not on record")
+        return self._of[request_id].tell(request_id)
+
+    def steps(self, request_id: int) -> NDArray[np.void]:
+        """The steps of the engine that the request ended at."""
+        return self._of[request_id].records.steps
+
+
+class _OfEngine:
+    """Those of the requests that ended at one engine; `lost` has the lives that requests lost elsewhere."""
+
+    def __init__(self, records: Records, per_chunk_ns: int, lost: NDArray[np.void]) -> None:
+        self.records = records
+        self._lost = lost
+        self._per_chunk_ns = per_chunk_ns
+        self._intervals = state_intervals(records)
+        self._queueing = queueing(records, self._intervals)
+        self._holds: Holds = queue_holds(records, self._intervals)
+        self._kinds = step_kinds(records)
+
+    def tell(self, request_id: int) -> Story:
+        requests = self.records.requests
+        i = int(np.searchsorted(requests["request_id"], request_id))
+        row = requests[i]
+        chapters = [*self._before(i), *self._queued(i), *self._states(i), *self._after(row)]
+        return Story(request_id, int(row["sent_ns"]), tuple(chapter for chapter in chapters if chapter.ns))
+
+    def _before(self, i: int) -> list[Chapter]:
+        """On the way, and beside the step that ran on arrival."""
+        row, (arrival, entered, _, _) = self.records.requests[i], self._queueing
+        handed_ns = min(int(arrival[i]), int(row["ended_ns"]))
+        sent_ns = min(int(row["sent_ns"]), handed_ns)
+        now_ns = max(handed_ns - int(row["router_ns"]) - int(row["failover_ns"]), sent_ns)
+        found = [_plain("frontend", sent_ns, now_ns)]
+        for life in np.sort(self._lost[self._lost["request_id"] == row["request_id"]], order="arrival_ns"):
+            start_ns, end_ns = int(life["arrival_ns"]), int(life["ended_ns"])
+            found += [_at_router(now_ns, start_ns), _plain("failover", start_ns, end_ns)]
+            now_ns = end_ns
+        return [
+            *found,
+            _at_router(now_ns, handed_ns),
+            _plain("waiting_step", int(arrival[i]), int(entered[i])),
+        ]
+
+    def _queued(self, i: int) -> list[Chapter]:
+        """A chapter for each thing that held the queue, and for the time between."""
+        queue, holds = self._queueing, self._holds
+        now_ns, until_ns = int(queue.entered_ns[i]), int(queue.until_ns[i])
+        free = "host_gap" if queue.soon[i] else named("queued", "")
+        me, found = int(self.records.requests["request_id"][i]), []
+        for k in np.flatnonzero((holds.end_ns > now_ns) & (holds.start_ns < until_ns)):
+            start_ns, end_ns = max(now_ns, int(holds.start_ns[k])), min(int(holds.end_ns[k]), until_ns)
+            reason = self.records.texts[holds.reason[k]]
+            head = int(holds.head[k])
+            found.append(_plain(free, now_ns, start_ns))
+            found.append(
+                Chapter(
+                    "queued",
+                    start_ns,
+                    end_ns,
+                    {named("queued", reason): end_ns - start_ns},
+                    reason or UNSTATED,
+                    None if head == me else head,
+                    _optional(int(holds.blocker[k])),
+                )
+            )
+            now_ns = end_ns
+        return [*found, _plain(free, now_ns, until_ns)]
+
+    def _states(self, i: int) -> list[Chapter]:
+        its: Intervals = self._intervals
+        first, last = np.searchsorted(its.request, [i, i + 1])
+        return [self._state(int(its.state[k]), k) for k in range(first, last)]
+
+    def _state(self, state: int, k: int) -> Chapter:
+        its, texts = self._intervals, self.records.texts
+        start_ns, end_ns = int(its.start_ns[k]), int(its.end_ns[k])
+        name = STATE_NAMES[state]
+        if state not in (PREFILL, RECOMPUTE, DECODE):
+            reason = texts[its.reason[k]]
+            part = named(name, reason)
+            blocker = _optional(int(its.blocker[k]))
+            return Chapter(name, start_ns, end_ns, {part: end_ns - start_ns}, reason or UNSTATED, None, blocker)
+        steps = self.records.steps
+        low, high = np.searchsorted(steps["start_ns"], [start_ns, end_ns], "left")
+        length_ns: Int = (
+            np.minimum(steps["start_ns"] + steps["duration_ns"], end_ns)[low:high] - steps["start_ns"][low:high]
+        )
+        if state == DECODE:
+            parts = {part: int(length_ns[kind[low:high]].sum()) for part, kind in self._kinds.items()}
+            taken = self._count(("decode_alone", "decode_beside_prefill"), low, high)
+        else:
+            parts, taken = {name: int(length_ns.sum())}, int(high - low)
+        parts["host_gap"] = end_ns - start_ns - sum(parts.values())
+        return Chapter(name, start_ns, end_ns, {part: ns for part, ns in parts.items() if ns}, steps=taken)
+
+    def _count(self, parts: tuple[str, ...], low: int, high: int) -> int:
+        return sum(int(self._kinds[part][low:high].sum()) for part in parts)
+
+    def _after(self, row: NDArray[np.void]) -> list[Chapter]:
+        """From the last token on: the answer held back, and its last piece on the way."""
+        if row["outcome"] == FINISHED:
+            there_ns = int(row["delivered_ns"]) - self._per_chunk_ns
+            held = _plain("response_held", int(row["ended_ns"]), there_ns)
+            return [held, _plain("frontend", there_ns, int(row["delivered_ns"]))]
+        if row["last_token_ns"] != MISSING:
+            return [_plain("response_held", int(row["last_token_ns"]), int(row["ended_ns"]))]
+        return []
+
+
+def _at_router(start_ns: int, end_ns: int) -> Chapter:
+    return Chapter("queued", start_ns, end_ns, {named("queued", NO_REPLICA): end_ns - start_ns}, NO_REPLICA)
+
+
+def _plain(part: str, start_ns: int, end_ns: int) -> Chapter:
+    """A chapter of one part, whose reason is in its name."""
+    what, _, reason = part.partition(":")
+    return Chapter(what, start_ns, end_ns, {part: end_ns - start_ns}, reason)
+
+
+def _optional(id_: int) -> int | None:
+    return None if id_ == MISSING else id_

@@ -1,0 +1,37 @@
+"""The KV manager that goes with a policy's config: plain, or with one kind of prefix caching."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+from sim.errors import ScenarioError
+from sim.kv.blocks import BlockTables, CountingKV, KVBlockManager, TableKV
+from sim.kv.prefix_cache import BlockHashKV
+from sim.kv.radix_cache import RadixKV
+from sim.kv.reuse_tree import ReuseTreeKV
+
+
+@overload
+def new_kv(
+    config: Any, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: Literal[True]
+) -> BlockTables: ...
+@overload
+def new_kv(config: Any, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool) -> KVBlockManager: ...
+def new_kv(config: Any, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool) -> KVBlockManager:
+    """An empty pool as `config.prefix_cache` asks: "blocks", "radix", "reuse", or "" (as without such a word).
+
+    Without caching `ids` says whether block ids are kept, which a live executor needs; caches always keep them.
+    ScenarioError for a kind that does not exist.
+    """
+    kind = getattr(config, "prefix_cache", "")
+    if kind == "blocks":
+        return BlockHashKV(num_blocks, block_size, num_swap_blocks)
+    if kind == "radix":
+        return RadixKV(num_blocks, block_size, num_swap_blocks)
+    if kind == "reuse":
+        return ReuseTreeKV(num_blocks, block_size, num_swap_blocks)
+    if kind:
+        raise ScenarioError(
+            f"{type(config).__name__}: prefix_cache {kind!r} is none. Use 'blocks', 'radix', 'reuse' or ''."
+        )
+    return (TableKV if ids else CountingKV)(num_blocks, block_size, num_swap_blocks)

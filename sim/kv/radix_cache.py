@@ -1,0 +1,265 @@
+"""KV blocks with prefix caching in a radix tree, as SGLang 0.5.23 does it; TGI's cache is of this kind too.
+
+A page is a block. A sequence locks the pages it shares with the tree. `insert` adds what it has computed and gives back
+its own copies of pages that the tree has already; what is never inserted is never found. Short of free pages, the tree
+evicts. Pages that nobody locks count as free.
+Source: python/sglang/srt/mem_cache/radix_cache.py and common.py of the 0.5.23 wheel.
+Simplifies: no LoRA or salt keys, no host tier; only the pages needed are made free, where SGLang, with pages of several
+tokens, may evict up to one a request too many.
+"""
+
+from __future__ import annotations
+
+from sim.decode import DecodeGroup
+from sim.kv.blocks import check_pool
+from sim.kv.radix_tokens import head, known_tokens, tail
+from sim.kv.radix_tree import Node, RadixTree
+from sim.types import Sequence
+
+
+class _Holding:
+    """What a sequence holds: its table, of which the first `shared` pages are the tree's, locked up to `node`."""
+
+    __slots__ = ("node", "shared", "table")
+
+    def __init__(self, node: Node, table: list[int]) -> None:
+        self.node = node
+        self.table = table
+        self.shared = len(table)
+
+
+class RadixKV:
+    """A `KVBlockManager` with block ids, given out when asked for: a step of the group is O(1) while pages last.
+
+    `num_free` counts pages that are free or in the tree without a lock. There is no swap: it never finds room.
+    """
+
+    __slots__ = (
+        "_free", "_held", "_last_lookup", "_last_match", "_owed", "_room_step", "_tree",
+        "block_size", "num_blocks", "num_swap_blocks", "num_swap_free",
+    )  # fmt: skip
+
+    def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
+        check_pool(num_blocks, block_size, num_swap_blocks)
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.num_swap_blocks = self.num_swap_free = num_swap_blocks
+        self._tree = RadixTree(block_size)
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._held: dict[Sequence, _Holding] = {}
+        self._owed = 0  # pages the group grew by whose ids nobody asked for yet; they are among the free
+        self._room_step = -1  # the group step that `grow_group` last made room for
+        self._last_lookup: tuple[Sequence, int, int, int] | None = None  # sequence, its tokens, version, hit
+        self._last_match: tuple[Sequence, int, int, Node, int] | None = None  # sequence, limit, now, node, hit
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free) - self._owed + self._tree.num_evictable
+
+    @property
+    def cached_blocks(self) -> int:
+        """Pages in the tree, in use or not."""
+        return self._tree.cached_blocks
+
+    def table(self, seq: Sequence) -> list[int]:
+        """The block ids of `seq` in token order; the executor reads it and must not change it."""
+        holding = self._held.get(seq)
+        if holding is None:
+            return []
+        if seq.group is not None:
+            self._fill(holding, self._room(seq))
+        return holding.table
+
+    def swap_table(self, seq: Sequence) -> list[int]:
+        """Empty: nothing is ever swapped."""
+        return []
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def held(self, seq: Sequence) -> int:
+        holding = self._held.get(seq)
+        if holding is None:
+            return 0
+        if seq.group is None:
+            return len(holding.table)
+        return max(len(holding.table), -(-seq.num_computed_tokens // self.block_size))
+
+    # ---- the cache
+
+    def lookup(self, seq: Sequence) -> int:
+        """Cached tokens of `seq`: whole pages from the front, never all it knows. Changes nothing, recency neither.
+
+        Asked again while nothing was inserted or evicted, it does not walk again.
+        """
+        last, tree, tokens = self._last_lookup, self._tree, seq.num_tokens
+        if last is not None and last[:3] == (seq, tokens, tree.version):
+            return last[3]
+        hit = tree.find(known_tokens(seq, tree.whole_pages(tokens - 1)))
+        self._last_lookup = (seq, tokens, tree.version, hit)
+        return hit
+
+    def match(self, seq: Sequence, limit: int) -> int:
+        """As `lookup`, but of the first `limit` known tokens, and it counts as a use: SGLang's match.
+
+        While nothing else was walked over, asking again costs nothing.
+        """
+        last, tree = self._last_match, self._tree
+        if last is not None and last[:3] == (seq, limit, tree.now):
+            return last[4]
+        node, hit = tree.descend(known_tokens(seq, tree.whole_pages(limit)))
+        self._last_match = (seq, limit, tree.now, node, hit)
+        return hit
+
+    def take(self, seq: Sequence, hit_tokens: int) -> None:
+        """Gives `seq`, which holds nothing, its first `hit_tokens` cached tokens and locks them. Allocates nothing.
+
+        ValueError if these are not whole pages that are cached.
+        """
+        last, tree = self._last_match, self._tree
+        if last is not None and last[0] is seq and last[2] == tree.now and last[4] == hit_tokens:
+            node, hit = last[3], hit_tokens
+        else:
+            node, hit = tree.descend(known_tokens(seq, hit_tokens))
+        if seq in self._held or hit != hit_tokens:
+            raise ValueError(f"cannot take {hit_tokens} cached tokens, {hit} are found: {seq!r}")
+        tree.lock(node)
+        self._held[seq] = _Holding(node, node.path_blocks())
+        seq.num_blocks = hit_tokens // self.block_size
+
+    def admit(
+        self,
+        seq: Sequence,
+        num_tokens: int,
+        hit_tokens: int,
+        spare_blocks: int = 0,
+        must_fit_tokens: int | None = None,
+    ) -> bool:
+        """Takes the hit pages and allocates room for `num_tokens` tokens in all; False, and nothing held, if short.
+
+        `spare_blocks` must stay free; `must_fit_tokens`, where given, would have to fit too, though nothing is kept.
+        """
+        self.take(seq, hit_tokens)
+        need = self.blocks_for(max(num_tokens, must_fit_tokens or 0)) - hit_tokens // self.block_size
+        if max(need, 0) + spare_blocks > self.num_free:
+            self.free(seq)
+            return False
+        return self.allocate(seq, num_tokens)
+
+    def insert(self, seq: Sequence, limit: int | None = None) -> None:
+        """Puts the whole pages that `seq` has computed into the tree; it goes on sharing them, locked.
+
+        `limit`: of its first so many tokens only.
+
+        Of pages that the tree has already, its own copies are freed and its table names the tree's: read it anew. What
+        is inserted beyond the prompt becomes a node of its own, so that it can be evicted without the prompt.
+        """
+        holding, tree, page = self._held[seq], self._tree, self.block_size
+        computed = seq.num_computed_tokens
+        self._fill(holding, computed)
+        size = tree.whole_pages(computed if limit is None else min(computed, limit))
+        run = known_tokens(seq, size)
+        node, matched = tree.descend(run)
+        if matched < size:
+            node = tree.add_leaf(node, tail(run, matched), holding.table[matched // page : size // page])
+        prompt = tree.whole_pages(seq.request.prompt_tokens)
+        if 0 < prompt < size:
+            tree.descend(head(run, prompt))
+        copies = holding.table[holding.shared : matched // page]
+        tree.lock(node)
+        tree.unlock(holding.node)
+        holding.node, holding.shared = node, size // page
+        if copies:
+            holding.table[: holding.shared] = node.path_blocks()
+            self._free += reversed(copies)
+
+    def make_room(self, num_blocks: int) -> None:
+        """Evicts until `num_blocks` pages are free, or nothing more can be evicted."""
+        short = num_blocks - (len(self._free) - self._owed)
+        if short > 0:
+            self._free += self._tree.evict(short)
+
+    # ---- the manager as every policy sees it
+
+    def allocate(self, seq: Sequence, num_tokens: int) -> bool:
+        holding = self._held.get(seq)
+        if holding is None:
+            holding = _Holding(self._tree.root, [])
+        elif seq.group is not None:
+            self._fill(holding, seq.num_computed_tokens)
+        table = holding.table
+        need = -(-num_tokens // self.block_size) - len(table)
+        if need > self.num_free:
+            return False
+        if need > 0:
+            self.make_room(need)
+            table += self._pop(need)
+        self._held[seq] = holding
+        seq.num_blocks = len(table)
+        return True
+
+    def grow_group(self, group: DecodeGroup) -> bool:
+        need = group.blocks_due()
+        if need > len(self._free) - self._owed:
+            if need > self.num_free:
+                return False
+            self.make_room(need)
+        self._owed += need
+        self._room_step = group.step
+        return True
+
+    def free(self, seq: Sequence) -> None:
+        holding = self._held.pop(seq, None)
+        seq.num_blocks = 0
+        if holding is None:
+            return
+        if seq.group is not None:
+            self._fill(holding, seq.num_computed_tokens)
+        self._free += reversed(holding.table[holding.shared :])
+        self._tree.unlock(holding.node)
+
+    def swap_out(self, seq: Sequence) -> int | None:
+        return None
+
+    def swap_in(self, seq: Sequence) -> int | None:
+        return None
+
+    def check(self) -> None:
+        """AssertionError unless tables, tree and free list share out all pages and locks are those of the holders."""
+        nodes = self._tree.nodes()
+        locks = dict.fromkeys(nodes, 0)
+        for holding in self._held.values():
+            node = holding.node
+            assert holding.table[: holding.shared] == node.path_blocks()
+            while node.parent is not None:
+                locks[node] += 1
+                node = node.parent
+        assert all(node.locks == locks[node] for node in nodes)
+        assert all(node.queued for node in nodes if node.evictable)
+        cached = [block for node in nodes for block in node.blocks]
+        own = [block for holding in self._held.values() for block in holding.table[holding.shared :]]
+        assert sorted([*self._free, *cached, *own]) == list(range(self.num_blocks))
+        assert len(cached) == self._tree.cached_blocks
+        assert self._tree.num_evictable == sum(len(node.blocks) for node in nodes if not node.locks)
+        members = [(seq, holding) for seq, holding in self._held.items() if seq.group is not None]
+        owed = sum(max(self.blocks_for(self._room(seq)) - len(holding.table), 0) for seq, holding in members)
+        assert owed == self._owed <= len(self._free)
+
+    def _room(self, seq: Sequence) -> int:
+        """Tokens that the pages of a member hold: one more than are computed once the group grew for this step."""
+        group = seq.group
+        assert group is not None
+        return seq.num_computed_tokens + (group.step == self._room_step)
+
+    def _fill(self, holding: _Holding, num_tokens: int) -> None:
+        """Gives out the ids of pages the group grew by, up to `num_tokens` tokens."""
+        lacking = -(-num_tokens // self.block_size) - len(holding.table)
+        if lacking > 0:
+            holding.table += self._pop(lacking)
+            self._owed -= lacking
+
+    def _pop(self, num_blocks: int) -> list[int]:
+        """Takes free pages, at least one; the last given back first."""
+        taken = self._free[: -num_blocks - 1 : -1]
+        del self._free[-num_blocks:]
+        return taken

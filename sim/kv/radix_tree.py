@@ -1,0 +1,160 @@
+"""A radix tree of KV pages by the tokens they were computed from, with locks and eviction, as in SGLang 0.5.23.
+
+A node is a run of whole pages and is split where other tokens part from it. Whoever uses pages locks the path to them.
+Evicted is the leaf without locks that was walked over longest ago, the whole node at a time. Time is a count of walks.
+Source: python/sglang/srt/mem_cache/radix_cache.py of the 0.5.23 wheel.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import count
+
+from sim.kv.radix_tokens import Run, common_tokens, head, tail
+
+
+class Node:
+    """A run of pages below `parent`; `children` by the tokens of their first page. `locks` counts sequences below."""
+
+    __slots__ = ("blocks", "children", "key", "locks", "parent", "queued", "used")
+
+    def __init__(self, key: Run, blocks: list[int], parent: Node | None, used: int) -> None:
+        self.key = key
+        self.blocks = blocks
+        self.parent = parent
+        self.children: dict[Run, Node] = {}
+        self.locks = 0
+        self.used = used
+        self.queued = False  # has an entry in the queue of leaves
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it is a leaf that nobody locks."""
+        return not self.locks and not self.children and self.parent is not None
+
+    def path_blocks(self) -> list[int]:
+        """The pages from the root to here, in token order."""
+        node, parts = self, list[list[int]]()
+        while node.parent is not None:
+            parts.append(node.blocks)
+            node = node.parent
+        return [block for part in reversed(parts) for block in part]
+
+
+class RadixTree:
+    """The pages that can be found by their tokens. `root` holds none and is never locked or evicted."""
+
+    __slots__ = ("_leaves", "_serial", "block_size", "cached_blocks", "now", "num_evictable", "root", "version")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.root = Node((), [], None, 0)
+        self.cached_blocks = 0
+        self.num_evictable = 0  # pages of nodes without locks
+        self.now = 0  # counts walks and changes: while it stands still, what `descend` returned is still so
+        self.version = 0  # counts changes of what can be found
+        self._leaves: list[tuple[int, int, Node]] = []  # heap by a past `used`; at most one entry a node
+        self._serial = count()
+
+    def nodes(self) -> list[Node]:
+        """All nodes, parents first."""
+        nodes = [self.root]
+        for node in nodes:
+            nodes += node.children.values()
+        return nodes
+
+    def whole_pages(self, num_tokens: int) -> int:
+        """The tokens of the whole pages among `num_tokens`."""
+        return num_tokens // self.block_size * self.block_size
+
+    def find(self, run: Run) -> int:
+        """How many tokens of `run`, whole pages, are cached. Changes nothing."""
+        node, hit, page = self.root, 0, self.block_size
+        while run and (child := node.children.get(head(run, page))) is not None:
+            n = self.whole_pages(common_tokens(child.key, run))
+            hit += n
+            if n < len(child.blocks) * page:
+                break
+            node, run = child, tail(run, n)
+        return hit
+
+    def descend(self, run: Run) -> tuple[Node, int]:
+        """Where the cached part of `run`, whole pages, ends, split there, and its tokens. A use of that path."""
+        self.now += 1
+        node, hit, page = self.root, 0, self.block_size
+        while run and (child := node.children.get(head(run, page))) is not None:
+            child.used = self.now
+            n = self.whole_pages(common_tokens(child.key, run))
+            hit += n
+            if n < len(child.blocks) * page:
+                return self._split(child, n), hit
+            node, run = child, tail(run, n)
+        return node, hit
+
+    def add_leaf(self, parent: Node, key: Run, blocks: list[int]) -> Node:
+        """A new leaf without locks, younger than all that was walked over so far."""
+        self.now += 1
+        self.version += 1
+        leaf = Node(key, blocks, parent, self.now)
+        parent.children[head(key, self.block_size)] = leaf
+        self.cached_blocks += len(blocks)
+        self.num_evictable += len(blocks)
+        self._offer(leaf)
+        return leaf
+
+    def lock(self, node: Node) -> None:
+        """Keeps the path to `node` from eviction until as many `unlock`."""
+        while node.parent is not None:
+            if not node.locks:
+                self.num_evictable -= len(node.blocks)
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Takes back one `lock`."""
+        while node.parent is not None:
+            node.locks -= 1
+            if not node.locks:
+                self.num_evictable += len(node.blocks)
+                self._offer(node)
+            node = node.parent
+
+    def evict(self, num_blocks: int) -> list[int]:
+        """Takes out nodes of at least `num_blocks` pages, or all without locks, and returns their pages."""
+        freed: list[int] = []
+        while len(freed) < num_blocks and self._leaves:
+            used, _, node = heappop(self._leaves)
+            node.queued = False
+            if not node.evictable:
+                continue
+            if used < node.used:  # walked over since it was queued
+                self._offer(node)
+                continue
+            parent = node.parent
+            assert parent is not None
+            del parent.children[head(node.key, self.block_size)]
+            node.parent = None
+            freed += reversed(node.blocks)
+            self.cached_blocks -= len(node.blocks)
+            self.num_evictable -= len(node.blocks)
+            self.version += 1
+            self.now += 1
+            self._offer(parent)
+        return freed
+
+    def _split(self, node: Node, num_tokens: int) -> Node:
+        """Makes the first `num_tokens` of `node` a node of their own above the rest, and returns it."""
+        assert node.parent is not None
+        at = num_tokens // self.block_size
+        upper = Node(head(node.key, num_tokens), node.blocks[:at], node.parent, self.now)
+        upper.locks = node.locks
+        node.parent.children[head(node.key, self.block_size)] = upper
+        node.key, node.blocks, node.parent = tail(node.key, num_tokens), node.blocks[at:], upper
+        upper.children[head(node.key, self.block_size)] = node
+        return upper
+
+    def _offer(self, node: Node) -> None:
+        """Queues `node` for eviction if it can be evicted."""
+        if node.evictable and not node.queued:
+            node.queued = True
+            heappush(self._leaves, (node.used, next(self._serial), node))

@@ -1,0 +1,288 @@
+"""KV blocks with block reuse as TensorRT-LLM of 2025 does it, in GPU memory only.
+
+The full blocks of a prompt enter a tree when all of the prompt is computed, those of the output when the sequence gives
+its blocks up. A block's parent holds the tokens before its own. Of several blocks with equal tokens only the first is
+in the tree. Freed blocks go to the tail of one queue, each sequence's last block first, in the tree or not; new ones
+come from its head. A block handed out anew leaves the tree with all that is below it, which its holders keep.
+Source: cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (002ba6a7), evictionPolicy.cpp (fc07e755). What is below a
+block leaves the tree only, as in later versions: 002ba6a7 takes it from the queue as well and never gives it back.
+Later ones store an output's blocks as they fill, which nobody asks for before its request has ended.
+Simplifies: whole blocks only, so what lies in a begun block is never found (enable_partial_reuse); no retention
+priorities; of a prompt given up half computed only the computed blocks are kept, where TensorRT-LLM keeps all.
+"""
+
+from __future__ import annotations
+
+from sim.decode import DecodeGroup
+from sim.kv.block_keys import ChainKeys, keys_of, own_key
+from sim.kv.blocks import check_pool
+from sim.kv.free_queue import FreeQueue
+from sim.types import Sequence
+
+_ROOT = -1
+
+
+class ReuseTreeKV:
+    """A `KVBlockManager` whose blocks are found again by their tokens. Keeps block ids, so both drivers can use it.
+
+    A sequence is known from its first lookup to `end`. Nobody but itself finds the blocks of one without token
+    identity, so they enter the tree only when it will come back: at `free`. Blocks that the group grew by are dealt out
+    when it next matters. There is no swap: `swap_out` never finds room.
+    """
+
+    __slots__ = (
+        "_children", "_due", "_held", "_index", "_key", "_known", "_parent", "_queue", "_users", "_version",
+        "block_size", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free",
+    )  # fmt: skip
+
+    def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
+        check_pool(num_blocks, block_size, num_swap_blocks)
+        self.block_size = block_size
+        self.num_blocks = self.num_free = num_blocks
+        self.num_swap_blocks = self.num_swap_free = num_swap_blocks
+        self._queue = FreeQueue(num_blocks)
+        self._held: dict[Sequence, list[int]] = {}
+        self._users = [0] * num_blocks  # sequences that hold a block of the tree; any other has one holder at most
+        self._due: list[Sequence] = []  # have one more block each than their tables say
+        self._index: dict[int, int] = {}  # the tree: a block by the key of all tokens up to its end
+        self._key: list[int | None] = [None] * num_blocks  # of the blocks in the tree
+        self._parent = [_ROOT] * num_blocks
+        self._children: dict[int, dict[int, None]] = {}
+        self._known: dict[Sequence, _Known] = {}
+        self._version = 0  # counts changes of the tree
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks in the tree, in use or not."""
+        self._deal()
+        return len(self._index)
+
+    def table(self, seq: Sequence) -> list[int]:
+        """The block ids of `seq` in token order; the executor reads it and must not change it."""
+        self._deal()
+        return self._held.get(seq, [])
+
+    def swap_table(self, seq: Sequence) -> list[int]:
+        """Empty: nothing is ever swapped."""
+        return []
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def held(self, seq: Sequence) -> int:
+        if seq.group is None:
+            return seq.num_blocks
+        return max(seq.num_blocks, -(-seq.num_computed_tokens // self.block_size))
+
+    # ---- the tree
+
+    def lookup(self, seq: Sequence) -> int:
+        """How many of the known tokens of `seq` are cached: whole blocks from the front, never all tokens."""
+        return min(self._hits(seq), (seq.num_tokens - 1) // self.block_size) * self.block_size
+
+    def first_missing(self, seq: Sequence) -> int | None:
+        """The key of the first full block of the known tokens of `seq` that is not in the tree; None if all are.
+
+        Equal keys stand for equal tokens from the first on. O(1) while the tree is as it was.
+        """
+        hits = self._hits(seq)
+        return None if hits == seq.num_tokens // self.block_size else self._known[seq].keys_up_to(hits + 1)[hits]
+
+    def store(self, seq: Sequence, num_tokens: int) -> None:
+        """Puts the full blocks of the first `num_tokens` tokens of `seq` into the tree, where it has none for them."""
+        self._deal()
+        if seq.request.tokens is not None:
+            self._store(seq, num_tokens)
+
+    def admit(self, seq: Sequence, num_tokens: int, hit_tokens: int) -> bool:
+        """Gives `seq` its hit blocks and new ones for `num_tokens` tokens in all; False, and nothing changed, if short.
+
+        `hit_tokens` is at most what `lookup` says now. A hit block that nobody holds counts as taken.
+        """
+        if seq in self._held or self.lookup(seq) < hit_tokens or hit_tokens % self.block_size:
+            raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
+        have = hit_tokens // self.block_size
+        table = [self._index[key] for key in self._known[seq].keys_up_to(have)[:have]] if have else []
+        unused = [block for block in table if not self._users[block]]
+        new = max(self.blocks_for(num_tokens) - have, 0)
+        if len(unused) + new > self.num_free:
+            return False
+        self.num_free -= len(unused)
+        for block in unused:
+            self._queue.remove(block)
+        for block in table:
+            self._users[block] += 1
+        table += self._take(new)
+        self._held[seq] = table
+        seq.num_blocks = len(table)
+        return True
+
+    # ---- the manager as every policy sees it
+
+    def allocate(self, seq: Sequence, num_tokens: int) -> bool:
+        self._deal()
+        table = self._held.get(seq)
+        if table is None:
+            return self.admit(seq, num_tokens, 0)
+        need = self.blocks_for(num_tokens) - len(table)
+        if need > self.num_free:
+            return False
+        table += self._take(need)
+        seq.num_blocks = len(table)
+        return True
+
+    def grow_group(self, group: DecodeGroup) -> bool:
+        need = group.blocks_due()
+        if need > self.num_free:
+            return False
+        if need:
+            self.num_free -= need
+            self._due += group.members_due()
+        return True
+
+    def free(self, seq: Sequence) -> None:
+        """Gives back the blocks of `seq`, which may come back and find them. Before it leaves the group."""
+        self._deal()
+        if seq in self._held:
+            self._store(seq, seq.num_computed_tokens)
+            self._give_back(seq)
+
+    def end(self, seq: Sequence) -> None:
+        """As `free`, of a sequence that will not come back, and which may hold nothing: forgets it."""
+        self._deal()
+        if seq in self._held:
+            if seq.request.tokens is not None:
+                self._store(seq, seq.num_computed_tokens)
+            self._give_back(seq)
+        self._known.pop(seq, None)
+
+    def swap_out(self, seq: Sequence) -> int | None:
+        return None
+
+    def swap_in(self, seq: Sequence) -> int | None:
+        return None
+
+    def check(self) -> None:
+        """AssertionError unless each block is free or held, as often as counted, and the tree is one. O(num_blocks)."""
+        self._deal()
+        users = [0] * self.num_blocks
+        for table in self._held.values():
+            for block in table:
+                users[block] += 1
+        for block, key in enumerate(self._key):
+            assert self._users[block] == (users[block] if key is not None else 0), "wrong counts of users"
+            assert key is not None or users[block] < 2, "shared outside the tree"
+        free = self._queue.blocks()
+        assert sorted(free) == [block for block in range(self.num_blocks) if not users[block]], "a block is lost"
+        assert len(free) == self.num_free, f"{len(free)} blocks in the queue, num_free {self.num_free}"
+        assert {block: key for key, block in self._index.items()} == {
+            block: key for block, key in enumerate(self._key) if key is not None
+        }, "index and keys differ"
+        below = {child: parent for parent, children in self._children.items() for child in children}
+        for block in self._index.values():
+            parent = self._parent[block]
+            assert below.pop(block, _ROOT) == parent, "parents and children differ"
+            assert parent == _ROOT or self._key[parent] is not None, "a block without its parent"
+        assert not below, "a child outside the tree"
+
+    # ---- within
+
+    def _hits(self, seq: Sequence) -> int:
+        """How many full blocks of the known tokens of `seq` are in the tree, one after the other from the front."""
+        self._deal()
+        known = self._known.get(seq)
+        if known is None:
+            known = self._known[seq] = _Known(seq, self.block_size)
+        limit = seq.num_tokens // self.block_size
+        if known.seen != (self._version, limit):
+            hits, index = 0, self._index
+            for key in known.keys_up_to(limit)[:limit]:
+                if key not in index:
+                    break
+                hits += 1
+            known.hits, known.seen = hits, (self._version, limit)
+        return known.hits
+
+    def _store(self, seq: Sequence, num_tokens: int) -> None:
+        known, table, full = self._known.get(seq), self._held[seq], num_tokens // self.block_size
+        if known is None:
+            known = self._known[seq] = _Known(seq, self.block_size)
+        index, parent = self._index, _ROOT
+        for key, block in zip(known.keys_up_to(full)[:full], table, strict=False):
+            found = index.get(key)
+            if found is None:
+                found = index[key] = block
+                self._key[block] = key
+                self._parent[block] = parent
+                self._users[block] = 1
+                if parent != _ROOT:
+                    self._children.setdefault(parent, {})[block] = None
+                self._version += 1
+            parent = found
+
+    def _drop(self, block: int) -> None:
+        """Takes `block` and all below it out of the tree."""
+        parent = self._parent[block]
+        if parent != _ROOT:
+            siblings = self._children[parent]
+            del siblings[block]
+            if not siblings:
+                del self._children[parent]
+        self._version += 1
+        below = [block]
+        for one in below:
+            key = self._key[one]
+            assert key is not None, f"block {one} is not in the tree"
+            del self._index[key]
+            self._key[one], self._parent[one], self._users[one] = None, _ROOT, 0
+            below += self._children.pop(one, ())
+
+    def _deal(self) -> None:
+        """Takes the blocks that are due from the queue; to be called before tables, queue or tree are read."""
+        if self._due:
+            due, self._due = self._due, []
+            self.num_free += len(due)
+            for seq, block in zip(due, self._take(len(due)), strict=True):
+                self._held[seq].append(block)
+
+    def _take(self, count: int) -> list[int]:
+        """The next `count` blocks of the queue, out of the tree."""
+        if count <= 0:
+            return []
+        self.num_free -= count
+        never, freed = self._queue.take(count)
+        if self._index:
+            for block in freed:
+                if self._key[block] is not None:
+                    self._drop(block)
+        return never + freed if never else freed
+
+    def _give_back(self, seq: Sequence) -> None:
+        seq.num_blocks = 0
+        unused = self._held.pop(seq)[::-1]
+        if seq.request.tokens is not None or own_key(seq.request) in self._index:
+            users, keys = self._users, self._key
+            held, unused = unused, list[int]()
+            for block in held:
+                if keys[block] is not None:
+                    users[block] -= 1
+                    if users[block]:
+                        continue
+                unused.append(block)
+        self._queue.put_last(unused)
+        self.num_free += len(unused)
+
+
+class _Known:
+    """The keys of a sequence's blocks, and how many of them were in the tree when last `seen`: version, limit."""
+
+    __slots__ = ("_keys", "hits", "seen")
+
+    def __init__(self, seq: Sequence, block_size: int) -> None:
+        self._keys = keys_of(seq.request, block_size)
+        self.hits = 0
+        self.seen: tuple[int, int] = (-1, -1)
+
+    def keys_up_to(self, count: int) -> list[int] | range:
+        """The keys of the first `count` blocks at least."""
+        return self._keys.up_to(count) if isinstance(self._keys, ChainKeys) else self._keys

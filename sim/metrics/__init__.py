@@ -1,0 +1,1 @@
+"""What is measured, each thing defined once, and what is asked of it."""

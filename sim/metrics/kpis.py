@@ -1,0 +1,207 @@
+"""How the engine was used, and what bound it. KPIs of steps are over the span that rates are taken over: the arrival
+window, or the makespan of work that arrives all at once.
+
+    slot_occupancy        mean of running / max_num_seqs over the engine's busy time; none without a limit
+    pad_share             padded token rows / (useful + padded token rows) of the steps that start in the span
+    kv_utilisation_mean   used / all KV blocks over busy time; `_p99`: not exceeded for 99 % of it; `_peak`: the largest
+    kv_fragmentation      1 − tokens in KV / (used blocks × block size), over decode steps in which everything that runs
+                          decodes: only there do the records hold all tokens. It includes what is reserved ahead. None
+                          where a prefix cache was hit: shared blocks hold the tokens of several
+    preemption_rate       preemptions of the cohort's requests / requests of the cohort
+    recomputed_tokens     tokens the cohort's requests had computed before and computed again
+    prefix_hit_rate       tokens that admissions of the cohort's requests found in the prefix cache / those and the ones
+                          computed instead: prompts of the admitted and what preemptions made needed again. None
+                          without a prefix cache
+    swapped_blocks        KV blocks moved to and from host memory, both ways
+    engine_busy_share     time a step runs / the span
+    mfu, mbu              useful FLOPs and bytes of the steps / (peak × their time), of the roofline's counting; what
+                          came from a prefix cache was not computed and does not count
+    mean_batch            sequences in a step: decodes + chunks, mean over the steps
+    num_steps             steps that start in the span
+
+Of several replicas the same, over the steps of all: means over busy time weigh each by its own, the use of KV memory
+being of the replica's own blocks; the busy share is of the time replicas were up or draining; mfu and mbu are of the
+peaks of the replicas that ran the steps. And besides:
+
+    replica_seconds       time replicas were held within the span, cold starts, draining and repair included
+    num_replicas_mean     replica_seconds / the span; `_max`: the most held at any time of it
+    retries               lives that the cohort's requests lost with a replica and began again elsewhere
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.fleet.plan import HELD
+from sim.metrics.inputs import FleetInputs, PointInputs
+from sim.record import MISSING
+from sim.units import NS_PER_S
+
+PAD_BOUND_SHARE = 1 / 3
+"""From this share of padded token rows on, `padding` is named instead of a kernel term: our choice, half of the useful
+rows again is more than any kernel term could win back."""
+
+LOAD_QUEUED_SHARE = 0.1
+"""Below this share of the requests' time spent in the queue, only the load bounds the engine: our choice."""
+
+_STEP_BOUNDS = {
+    "weights": "weights",
+    "kv_reads": "KV reads",
+    "matmul": "matmul",
+    "attention": "matmul",  # arithmetic too
+    "swap": "swap",
+    "host": "host",
+    "other": "",  # constants, or a cost that is stated and not explained
+}
+_QUEUE_BOUNDS = {
+    "no_slot": "slots",
+    "batch_running": "slots",  # nobody joins a running batch: all its rows are taken
+    "kv_blocks": "KV",
+    "preemption": "KV",
+    "swap_in_first": "KV",
+    "token_budget": "token budget",
+    "batch_window": "batch window",
+}
+
+
+def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[int, int]) -> dict[str, float | None]:
+    """The KPIs of the module's text by name; None where one is not defined."""
+    steps, requests = inputs.records.steps, inputs.records.requests[cohort]
+    start, end = span_ns
+    starts = steps["start_ns"]
+    busy_ns = np.clip(np.minimum(starts + steps["duration_ns"], end) - np.maximum(starts, start), 0, None)
+    inside = (starts >= start) & (starts < end)
+    mine = steps[inside]
+    blocks = inputs.blocks_of_steps
+    used = blocks - steps["free_blocks"]
+    utilisation = used / blocks
+    useful = int(mine["num_prefill_tokens"].sum()) + int(mine["num_decode"].sum())
+    padded = int(mine["pad_prefill_tokens"].sum()) + int(mine["pad_decode_rows"].sum())
+    slots = inputs.max_num_seqs
+    terms = inputs.cost_terms
+    return {
+        "slot_occupancy": None if slots is None else _mean(steps["num_running"] / slots, busy_ns),
+        "pad_share": _ratio(padded, useful + padded),
+        "kv_utilisation_mean": _mean(utilisation, busy_ns),
+        "kv_utilisation_p99": _quantile(utilisation, busy_ns, 0.99),
+        "kv_utilisation_peak": float(utilisation[inside].max()) if len(mine) else None,
+        "kv_fragmentation": _fragmentation(inputs, used, busy_ns),
+        "preemption_rate": _ratio(int(requests["num_preemptions"].sum()), len(requests)),
+        "recomputed_tokens": float(requests["recomputed_tokens"].sum()),
+        "prefix_hit_rate": _hit_rate(requests) if inputs.has_prefix_cache else None,
+        "swapped_blocks": float(mine["swap_blocks"].sum()),
+        "engine_busy_share": _ratio(int(busy_ns.sum()), inputs.engine_ns(span_ns)),
+        "mfu": _use(terms, "flops", inside, inputs.peak_of_steps("peak_flops"), mine["duration_ns"]),
+        "mbu": _use(terms, "bytes", inside, inputs.peak_of_steps("memory_bandwidth"), mine["duration_ns"]),
+        "mean_batch": _ratio(int(mine["num_decode"].sum()) + int(mine["num_chunks"].sum()), len(mine)),
+        "num_steps": float(len(mine)),
+        **({} if inputs.fleet is None else _fleet_kpis(inputs.fleet, requests, span_ns)),
+    }
+
+
+def _fleet_kpis(fleet: FleetInputs, requests: NDArray[np.void], span_ns: tuple[int, int]) -> dict[str, float | None]:
+    """Those that only several replicas have."""
+    held_ns = int(fleet.replica_ns(span_ns, HELD).sum())
+    starts = {max(span.start_ns, span_ns[0]) for span in fleet.spans} | {span_ns[0]}
+    at_once = [sum(span.start_ns <= at < span.end_ns for span in fleet.spans) for at in starts if at < span_ns[1]]
+    return {
+        "replica_seconds": held_ns / NS_PER_S,
+        "num_replicas_mean": _ratio(held_ns, span_ns[1] - span_ns[0]),
+        "num_replicas_max": float(max(at_once)) if at_once else None,
+        "retries": float(requests["num_retries"].sum()),
+    }
+
+
+def bound_by(
+    inputs: PointInputs, values: Mapping[str, float | None], part_ns: Mapping[str, int], span_ns: tuple[int, int]
+) -> str:
+    """What bound the run, in a word or two. `load`: its requests hardly queued, more could have come; `nothing ended`:
+    none of the cohort finished.
+
+    Else what took most of the steps' time (`padding, weights, KV reads, matmul, host, swap`; left out without cost
+    terms) and the reason for which the cohort's finished requests queued longest (`slots, KV, token budget, ...`).
+    """
+    queued: Counter[str] = Counter()
+    for part, ns in part_ns.items():
+        name, _, reason = part.partition(":")
+        if name == "queued" and ns:
+            queued[_QUEUE_BOUNDS.get(reason, reason.replace("_", " "))] += ns
+    if not part_ns:
+        return "nothing ended"
+    if sum(queued.values()) <= LOAD_QUEUED_SHARE * sum(part_ns.values()):
+        return "load"
+    held_by = queued.most_common(1)[0][0]
+    step_bound = _step_bound(inputs, values, span_ns)
+    return f"{step_bound}, {held_by}" if step_bound else held_by
+
+
+def _step_bound(inputs: PointInputs, values: Mapping[str, float | None], span_ns: tuple[int, int]) -> str:
+    """What took the largest share of the steps' time; "" where the cost model does not explain it."""
+    if (values["pad_share"] or 0) >= PAD_BOUND_SHARE:
+        return "padding"
+    if inputs.cost_terms is None:
+        return ""
+    starts = inputs.records.steps["start_ns"]
+    inside = (starts >= span_ns[0]) & (starts < span_ns[1])
+    shares = dict.fromkeys(_STEP_BOUNDS.values(), 0.0)
+    for term, name in _STEP_BOUNDS.items():
+        if term in inputs.cost_terms:
+            shares[name] += float(np.sum(inputs.cost_terms[term][inside]))
+    return max(shares, key=lambda name: shares[name])
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _hit_rate(requests: NDArray[np.void]) -> float | None:
+    """Of requests that were never admitted nothing was looked up."""
+    admitted = requests[requests["scheduled_ns"] != MISSING]
+    found, first = int(admitted["cached_tokens_all"].sum()), int(admitted["cached_tokens"].sum())
+    needed = int(admitted["prompt_tokens"].sum()) + int(admitted["recomputed_tokens"].sum()) + found - first
+    return _ratio(found, needed)
+
+
+def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float | None:
+    total = weights.sum()
+    return float((values * weights).sum() / total) if total else None
+
+
+def _quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: float) -> float | None:
+    """The smallest value not exceeded for that share of the weights."""
+    if not weights.sum():
+        return None
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(below, share * below[-1])]])
+
+
+def _fragmentation(inputs: PointInputs, used: NDArray[np.int64], busy_ns: NDArray[np.int64]) -> float | None:
+    steps = inputs.records.steps
+    if steps["cached_tokens"].any():
+        return None
+    known = (steps["num_chunks"] == 0) & (steps["num_decode"] > 0) & (steps["num_decode"] == steps["num_running"])
+    tokens = (steps["context_tokens"] + steps["num_decode"])[known]  # the step's own tokens have their room already
+    room = used[known].astype(np.int64) * inputs.block_size
+    return _mean(1 - tokens / np.maximum(room, 1), busy_ns[known])
+
+
+def _use(
+    terms: Mapping[str, NDArray[np.float64]] | None,
+    name: str,
+    inside: NDArray[np.bool_],
+    peak_per_s: float | NDArray[np.float64] | None,
+    duration_ns: NDArray[np.int64],
+) -> float | None:
+    """Work done / (peak × time); None where the cost model does not count it."""
+    if terms is None or name not in terms or peak_per_s is None or not len(duration_ns):
+        return None
+    if isinstance(peak_per_s, np.ndarray):
+        could = float(peak_per_s[inside] @ duration_ns) / NS_PER_S
+    else:
+        could = peak_per_s * (int(duration_ns.sum()) / NS_PER_S)
+    return float(np.sum(terms[name][inside])) / could

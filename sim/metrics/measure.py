@@ -1,0 +1,365 @@
+"""What is measured, each thing defined once: latencies, counts and rates here, KPIs of the engine in `kpis`, parts of a
+request's life in `attribution`, gaps between tokens in `gaps`, growth of the queue in `stability`.
+
+Latencies, in seconds in the results, are those of **delivery** to the client and count from the moment it sent the
+request, which is the arrival at the engine unless a front end stands before it:
+
+    ttft           first delivery − sent
+    e2e            delivery of the last piece − sent
+    tpot           (e2e − ttft) / (output − 1); one token, or a response delivered whole, has none
+    itl            every gap between consecutive tokens of a request, all requests' gaps pooled; none if delivered whole
+    queue_time     start of the first step it took part in − arrival at the engine
+    norm_latency   e2e / output tokens; defined for every policy
+
+Cohort: the requests sent in the arrival window [start, end], warm-up excluded. They run to their end, so what drains
+after the window counts for latency; never for throughput, which is completions inside the window / window. Latencies
+are of the cohort's finished requests and `uncompleted_share` says how many are missing from them; objectives,
+`slo_margin` and `in_slo` are over all offered ones (`slo`). Work that arrives all at once has no window: its rates are
+over the makespan.
+
+Of every class of traffic, ttft, tpot, e2e and `in_slo` are also given apart, as `ttft_p99_s[CLASS]`.
+
+`warmup_needed_s` is how long the run's beginning differs from the rest (`warmup`), of steady runs only: stable, and
+with arrivals drawn by one law.
+
+A percentile is the smallest observation that at least that share of the observations does not exceed. One with fewer
+than 20 observations beyond it is listed in `few`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student_t
+
+from sim.explain.attribution import PARTS, pieces
+from sim.metrics.gaps import token_gaps
+from sim.metrics.inputs import PointInputs, between, makespan, of_class, span_of
+from sim.metrics.kpis import bound_by, engine_kpis
+from sim.metrics.slo import Sample, Slo, rank
+from sim.metrics.stability import is_too_short, is_unstable
+from sim.metrics.warmup import mser5
+from sim.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
+from sim.units import NS_PER_S
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
+QUEUE_DEPENDENT = ("ttft", "e2e", "queue_time", "norm_latency")
+"""Latencies that grow with the length of the run when the queue does: meaningless at an unstable point."""
+
+PERCENTILES = (50, 90, 95, 99)
+FEW_BEYOND = 20  # fewer observations beyond a percentile than this and it is marked `~`
+CONFIDENCE = 0.95  # of the interval over seeds
+
+Ns = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run's metrics by name; None where one is not defined, never 0 instead.
+
+    `few`: the percentiles with fewer than FEW_BEYOND observations beyond. `reasons`: outcome -> reason -> requests.
+    """
+
+    values: dict[str, float | None]
+    few: frozenset[str]
+    reasons: dict[str, dict[str, int]]
+    unstable: bool
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The seeds of one point. `mean` is None where any seed has no value: the mean of the others would flatter.
+
+    `half_width` is that of the t-interval over seeds; None with one seed or without a mean.
+    """
+
+    mean: dict[str, float | None]
+    half_width: dict[str, float | None]
+    few: frozenset[str]
+    reasons: dict[str, dict[str, int]]
+    unstable: bool
+    bound_by: str
+    num_seeds: int
+
+
+def measure(inputs: PointInputs) -> Measured:
+    """Every metric of one run."""
+    records = inputs.records
+    requests = records.requests
+    cohort = between(requests["sent_ns"], inputs.window_ns)
+    done = cohort & (requests["outcome"] == FINISHED)
+    latencies = latencies_ns(inputs)
+    gaps, counts = token_gaps(records, done) if inputs.streams else (np.empty(0), np.empty(0, dtype=np.int64))
+    values: dict[str, float | None] = {}
+    few: set[str] = set()
+    for name in LATENCIES:
+        observed, weights = (gaps, counts) if name == "itl" else (latencies[name][done], None)
+        known = ~np.isnan(observed)
+        _summarise(name, observed[known], weights, values, few)
+    span_ns = span_of(inputs, cohort)
+    values |= _counts(requests, cohort, inputs.num_missing)
+    values |= _rates(inputs, cohort, span_ns, latencies["tpot"][done])
+    values |= _objectives(inputs, cohort, latencies, span_ns)
+    for name in inputs.class_names:
+        mine = done & of_class(records, name)
+        for latency in ("ttft", "tpot", "e2e"):
+            observed = latencies[latency][mine]
+            _summarise(latency, observed[~np.isnan(observed)], None, values, few, f"[{name}]")
+    values |= engine_kpis(inputs, cohort, span_ns)
+    part_ns = _time_by_part(inputs, done)
+    values |= _shares(part_ns)
+    judged = not (inputs.all_at_once or inputs.closed_loop)
+    unstable = judged and is_unstable(requests, inputs.window_ns)
+    too_short = judged and is_too_short(requests, inputs.window_ns)
+    values["too_short"] = float(too_short)
+    steady = inputs.stationary and not (unstable or too_short)
+    values["warmup_needed_s"] = _warmup_needed_s(requests, latencies["ttft"]) if steady else None
+    return Measured(
+        values,
+        frozenset(few),
+        _reasons(records, inputs.num_missing),
+        unstable,
+        bound_by(inputs, values, part_ns, span_ns),
+    )
+
+
+def combine(seeds: Iterable[Measured]) -> Combined:
+    """Mean and 95 % t-interval over the runs of one point; unstable if most of them are."""
+    runs = list(seeds)
+    mean: dict[str, float | None] = {}
+    widths: dict[str, float | None] = {}
+    for name in runs[0].values:
+        known = [value for run in runs if (value := run.values[name]) is not None]
+        complete = len(known) == len(runs)
+        mean[name] = float(np.mean(known)) if complete else None
+        widths[name] = half_width(known) if complete and len(runs) > 1 else None
+    reasons: dict[str, Counter[str]] = {}
+    for run in runs:
+        for outcome, counted in run.reasons.items():
+            reasons.setdefault(outcome, Counter()).update(counted)
+    return Combined(
+        mean=mean,
+        half_width=widths,
+        few=frozenset().union(*(run.few for run in runs)),
+        reasons={outcome: dict(counted) for outcome, counted in reasons.items()},
+        unstable=2 * sum(run.unstable for run in runs) > len(runs),
+        bound_by=Counter(run.bound_by for run in runs).most_common(1)[0][0],
+        num_seeds=len(runs),
+    )
+
+
+def percentile(observed: Ns, percent: float, weights: NDArray[np.int64] | None = None) -> tuple[float, int]:
+    """The smallest observation that at least `percent` of them do not exceed, and how many lie beyond it."""
+    if weights is None:
+        position = rank(percent / 100, len(observed))
+        return float(np.partition(observed, position - 1)[position - 1]), len(observed) - position
+    order = np.argsort(observed, kind="stable")
+    below = np.cumsum(weights[order])
+    position = rank(percent / 100, int(below[-1]))
+    return float(observed[order[np.searchsorted(below, position)]]), int(below[-1]) - position
+
+
+def latencies_ns(inputs: PointInputs) -> dict[str, Ns]:
+    """ns of every request, by metric; NaN where the request did not finish or the metric is not defined for it."""
+    r = inputs.records.requests
+    finished, output = r["outcome"] == FINISHED, r["output_tokens"]
+    ttft, e2e = r["first_delivery_ns"] - r["sent_ns"], r["delivered_ns"] - r["sent_ns"]
+    paced = finished & (output >= 2) & inputs.streams
+    return {
+        "ttft": np.where(finished, ttft, np.nan),
+        "tpot": np.where(paced, (e2e - ttft) / np.maximum(output - 1, 1), np.nan),
+        "e2e": np.where(finished, e2e, np.nan),
+        "queue_time": np.where(finished, r["scheduled_ns"] - r["arrival_ns"], np.nan),
+        "norm_latency": np.where(finished, e2e / np.maximum(output, 1), np.nan),
+    }
+
+
+def _summarise(
+    name: str,
+    observed: Ns,
+    weights: NDArray[np.int64] | None,
+    values: dict[str, float | None],
+    few: set[str],
+    of: str = "",
+) -> None:
+    """Adds mean and percentiles in seconds to `values`, None without observations; and to `few` the weak ones.
+
+    The names end with `of`.
+    """
+    some = len(observed) > 0
+    values[f"{name}_mean_s{of}"] = float(np.average(observed, weights=weights)) / NS_PER_S if some else None
+    for percent in PERCENTILES:
+        key = f"{name}_p{percent}_s{of}"
+        values[key] = None
+        if some:
+            value_ns, beyond = percentile(observed, percent, weights)
+            values[key] = value_ns / NS_PER_S
+            if beyond < FEW_BEYOND:
+                few.add(key)
+
+
+def _counts(requests: NDArray[np.void], cohort: NDArray[np.bool_], missing: int) -> dict[str, float | None]:
+    """Requests of the whole run by outcome, which sum to `submitted`; and what of the cohort did not complete.
+
+    `submitted` holds all requests offered, those the run never let in (`missing`) being `unfinished`.
+    """
+    counted = np.bincount(requests["outcome"], minlength=len(OUTCOME_NAMES))
+    counted[UNFINISHED] += missing
+    offered = int(cohort.sum()) + missing
+    done = int((cohort & (requests["outcome"] == FINISHED)).sum())
+    return {
+        "submitted": float(counted.sum()),
+        **{name: float(counted[code]) for code, name in OUTCOME_NAMES.items()},
+        "cohort": float(offered),
+        "uncompleted_share": 1 - done / offered if offered else None,
+    }
+
+
+def _rates(
+    inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[int, int], tpot: Ns
+) -> dict[str, float | None]:
+    """Per second: of the cohort offered; of what completed inside the span and its tokens; and as one user sees it.
+
+    `user_tokens_per_s_p50` is 1 / median tpot: the pace of a response once it has begun.
+    """
+    requests = inputs.records.requests
+    done = requests[(requests["outcome"] == FINISHED) & between(requests["delivered_ns"], span_ns)]
+    seconds = (span_ns[1] - span_ns[0]) / NS_PER_S
+
+    def per_s(count: int) -> float | None:
+        return float(count) / seconds if seconds else None
+
+    output_tokens = per_s(done["output_tokens"].sum())
+    first_ns, last_ns = makespan(inputs.records, cohort)
+    completed = int((cohort & (requests["outcome"] == FINISHED)).sum())
+    paced = tpot[~np.isnan(tpot)]
+    median_ns = percentile(paced, 50)[0] if len(paced) else 0.0
+    return {
+        "offered_rps": None if inputs.all_at_once else per_s(cohort.sum() + inputs.num_missing),
+        "throughput_rps": per_s(len(done)),
+        "output_tokens_per_s": output_tokens,
+        "output_tokens_per_s_per_gpu": None if output_tokens is None else output_tokens / inputs.mean_num_gpus(span_ns),
+        "total_tokens_per_s": per_s(done["output_tokens"].sum() + done["prompt_tokens"].sum()),
+        "makespan_throughput_rps": completed * NS_PER_S / (last_ns - first_ns) if last_ns > first_ns else None,
+        "user_tokens_per_s_p50": NS_PER_S / median_ns if median_ns else None,
+    }
+
+
+def _objectives(
+    inputs: PointInputs, cohort: NDArray[np.bool_], latencies: dict[str, Ns], span_ns: tuple[int, int]
+) -> dict[str, float | None]:
+    """`in_slo`: share of the cohort's offered requests that meet their objective. `goodput_rps`: completions inside the
+    span that meet it, per second. `slo_margin`: the least margin of any class's objective. `slo_met`: 1 where it is 0
+    or more, else 0.
+
+    `in_slo` and `goodput_rps` exist only where all objectives are of the per-request form. Requests without one are
+    not judged.
+    """
+    records, requests = inputs.records, inputs.records.requests
+    finished = requests["outcome"] == FINISHED
+    judged = {name: np.where(finished, values, np.inf) for name, values in latencies.items()}
+    judged["tpot"][finished & (requests["output_tokens"] >= 2) & (not inputs.streams)] = np.inf
+    margins: list[float | None] = []
+    passes, counted = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=bool)
+    groups = list(_slo_groups(inputs))
+    missing = inputs.num_missing
+    lost = np.full(missing, np.inf)  # of unknown class, so that every class may have lost them
+    for slo, members in groups:
+        mine = members & cohort
+        samples = {name: Sample(np.concatenate((values[mine], lost))) for name, values in judged.items()}
+        samples["itl"] = samples["tpot"]
+        if inputs.streams and any(bound.metric == "itl" for bound in slo.bounds):
+            offered = int(mine.sum()) + missing
+            uncompleted = 1 - int((mine & finished).sum()) / offered if offered else 0.0
+            samples["itl"] = Sample(*token_gaps(records, mine & finished), uncompleted)
+        margins.append(slo.margin(samples))
+        if slo.per_request:
+            counted |= members
+            passes |= members & slo.passes(judged)
+    margin = min((margin for margin in margins if margin is not None), default=None)
+    values: dict[str, float | None] = {
+        "in_slo": None,
+        "goodput_rps": None,
+        "slo_margin": margin,
+        "slo_met": None if margin is None else float(margin >= 0),
+    }
+    for name in inputs.class_names:
+        own, mine = inputs.class_slos.get(name, inputs.slo), cohort & of_class(records, name)
+        apart = own is not None and own.per_request and bool(mine.any())
+        values[f"in_slo[{name}]"] = float((passes & mine).sum()) / int(mine.sum()) if apart else None
+    judging = [slo for slo, members in groups if (members & cohort).any()] or [slo for slo, _ in groups]
+    if judging and all(slo.per_request for slo in judging):
+        offered = int((counted & cohort).sum()) + missing
+        values["in_slo"] = float((passes & cohort).sum()) / offered if offered else None
+        good = passes & finished & between(requests["delivered_ns"], span_ns)
+        if span_ns[1] > span_ns[0]:
+            values["goodput_rps"] = float(good.sum()) * NS_PER_S / (span_ns[1] - span_ns[0])
+    return values
+
+
+def _slo_groups(inputs: PointInputs) -> Iterable[tuple[Slo, NDArray[np.bool_]]]:
+    """The objectives and which requests each judges: those of its class, or all of the other classes."""
+    records = inputs.records
+    others = np.ones(len(records.requests), dtype=bool)
+    for name, slo in inputs.class_slos.items():
+        mine = of_class(records, name)
+        others &= ~mine
+        yield slo, mine
+    if inputs.slo is not None:
+        yield inputs.slo, others
+
+
+def _warmup_needed_s(requests: NDArray[np.void], ttft: Ns) -> float | None:
+    """When, from the run's start, the first request is sent that MSER-5 leaves in, by TTFT in order of sending."""
+    order = np.argsort(requests["sent_ns"], kind="stable")
+    order = order[~np.isnan(ttft[order])]
+    first = mser5(ttft[order])
+    if first is None:
+        return None
+    return float(requests["sent_ns"][order[first]]) / NS_PER_S if first else 0.0
+
+
+def _time_by_part(inputs: PointInputs, wanted: NDArray[np.bool_]) -> dict[str, int]:
+    """ns that the wanted requests spent in each part, with its reason."""
+    total: dict[str, int] = {}
+    for piece in pieces(inputs.records, inputs.per_chunk_ns):
+        total[piece.part] = total.get(piece.part, 0) + int(piece.ns[wanted[piece.request]].sum())
+    return total
+
+
+def _shares(part_ns: dict[str, int]) -> dict[str, float | None]:
+    """`attr_<part>_share`: each part of the summed E2E of the cohort's finished requests, reasons merged."""
+    whole = sum(part_ns.values())
+    by_part: dict[str, int] = dict.fromkeys(PARTS, 0)
+    for part, ns in part_ns.items():
+        by_part[part.partition(":")[0]] += ns
+    return {f"attr_{part}_share": ns / whole if whole else None for part, ns in by_part.items()}
+
+
+def _reasons(records: Records, missing: int) -> dict[str, dict[str, int]]:
+    """How many requests of the whole run were rejected, cancelled or left unfinished, by reason."""
+    requests, reasons = records.requests, {}
+    for code, name in OUTCOME_NAMES.items():
+        if code != FINISHED:
+            codes, counts = np.unique(requests["reason"][requests["outcome"] == code], return_counts=True)
+            reasons[name] = {records.texts[c]: int(n) for c, n in zip(codes, counts, strict=True)}
+    if missing:
+        reasons[OUTCOME_NAMES[UNFINISHED]]["never_let_in"] = missing
+    return reasons
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % t-interval of the mean of independent `values`, at least two of them."""
+    return float(t_quantile(len(values)) * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+@cache
+def t_quantile(count: int) -> float:
+    """Half the width of the 95 % interval of a mean of `count` values, in standard errors."""
+    return float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1))

@@ -1,0 +1,365 @@
+"""Keeps what was run, in the layout that `sim.results.read` reads: a point's tables and metrics, a run's summary.
+
+A point is written whole or not at all, so a killed run continues where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sim.errors import ScenarioError
+from sim.fleet.inputs import cost_terms, fleet_inputs, is_lasting
+from sim.fleet.table import replica_table
+from sim.metrics.inputs import PointInputs
+from sim.metrics.measure import Measured, combine, measure
+from sim.metrics.slo import Slo, parse_slo
+from sim.point import Run, Setup
+from sim.record import FINISHED
+from sim.results.frames import pack_tables
+from sim.results.point_files import PackedPoint, write_point
+from sim.results.provenance import as_json, cost_sources, provenance, short_hash, write_csv, write_text
+from sim.results.read import REPLICAS, Results, load_results
+from sim.scenario import Scenario
+from sim.sweep.failed import Failed, points_failed
+from sim.units import format_duration
+from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
+
+# ---- one point
+
+
+def point_inputs(setup: Setup, run: Run) -> PointInputs:
+    """What the metrics need to know of a point that was run."""
+    file, workload, gpu = setup.scenario.file, run.workload, setup.gpu
+    class_slos = {name: parse_slo(c.slo) for name, c in file.workload.classes.items() if c.slo is not None}
+    return PointInputs(
+        records=run.records,
+        window_ns=run.window_ns,
+        num_blocks=setup.kv.num_blocks,
+        block_size=setup.kv.block_size,
+        streams=run.streams,
+        num_gpus=setup.num_gpus,
+        num_offered=workload.num_offered,
+        all_at_once=workload.all_at_once,
+        closed_loop=isinstance(file.workload.arrivals, ClosedLoop),
+        stationary=not isinstance(file.workload.arrivals, ClosedLoop | TraceArrivals | AllAtOnce) and is_lasting(run),
+        max_num_seqs=getattr(run.point.spec.config, "max_num_seqs", None),
+        per_chunk_ns=workload.frontend.per_chunk,
+        slo=parse_slo(file.slo),
+        class_slos=class_slos,
+        class_names=tuple(file.workload.classes),
+        has_prefix_cache=bool(getattr(run.point.spec.config, "prefix_cache", "")),
+        cost_terms=cost_terms(setup, run.records),
+        peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
+        memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,
+        fleet=fleet_inputs(setup, run) if setup.groups else None,
+    )
+
+
+def measured_point(setup: Setup, run: Run, name: str) -> PackedPoint:
+    """Measures a point that was run and packs it, to be written to a folder of this name."""
+    check_cohort(run)
+    inputs = point_inputs(setup, run)
+    return pack_point(run, measure(inputs), name, replica_table(inputs))
+
+
+def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
+    """Writes a point with its metrics to `folder`; returns what its point.json holds."""
+    packed = pack_point(run, measured, folder.name)
+    write_point(packed, folder)
+    return packed.result
+
+
+def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[str, Any]] = ()) -> PackedPoint:
+    """A point with its metrics and those of each of its `replicas`, to be written to a folder of this name."""
+    point = run.point
+    result = {
+        "policy": point.spec.label,
+        "variant": point.spec.variant,
+        "name": point.spec.name,
+        "kind": point.spec.kind,
+        "load": point.load,
+        "seed": point.seed,
+        "point": name,
+        "end_ns": run.end_ns,
+        "num_finished": int((run.records.requests["outcome"] == FINISHED).sum()),
+        "unstable": measured.unstable,
+        "bound_by": measured.bound_by,
+        "values": measured.values,
+        "few": sorted(measured.few),
+        "reasons": measured.reasons,
+        "details": run.records.details,
+        "workload": {"notes": run.workload.notes, **run.workload.describe},
+    }
+    if replicas:
+        result["replicas"] = list(replicas)
+        result["replica_spans"] = [asdict(span) for span in run.spans]
+    return PackedPoint.of(result, pack_tables(run.records))
+
+
+def check_cohort(run: Run) -> None:
+    """ScenarioError where nothing can be measured."""
+    start_ns, end_ns = run.window_ns
+    sent = run.records.requests["sent_ns"]
+    if not ((sent >= start_ns) & (sent <= end_ns)).any() or (end_ns <= start_ns and not run.workload.all_at_once):
+        raise ScenarioError(
+            f"{run.point.spec.name} at load {run.point.load:g}, seed {run.point.seed}: nobody arrives between the end"
+            f" of the warm-up at {format_duration(start_ns)} and the last arrival at {format_duration(end_ns)}."
+            " Lengthen the workload, or use all_at_once."
+        )
+
+
+# ---- a run of points
+
+
+def keep_run(
+    setup: Setup, home: Path, found: Sequence[dict[str, Any] | Failed], *, reused: int, facts: dict[str, Any]
+) -> Results:
+    """Writes summary.csv, points.csv and manifest.json of the points in `found`, all that the scenario asks for.
+
+    A policy need not have been run at every load. PointsFailed if all of them failed; where some did, the summary has
+    no means of theirs. `facts` are further entries of the manifest, or others in place of its own.
+    """
+    scenario = setup.scenario
+    failed = [each for each in found if isinstance(each, Failed)]
+    results = [each for each in found if not isinstance(each, Failed)]
+    if not results:
+        raise points_failed(failed, len(found))
+    summary, points = tabulate(scenario, found)
+    folder = home / short_hash([each.point if isinstance(each, Failed) else each["point"] for each in found])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "summary.csv", summary)
+    write_csv(folder / "points.csv", points)
+    if rows := _replica_rows(results):
+        write_csv(folder / REPLICAS, rows)
+    write_text(folder / "scenario.yaml", scenario.text)
+    write_text(folder / "manifest.json", as_json(_manifest(setup, results, failed, reused) | facts, indent=2))
+    return load_results(folder)
+
+
+def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[Failed], reused: int) -> dict[str, Any]:
+    """What was run and how it was obtained."""
+    scenario = setup.scenario
+    return {
+        "scenario_name": scenario.name,
+        "scenario": scenario.plain,
+        "heading": heading(setup),
+        "kv": "; ".join(f"{group.name} {group.setup.kv}".strip() for group in setup.groups) or str(setup.kv),
+        "num_blocks": setup.kv.num_blocks,
+        "workload": _describe_workload(results),
+        "slo": scenario.file.slo,
+        "objective": objective_text(scenario),
+        "measured_at": measured_at(setup),
+        "sources": cost_sources(setup),
+        "outcomes": _outcomes(results),
+        "details": _details(results),
+        "identical_seeds": _identical_seeds(results),
+        "points_run": len(results) - reused,
+        "points_reused": reused,
+        "failed": [asdict(each) for each in failed],
+        **provenance(),
+    }
+
+
+def heading(setup: Setup) -> str:
+    """Scenario, model, GPU and cost in one line."""
+    gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
+    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
+    model = f"{setup.model.name} {dtype}{gpu}"
+    cost = setup.cost.describe()
+    if setup.groups:
+        model, cost = f"{setup.model.name} {dtype}", _describe_replicas(setup)
+    return f"{setup.scenario.name} · {model} · {cost} · measured at: {measured_at(setup)}"
+
+
+def _describe_replicas(setup: Setup) -> str:
+    """How many replicas of which kind, at what cost, behind which router."""
+    config = setup.scenario.file.replicas
+    assert config is not None, "asked of several replicas"
+    kinds = []
+    for group in setup.groups:
+        gpu = "" if group.setup.gpu is None else group.setup.gpu.name
+        gpu += f" × {group.setup.num_gpus}" if group.setup.num_gpus > 1 else ""
+        count = f"{group.count}" if config.autoscaler is None else f"{config.autoscaler.min} to {config.autoscaler.max}"
+        noun = "replica" if count == "1" else "replicas"
+        what = " ".join(filter(None, (count, group.name, noun, f"on {gpu}" if gpu else "")))
+        kinds.append(f"{what} · {group.setup.cost.describe()}")
+    varied = setup.scenario.vary_key.startswith("replicas.router")
+    router = "" if config.router is None or varied else f" · router {config.router.kind}"
+    scaler = "" if config.autoscaler is None else f" · autoscaler by {config.autoscaler.kind}"
+    times = "once" if len(config.failures) == 1 else f"{len(config.failures)} times"
+    lost = "sent again" if config.lost == "retry" else "lost"
+    fails = f" · a replica fails {times}, what it held is {lost}" if config.failures else ""
+    return " · ".join(kinds) + router + scaler + fails
+
+
+def measured_at(setup: Setup) -> str:
+    """Where latencies are taken: at the engine, or at the client where the scenario models the way there."""
+    return "engine" if setup.scenario.file.workload.frontend == Frontend() else "client, front end modelled"
+
+
+# ---- tables
+
+
+def _replica_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of replicas.csv, by policy (and variant), load, seed and replica."""
+    head = ("policy", "variant", "load", "seed", "point")
+    ordered = sorted(results, key=lambda result: [result[name] for name in head])
+    return [{name: result[name] for name in head} | row for result in ordered for row in result.get("replicas", [])]
+
+
+def _measured(result: dict[str, Any]) -> Measured:
+    return Measured(
+        result["values"], frozenset(result["few"]), result["reasons"], result["unstable"], result["bound_by"]
+    )
+
+
+def summary_rows(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> list[dict[str, Any]]:
+    """Rows of summary.csv: a policy at each of its loads, means over seeds. None if all points failed."""
+    return tabulate(scenario, found)[0] if any(not isinstance(each, Failed) for each in found) else []
+
+
+def tabulate(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> tuple[list[dict], list[dict]]:
+    """Rows of summary.csv and points.csv. Of a policy's `best_of` variants only the best at each load is kept.
+
+    Policies come in the order of `found`, the loads of each from the lowest up. Where a seed failed there is no mean:
+    that of the others would flatter. `failed` counts the seeds; variants that failed are not compared unless all did.
+    """
+    heads = [_head(each) for each in found]
+    by_policy: dict[str, dict[float, dict[str, list[int]]]] = {}
+    for i, head in enumerate(heads):
+        by_load = by_policy.setdefault(head["policy"], {})
+        by_load.setdefault(head["load"], {}).setdefault(head["variant"], []).append(i)
+    metrics = next(list(each["values"]) for each in found if not isinstance(each, Failed))
+    summary, points = [], []
+    for by_load in by_policy.values():
+        for load, variants in sorted(by_load.items()):
+            runs = {
+                variant: sorted((r for i in members if isinstance(r := found[i], dict)), key=lambda r: r["seed"])
+                for variant, members in variants.items()
+            }
+            failures = {variant: len(members) - len(runs[variant]) for variant, members in variants.items()}
+            whole = [variant for variant in variants if not failures[variant]]
+            best = best_variant({variant: runs[variant] for variant in whole or variants})
+            head = heads[variants[best][0]]
+            common = {
+                "policy": head["policy"],
+                "kind": head["kind"],
+                "label": head["name"],
+                "variant": best,
+                "load_name": scenario.load_name,
+                "load": load,
+            }
+            if scenario.vary_key:
+                common |= {"vary_key": scenario.vary_key, "vary": head["vary"]}
+            summary.append(common | _summary_row(runs[best], failures[best], metrics))
+            for run in runs[best]:
+                its = common | {key: run[key] for key in ("seed", "point", "unstable", "bound_by")}
+                points.append(its | {"few": " ".join(run["few"])} | run["values"])
+    return summary, points
+
+
+def _head(each: dict[str, Any] | Failed) -> dict[str, Any]:
+    """What a point was: policy, load, variant, name, kind and the value of the varied key."""
+    names = ("policy", "load", "variant", "name", "kind")
+    if isinstance(each, Failed):
+        return {name: getattr(each, name) for name in (*names, "vary")}
+    return {name: each[name] for name in names} | {"vary": each.get("vary")}
+
+
+def _summary_row(runs: list[dict[str, Any]], failures: int, metrics: list[str]) -> dict[str, Any]:
+    """What the seeds of a point sum up to: no metric where any failed."""
+    row: dict[str, Any] = {"num_seeds": len(runs), "failed": failures}
+    if failures:
+        row |= {"unstable": False, "bound_by": "", "few": ""}
+        return row | {name: None for metric in metrics for name in (metric, f"{metric}_ci")}
+    combined = combine([_measured(run) for run in runs])
+    row |= {
+        "unstable": combined.unstable,
+        "bound_by": combined.bound_by,
+        "few": " ".join(sorted(combined.few)),
+    }
+    for name, value in combined.mean.items():
+        row[name], row[f"{name}_ci"] = value, combined.half_width[name]
+    return row
+
+
+def best_variant(runs: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Which variant of a `best_of` is best at a load, by the results of its seeds; the first if none has any."""
+    return max(runs, key=lambda variant: _merit(runs[variant]) if runs[variant] else ())
+
+
+def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
+    """How good a variant is at a load: stable, the SLO met, more within it, the lower normalised latency."""
+    combined = combine([_measured(run) for run in runs])
+    latency = combined.mean["norm_latency_mean_s"]
+    return (
+        float(not combined.unstable),
+        float((combined.mean["slo_met"] or 0.0) > 0.5),  # in most seeds
+        combined.mean["in_slo"] or 0.0,
+        float("-inf") if latency is None else -latency,
+    )
+
+
+def _details(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """By policy (and variant) and reason: the numbers of the first case."""
+    found: dict[str, dict[str, str]] = {}
+    for result in results:
+        for reason, text in result["details"].items():
+            found.setdefault(result["name"], {}).setdefault(reason, text)
+    return found
+
+
+def _outcomes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """By policy (and variant), load and seed: how many requests ended how, and why."""
+    counted: dict[str, Any] = {}
+    for result in results:
+        name = result["name"]
+        by_reason = {outcome: result["reasons"].get(outcome, {}) for outcome in ("rejected", "cancelled", "unfinished")}
+        totals = {outcome: sum(counts.values()) for outcome, counts in by_reason.items()}
+        finished = result["num_finished"]
+        counted.setdefault(name, []).append(
+            {
+                "load": result["load"],
+                "seed": result["seed"],
+                "submitted": finished + sum(totals.values()),
+                "finished": finished,
+                **totals,
+                **{f"{outcome}_by_reason": counts for outcome, counts in by_reason.items()},
+            }
+        )
+    return counted
+
+
+def _describe_workload(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The arrivals of every load and seed, with what was dropped or changed: the same for all policies, but for what a
+    varied key changes, so that a load and seed may come more than once."""
+    described: dict[tuple[float, int], list[dict[str, Any]]] = {}
+    for r in results:
+        same = described.setdefault((r["load"], r["seed"]), [])
+        if r["workload"] not in same:
+            same.append(r["workload"])
+    return [{"load": load, "seed": seed, **each} for load, seed in sorted(described) for each in described[load, seed]]
+
+
+def _identical_seeds(results: Sequence[dict[str, Any]]) -> bool:
+    """Whether all seeds gave the same: then nothing is random and an interval of 0 says nothing."""
+    by_point: dict[Any, list[Any]] = {}
+    for result in results:
+        by_point.setdefault((result["name"], result["load"]), []).append(result["values"])
+    return all(len(seeds) > 1 and all(seed == seeds[0] for seed in seeds) for seeds in by_point.values())
+
+
+def objective_of_all(scenario: Scenario) -> Slo | None:
+    """The objective of every request; None where classes have their own."""
+    return parse_slo(scenario.file.slo) if objective_text(scenario) == scenario.file.slo else None
+
+
+def objective_text(scenario: Scenario) -> str:
+    """What `slo_met` means: the SLO, or every class's own where classes have theirs."""
+    classes = scenario.file.workload.classes
+    own = [f"{name} {traffic.slo}" for name, traffic in classes.items() if traffic.slo is not None]
+    others = [scenario.file.slo] if len(own) < len(classes) or not classes else []
+    return f"every class's objective ({'; '.join([*own, *others])})" if own else scenario.file.slo

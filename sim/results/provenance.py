@@ -1,0 +1,162 @@
+"""Which inputs and which code made a result, and writing it so that it is there whole or not at all.
+
+A point's hash covers what determines its records: the resolved scenario, the policy's knobs (and source, if it is a
+user's own), load, seed, the trace's bytes, batchsim's own code and the version of the library that draws.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import inspect
+import io
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.point import Setup
+from sim.scenario import Point, PolicySpec
+
+_AXES = ("policies", "load", "seeds", "vary", "plan")  # which points there are, not what one is
+
+
+def identity(setup: Setup) -> dict[str, Any]:
+    """Everything but policy, load and seed that determines a point's records and metrics."""
+    scenario = setup.scenario
+    trace = scenario.file.workload.trace
+    shared = {key: value for key, value in scenario.plain.items() if key not in _AXES}
+    return {
+        "scenario": shared,
+        "model": asdict(setup.model),
+        "cost": [str(source) for source in cost_sources(setup)],
+        "trace": None if trace is None else _file_hash(scenario.base / trace.path),
+        "code": code_hash(),
+        "numpy": np.__version__,  # whose generators draw the requests
+    }
+
+
+def cost_sources(setup: Setup) -> list[str]:
+    """Where the cost of steps comes from, of every group of replicas."""
+    of_groups = [source for group in setup.groups for source in group.setup.cost.sources()]
+    return list(dict.fromkeys(of_groups or setup.cost.sources()))
+
+
+def point_hash(common: dict[str, Any], point: Point) -> str:
+    return short_hash([common, spec_identity(point.spec), point.load, point.seed])
+
+
+def spec_identity(spec: PolicySpec) -> list[Any]:
+    """What determines how a policy acts, and how its points are called."""
+    predictor = None if spec.predictor is None else asdict(spec.predictor)
+    return [spec.kind, _source_hash(spec.policy), spec.knobs, predictor, spec.label, spec.variant]
+
+
+def short_hash(value: Any) -> str:
+    return hashlib.sha256(as_json(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@cache
+def _source_hash(policy: Any) -> str | None:
+    """The hash of the file of a user's own policy; None for ours, which `code_hash` covers."""
+    if policy.__module__.startswith("sim."):
+        return None
+    return _file_hash(Path(inspect.getfile(policy)))
+
+
+@cache
+def code_hash() -> str:
+    """A fingerprint of batchsim's own source, so that a changed simulator never reuses old points."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _file_hash(path: Path) -> str | None:
+    """The hash of a trace file; None where it is missing, which reading it will report."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def provenance() -> dict[str, Any]:
+    """Where and by what a run was made."""
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "python": platform.python_version(),
+        "packages": packages(),
+        "code": code_hash(),
+        "commit": _commit(),
+    }
+
+
+def other_version(made: dict[str, Any]) -> str:
+    """How the batchsim and the packages that made a manifest differ from those here, in words; empty if they do not."""
+    then = {"code": made.get("code", "unknown"), **made.get("packages", {})}
+    here = {"code": code_hash(), **packages()}
+    return ", ".join(f"{name} {have}, here {here[name]}" for name, have in then.items() if have != here.get(name, have))
+
+
+def packages() -> dict[str, str]:
+    """The versions of batchsim and of all that has a part in a result."""
+    found = {}
+    for name in ("batchsim", "simpy", "numpy", "pandas", "scipy", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout; None elsewhere."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    write_whole(path, text.getvalue().encode())
+
+
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, text.encode())
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all, whatever happens to the process, the disk or the power."""
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def as_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, indent=indent, sort_keys=sort_keys, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} cannot be written as JSON")

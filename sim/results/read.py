@@ -1,0 +1,331 @@
+"""Reads what `run_scenario` left: a run's tables as DataFrames.
+
+results/<scenario>/points/<hash>/   requests, steps and states as Parquet; point.json: what it was and its metrics;
+                                    of several replicas also lost.parquet: lives that requests lost with a replica
+results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, manifest.json, pictures; of several
+                                    replicas also replicas.csv
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sim.curves.landmarks import Marks, curve, marks
+from sim.errors import ScenarioError
+from sim.metrics.measure import QUEUE_DEPENDENT
+from sim.metrics.paired import Difference, paired
+from sim.metrics.slo import parse_slo
+from sim.record import Records
+from sim.results.frames import LOST, read_table, to_records
+from sim.results.provenance import other_version
+
+POINTS = "points"
+REPLICAS = "replicas.csv"
+COMPARED = ("ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s", "in_slo")
+"""The metrics whose differences between policies are in the JSON of a run."""
+_HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
+_HEAD += ("machine", "packages", "commit", "code")
+_NEEDED = (*_HEAD, "scenario", "outcomes", "details", "num_blocks", "identical_seeds", "points_run", "points_reused")
+_MAY_BE = ("vary", "precision")
+_TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key", "group"}
+
+
+@dataclass(frozen=True)
+class Results:
+    """A finished run as DataFrames.
+
+    `summary`: a row a policy and load, each metric as the mean over seeds and `<metric>_ci`, the half-width of its 95 %
+    interval. `points`: a row a policy, load and seed. `manifest`: how it was obtained.
+    """
+
+    path: Path
+    summary: pd.DataFrame
+    points: pd.DataFrame
+    manifest: dict[str, Any]
+    scenario: dict[str, Any]
+
+    def requests(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+        """A row a request; see `sim.results.frames.COLUMN_DOCS` for columns and units."""
+        return self._table("requests", policy, load, seed)
+
+    def steps(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+        """A row an engine step."""
+        return self._table("steps", policy, load, seed)
+
+    def states(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+        """A row a change of a request's state, or of what blocks the head of the queue."""
+        return self._table("states", policy, load, seed)
+
+    def replicas(self) -> pd.DataFrame | None:
+        """A row a policy, load, seed and replica; see `sim.fleet.table`. None for runs of one engine."""
+        if not self.scenario.get("replicas"):
+            return None
+        try:
+            dtypes: Any = dict.fromkeys(_TEXT, "str")
+            return _numbers(pd.read_csv(self.path / REPLICAS, dtype=dtypes, keep_default_na=False))
+        except OSError as error:
+            raise ScenarioError(
+                f"{error.filename}: cannot be read: {error.strerror}. Run the scenario again."
+            ) from None
+
+    def records(self, policy: str, load: float, seed: int) -> Records:
+        """All three tables as the arrays that `sim.explain.attribution` reads. ScenarioError if one lacks a column."""
+        tables = [self._table(name, policy, load, seed) for name in ("requests", "steps", "states")]
+        tables += [self._table(LOST, policy, load, seed)] if self.scenario.get("replicas") else []
+        try:
+            return to_records(*tables)
+        except KeyError as error:
+            raise ScenarioError(
+                f"{self.path}: the tables of {policy} at load {load:g}, seed {seed} have no column {error.args[0]}:"
+                " another version of batchsim wrote them. Run the scenario again."
+            ) from None
+
+    def paired(self, policy: str, other: str, metric: str, load: float) -> Difference:
+        """`metric` of `policy` minus that of `other` at `load`, over the seeds that both ran.
+
+        Undefined where one has no value or failed, and for a latency that grows with the queue where one is unstable.
+        ScenarioError if there is no such point or metric.
+        """
+        if metric not in self.points:
+            raise ScenarioError(f"{self.path}: no metric {metric!r}. summary.csv has their names.")
+        sides: list[dict[int, float | None]] = []
+        for name in (policy, other):
+            if load in self._failed_loads(name):
+                return Difference(None, None, 0, f"{name} failed")
+            rows = self._rows(name, load)
+            known = zip(rows["seed"], rows[metric], strict=True)
+            sides.append({int(seed): None if np.isnan(value) else float(value) for seed, value in known})
+        growing = [name for name in (policy, other) if metric.startswith(QUEUE_DEPENDENT) and self._grows(name, load)]
+        if growing:
+            return Difference(None, None, len(set(sides[0]) & set(sides[1])), f"{growing[0]} is unstable")
+        return paired(*sides)
+
+    def best(self, load: float) -> str:
+        """The policy that is stable, meets the SLO, has most requests within it, then the lowest time per token.
+
+        Those that failed come last.
+        """
+        keys = ["policy", "unstable", "slo_met", "in_slo", "norm_latency_mean_s"]
+        rows = self.summary.loc[self.summary["load"] == load, keys].fillna({"in_slo": 0.0})
+        rows["slo_met"] = rows["slo_met"] > 0.5
+        rows["failed"] = [load in self._failed_loads(str(name)) for name in rows["policy"]]
+        keys[0] = "failed"
+        order = rows.sort_values(keys, ascending=[True, True, False, False, True], kind="stable", na_position="last")
+        return str(order["policy"].iloc[0])
+
+    def differences(self, load: float, metrics: Sequence[str] = COMPARED) -> list[dict[str, Any]]:
+        """Every other policy minus the best one at `load`, a row a policy and metric: see `Difference`."""
+        best = self.best(load)
+        rows = self.summary[self.summary["load"] == load]  # policies may have loads of their own
+        others = [name for name in dict.fromkeys(rows["policy"]) if name != best]
+        return [
+            {"load": load, "policy": name, "minus": best, "metric": metric}
+            | asdict(found := self.paired(name, best, metric, load))
+            | {"no_difference": found.is_none}
+            for name in map(str, others)
+            for metric in metrics
+        ]
+
+    def _failed_loads(self, policy: str) -> set[float]:
+        """Where a seed of the policy failed. With `best_of` only where the failure cost the row of the summary."""
+        if "failed" not in self.summary:  # another version's
+            return set()
+        rows = self.summary[(self.summary["policy"] == policy) & (self.summary["failed"] > 0)]
+        return {float(load) for load in rows["load"]}
+
+    def _grows(self, policy: str, load: float) -> bool:
+        rows = self.summary[(self.summary["policy"] == policy) & (self.summary["load"] == load)]
+        return bool(rows["unstable"].any())
+
+    def as_json(self) -> dict[str, Any]:
+        """By policy: how its requests ended, summed over loads and seeds and at each; its metrics at every load; and
+        what its curve shows (`sim.curves.landmarks`).
+
+        `differences`: at every load, the other policies minus the best one. `failed`: the points that have no metrics.
+        """
+        policies: dict[str, Any] = {}
+        for row in self.points.to_dict("records"):
+            counted = self.manifest["outcomes"][str(row["label"])]
+            entry = next(e for e in counted if e["load"] == row["load"] and e["seed"] == row["seed"])
+            policy = policies.setdefault(str(row["policy"]), {"outcomes": [], "loads": []})
+            policy["outcomes"].append(entry)
+        for policy in policies.values():
+            policy |= _totals(policy["outcomes"])
+        found = curve_marks(self)
+        for name, policy in policies.items():
+            if name in self.manifest.get("saturation_rps", {}):
+                policy["saturation_rps"] = self.manifest["saturation_rps"][name]
+            policy["curve"] = asdict(found[name]) if name in found else None
+        for row in self.summary.to_dict("records"):
+            metrics = {name: None if isinstance(x, float) and np.isnan(x) else x for name, x in row.items()}
+            policies.setdefault(str(row["policy"]), {"outcomes": [], "loads": []})["loads"].append(metrics)
+        loads = [float(load) for load in self.summary["load"].unique()] if len(policies) > 1 else []
+        differences = [row for load in loads for row in self.differences(load)]
+        head = {key: self.manifest[key] for key in (*_HEAD, *(name for name in _MAY_BE if name in self.manifest))}
+        head |= {"path": str(self.path), "failed": self.manifest.get("failed", [])}
+        return head | {"policies": policies, "differences": differences}
+
+    def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
+        found = self._rows(policy, load, seed)
+        folder = self.path.parent / POINTS / str(next(iter(found["point"])))
+        try:
+            return read_table(folder, table)
+        except (OSError, ValueError) as error:  # Arrow's errors are either
+            raise ScenarioError(f"{folder}: {table} cannot be read: {error}. Run the scenario again.") from None
+
+    def _rows(self, policy: str, load: float, seed: int | None = None) -> pd.DataFrame:
+        """The rows of `points` of a policy and load, of one seed if given. ScenarioError if there are none."""
+        points = self.points
+        wanted = (points["policy"] == policy) & (points["load"] == load)
+        found = points.loc[wanted if seed is None else wanted & (points["seed"] == seed)]
+        if found.empty:
+            for failed in self.manifest.get("failed", []):
+                if (failed["policy"], failed["load"], failed["seed"]) == (policy, load, seed):
+                    raise ScenarioError(
+                        f"{self.path}: {policy} failed at load {load:g}, seed {seed}: {failed['reason'].rstrip('.')}."
+                        " Correct that and run the scenario again."
+                    )
+            own = points[points["policy"] == policy]
+            its = own if len(own) else points  # policies may have loads of their own
+            listed = {
+                name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in sorted(set(its[name])))
+                for name in ("policy", "load", "seed")
+            }
+            listed["policy"] = ", ".join(str(x) for x in points["policy"].unique())
+            known = f"policies {listed['policy']}; loads {listed['load']}; seeds {listed['seed']}"
+            which = "" if seed is None else f" with seed {seed}"
+            raise ScenarioError(f"{self.path}: no point {policy} at load {load:g}{which}. There are {known}.")
+        return found
+
+
+def curve_marks(results: Results) -> dict[str, Marks]:
+    """Knee, SLO crossing and instability by policy, read off the tested loads; empty where there is no load axis."""
+    rows = [{str(name): value for name, value in row.items()} for row in results.summary.to_dict("records")]
+    if not rows[0]["load_name"]:
+        return {}
+    slo = parse_slo(results.manifest["slo"]) if results.manifest["objective"] == results.manifest["slo"] else None
+    policies = dict.fromkeys(str(row["policy"]) for row in rows)
+    return {policy: marks(curve((row for row in rows if row["policy"] == policy), slo)) for policy in policies}
+
+
+def varied(results: Results, policy: str) -> dict[str, Any] | None:
+    """What a policy of a run that varies a key is: `policy`, its label in the scenario; `value`, `kv`, `num_blocks`.
+
+    None where the run varies no key.
+    """
+    return results.manifest["vary"]["policies"][policy] if "vary" in results.manifest else None
+
+
+def scenario_of(results: Results, policy: str) -> dict[str, Any]:
+    """The scenario's plain values as `policy` ran with them: with its value of the varied key."""
+    its = varied(results, policy)
+    plain: dict[str, Any] = json.loads(json.dumps({k: x for k, x in results.scenario.items() if k != "vary"}))
+    if its is None or its["value"] is None:
+        return plain
+    *path, last = results.manifest["vary"]["key"].split(".")
+    at = plain
+    for key in path:
+        at[key] = at = at.get(key) or {}
+    at[last] = its["value"]
+    return plain
+
+
+def num_blocks(results: Results, policy: str) -> int:
+    """The size of the KV pool that a policy ran with."""
+    its = varied(results, policy)
+    return int(results.manifest["num_blocks"] if its is None else its["num_blocks"])
+
+
+def blocks_by_replica(results: Results, policy: str) -> list[int]:
+    """The KV blocks of every replica of a policy, by its number; of the one engine where there is no router."""
+    table = results.replicas()
+    if table is None:
+        return [num_blocks(results, policy)]
+    mine = table[table["policy"] == policy]
+    blocks = {int(replica): int(count) for replica, count in zip(mine["replica"], mine["num_blocks"], strict=True)}
+    return [blocks[replica] for replica in sorted(blocks)]
+
+
+def load_results(path: Path | str) -> Results:
+    """The results in a run's folder `results/<scenario>/<hash>`; of the scenario's folder, the newest run.
+
+    Warns in one line where another version of batchsim or of a package made them. ScenarioError if they lack what this
+    version needs.
+    """
+    folder = Path(path)
+    if not (folder / "manifest.json").is_file():
+        runs = sorted(folder.glob("*/manifest.json"), key=lambda file: file.stat().st_mtime)
+        if not runs:
+            raise ScenarioError(f"{folder}: holds no results. Give the folder that `batchsim run` printed.")
+        folder = runs[-1].parent
+    try:
+        manifest, summary, points = _files(folder)
+    except OSError as error:
+        file = error.filename or folder
+        raise ScenarioError(f"{file}: cannot be read: {error.strerror}. Run the scenario again.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ScenarioError(f"{folder}: cannot be read: {error!r}. Run the scenario again.") from None
+    other = other_version(manifest)
+    if missing := [name for name in _NEEDED if name not in manifest]:
+        raise ScenarioError(
+            f"{folder}: manifest.json has no {', '.join(missing)}: another version of batchsim wrote it"
+            f"{f' ({other})' if other else ''}. Run the scenario again."
+        )
+    if other:
+        warnings.warn(
+            f"{folder}: made by another version ({other}): run the scenario again for results of this one.",
+            stacklevel=2,
+        )
+    return Results(folder, summary, points, manifest, manifest["scenario"])
+
+
+def _files(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
+    """manifest.json, summary.csv and points.csv; ValueError if one of them holds something else."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict):
+        raise ValueError("manifest.json holds no keys")
+    dtypes: Any = dict.fromkeys(_TEXT, "str")
+    summary, points = (
+        _numbers(pd.read_csv(folder / f"{name}.csv", dtype=dtypes, keep_default_na=False))
+        for name in ("summary", "points")
+    )
+    if not all({"policy", "load"} <= set(frame) for frame in (summary, points)):
+        raise ValueError("summary.csv or points.csv is another table")
+    return manifest, summary, points
+
+
+def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of several points added up, those by reason too."""
+    totals: dict[str, Any] = {}
+    for entry in outcomes:
+        for name, value in entry.items():
+            if isinstance(value, dict):
+                by_reason = totals.setdefault(name, {})
+                for reason, count in value.items():
+                    by_reason[reason] = by_reason.get(reason, 0) + count
+            elif name not in ("load", "seed"):
+                totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Metric columns as float with NaN where the file has nothing."""
+    for column in frame.columns:
+        if column == "unstable":
+            frame[column] = frame[column].astype(str) == "True"
+        elif column == "vary":  # numbers if all are; the policies that the key is not of have none
+            texts = frame[column].astype(str).tolist()
+            numbers = pd.Series(pd.to_numeric(frame[column].replace("", np.nan), errors="coerce"))
+            if [text == "" for text in texts] == numbers.isna().tolist():
+                frame[column] = numbers
+        elif column not in _TEXT:
+            frame[column] = pd.to_numeric(frame[column].replace("", np.nan))
+    return frame

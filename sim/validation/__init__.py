@@ -1,0 +1,1 @@
+"""Simulated against measured: errors of steps and latencies, where schedules part, and the verdict."""
