@@ -45,7 +45,7 @@ class FreeQueue:
         never = first[at:]
         never.reverse()
         del first[at:]
-        published = []
+        published: list[int] = []
         while (lacking := count - len(never) - len(published)) > 0:
             entries = self._last[self._head : self._head + lacking]
             self._head += lacking
@@ -66,7 +66,8 @@ class FreeQueue:
         return [*reversed(self._first), *published]
 
     def _drop_void(self, entries: list[int]) -> list[int]:
-        gone, kept = self._gone, []
+        gone = self._gone
+        kept: list[int] = []
         for block in entries:
             void = gone.get(block)
             if void is None:
