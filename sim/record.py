@@ -84,6 +84,8 @@ REQUEST_COLUMNS = (
 
 FINISHED, REJECTED, CANCELLED, UNFINISHED = range(4)
 OUTCOME_NAMES = {FINISHED: "finished", REJECTED: "rejected", CANCELLED: "cancelled", UNFINISHED: "unfinished"}
+REPLICA_FAILED = "replica_failed"
+"""The reason of requests that ended with their replica."""
 
 
 def _format(columns: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, np.dtype]:

@@ -8,7 +8,7 @@ kept its bound had it only worked. Beyond that:
 
     whole_response     ttft: the time from the first token on, of an answer delivered whole. tpot: such an answer has
                        no pace; named where no other bound was missed
-    rejected:REASON    turned away
+    rejected:REASON    turned away; and `unfinished:replica_failed`, lost with its replica
     other unfinished   cancelled, timed out, cut: the largest part of the life it had; `never_let_in` without one
 
 With objectives on percentiles and means no single request misses; those beyond a bound's limit are taken, whatever
@@ -30,7 +30,7 @@ from sim.explain.attribution import PARTS, pieces
 from sim.explain.lives import Int
 from sim.metrics.inputs import of_class
 from sim.metrics.slo import Bound, Slo, parse_slo
-from sim.record import FINISHED, OUTCOME_NAMES, REJECTED, Records
+from sim.record import FINISHED, OUTCOME_NAMES, REJECTED, REPLICA_FAILED, Records
 from sim.units import parse_duration_ns
 
 OWN_WORK = ("prefill", "decode_alone")
@@ -115,7 +115,7 @@ def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
     for i in np.flatnonzero(cohort & ~finished):
         outcome, reason = OUTCOME_NAMES[int(requests["outcome"][i])], records.texts[requests["reason"][i]]
         life_ns = before[i] + after[i]
-        if requests["outcome"][i] == REJECTED or not life_ns.any():
+        if requests["outcome"][i] == REJECTED or reason == REPLICA_FAILED or not life_ns.any():
             rows.append((i, outcome, f"{outcome}:{reason}", 0, None, None))
         else:
             rows.append((i, outcome, names[int(life_ns.argmax())], int(life_ns.max()), None, None))

@@ -22,12 +22,9 @@ from sim.fleet.engine import CONTROL, Engine, Slot, Steps
 from sim.fleet.plan import DRAINING, FAILED, STARTING, UP, FleetPlan, QueueScaler, ReplicaSpan
 from sim.fleet.records import EngineLife, merged
 from sim.fleet.routing import Router
-from sim.record import MISSING, Records
+from sim.record import MISSING, REPLICA_FAILED, Records
 from sim.simulate import Phase
 from sim.types import Workload
-
-LOST = "replica_failed"
-"""The reason of requests that ended with their replica."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ class Fleet:
             assert engine is not None and slot.state == UP, "checked by the scenario"
             self._become(slot, FAILED, now_ns)
             engine.alive, slot.engine = False, None
-            lost = engine.core.fail(now_ns, LOST)
+            lost = engine.core.fail(now_ns, REPLICA_FAILED)
             if self.plan.lost == "fail":
                 self.clients.tell(engine, now_ns)
             else:

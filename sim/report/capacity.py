@@ -37,6 +37,7 @@ _CAUSES = {
     "decode_beside_prefill": "decoding beside prefills",
     "response_held": "answers held with their batch",
     "whole_response": "answers sent whole",
+    "unfinished:replica_failed": "its replica failed",
 }
 _UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "× the trace"}
 

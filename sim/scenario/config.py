@@ -157,6 +157,8 @@ class ScenarioFile:
             raise ValueError(f"vary names {len(vary)} keys. It takes one, like vary: {{kv.tokens: [100000, 200000]}}.")
         ((key, values),) = vary.items()
         path = key.split(".")
+        if not all(path):
+            raise ValueError(f"vary names '{key}', which is no key. Write one like kv.tokens.")
         if path[0] in ("load", "seeds", "slo", "vary", "plan"):
             why = "the load axis is the first one" if path[0] == "load" else "it is not what a point is made of"
             raise ValueError(f"vary names {key}, which cannot be varied: {why}. Name another key.")
@@ -173,7 +175,8 @@ class ScenarioFile:
             raise ValueError(f"vary names {key} without values. Give at least one.")
         for i, value in enumerate(values):
             if value is None or isinstance(value, dict | list):
-                raise ValueError(f"vary names {key} with {value}, which is no single value. Write numbers or words.")
+                told = "null" if value is None else value
+                raise ValueError(f"vary names {key} with {told}, which is no single value. Write numbers or words.")
             if value in values[:i]:
                 raise ValueError(f"vary names {key} with {value} twice. Keep one.")
 

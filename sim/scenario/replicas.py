@@ -22,6 +22,7 @@ from sim.workload.tagged import ByKind
 
 STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 MAX_REPLICAS = 10_000
+SOONEST_LOOK_NS = 1_000_000  # between an autoscaler's looks: shorter than nearly every step
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ class ReplicasConfig:
     def _check_autoscaler(self, scaler: QueueScaler | BusyScaler) -> None:
         if self.groups is not None:
             raise ValueError("autoscaler adds and removes replicas that are alike. Write count instead of groups.")
+        if scaler.every < SOONEST_LOOK_NS:
+            raise ValueError(
+                f"autoscaler: every is {format_duration(scaler.every)}. It must be at least"
+                f" {format_duration(SOONEST_LOOK_NS)}, like 10s."
+            )
         if not scaler.min <= self.total <= scaler.max <= MAX_REPLICAS:
             raise ValueError(
                 f"count {self.total}, the replicas at the start, must be from the autoscaler's min {scaler.min} to its"

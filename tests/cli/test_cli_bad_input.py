@@ -158,6 +158,7 @@ SENSE = {
     "vary_no_values": ("seeds: 2", "seeds: 2\nvary: {kv.tokens: []}", "s.yaml:17: vary names kv.tokens without"),
     "vary_twice": ("seeds: 2", "seeds: 2\nvary: {kv.tokens: [4000, 4000]}", "vary names kv.tokens with 4000 twice"),
     "vary_not_a_list": ("seeds: 2", "seeds: 2\nvary: {kv.tokens: 4000}", "s.yaml:17: vary.kv.tokens is 4000", "a list"),
+    "vary_of_nothing": ("seeds: 2", "seeds: 2\nvary: {'': [1]}", "vary names '', which is no key"),
     "vary_of_mappings": ("seeds: 2", "seeds: 2\nvary: {kv.tokens: [{a: 1}]}", "no single value"),
     "vary_unknown_field": (
         "seeds: 2",

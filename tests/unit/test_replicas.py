@@ -11,8 +11,9 @@ import pytest
 
 from sim.errors import ScenarioError
 from sim.explain.attribution import attribute
+from sim.explain.causes import Objectives, slo_misses
 from sim.point import resolve
-from sim.record import FINISHED
+from sim.record import FINISHED, UNFINISHED
 from sim.results.read import REPLICAS, Results
 from sim.run import run_scenario
 from sim.scenario import load_scenario
@@ -120,6 +121,11 @@ WRONG = {
         f"{{groups: {{a: {{count: 1}}}}, autoscaler: {{{SCALER}, above: 2, below: 1, min: 1, max: 1}}}}",
         "Write count instead of groups",
     ),
+    "looks_too_often": (
+        "{count: 1, autoscaler: {kind: busy_share, every: 1ns, cold_start: 1s, scale_down_delay: 1s, above: 90%,"
+        " below: 10%, min: 1, max: 1}}",
+        "every is 1 ns. It must be at least 1 ms",
+    ),
     "no_memory": ("{groups: {a: {count: 1, kv: {tokens: 4, block_size: 16}}}}", "must hold at least one block"),
     "unknown_cost": ("{groups: {a: {count: 1, cost: h20}}}", "Did you mean h200?"),
 }
@@ -147,6 +153,17 @@ def test_what_cannot_be_real_refuses_replicas(tmp_path: Path) -> None:
     path.write_text(SCENARIO + LIKE, encoding="utf-8")
     with pytest.raises(ScenarioError, match="replicas can only be simulated"):
         resolve(load_scenario(str(path)))
+
+
+def test_what_a_failure_took_is_a_miss_of_the_failure(tmp_path: Path) -> None:
+    """However long the request had decoded by then."""
+    failing = "{count: 2, router: random, lost: fail, failures: [{replica: 1, at: 10s, down_for: 5s}]}"
+    results = ran(tmp_path, "replicas: " + failing + "\n")
+    records = results.records("continuous", 1.0, 0)
+    misses = slo_misses(records, Objectives.of(results.scenario))
+    lost = misses[misses["metric"] == "unfinished"]
+    assert len(lost) == (records.requests["outcome"] == UNFINISHED).sum() > 0
+    assert set(lost["cause"]) == {"unfinished:replica_failed"}
 
 
 def test_group_metrics_hold_with_failures_and_a_scaler(tmp_path: Path) -> None:
