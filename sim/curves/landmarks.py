@@ -90,7 +90,8 @@ def curve(rows: Iterable[Mapping[str, Any]], slo: Slo | None) -> list[Tested]:
         if _number(row, "failed"):
             continue  # nothing is known of it
         unstable = bool(row["unstable"])
-        meets = not unstable and (_number(row, "slo_met") or 0.0) > 0.5  # in most seeds
+        margin = _number(row, "slo_margin")  # the mean over the seeds
+        meets = not unstable and margin is not None and margin >= 0
         tested.append(
             Tested(
                 load=float(row["load"]),
@@ -127,8 +128,7 @@ def crossing(tested: list[Tested]) -> Crossing:
     after = tested[good[-1] + 1]
     if last.excess is None or after.excess is None:
         return Crossing(None, last.load, after.load)
-    # The verdict is that of most seeds, and of the queue, the excess that of their mean: where both disagree at one
-    # of the loads the crossing is near that one.
+    # A load at which the queue grows misses whatever its margin: where they disagree the crossing is near it.
     below, above = min(last.excess, 0.0), max(after.excess, 0.0)
     share = -below / (above - below) if above > below else 0.5
     return Crossing(last.load + share * (after.load - last.load), last.load, after.load)

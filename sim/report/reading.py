@@ -28,8 +28,8 @@ class Sweep:
 
     `name` is the policy's label, or says that its best variant changes with the load; `labels` has the label by load.
     `label` is the policy's in the scenario, without the `value` of the varied key; None where it has none.
-    `meets_slo`: stable, and the SLO was met in more than half of the seeds. `failed`: how many seeds failed; where any
-    did, there is no metric.
+    `meets_slo`: stable, and the mean margin of the SLO over the seeds is not below 0. `failed`: how many seeds failed;
+    where any did, there is no metric.
     """
 
     policy: str
@@ -94,7 +94,7 @@ def sweeps(results: Results) -> list[Sweep]:
                 loads=column(rows, "load"),
                 unstable=unstable,
                 failed=column(rows, "failed") if "failed" in rows else np.zeros(len(rows)),  # older runs had none
-                meets_slo=~unstable & (column(rows, "slo_met") > 0.5),
+                meets_slo=~unstable & (column(rows, "slo_margin") >= 0),
                 rows=rows,
                 label=policy if its is None else its["policy"],
                 value=None if its is None else its["value"],

@@ -297,7 +297,7 @@ def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
     latency = combined.mean["norm_latency_mean_s"]
     return (
         float(not combined.unstable),
-        float((combined.mean["slo_met"] or 0.0) > 0.5),  # in most seeds
+        float((margin := combined.mean["slo_margin"]) is not None and margin >= 0),
         combined.mean["in_slo"] or 0.0,
         float("-inf") if latency is None else -latency,
     )

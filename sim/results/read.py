@@ -113,9 +113,9 @@ class Results:
 
         Those that failed come last.
         """
-        keys = ["policy", "unstable", "slo_met", "in_slo", "norm_latency_mean_s"]
+        keys = ["policy", "unstable", "slo_margin", "in_slo", "norm_latency_mean_s"]
         rows = self.summary.loc[self.summary["load"] == load, keys].fillna({"in_slo": 0.0})
-        rows["slo_met"] = rows["slo_met"] > 0.5
+        rows["slo_margin"] = rows["slo_margin"] >= 0
         rows["failed"] = [load in self._failed_loads(str(name)) for name in rows["policy"]]
         keys[0] = "failed"
         order = rows.sort_values(keys, ascending=[True, True, False, False, True], kind="stable", na_position="last")

@@ -115,4 +115,4 @@ def test_capacity_planning_finds_what_one_replica_carries_and_tries_several(tmp_
     assert "not decided" not in told
     assert len(shown(outputs, "image/png")) == 2
     rows = sim.load_results(tmp_path / "results" / "bursty").summary
-    assert dict(zip(rows["vary"], rows["slo_met"] == 1, strict=True)) == {3: False, 4: True}
+    assert dict(zip(rows["vary"], rows["slo_margin"] >= 0, strict=True)) == {3: False, 4: True}

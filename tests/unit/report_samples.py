@@ -121,6 +121,7 @@ def _row(
         "user_tokens_per_s_p50": np.nan if whole else 1 / pace,
         "in_slo": 0.994 if ttft_ok else 0.03,
         "slo_met": float(ttft_ok),
+        "slo_margin": 0.01 if ttft_ok else -0.01,
         "pad_share": 0.41 if whole else 0.0,
     }  # fmt: skip
     for name, value in others.items():

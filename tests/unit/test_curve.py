@@ -25,7 +25,6 @@ def mm1(loads: list[float], requests: int = 1_000_000) -> list[dict[str, Any]]:
             {
                 "load": load,
                 "unstable": grows,
-                "slo_met": float(in_slo >= 0.99),
                 "in_slo": in_slo,
                 "slo_margin": in_slo - 0.99,
                 "cohort": float(requests),
@@ -63,14 +62,14 @@ def test_a_crossing_outside_the_tested_loads_says_on_which_side() -> None:
     assert crossing(curve(mm1([8, 9]), SLO)) == Crossing(None, None, 8)
 
 
-def test_without_a_share_the_margin_is_interpolated_and_without_that_nothing() -> None:
+def test_without_a_share_the_margin_is_interpolated_and_without_that_no_load_meets_it() -> None:
     """Of an objective of means, or of classes of their own, the margin is taken to be linear."""
     rows = [
-        {"load": load, "unstable": False, "slo_met": float(margin >= 0), "slo_margin": margin, "throughput_rps": 1.0}
+        {"load": load, "unstable": False, "slo_margin": margin, "throughput_rps": 1.0}
         for load, margin in ((1.0, 0.3), (2.0, -0.1))
     ]
     assert crossing(curve(rows, None)).load == pytest.approx(1.75)
-    assert crossing(curve([row | {"slo_margin": math.nan} for row in rows], None)) == Crossing(None, 1.0, 2.0)
+    assert crossing(curve([row | {"slo_margin": math.nan} for row in rows], None)) == Crossing(None, None, 1.0)
 
 
 def test_the_queue_grows_from_the_lowest_such_load() -> None:

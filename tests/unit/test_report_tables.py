@@ -138,7 +138,7 @@ def test_load_shown_is_the_highest_at_which_a_policy_meets_the_slo():
     """With none, it is the middle load, the lower of two."""
     results = sample_results()
     assert load_to_show(results) == 16.0
-    results.summary["slo_met"] = 0.0
+    results.summary["slo_margin"] = -0.5
     assert load_to_show(results) == 8.0
     assert load_to_show(sample_results({"static": FOUR["static"]}, loads=(1.0, 2.0, 4.0, 8.0))) == 2.0
 
@@ -146,8 +146,8 @@ def test_load_shown_is_the_highest_at_which_a_policy_meets_the_slo():
 def test_highest_loads_name_every_policy_and_the_holes():
     """`never` where no load meets the SLO; a lower load that fails is named; an unstable point never counts."""
     results = sample_results()
-    set_value(results, "preemptive", 4.0, slo_met=1 / 3)
-    set_value(results, "dynamic", 20.0, slo_met=1.0)
+    set_value(results, "preemptive", 4.0, slo_margin=-0.001)
+    set_value(results, "dynamic", 20.0, slo_margin=0.0)
     line = highest_loads(results)
     assert line.startswith(
         "highest rate tested that meets ttft<1s & tpot<50ms @ 99%:  static (bs 16) never   dynamic 4"
