@@ -6,6 +6,7 @@ packages, which every task checks, and no disk of ours.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections import deque
@@ -78,7 +79,7 @@ def _connect(address: str) -> tuple[Any, bool]:
     _check_reachable(target)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        ray.init(address=target, logging_level="error", log_to_driver=False)
+        ray.init(address=target, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
         said = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ScenarioError(
