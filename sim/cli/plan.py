@@ -43,14 +43,14 @@ def plan(
     Example: batchsim plan plan -o my-plan --set plan.target.rate=40/s
     """
     from sim.planning.plan import plan_tables
+    from sim.report.layout import fit
     from sim.report.plan.text import plan_json, plan_text
     from sim.report.plan.write import write_report
-    from sim.report.tables import fit
 
     where = where_points_run(jobs, executor, address)
     loaded = read_scenario(scenario, set_, traces, "plan")
     with ProgressBar() as progress:
-        tables = plan_tables(loaded, out=out, **where, progress=progress)
+        tables = plan_tables(loaded, out=out, **where, progress=progress, tell=_to_stderr)
     currency = loaded.file.plan.currency if loaded.file.plan is not None else ""
     folder = output or out / loaded.name / "plan"
     try:
@@ -66,3 +66,9 @@ def plan(
     if "recommendation" not in tables:
         reasons = "; ".join(f"{row['gpu']}, {row['policy']}: {row['why_not']}" for row in tables["configurations"])
         raise ScenarioError(f"{loaded.source}: no configuration holds the traffic. {reasons}. {folder} has the tables.")
+
+
+def _to_stderr(text: str) -> None:
+    from sim.report.layout import fit
+
+    typer.echo(fit(text), err=True)

@@ -26,6 +26,9 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
     file, made = scenario.file, provenance()
     rows: list[tuple[str, str]] = [
         ("traffic", _told_traffic(planned)),
+        ("requests a second", "those of the recording" if demand.slice_ns is not None else
+         "as stated, in costs, goodput and the rest of the traffic; those drawn differ by chance: drawn_rps in"
+         " probes.csv"),
         ("busiest window", demand.window + demand.about),
         ("before the window", f"{minutes(file.workload.warmup)} of the traffic, simulated and not counted"
          if file.workload.warmup else "nothing: the engines start empty"),

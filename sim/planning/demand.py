@@ -86,6 +86,10 @@ class Demand:
         kept = sum(shares[name] for name in change.classes) if change.classes else 1.0
         return self.peak * change.traffic * kept
 
+    def stated_rps(self, change: Change) -> float | None:
+        """Requests a second of the busiest window as the target says; None where they are those of a recording."""
+        return None if self.slice_ns is not None else self.load(change)
+
     def overrides(self, change: Change) -> list[str]:
         """What makes the scenario one of the busiest window. ScenarioError where the change is not possible."""
         workload = self.scenario.file.workload

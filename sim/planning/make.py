@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from sim.cost import ProfileConfig
 from sim.cost.error import CostError
 from sim.errors import BatchsimError, ScenarioError
 from sim.metrics.slo import NOT_ALL, parse_slo
-from sim.planning.demand import Change, Demand, can_disperse, demand_of
+from sim.planning.demand import Change, Demand, can_disperse, demand_of, minutes
 from sim.planning.money import cost_per_month
 from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, drive
 from sim.planning.search import Found, first_guess, headroom, judge, smallest, whole
@@ -22,6 +22,7 @@ from sim.scenario import Scenario, changed
 from sim.simulate import simulate
 from sim.sweep.points import Progress, Sweep
 from sim.sweep.pool import Killed, run_all
+from sim.units import NS_PER_S
 from sim.workload.open_loop import OpenWorkload
 
 WHAT_IFS = {
@@ -29,6 +30,9 @@ WHAT_IFS = {
     "bursts of twice the dispersion": Change(dispersion=2),
     "prompts 1.5 times as long": Change(prompts=1.5),
 }
+LONG = 20_000
+"""Requests to simulate for one look at every configuration, from which on it is said beforehand how many they are."""
+
 CURVE = (0.25, 0.5, 0.75)
 """Parts of the peak at which the recommended group is simulated for the rest of the traffic."""
 
@@ -77,18 +81,25 @@ def make_plan(
     jobs: int = 1,
     ray: str | None = None,
     progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Planned:
-    """Simulates until every question of the scenario's plan is answered; points lie below `out` and are reused."""
+    """Simulates until every question of the scenario's plan is answered; points lie below `out` and are reused.
+
+    `tell` is called with how much is to be simulated, before it is and where it is long.
+    """
     demand = demand_of(scenario)
     _check(demand)
     book = Book(demand, Sweep(out / scenario.name, jobs=jobs, ray=ray, progress=progress))
     groups = [Group(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
     saturated = _saturations(book, groups, jobs)
-    parts = [rps / _peak_rps(book.setup(Ask(group))) for group, rps in zip(groups, saturated, strict=True)]
+    peak_rps = _peak_rps(book.setup(Ask(groups[0])))
+    parts = [rps / peak_rps for rps in saturated]
     limit = demand.plan.max_replicas
+    starts = [replace(group, replicas=first_guess(part, limit)) for group, part in zip(groups, parts, strict=True)]
+    if tell is not None:
+        _tell_length(tell, book, demand.stated_rps(PLANNED) or peak_rps, [start.replicas for start in starts])
     searches = [
-        smallest(book, replace(group, replicas=first_guess(part, limit)), limit, per_replica=part, show=True)
-        for group, part in zip(groups, parts, strict=True)
+        smallest(book, start, limit, per_replica=part, show=True) for start, part in zip(starts, parts, strict=True)
     ]
     planned = Planned(demand, book, groups, saturated, drive(book, searches))
     holding = [i for i in range(len(groups)) if planned.held(i) is not None]
@@ -172,6 +183,22 @@ def _peak_rps(setup: Setup) -> float:
     if isinstance(workload, OpenWorkload):
         return float((workload.sent_ns >= start_ns).sum()) / ((end_ns - start_ns) / 1e9)
     return setup.scenario.loads[0]
+
+
+def _tell_length(tell: Callable[[str], None], book: Book, peak_rps: float, replicas: Sequence[int]) -> None:
+    plan, warmup_ns = book.demand.plan, book.demand.scenario.file.workload.warmup
+    requests, seeds = round(peak_rps * (plan.window + warmup_ns) / NS_PER_S), len(book.seeds(PLANNED))
+    if requests * seeds * len(replicas) < LONG:
+        return
+    fewest, most = min(replicas), max(replicas)
+    engines = "1 replica" if most == 1 else f"{most} replicas" if fewest == most else f"{fewest} to {most} replicas"
+    before = f" and {minutes(warmup_ns)} of warm-up" if warmup_ns else ""
+    window = f"{minutes(plan.window)}{before} at {peak_rps:.4g} requests/s"
+    tell(
+        f"to simulate, where it is not there already: about {requests:,} requests ({window}) in each of {seeds} seeds,"
+        f" first on {engines}, for each of {len(replicas)} configurations; then as many for every other number of"
+        " replicas and every what-if. A shorter plan.window takes less time."
+    )
 
 
 # ---- what else to know

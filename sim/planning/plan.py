@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sim.planning.assumptions import assumptions
@@ -18,11 +19,13 @@ def plan_tables(
     jobs: int = 1,
     ray: str | None = None,
     progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Tables:
     """The tables of the scenario's plan by name, rows as dicts; `configurations` says which group holds, and why not.
 
     Simulations lie below `out` and are reused. ScenarioError where no plan can be made of the scenario; a traffic that
-    no group holds is none: it has no table `recommendation`.
+    no group holds is none: it has no table `recommendation`. `tell` is called with how much is to be simulated, where
+    that is long.
     """
-    planned = make_plan(scenario, out=out, jobs=jobs, ray=ray, progress=progress)
+    planned = make_plan(scenario, out=out, jobs=jobs, ray=ray, progress=progress, tell=tell)
     return tables_of(planned) | {"assumptions": assumptions(planned)}

@@ -134,6 +134,15 @@ class Probe:
         undecided = not self.complete and not any(one.margin < 0 for one in self.observed)
         return None if undecided else self.met
 
+    @property
+    def shown(self) -> str:
+        """What was shown of the group, in words: a mean that meets every objective does not yet show that it holds."""
+        if self.failed:
+            return "not simulated"
+        if self.verdict is None:
+            return "undecided"
+        return "holds" if self.met else "fails" if self.missed else "not shown to hold"
+
     def of_class(self, name: str) -> Interval | None:
         """As `attainment`, of one class; None where a seed has no request of it."""
         values = [one.by_class[name] for one in self.observed]

@@ -1,4 +1,4 @@
-"""The smallest group of replicas that holds a traffic, shown by simulation: it holds, and with one less it does not."""
+"""The smallest group of replicas shown by simulation to hold a traffic, where one less fails or is not shown to."""
 
 from __future__ import annotations
 

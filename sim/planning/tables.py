@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from sim.cost import Calibrated
-from sim.metrics.slo import parse_slo
 from sim.planning.batches import BATCHES
+from sim.planning.configurations import (
+    Row,
+    configuration,
+    ends,
+    goodput_rps,
+    interval_row,
+    offered_rps,
+    output_tokens,
+    replicas_of,
+)
 from sim.planning.demand import Change
 from sim.planning.make import WHAT_IFS, Planned, tiers
 from sim.planning.money import (
     MILLION,
     cost_per_hour,
     cost_per_month,
-    energy_kwh,
     shares_by_use,
-    tokens_per_month,
-    watts,
 )
 from sim.planning.probe import PLANNED, Ask, Group, Probe
 from sim.planning.search import Found
 from sim.results.read import POINTS
-from sim.units import format_duration
 
-Row = dict[str, Any]
 Tables = dict[str, list[Row]]
 ONE_DOWN = "one replica down for the whole window"
 
@@ -35,7 +37,7 @@ def tables_of(planned: Planned) -> Tables:
     """All tables by name; one that would be empty is left out."""
     made = {
         "recommendation": _recommendation(planned),
-        "configurations": [_configuration(planned, i) for i in range(len(planned.groups))],
+        "configurations": [configuration(planned, i) for i in range(len(planned.groups))],
         "what_if": _what_if(planned),
         "traffic": _traffic(planned),
         "growth": _growth(planned),
@@ -44,121 +46,6 @@ def tables_of(planned: Planned) -> Tables:
         "probes": [_probe(planned, probe) for probe in planned.book.probes()],
     }
     return {name: rows for name, rows in made.items() if rows}
-
-
-# ---- configurations
-
-
-def _configuration(planned: Planned, index: int) -> Row:
-    group, plan, held = planned.groups[index], planned.demand.plan, planned.held(index)
-    offer = plan.gpus[group.gpu]
-    row: Row = {
-        "gpu": group.gpu,
-        "policy": group.policy,
-        "holds": held is not None,
-        "replicas": None,
-        "gpus": None,
-        "price_per_hour": offer.price,
-        "cost_per_month": None,
-        "cost_per_1m_output_tokens": None,
-        **_interval("attainment", held),
-        "observations": None,
-        "margin_low": None,
-        **_interval("one_less", None),
-        "one_less_margin_low": None,
-        "headroom": None,
-        "goodput_rps": None,
-        "engine_busy_share": None,
-        "energy_kwh_per_1m_output_tokens": None,
-        "saturation_rps": planned.saturation_rps[index],
-        "replicas_if_fast": None,
-        "replicas_if_slow": None,
-        "why_not": "" if held is not None else why_not(planned, index),
-    }
-    if held is None:
-        return row
-    group, month = held.ask.group, planned.month(index)
-    row |= {"replicas": group.replicas, "gpus": group.replicas * offer.gpus, "observations": len(held.observed)}
-    row |= {"cost_per_month": month, "cost_per_1m_output_tokens": _per_million(planned, month, held)}
-    fails = planned.found[index].fails
-    row |= _interval("one_less", fails) | _interval("attainment", held) | {"margin_low": held.margin.low}
-    row["one_less_margin_low"] = None if fails is None else fails.margin.low
-    if index in planned.headroom:
-        row["headroom"] = max((p.ask.change.traffic for p in planned.headroom[index] if p.met), default=1.0) - 1
-    row |= {name: held.mean(name) for name in ("goodput_rps", "engine_busy_share")}
-    row["energy_kwh_per_1m_output_tokens"] = _energy(planned, held)
-    if index in planned.at_error:
-        fast, slow = planned.at_error[index]
-        row |= {"replicas_if_fast": _replicas(fast), "replicas_if_slow": _replicas(slow)}
-    return row
-
-
-def why_not(planned: Planned, index: int) -> str:
-    """What keeps every number of replicas from holding the traffic, with the numbers."""
-    found, limit = planned.found[index], planned.demand.plan.max_replicas
-    assert found.fails is not None, "a search that found nothing tried something"
-    tried = found.fails.ask.group.replicas
-    if found.alone is None or not found.alone.missed:
-        return f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}"
-    alone = found.alone
-    lost = {reason: n for result in alone.results for reason, n in result["reasons"].get("rejected", {}).items()}
-    if lost:
-        reason, count = max(lost.items(), key=lambda item: item[1])
-        details = {k: v for result in alone.results for k, v in result["details"].items()}
-        told = f" ({details[reason]})" if reason in details else ""
-        return f"one replica with hardly any traffic rejects {count:,} requests: {reason}{told}"
-    slo = parse_slo(planned.demand.scenario.file.slo)
-    facts = []
-    for bound in slo.bounds:
-        value = alone.mean(f"{bound.metric}_p99_s")
-        shown = "is not defined: answers come whole" if value is None else f"is {format_duration(value * 1e9)}"
-        facts.append(f"p99 of {bound.metric} {shown} against {bound}")
-    return (
-        f"the SLO is missed on one replica with hardly any traffic: {_percent(alone)} of requests within it;"
-        f" {', '.join(facts)}"
-    )
-
-
-def _percent(probe: Probe) -> str:
-    mean = probe.attainment.mean
-    return f"not simulated ({probe.failed})" if mean is None else f"{100 * mean:.4g} %"
-
-
-def _replicas(found: Found) -> int | None:
-    return None if found.group is None else found.group.replicas
-
-
-def _interval(name: str, probe: Probe | None) -> Row:
-    return {f"{name}{end}": value for end, value in _ends(probe).items()}
-
-
-def _ends(probe: Probe | None) -> dict[str, float | None]:
-    """Mean and ends; a share beyond 100 % cannot be, so that the interval ends there."""
-    if probe is None:
-        return {"": None, "_low": None, "_high": None}
-    found = probe.attainment
-    return {"": found.mean, "_low": found.low, "_high": None if found.high is None else min(found.high, 1.0)}
-
-
-def _output_tokens(planned: Planned, probe: Probe) -> float:
-    """Output tokens of a request: as the trace says, or the mean of those drawn."""
-    if planned.demand.output_tokens is not None:
-        return planned.demand.output_tokens
-    return float(np.mean([result["workload"]["mean_output_tokens"] for result in probe.results]))
-
-
-def _per_million(planned: Planned, month: float, probe: Probe) -> float:
-    rate = probe.mean("offered_rps") or 0.0
-    tokens = tokens_per_month(rate, planned.demand.mean_share, _output_tokens(planned, probe))
-    return month / (tokens / MILLION)
-
-
-def _energy(planned: Planned, probe: Probe) -> float | None:
-    cost = planned.book.setup(probe.ask).cost
-    power = watts(cost.profile.energy, cost.profile.samples) if isinstance(cost, Calibrated) else None
-    if power is None:
-        return None
-    return energy_kwh(power, planned.book.sweep.home / POINTS / probe.results[0]["point"])
 
 
 # ---- what if
@@ -174,7 +61,7 @@ def _what_if(planned: Planned) -> list[Row]:
             if (index, name) in planned.changed:
                 answer = planned.changed[index, name]
                 probe = planned.book.probe(Ask(group, change))
-                needed = _replicas(answer) if isinstance(answer, Found) else None
+                needed = replicas_of(answer) if isinstance(answer, Found) else None
                 row = _what_if_row(group, name, probe, needed)
                 if isinstance(answer, Found) and needed is None and not row["note"]:
                     row["note"] = f"none of up to {planned.demand.plan.max_replicas} holds"
@@ -191,7 +78,9 @@ def _what_if_row(group: Group, name: str, probe: Probe, needed: int | None) -> R
         "replicas": group.replicas,
         "change": name,
         "holds": None if probe.failed else probe.met,
-        **_interval("attainment", probe),
+        "shown": probe.shown,
+        **interval_row("attainment", probe),
+        "margin_low": probe.margin.low,
         "ttft_p99_s": probe.mean("ttft_p99_s"),
         "replicas_needed": needed,
         "note": probe.failed,
@@ -221,8 +110,8 @@ def _traffic(planned: Planned) -> list[Row]:
     group = held.ask.group
     loads, shares = _curve(planned)
     offer = planned.demand.plan.gpus[group.gpu]
-    peak_rps = held.mean("offered_rps") or 0.0
-    output = _output_tokens(planned, held)
+    peak_rps = offered_rps(planned, held) or 0.0
+    output = output_tokens(planned, held)
     hourly = cost_per_hour(offer, group.replicas)
     rows = []
     for part in planned.demand.parts:
@@ -268,7 +157,7 @@ def _growth(planned: Planned) -> list[Row]:
         rows.append(
             {
                 "month": month,
-                "peak_rps": (held.mean("offered_rps") or 0.0) * share,
+                "peak_rps": (offered_rps(planned, held) or 0.0) * share,
                 "replicas": replicas,
                 "cost_per_month": cost_per_month(plan.gpus[group.gpu], replicas),
                 "how": "simulated" if last else "no more traffic a replica than was shown to hold",
@@ -301,7 +190,7 @@ def _classes(planned: Planned) -> list[Row]:
         name = kept[-1]
         traffic = scenario.file.workload.classes[name]
         last = kept == names
-        count = group.replicas if last else _replicas(smaller[kept]) if kept in smaller else None
+        count = group.replicas if last else replicas_of(smaller[kept]) if kept in smaller else None
         upto = None if count is None else cost_per_month(offer, count)
         interval = held.of_class(name)
         rows.append(
@@ -335,15 +224,15 @@ def _sureness(planned: Planned) -> list[Row]:
         assert held is not None, "favourites hold"
         group = held.ask.group
         head = {"gpu": group.gpu, "policy": group.policy}
-        ends = _ends(held)
+        sampled = ends(held)
         rows.append(
             head
             | {
                 "error": "sampling",
                 "quantity": "attainment",
-                "low": ends["_low"],
-                "planned": ends[""],
-                "high": ends["_high"],
+                "low": sampled["_low"],
+                "planned": sampled[""],
+                "high": sampled["_high"],
                 "source": _sampling(planned, held),
             }
         )
@@ -359,14 +248,14 @@ def _sureness(planned: Planned) -> list[Row]:
             continue
         fast, slow = planned.at_error[index]
         offer = planned.demand.plan.gpus[group.gpu]
-        counts = [_replicas(found) for found in (fast, slow)]
+        counts = [replicas_of(found) for found in (fast, slow)]
         months = [None if count is None else cost_per_month(offer, count) for count in counts]
         at = [
             planned.book.probe(Ask(group, Change(cost_factor=1 + e))).attainment.mean for e in (error.low, error.high)
         ]
         quantities = {
             "step_time": (error.low, 0.0, error.high),
-            "attainment": (at[0], ends[""], at[1]),
+            "attainment": (at[0], sampled[""], at[1]),
             "replicas": (counts[0], group.replicas, counts[1]),
             "cost_per_month": (months[0], planned.month(index), months[1]),
         }
@@ -403,7 +292,7 @@ def _recommendation(planned: Planned) -> list[Row]:
             "next_cost_per_month": min(others, default=None),
             "slo": _objective(planned),
             "window": planned.demand.window,
-            "peak_rps": held.mean("offered_rps"),
+            "peak_rps": offered_rps(planned, held),
             "months": plan.growth.months,
             "growth_per_month": plan.growth.per_month,
         }
@@ -435,11 +324,12 @@ def _probe(planned: Planned, probe: Probe) -> Row:
         "seeds": probe.seeds,
         "requests": probe.num_requests,
         "holds": probe.verdict,
-        **_interval("attainment", probe),
+        **interval_row("attainment", probe),
         "margin_low": probe.margin.low,
         "failed": probe.failed,
-        "offered_rps": probe.mean("offered_rps"),
-        "goodput_rps": probe.mean("goodput_rps"),
+        "offered_rps": offered_rps(planned, probe),
+        "drawn_rps": probe.mean("offered_rps"),
+        "goodput_rps": goodput_rps(planned, probe),
         "ttft_p99_s": probe.mean("ttft_p99_s"),
         "tpot_p99_s": probe.mean("tpot_p99_s"),
         "engine_busy_share": probe.mean("engine_busy_share"),

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 from tiny_scenario import batchsim
 
+from sim.report.plan.markdown import markdown
+from sim.report.plan.sections import sections
+from sim.report.plan.text import plan_text
+
 TRACES = os.environ.get("BATCHSIM_TRACES")
 
 TINY = """\
@@ -195,6 +199,80 @@ def test_a_second_plan_simulates_nothing_anew(planned: tuple[Path, Any]) -> None
     assert result.exit_code == 0, result.output
     assert {path.name for path in (folder / "results" / "tiny" / "points").iterdir()} == before
     assert max(map(len, result.stdout.splitlines()[:-4])) <= 100
+
+
+@pytest.mark.parametrize(
+    ("target", "peak_rps"), [("{rate: 30/s}", 30.0), ("{diurnal: {peak: 30/s, hours: [HOURS]}}", 30.0)]
+)
+def test_costs_are_of_the_stated_rate(tmp_path: Path, target: str, peak_rps: float) -> None:
+    """Not of the requests that two seeds happened to draw; what they drew is kept beside it, and goodput is within."""
+    (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    hours = ", ".join(["50%"] * 23 + ["100%"])
+    changes = [f"plan.target={target.replace('HOURS', hours)}", "plan.growth={per_month: 0%, months: 0}", "seeds=2"]
+    overrides = [text for change in changes for text in ("--set", change)]
+    result = batchsim("plan", tmp_path / "tiny.yaml", "--out", tmp_path, "--jobs", 1, *overrides, "--json")
+    assert result.exit_code == 0, result.output
+    tables = json.loads(result.stdout)["tables"]
+    chosen, parts = tables["recommendation"][0], tables["traffic"]
+    assert chosen["peak_rps"] == peak_rps
+    assert [part["rate_rps"] for part in parts] == [peak_rps * part["share_of_peak"] for part in parts]
+    mean_rps = sum(part["rate_rps"] for part in parts) / len(parts)
+    per_request = chosen["cost_per_month"] / (mean_rps * 730 * 3600)
+    held = next(
+        row for row in tables["configurations"] if (row["gpu"], row["policy"]) == (chosen["gpu"], chosen["policy"])
+    )
+    output_tokens = 1e6 * per_request / held["cost_per_1m_output_tokens"]
+    assert output_tokens == pytest.approx(7, rel=0.1)  # uniform from 2 to 12
+    busiest = max(parts, key=lambda part: part["rate_rps"])
+    assert busiest["cost_per_1m_output_tokens"] == pytest.approx(
+        busiest["cost_per_hour"] / (peak_rps * output_tokens * 3600) * 1e6
+    )
+    probes = [row for row in tables["probes"] if row["traffic"] == 1 and row["classes"] == "" and not row["failed"]]
+    assert all(row["offered_rps"] == peak_rps and row["goodput_rps"] <= peak_rps for row in probes)
+    assert any(row["drawn_rps"] != peak_rps for row in probes)
+
+
+def test_what_is_not_shown_to_hold_is_not_said_to_fail(planned: tuple[Path, Any]) -> None:
+    """In the terminal's table, in the second sentence and in Markdown, the lower margin and the class beside it."""
+    tables = json.loads(json.dumps(planned[1]["tables"])) | {"glossary": []}
+    best = tables["recommendation"][0]
+    key = (best["gpu"], best["policy"])
+    row = next(row for row in tables["configurations"] if (row["gpu"], row["policy"]) == key)
+    assert row["one_less_shown"] == ("fails" if row["one_less_margin"] < 0 else "not shown to hold")
+    assert row["one_less_class"] in ("chat", "rest")
+    row |= {"one_less": 0.962, "one_less_margin": 0.012, "one_less_margin_low": -0.0041, "one_less_class": "chat"}
+    for shown, told in (("not shown to hold", "is not shown to hold"), ("fails", "fails")):
+        row["one_less_shown"] = shown
+        text = plan_text(tables, "EUR")
+        assert f"96.2 % {shown} (−0.41 %)" in text
+        sentence = f"one replica less gives 96.2 % and {told} (its margin from −0.41 %, of chat)."
+        assert sentence in " ".join(text.split())
+        twin = markdown("tiny", sections(tables, "EUR", {}), [])
+        assert sentence in twin and f"| 96.2 % | {shown} | −0.41 % | chat |" in twin
+
+
+def test_one_replica_is_no_plural(planned: tuple[Path, Any]) -> None:
+    """And an interval whose ends are shown alike is not told as if it went from one to the other."""
+    tables = json.loads(json.dumps(planned[1]["tables"]))
+    best = tables["recommendation"][0]
+    for row in tables["configurations"]:
+        row |= {"replicas": 1, "one_less": None, "one_less_shown": None}
+    for row in tables["sureness"]:
+        if (row["gpu"], row["policy"], row["error"]) == (best["gpu"], best["policy"], "sampling"):
+            row |= {"low": 0.999999, "high": 0.999998}
+    text = " ".join(plan_text(tables, "EUR").split())
+    assert "Run 1 replica on" in text and "the same replica holds" in text
+    assert "Sampling leaves >99.99 % within the SLO at both ends of the interval" in text
+
+
+def test_a_long_window_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr and before anything is simulated: requests, seeds and replicas, of the window that is asked for."""
+    (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    monkeypatch.setattr("sim.planning.make.LONG", 1000)
+    result = batchsim("plan", tmp_path / "tiny.yaml", "--out", tmp_path, "--jobs", 1, "--set", "plan.max_replicas=1")
+    told = " ".join(result.stderr.split())
+    assert "about 454 requests (2 s and 500 ms of warm-up at 181.5 requests/s)" in told
+    assert "in each of 3 seeds, first on 1 replica, for each of 4 configurations" in told
 
 
 def test_a_target_that_nothing_holds_says_what_bounds_it(planned: tuple[Path, Any]) -> None:

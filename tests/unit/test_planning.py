@@ -14,7 +14,7 @@ from sim.planning.batches import batch_attainments
 from sim.planning.demand import Change, demand_of
 from sim.planning.make import make_plan
 from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tokens_per_month, watts
-from sim.planning.probe import Ask, Book, Group, Interval
+from sim.planning.probe import Ask, Book, Group, Interval, Observed, Probe
 from sim.planning.search import ONE_SEED_DECIDES
 from sim.point import Setup
 from sim.scenario import Scenario, load_scenario
@@ -134,6 +134,19 @@ def test_few_requests_without_a_miss_show_little() -> None:
     assert many.low == pytest.approx(1 - 3.69e-5, abs=1e-6)
     spread = [0.99, 0.97, 0.98]
     assert Interval.of(spread, num_requests=100_000) == Interval.of(spread)
+
+
+def test_a_mean_within_the_slo_does_not_fail() -> None:
+    """Fails: the mean is below. Not shown to hold: only the lower end of the interval is. Holds: neither."""
+
+    def shown(*margins: float) -> str:
+        observed = tuple(Observed(0.9 + margin, margin, {}) for margin in margins)
+        results = tuple({"values": {"cohort": 10_000.0}} for _ in margins)
+        return Probe(Ask(Group("one", "continuous", 1)), results, observed, complete=True).shown
+
+    assert shown(-0.01, 0.002, -0.02) == "fails"
+    assert shown(-0.001, 0.005, 0.008) == "not shown to hold"
+    assert shown(0.0051, 0.005, 0.0052) == "holds"
 
 
 def test_what_a_gpu_lacks_is_said_of_the_plan(replay: Scenario, tmp_path: Path) -> None:

@@ -89,17 +89,28 @@ COLUMNS: dict[str, Column] = {
     ),
     "attainment_low": Column("interval from", share, "lower end of the interval of the requests within the SLO"),
     "attainment_high": Column("to", share),
+    "shown": Column(
+        "shown",
+        meaning="holds; fails, where the mean misses an objective; not shown to hold, where the mean meets all and the"
+        " lower end of its interval does not",
+    ),
     "margin_low": Column(
         "margin, low",
         signed,
         "lower end of the interval of what is within the SLO beyond what it asks; of the worst class",
     ),
-    "one_less_margin_low": Column("its margin, low", signed, "the same with one replica less: below zero, so it fails"),
     "one_less": Column("with one replica less", share, "the same traffic on one replica less"),
+    "one_less_shown": Column("which", meaning='what that shows of one replica less, in the words of "shown"'),
+    "one_less_margin_low": Column(
+        "its margin, low", signed, "the same with one replica less; below zero it is not shown to hold"
+    ),
+    "one_less_class": Column("its worst class", meaning="of one replica less: the class with the least beyond its SLO"),
     "headroom": Column(
         "headroom", signed, "the most additional traffic of the steps tried that the same replicas were shown to hold"
     ),
-    "goodput_rps": Column("goodput, requests/s", number, "requests a second that end within the SLO"),
+    "goodput_rps": Column(
+        "goodput, requests/s", number, "those of the busiest window's requests that meet the SLO, per second"
+    ),
     "engine_busy_share": Column("busy", share, "share of the window in which an engine runs a step"),
     "energy_kwh_per_1m_output_tokens": Column(
         "kWh per million output tokens", number, "while steps run, from the profile's measured power; idle is left out"

@@ -108,7 +108,9 @@ def _pareto(tables: Tables, currency: str) -> Figure:
     extra = [
         Line2D([], [], color=GREY, linestyle=":", label="offered"),
         Line2D([], [], color=GREY, linewidth=1, label="no cheaper way to as much"),
-        Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: SLO not held"),
+        Line2D(
+            [], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: not shown to hold"
+        ),
     ]
     _legend(fig, tables, rows, extra)
     return fig
@@ -152,7 +154,9 @@ def _replicas(tables: Tables, currency: str) -> Figure:
     ax.set_title("How many replicas hold")
     extra = [
         Line2D([], [], color=GREY, linewidth=3, alpha=0.35, label="interval"),
-        Line2D([], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: SLO not held"),
+        Line2D(
+            [], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: not shown to hold"
+        ),
     ]
     _legend(fig, tables, rows, extra)
     return fig

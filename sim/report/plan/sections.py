@@ -53,12 +53,14 @@ EVIDENCE = (
     "attainment_high",
     "margin_low",
     "one_less",
+    "one_less_shown",
     "one_less_margin_low",
+    "one_less_class",
     "goodput_rps",
     "engine_busy_share",
 )
 NOT_HELD = ("gpu", "policy", "saturation_rps", "why_not")
-WHAT_IF = ("gpu", "policy", "replicas", "change", "holds", "attainment", "attainment_low", "replicas_needed", "note")
+WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "margin_low", "replicas_needed", "note")
 TRAFFIC = ("part", "rate_rps", "share_of_peak", "attainment", "replicas_enough", "cost_per_1m_output_tokens")
 GROWTH = ("month", "peak_rps", "replicas", "cost_per_month", "how")
 CLASSES = (
@@ -142,16 +144,22 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     def of(column: str, table: str = "configurations") -> Cell:
         return cell(tables, table, index if table == "configurations" else 0, column)
 
-    first: Sentence = ["Run ", of("replicas"), " replicas on ", of("gpu"), " under ", of("policy"), " behind "]
+    row = tables["configurations"][index]
+    engines = "replica" if row["replicas"] == 1 else "replicas"
+    first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy"), " behind "]
     first += [of("router", "recommendation"), f": {currency} ", of("cost_per_month"), f" a month, {currency} "]
     first += [of("cost_per_1m_output_tokens"), " per million output tokens"]
     if chosen["next_cost_per_month"] is not None:
         first += [f" (the next best: {currency} ", of("next_cost_per_month", "recommendation"), " a month)"]
     second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
     second += [" of requests meet ", of("slo", "recommendation")]
-    second += [", and the same replicas hold with ", of("headroom"), " of traffic"]
-    if tables["configurations"][index]["one_less"] is not None:
-        second += ["; one replica less gives ", of("one_less")]
+    holds = "the same replica holds" if row["replicas"] == 1 else "the same replicas hold"
+    second += [f", and {holds} with ", of("headroom"), " of traffic"]
+    if row["one_less"] is not None:
+        is_ = "" if row["one_less_shown"] == "fails" else "is "
+        second += ["; one replica less gives ", of("one_less"), f" and {is_}", of("one_less_shown")]
+        second += [" (its margin from ", of("one_less_margin_low")]
+        second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
     return [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."]]
 
 
@@ -167,13 +175,18 @@ def _uncertainty(tables: Tables, index: int) -> Sentence:
         return cell(tables, "sureness", mine[error, quantity], column)
 
     sampling = ("sampling", "attainment")
-    told: Sentence = ["Sampling leaves ", of(*sampling, "low"), " to ", of(*sampling, "high"), " within the SLO"]
+    low, high = (of(*sampling, end) for end in ("low", "high"))
+    told: Sentence = ["Sampling leaves ", low, *([" to ", high] if low.text != high.text else []), " within the SLO"]
+    told += [" at both ends of the interval"] if low.text == high.text else []
     if ("cost model", "replicas") not in mine:
         return [*told, "; step times are stated, so that no error of theirs is known"]
     told += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
     replicas = tables["sureness"][mine["cost model", "replicas"]]
-    low, high = (
+    fewest, most = (
         "more than max_replicas" if replicas[end] is None else of("cost model", "replicas", end)
         for end in ("low", "high")
     )
-    return [*told, of("cost model", "step_time", "high"), " would take ", low, " to ", high, " replicas"]
+    told += [of("cost model", "step_time", "high"), " would take "]
+    if replicas["low"] == replicas["high"]:
+        return [*told, fewest, " replica" if replicas["low"] == 1 else " replicas", " either way"]
+    return [*told, fewest, " to ", most, " replicas"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.report.plan.cells import COLUMNS, Tables
+from sim.report.plan.cells import COLUMNS, Row, Tables
 from sim.report.plan.markdown import sentence_text
 from sim.report.plan.sections import recommendation
 from sim.report.tables import fit
@@ -10,14 +10,19 @@ from sim.report.tables import fit
 
 def plan_text(tables: Tables, currency: str) -> str:
     """At most 100 columns."""
-    lines = [f"{'GPU':10} {'policy':22} {'replicas':>8} {'within SLO':>12} {'one less':>9} {currency + ' a month':>12}"]
+    gpu, policy = (
+        min(most, max(len(row[name]) for row in tables["configurations"]))
+        for name, most in (("gpu", 10), ("policy", 20))
+    )
+    gpu, policy = max(gpu, len("GPU")), max(policy, len("policy"))
+    money = f"{currency} a month"
+    head = f"{'GPU':{gpu}} {'policy':{policy}} {'replicas':>8} {'within SLO':>10} {money:>11}"
+    lines = [f"{head}  one less (its margin from)"]
     for row in tables["configurations"]:
-        head = f"{row['gpu'][:10]:10} {row['policy'][:22]:22} "
+        head = f"{row['gpu'][:gpu]:{gpu}} {row['policy'][:policy]:{policy}} "
         if row["holds"]:
-            less = "–" if row["one_less"] is None else COLUMNS["one_less"].show(row["one_less"])
-            shown = (row["replicas"], COLUMNS["attainment"].show(row["attainment"]), less)
-            month = COLUMNS["cost_per_month"].show(row["cost_per_month"])
-            lines.append(f"{head}{shown[0]:>8} {shown[1]:>12} {shown[2]:>9} {month:>12}")
+            held, month = (COLUMNS[name].show(row[name]) for name in ("attainment", "cost_per_month"))
+            lines.append(f"{head}{row['replicas']:>8} {held:>10} {month:>11}  {_one_less(row)}")
         else:
             lines.append(f"{head}none: {row['why_not']}")
     for row in tables.get("what_if", []):
@@ -25,12 +30,20 @@ def plan_text(tables: Tables, currency: str) -> str:
             needed = f"; {row['note']}" if row["note"] else ""
             needed = needed if row["replicas_needed"] is None else f"; it would take {row['replicas_needed']}"
             share = COLUMNS["attainment"].show(row["attainment"])
-            told = f"not held, {share} within the SLO{needed}"
+            told = f"{row['shown']}, {share} within the SLO{needed}"
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {told}")
         elif row["holds"] is None:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
     return "\n".join(fit(line) for line in lines)
+
+
+def _one_less(row: Row) -> str:
+    """`99.33 % not shown to hold (−0.4 %)`: what is within the SLO, what that shows, the lower end of its margin."""
+    if row["one_less"] is None:
+        return row["one_less_shown"] or "–"
+    least = "" if row["one_less_margin_low"] is None else f" ({COLUMNS['margin_low'].show(row['one_less_margin_low'])})"
+    return f"{COLUMNS['one_less'].show(row['one_less'])} {row['one_less_shown']}{least}"
 
 
 def plan_json(tables: Tables, currency: str) -> dict[str, object]:
