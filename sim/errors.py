@@ -14,6 +14,10 @@ class ScenarioError(BatchsimError):
     """A scenario, a knob or a catalog name is wrong."""
 
 
+class NobodyToMeasure(ScenarioError):  # noqa: N818
+    """A point has no request after its warm-up. A search goes to higher loads; for a run the scenario is wrong."""
+
+
 class TraceError(BatchsimError):
     """A trace file cannot be read as asked."""
 

@@ -52,6 +52,8 @@ def _scaled(text: object, what: str, example: str, table: dict[str, int], suffix
         raise ValueError(f"{text!r} has no known unit of a {what}. Write one of {known}, like {example}.")
     if value < 0:
         raise ValueError(f"{text!r} is negative. A {what} is 0 or more.")
+    if not math.isfinite(value * scale):
+        raise ValueError(f"{text!r} is too large a {what}. Write one like {example}.")
     return value * scale
 
 

@@ -361,7 +361,7 @@ def found_points(study: CapacityStudy) -> list[dict[str, Any]]:
     rows = []
     for policy in study.policies:
         for probe in probes(policy.case.book):
-            trials = policy.case.book[probe.load]
+            seeds = policy.case.measured(probe.load)
             rows.append(
                 {
                     "policy": policy.label,
@@ -374,7 +374,7 @@ def found_points(study: CapacityStudy) -> list[dict[str, Any]]:
                     "verdict": _verdict(probe),
                     "num_seeds": probe.num_seeds,
                     "requests": probe.num_requests,
-                    "points": " ".join(policy.case.results[probe.load, seed]["point"] for seed in sorted(trials)),
+                    "points": " ".join(policy.case.results[probe.load, seed]["point"] for seed in seeds),
                 }
             )
     return rows

@@ -2,8 +2,9 @@
 
 A probe is one load with some seeds. Its margin is the mean over all its requests, with a t-interval over seeds, since a
 seed with more requests says more. A probe passes where the whole interval is at 0 or above, fails where it is below or
-where the queue grows in most seeds, and is undecided between. Every load gets the same seeds, so that all that differs
-from one probe to the next is the load.
+where the queue grows in most seeds, and is undecided between. No interval shows more than so many requests without a
+miss would. Every load gets the same seeds, so that all that differs from one probe to the next is the load. A load at
+which nobody is left to measure is too low to be tried, and counts for nothing.
 
 The search brackets the crossing with few seeds, halves the bracket with more, looks on either side for a load that is
 decided, and adds seeds until what is undecided is narrow. Between probes the logarithm of what misses is interpolated:
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.metrics.measure import half_width
+from sim.metrics.measure import half_width, unseen
 
 DOWN = (0.8, 0.8, 0.8, 0.75, 0.7, 0.65, 0.55, 0.5, 0.4, 0.35, 0.3)  # of the load before: down to 2 ‰ of the start
 UP = (1.25, 1.25, 1.25, 1.5, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0)
@@ -39,11 +40,18 @@ _ROUNDING = 0.05  # of the largest margin: keeps the logarithm of no misses at a
 
 @dataclass(frozen=True)
 class Trial:
-    """One seed at one load: the margin of the objective, over how many requests, and whether the queue grew."""
+    """One seed at one load: the margin of the objective, over how many requests, and whether the queue grew.
+
+    `is_share`: the margin is that of a share of the requests, not of a mean. No requests: nobody was left to measure.
+    """
 
     margin: float
     requests: float
     grows: bool = False
+    is_share: bool = True
+
+
+NOBODY = Trial(0.0, 0.0)
 
 
 Book = dict[float, dict[int, Trial]]
@@ -107,7 +115,8 @@ class Probe:
     @classmethod
     def of(cls, load: float, trials: Sequence[Trial], most: float) -> Probe:
         """`most` is the largest margin that any trial had: what is lacking to it is taken for lognormal over seeds,
-        since one bad seed among many good ones says more of the others' luck than a t-interval hears."""
+        since one bad seed among many good ones says more of the others' luck than a t-interval hears. Of a share, `low`
+        is never above what as many requests without a miss show: seeds that are all alike prove no more than that."""
         weights = np.array([trial.requests for trial in trials], dtype=float)
         margins = np.array([trial.margin for trial in trials])
         mean = float((margins * weights).sum() / weights.sum())
@@ -118,6 +127,8 @@ class Probe:
             lack = most - mean
             factor = math.exp(min(half / lack, _LARGEST)) if lack > 0 else 1.0
             low, high = most - lack * factor, most - lack / factor
+            if any(trial.is_share for trial in trials if trial.requests):
+                low = min(low, mean - unseen(float(weights.sum())))
         grows = 2 * sum(trial.grows for trial in trials) > len(trials)
         return cls(load, mean, low, high, grows, len(trials), int(weights.sum()))
 
@@ -146,22 +157,30 @@ class Capacity:
 
 
 def probes(book: Book, num_seeds: int | None = None, *, without: int | None = None) -> list[Probe]:
-    """Every load from the lowest up; with `num_seeds`, of the first seeds alone and only loads that have them all.
+    """Every load from the lowest up at which somebody was measured; with `num_seeds`, of the first seeds alone and only
+    loads that have them all.
 
     `without` leaves one of these seeds out.
     """
     seeds, most = range(num_seeds or 0), most_margin(book)
     kept = [seed for seed in seeds if seed != without]
-    return [
-        Probe.of(load, [trials[s] for s in kept] if num_seeds else list(trials.values()), most)
+    tried = [
+        (load, [trials[s] for s in kept] if num_seeds else list(trials.values()))
         for load, trials in sorted(book.items())
         if all(seed in trials for seed in seeds)
     ]
+    return [Probe.of(load, trials, most) for load, trials in tried if any(trial.requests for trial in trials)]
+
+
+def unmeasured(book: Book) -> list[float]:
+    """The loads that were tried and at which no seed had anybody left to measure."""
+    return sorted(load for load, trials in book.items() if not any(trial.requests for trial in trials.values()))
 
 
 def most_margin(book: Book) -> float:
     """The largest margin that any trial had, which at light load is that of nobody missing."""
-    return max(trial.margin for trials in book.values() for trial in trials.values())
+    margins = [trial.margin for trials in book.values() for trial in trials.values() if trial.requests]
+    return max(margins, default=0.0)
 
 
 # ---- the search
@@ -175,8 +194,12 @@ def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[lis
     while len(book) < effort.max_probes:
         low, high = _ends(probes(book))
         if low is None or high is None:
-            wanted = _missing(book, _beyond(low, high, strides, axis, effort), effort.pilot)
+            edge = low or high
+            at = max(book) if edge is None else edge.load  # where nobody could be measured yet, it is upwards
+            wanted = _missing(book, _beyond(at, high is None, strides, axis, effort), effort.pilot)
             strides += 1
+            if not wanted and edge is None:
+                return
             if not wanted:  # nowhere further to go: the verdict takes more than a pilot's seeds
                 best = max(probes(book), key=lambda p: p.margin) if low is None else low
                 wanted = _missing(book, [best.load], num_seeds)
@@ -189,8 +212,9 @@ def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[lis
             yield wanted
             continue
         middle = axis.between(low.load, high.load)
-        if middle is not None and high.load > effort.width * low.load:
-            yield _missing(book, [middle], num_seeds)
+        middles = [] if middle is None or high.load <= effort.width * low.load else [middle]
+        if wanted := _missing(book, middles, num_seeds):
+            yield wanted
             continue
         if effort.narrow:
             return
@@ -213,17 +237,15 @@ def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[lis
         return
 
 
-def _beyond(low: Probe | None, high: Probe | None, strides: int, axis: Axis, effort: Effort) -> list[float]:
+def _beyond(edge: float, up: bool, strides: int, axis: Axis, effort: Effort) -> list[float]:
     """The next load above all that pass, or below all that fail, in growing strides; none at the axis's end."""
-    edge = low or high
-    assert edge is not None, "a book has a probe"
-    factors = (NEAR_UP if effort.near else UP) if low else (NEAR_DOWN if effort.near else DOWN)
+    factors = (NEAR_UP if effort.near else UP) if up else (NEAR_DOWN if effort.near else DOWN)
     if strides >= len(factors):
         return []
-    following = axis.load(edge.load * factors[strides])
-    if axis.whole and following == edge.load:
-        following = axis.load(edge.load + (1 if low else -1))
-    return [] if following == edge.load else [following]
+    following = axis.load(edge * factors[strides])
+    if axis.whole and following == edge:
+        following = axis.load(edge + (1 if up else -1))
+    return [] if following == edge else [following]
 
 
 def _missing(book: Book, loads: Iterable[float], num_seeds: int) -> list[tuple[float, int]]:

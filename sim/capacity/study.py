@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from sim.capacity.saturation import overloaded, saturation_rps
-from sim.capacity.search import Axis, Book, Effort, Trial, capacity, search
+from sim.capacity.search import NOBODY, Axis, Book, Effort, Trial, capacity, probes, search
 from sim.curves.auto import saturations
 from sim.curves.lines import Line
 from sim.errors import BatchsimError, ScenarioError
 from sim.explain.causes import Objectives, slo_misses
+from sim.metrics.slo import parse_slo
 from sim.point import Setup, simulate_point
 from sim.results.frames import read_tables, to_records
 from sim.results.read import POINTS
@@ -66,30 +67,51 @@ class Case:
                 " request. Lengthen the workload, or bound another latency."
             )
         self.results[load, seed] = result
-        self.book.setdefault(load, {})[seed] = Trial(values["slo_margin"], values["cohort"], result["unstable"])
+        trial = Trial(values["slo_margin"], values["cohort"], result["unstable"], has_shares(self.setup.scenario))
+        self.book.setdefault(load, {})[seed] = trial
+
+    def measured(self, load: float) -> list[int]:
+        """The seeds of a load that had somebody to measure."""
+        return [seed for seed in sorted(self.book[load]) if (load, seed) in self.results]
 
 
 def run_searches(cases: Sequence[Case], sweep: Sweep, *, tolerant: bool = False) -> None:
-    """Fills the books, all cases side by side. A point that fails ends its case if `tolerant`, else everything."""
+    """Fills the books, all cases side by side. A point that fails ends its case if `tolerant`, else everything.
+
+    ScenarioError where a case found nobody to measure at any load.
+    """
     steps = {i: search(case.book, case.start, case.axis, case.effort) for i, case in enumerate(cases)}
     wants = {i: wanted for i, step in steps.items() if (wanted := next(step, None))}
     while wants:
         run_trials([(cases[i], wanted) for i, wanted in wants.items()], sweep, tolerant=tolerant)
         wants = {i: wanted for i in wants if not cases[i].failed and (wanted := next(steps[i], None)) is not None}
+    for case in cases:
+        if not case.failed and not probes(case.book):
+            raise ScenarioError(
+                f"{case.setup.scenario.source}: {case.spec.name}: nobody sends after the warm-up at any of"
+                f" {len(case.book)} loads from {min(case.book):g} to {max(case.book):g}. Lengthen the workload, or"
+                " shorten its warm-up."
+            )
 
 
 def run_trials(
     wanted: Sequence[tuple[Case, Sequence[tuple[float, int]]]], sweep: Sweep, *, tolerant: bool = False
 ) -> None:
-    """Runs trials and writes them into their books, the heaviest first so that parallel ones end together."""
+    """Runs trials and writes them into their books, the heaviest first so that parallel ones end together.
+
+    One with nobody to measure is a trial of no requests; if `tolerant`, it ends its case as a point that fails does.
+    """
     trials = [(case, load, seed) for case, pairs in wanted for load, seed in pairs]
     trials.sort(key=lambda trial: -trial[1])
-    found = sweep.attempt([point for case, load, seed in trials for point in case.points([(load, seed)])])
-    failed = [result for result in found if isinstance(result, Failed)]
+    points = [point for case, load, seed in trials for point in case.points([(load, seed)])]
+    found = sweep.attempt(points, may_be_empty=True)
+    failed = [result for result in found if isinstance(result, Failed) and not result.nobody]
     if failed and not tolerant:
         raise points_failed(failed, len(found))
     for (case, load, seed), result in zip(trials, found, strict=True):
-        if isinstance(result, Failed):
+        if isinstance(result, Failed) and result.nobody and not tolerant:
+            case.book.setdefault(load, {})[seed] = NOBODY
+        elif isinstance(result, Failed):
             case.failed = result.reason
         else:
             case.take(load, seed, result)
@@ -200,6 +222,13 @@ def _is_random(setup: Setup) -> bool:
     return any(not np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
+def has_shares(scenario: Scenario) -> bool:
+    """Whether the margin of its objectives can be that of a share of the requests, not of means alone."""
+    file = scenario.file
+    texts = [file.slo, *(traffic.slo for traffic in file.workload.classes.values())]
+    return any(not bound.mean for text in texts if text is not None for bound in parse_slo(text).bounds)
+
+
 def is_burstier_than_poisson(scenario: Scenario) -> bool:
     """Whether its arrivals are drawn from a law with more variance than independent ones."""
     arrivals = scenario.file.workload.arrivals
@@ -244,7 +273,7 @@ def misses(case: Case, load: float, home: Any) -> Counter[tuple[str, str]]:
         objectives = Objectives.of(case.setup.scenario.plain)
     except ScenarioError:
         return counted  # gaps between tokens alone are bounded
-    for seed in sorted(case.book[load])[:REASON_SEEDS]:
+    for seed in case.measured(load)[:REASON_SEEDS]:
         folder = home / POINTS / case.results[load, seed]["point"]
         tables = read_tables(folder)
         found = slo_misses(to_records(tables["requests"], tables["steps"], tables["states"]), objectives)
@@ -254,6 +283,6 @@ def misses(case: Case, load: float, home: Any) -> Counter[tuple[str, str]]:
 
 def means(case: Case, load: float, names: Sequence[str]) -> dict[str, float | None]:
     """The means of some metrics over the seeds of a load."""
-    trials = [case.results[load, seed]["values"] for seed in sorted(case.book[load])]
+    trials = [case.results[load, seed]["values"] for seed in case.measured(load)]
     known = {name: [values[name] for values in trials if values[name] is not None] for name in names}
     return {name: float(np.mean(values)) if values else None for name, values in known.items()}

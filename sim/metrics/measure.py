@@ -359,6 +359,11 @@ def half_width(values: Sequence[float]) -> float:
     return float(t_quantile(len(values)) * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
+def unseen(num_requests: float) -> float:
+    """The share that may miss, at 95 %, though none of so many requests did. Source: Clopper and Pearson 1934."""
+    return 1 - ((1 - CONFIDENCE) / 2) ** (1 / num_requests)
+
+
 @cache
 def t_quantile(count: int) -> float:
     """Half the width of the 95 % interval of a mean of `count` values, in standard errors."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import ceil, inf, nextafter
@@ -30,7 +31,9 @@ METRICS = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
 _TERM = re.compile(
     r"(?:(?P<of>p[0-9.]+|mean)\(\s*(?P<inner>\w+)\s*\)|(?P<bare>\w+))\s*(?P<op><=|<)\s*(?P<limit>[^<>=]+)\Z"
 )
-_DEFAULT_PERCENT = "99"  # what a rewrite proposes where the text names no share
+_PERCENT = re.compile(r"[0-9]+\.?[0-9]*\Z|\.[0-9]+\Z")
+_DEFAULT_PERCENT = "99"  # what a rewrite proposes where the text names no share that fits
+_DEFAULT_UNIT = "s"  # where a limit has none
 _ROUNDING = 1e-9  # binary fractions of a percentage: 0.07 × 100 must be rank 7, not 8
 _FORMS = (
     "Write p99(ttft)<500ms, mean(queue_time)<50ms (each over all requests) or ttft<500ms & tpot<50ms @ 99% (every bound"
@@ -173,9 +176,11 @@ def parse_slo(text: str) -> Slo:
     if any(population) or "," in body:
         _refuse_mix(terms, share_text.strip(), text)
     if not at:
-        raise ScenarioError(
-            f"slo '{text}': no share of the requests that must meet it. Write '{body.strip()} @ {_DEFAULT_PERCENT}%'."
-        )
+        for term in terms:
+            if term.metric == "itl":
+                _bound(term, text)  # says that a request has many
+        proposed = f"{_jointly(terms, text)} @ {_DEFAULT_PERCENT}%"
+        raise ScenarioError(f"slo '{text}': no share of the requests that must meet it. Write '{proposed}'.")
     column = len(body) + 1 + len(share_text) - len(share_text.lstrip())
     try:
         share = parse_share(share_text.strip())
@@ -230,27 +235,53 @@ def _bound(term: _Term, text: str) -> Bound:
                 text,
                 term.column,
                 "itl is a gap between two tokens, so one request has many. Bound tpot instead, or write"
-                f" p{_DEFAULT_PERCENT}(itl)<{term.limit}.",
+                f" 'p{_DEFAULT_PERCENT}(itl){term.op}{term.limit}'.",
             )
         return Bound(term.metric, limit_ns, inclusive)
     if term.of == "mean":
         return Bound(term.metric, limit_ns, inclusive, mean=True)
-    try:
-        share = float(term.of[1:]) / 100
-    except ValueError:
-        share = 0.0
-    if not 0 < share < 1:
-        _refuse(text, term.column, f"{term.of} is no percentile. Write one above 0 and below 100.")
+    share = _percentile(term.of)
+    if share is None:
+        _refuse_percentile(term, text)
     return Bound(term.metric, limit_ns, inclusive, share)
+
+
+def _percentile(of: str) -> float | None:
+    """The share that `p99` names; None where it is none."""
+    try:
+        share = float(of[1:]) / 100
+    except ValueError:
+        return None
+    return share if 0 < share < 1 else None
+
+
+def _refuse_percentile(term: _Term, text: str) -> NoReturn:
+    _refuse(text, term.column, f"{term.of} is no percentile. Write one above 0 and below 100.")
+
+
+def _with_unit(term: _Term, text: str) -> str:
+    """The limit as a proposal writes it. ScenarioError where it is no time even with a unit."""
+    for limit in (term.limit, f"{term.limit}{_DEFAULT_UNIT}"):
+        with suppress(ValueError):
+            if parse_duration_ns(limit) > 0:
+                return limit
+    _bound(term, text)  # says what is wrong with it
+    raise AssertionError(f"{term.limit} is a time")
+
+
+def _jointly(terms: list[_Term], text: str) -> str:
+    """The bounds on each request: one has no single itl, and its tpot is the mean of its gaps."""
+    return " & ".join(f"{'tpot' if t.metric == 'itl' else t.metric}{t.op}{_with_unit(t, text)}" for t in terms)
 
 
 def _refuse_mix(terms: list[_Term], share_text: str, text: str) -> NoReturn:
     """ScenarioError with `text` rewritten in either form; it points at the first that differs from its beginning."""
-    percents = [term.of[1:] for term in terms if term.of not in (None, "mean")]
-    percent = share_text.removesuffix("%").strip() or next(iter(percents), _DEFAULT_PERCENT)
-    population = [f"{t.of or f'p{percent}'}({t.metric}){t.op}{t.limit}" for t in terms]
-    # One request has no single itl; its tpot is the mean of its gaps.
-    jointly = [f"{'tpot' if t.metric == 'itl' else t.metric}{t.op}{t.limit}" for t in terms]
+    for term in terms:
+        if term.of not in (None, "mean") and _percentile(term.of) is None:
+            _refuse_percentile(term, text)
+    percents = [share_text.removesuffix("%").strip(), *(t.of[1:] for t in terms if t.of not in (None, "mean"))]
+    percent = next((p for p in percents if _PERCENT.match(p) and _percentile(f"p{p}")), _DEFAULT_PERCENT)
+    population = [f"{t.of or f'p{percent}'}({t.metric}){t.op}{_with_unit(t, text)}" for t in terms]
     other = next((t.column for t in terms if (t.of is None) != (terms[0].of is None)), None)
     separator = re.search("[,@]" if terms[0].of is None else "[&@]", text)
     column = other if other is not None else separator.start() if separator else 0
@@ -258,5 +289,5 @@ def _refuse_mix(terms: list[_Term], share_text: str, text: str) -> NoReturn:
         text,
         column,
         "mixes bounds on the population with bounds on each request. Write"
-        f" '{', '.join(population)}' or '{' & '.join(jointly)} @ {percent}%'.",
+        f" '{', '.join(population)}' or '{_jointly(terms, text)} @ {percent}%'.",
     )

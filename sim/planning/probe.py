@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sim.errors import CalibrationError, ScenarioError
-from sim.metrics.measure import CONFIDENCE, half_width
+from sim.metrics.measure import half_width, unseen
 from sim.metrics.slo import parse_slo
 from sim.planning.batches import BATCHES, batch_attainments
 from sim.planning.demand import ONE_COPY, Change, Demand
@@ -67,11 +67,6 @@ class Interval:
         half = half_width(((np.array(values) - mean) * share).tolist())
         below = half if num_requests is None else max(half, unseen(num_requests))
         return cls(mean, mean - below, mean + half)
-
-
-def unseen(num_requests: float) -> float:
-    """The share that may miss, at 95 %, though none of so many requests did. Source: Clopper and Pearson 1934."""
-    return 1 - ((1 - CONFIDENCE) / 2) ** (1 / num_requests)
 
 
 @dataclass(frozen=True)

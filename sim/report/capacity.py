@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from sim.capacity.run import CapacityStudy, PolicyCapacity
-from sim.capacity.search import Capacity, most_margin, probes
+from sim.capacity.search import Capacity, most_margin, probes, unmeasured
 from sim.capacity.study import AT_SHARE, QUICK
 from sim.cost import CostError
 from sim.metrics.paired import Difference
@@ -129,7 +129,7 @@ def _use(policy: PolicyCapacity) -> str:
 def _effort(study: CapacityStudy) -> str:
     """What a probe is, and what all of them took."""
     found = [p for policy in study.policies for p in probes(policy.case.book)]
-    requests = [p.num_requests / p.num_seeds for p in found]
+    requests = [round(p.num_requests / p.num_seeds) for p in found]
     seeds = _from_to([p.num_seeds for p in found]) + (" seed" if max(p.num_seeds for p in found) == 1 else " seeds")
     runs = sum(p.num_seeds for p in found)
     each = f"{_from_to(requests)} requests"
@@ -167,6 +167,9 @@ def _remarks(study: CapacityStudy) -> list[str]:
             lines.append(f"! {policy.name}: no load meets the SLO: {at}: {told}")
         elif found.load is None:
             lines.append(f"! {policy.name}: every load tried meets the SLO: its capacity is above {number(found.low)}")
+        if skipped := unmeasured(policy.case.book):
+            loads = ", ".join(map(number, skipped))
+            lines.append(f"! {policy.name}: nobody sends after the warm-up at {loads} {unit(study)}, which say nothing")
         if found.fails_below:
             loads = ", ".join(map(number, found.fails_below))
             lines.append(f"! {policy.name}: misses the SLO at lower loads too: {loads} {unit(study)}")
@@ -279,6 +282,7 @@ def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
         "seeds": found.num_seeds,
         "met": "never" if found.never else "always" if found.load is None else "up to the capacity",
         "fails_below": list(found.fails_below),
+        "not_measured": unmeasured(policy.case.book),
         "breaks": first_to_break(policy),
         "misses": [{"bound": m, "cause": c, "requests": n} for m, c, n in policy.breaks],
         "misses_at": policy.breaks_at,

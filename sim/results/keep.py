@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sim.errors import ScenarioError
+from sim.errors import NobodyToMeasure
 from sim.fleet.inputs import cost_terms, fleet_inputs, is_lasting
 from sim.fleet.table import replica_table
 from sim.metrics.inputs import PointInputs
@@ -25,6 +25,7 @@ from sim.results.read import REPLICAS, Results, load_results
 from sim.scenario import Scenario
 from sim.sweep.failed import Failed, points_failed
 from sim.units import format_duration
+from sim.workload.closed_loop import ClosedLoopWorkload
 from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
 
 # ---- one point
@@ -100,13 +101,19 @@ def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[
 
 
 def check_cohort(run: Run) -> None:
-    """ScenarioError where nothing can be measured."""
+    """NobodyToMeasure where nothing can be measured."""
     start_ns, end_ns = run.window_ns
     sent = run.records.requests["sent_ns"]
     if not ((sent >= start_ns) & (sent <= end_ns)).any() or (end_ns <= start_ns and not run.workload.all_at_once):
-        raise ScenarioError(
-            f"{run.point.spec.name} at load {run.point.load:g}, seed {run.point.seed}: nobody arrives between the end"
-            f" of the warm-up at {format_duration(start_ns)} and the last arrival at {format_duration(end_ns)}."
+        who = f"{run.point.spec.name} at load {run.point.load:g}, seed {run.point.seed}"
+        after = f"between the end of the warm-up at {format_duration(start_ns)} and"
+        if isinstance(run.workload, ClosedLoopWorkload):
+            raise NobodyToMeasure(
+                f"{who}: no user sends {after} the end at {format_duration(end_ns)}. Lengthen the workload, shorten"
+                " its warm-up, or have more users."
+            )
+        raise NobodyToMeasure(
+            f"{who}: nobody arrives {after} the last arrival at {format_duration(end_ns)}."
             " Lengthen the workload, or use all_at_once."
         )
 

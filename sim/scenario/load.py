@@ -22,6 +22,7 @@ from sim.resolved import find_policy
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from sim.scenario.text import Document, read_document
 from sim.scenario.text import Path as Keys
+from sim.workload.build import apply_load
 from sim.workload.config import ClosedLoop
 from sim.workload.predictors import PredictorConfig
 from sim.workload.tagged import kind_of
@@ -93,6 +94,8 @@ def shipped_scenarios() -> list[str]:
 
 def _find(name_or_path: str) -> tuple[str, str, Path]:
     """The text, the name for messages, and the folder of a scenario."""
+    if not name_or_path.strip():
+        raise ScenarioError(f"no scenario is named. Give a scenario: a YAML file, or {', '.join(shipped_scenarios())}.")
     path = Path(name_or_path)
     try:
         shipped = resources.files(SHIPPED) / f"{name_or_path}.yaml"
@@ -108,6 +111,18 @@ def _find(name_or_path: str) -> tuple[str, str, Path]:
         why = error.strerror if isinstance(error, OSError) else error
         shown = name_or_path if len(name_or_path) <= _NAME_SHOWN else name_or_path[:_NAME_SHOWN] + "…"
         raise ScenarioError(f"{shown}: cannot be read: {why}. Give a YAML text file.") from None
+
+
+def _check_loads(file: ScenarioFile, document: Document) -> None:
+    """ScenarioError, with its place, where a listed load is none that the arrivals can have."""
+    if file.load is None or file.load.is_auto:
+        return
+    name, loads = file.load.axis
+    for load in loads:
+        try:
+            apply_load(file.workload, {name: load})
+        except ScenarioError as error:
+            raise ScenarioError(f"{document.where(('load', name))}: {error}") from None
 
 
 def _override(document: Document, text: str) -> None:
@@ -167,6 +182,7 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
     for _, owner in _costs(plain):
         _place_profile(owner.get("cost"), folder)
     file: ScenarioFile = _validate(ScenarioFile, plain, document, ())
+    _check_loads(file, document)
     specs = tuple(spec for label in file.policies for spec in _specs(label, document))
     if isinstance(file.workload.arrivals, ClosedLoop):
         listed = file.load.axis[1] if file.load else ()

@@ -17,7 +17,7 @@ class Failed:
 
     The names are those of point.json: `policy` its label in the scenario, `name` that with the variant, `point` the
     folder it would have had. `trace` is the traceback of an error that is none of batchsim's own. `vary` is the
-    value of the key that the scenario varies.
+    value of the key that the scenario varies. `nobody`: no request was sent after the warm-up.
     """
 
     policy: str
@@ -30,12 +30,15 @@ class Failed:
     kind: str = ""
     variant: str = ""
     vary: Any = None
+    nobody: bool = False
 
     @classmethod
-    def of(cls, point: Point, folder: str, reason: str, trace: str = "") -> Failed:
+    def of(cls, point: Point, folder: str, reason: str, trace: str = "", *, nobody: bool = False) -> Failed:
         spec = point.spec
         why = " ".join(reason.split())
-        return cls(spec.label, spec.name, point.load, point.seed, folder, why, trace, spec.kind, spec.variant)
+        return cls(
+            spec.label, spec.name, point.load, point.seed, folder, why, trace, spec.kind, spec.variant, nobody=nobody
+        )
 
 
 def points_failed(failed: Sequence[Failed], total: int) -> PointsFailed:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sim.errors import BatchsimError, CalibrationError, ScenarioError, TraceError
+from sim.errors import BatchsimError, CalibrationError, NobodyToMeasure, ScenarioError, TraceError
 from sim.point import Setup, simulate_point
 from sim.results.keep import measured_point
 from sim.results.point_files import PackedPoint, read_point, remove_unfinished, write_point
@@ -89,14 +89,17 @@ class Sweep:
             raise points_failed(failed, len(found))
         return [result for result in found if not isinstance(result, Failed)]
 
-    def attempt(self, wanted: Sequence[tuple[Setup, Point]]) -> list[dict[str, Any] | Failed]:
+    def attempt(
+        self, wanted: Sequence[tuple[Setup, Point]], *, may_be_empty: bool = False
+    ) -> list[dict[str, Any] | Failed]:
         """What point.json holds, for every point in the order asked; Failed in the place of one that failed.
 
         ScenarioError at once if the scenario itself is wrong, another process writes to `home`, or `home` cannot be
-        written; what was done by then is kept.
+        written; what was done by then is kept. A point without a request to measure is a wrong scenario too, unless
+        it `may_be_empty`: then it is Failed like others.
         """
         with writing(self.home):
-            return self._attempt(wanted)
+            return self._attempt(wanted, may_be_empty)
 
     def hold(self) -> None:
         """Keeps other processes from writing to `home` from now on, as a run would. ScenarioError if one does."""
@@ -105,7 +108,7 @@ class Sweep:
                 self.home.mkdir(parents=True, exist_ok=True)
                 self._lock = lock_folder(self.home)
 
-    def _attempt(self, wanted: Sequence[tuple[Setup, Point]]) -> list[dict[str, Any] | Failed]:
+    def _attempt(self, wanted: Sequence[tuple[Setup, Point]], may_be_empty: bool) -> list[dict[str, Any] | Failed]:
         self.hold()
         points = self.home / POINTS
         points.mkdir(exist_ok=True)
@@ -118,6 +121,8 @@ class Sweep:
         todo = [i for i in range(len(tasks)) if i not in done]
         for number, result in self._execute([tasks[i] for i in todo]):
             i = todo[number]
+            if isinstance(result, Failed) and result.nobody and not may_be_empty:
+                raise NobodyToMeasure(result.reason)
             done[i] = self._keep(points, tasks[i], result)
             if self.progress is not None:
                 point = tasks[i].point
@@ -162,6 +167,8 @@ def packed_point(setup: Setup, point: Point, name: str) -> PackedPoint | Failed:
     """Simulates and measures one point, for a folder of that name. Raises what is wrong with the scenario itself."""
     try:
         return measured_point(setup, simulate_point(setup, point), name)
+    except NobodyToMeasure as error:
+        return Failed.of(point, name, str(error), nobody=True)
     except _OF_THE_SCENARIO:
         raise
     except BatchsimError as error:

@@ -208,3 +208,45 @@ def test_fewer_seeds_than_comparisons_take_are_enough(tmp_path):
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["compared_with_seeds"] == 3 and any(change["capacity"] for change in found["changes"])
+
+
+def _closed_loop(users, warmup):
+    arrivals = f"{{kind: closed_loop, users: {users}, think_time: 10s, think_kind: exponential}}"
+    text = changed(SCENARIO, "{kind: on_off, mean_rate: 20/s, on: 1s, off: 1s}", arrivals)
+    text = changed(text, "load: {mean_rate: [10/s, 20/s]}\n", "")
+    text = changed(text, "ttft<200ms & tpot<50ms @ 95%", "ttft<6ms @ 95%")
+    return changed(text, "duration: 10s", f"duration: 4s\n  warmup: {warmup}")
+
+
+def test_users_of_whom_nobody_is_left_to_measure_are_too_few_to_be_tried(tmp_path):
+    """An objective that no load meets leads down to users who send nothing after the warm-up: the search goes on."""
+    options = ("--policy", "continuous", "--only-rates", "--max-seeds", 3)
+    found = _call(tmp_path, *options, "--json", text=_closed_loop(6, "3s"))
+    assert found.exit_code == 0, found.stderr
+    (row,) = json.loads(found.stdout)["capacities"]
+    assert row["met"] == "never" and row["not_measured"]
+    told = _call(tmp_path, *options, text=_closed_loop(6, "3s")).stdout
+    assert f"! continuous: nobody sends after the warm-up at {min(row['not_measured']):g}" in told
+    (effort,) = [line for line in told.splitlines() if line.startswith("a probe: ")]
+    assert "." not in effort.partition(" requests")[0]
+
+
+def test_a_run_of_too_few_users_is_refused_with_advice_that_fits(tmp_path):
+    """A closed loop has no all_at_once to use instead."""
+    (tmp_path / "tiny.yaml").write_text(_closed_loop(1, "3999ms"))
+    found = batchsim("run", tmp_path / "tiny.yaml", "--out", tmp_path / "out", "--jobs", 1)
+    assert found.exit_code == 2
+    assert "more users" in found.stderr and "all_at_once" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("", (), "Give a scenario"),
+        ("bursty", ("--set", "load={mean_rate: [1e9/s]}"), "--set load={mean_rate: [1e9/s]}: "),
+    ],
+)
+def test_what_is_no_scenario_and_no_load_is_told_where_it_stands(tmp_path, name, options, says):
+    """One line, which begins with the option where an option is to blame."""
+    found = batchsim("capacity", name, *options, "--out", tmp_path)
+    assert found.exit_code == 2 and says in found.stderr and found.stderr.count("\n") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -58,7 +60,13 @@ def test_text_survives_a_round_trip(text):
         ("ttft<0ms @ 99%", "no latency is below 0"),
         ("ttft<500ms @ 99", "'99' is not a share"),
         ("ttft<500ms @ 0%", "asks for nothing"),
-        ("itl<50ms @ 99%", "Bound tpot instead"),
+        ("itl<50ms @ 99%", "Bound tpot instead, or write 'p99(itl)<50ms'"),
+        ("itl<=50ms", "Bound tpot instead, or write 'p99(itl)<=50ms'"),
+        ("ttft<1", "Write 'ttft<1s @ 99%'"),
+        ("ttft<1, tpot<2ms @ none", "'p99(ttft)<1s, p99(tpot)<2ms' or 'ttft<1s & tpot<2ms @ 99%'"),
+        ("ttft<soon", "'soon' is not a time"),
+        ("ttft<1e308h @ 99%", "too large"),
+        ("p100(ttft)<1s & tpot<50ms", "p100 is no percentile"),
         ("p100(ttft)<500ms", "p100 is no percentile"),
         ("p9.9.9(ttft)<500ms", "p9.9.9 is no percentile"),
         ("ttft>500ms @ 99%", "'ttft>500ms' is not a bound"),
@@ -76,6 +84,31 @@ def test_what_is_refused(text, says):
     with pytest.raises(ScenarioError) as error:
         parse_slo(text)
     assert says in str(error.value) and f"slo '{text}'" in str(error.value) and "\n" not in str(error.value)
+
+
+_NUMBERS = st.sampled_from(["1", "50ms", "0", "0.5", "1e3", "-1s", "soon", "1e-12", "2 s", "1e308"])
+_BOUNDS = st.builds(
+    "{0}{1}{2}".format,
+    st.sampled_from([f"{of}({m})" for of in ("p99", "p9.5", "p100", "p0", "mean") for m in ("ttft", "itl")])
+    | st.sampled_from(["ttft", "tpot", "itl", "e2e", "ttf"]),
+    st.sampled_from(["<", "<=", " < "]),
+    _NUMBERS,
+)
+_ENDS = st.sampled_from(["", " @ 99%", " @ 99", "@", " @ none", " @ 0%", " @ 100%", " @ 101%", " @ 1e1%", " @ 5% @ 6%"])
+
+
+@given(first=_BOUNDS, rest=st.lists(st.tuples(st.sampled_from([", ", " & "]), _BOUNDS), max_size=2), end=_ENDS)
+def test_what_an_error_proposes_parses(first, rest, end):
+    """Every text that the error of a wrong objective proposes in quotes, and each of the two forms it shows."""
+    text = first + "".join(map("".join, rest)) + end
+    try:
+        parse_slo(text)
+    except ScenarioError as error:
+        said = str(error).removeprefix(f"slo '{text}'")
+        for proposed in re.findall(r"(?:[Ww]rite|or) '([^']*)'", said):
+            parse_slo(proposed)
+        if shown := re.search(r"Write (p99\S+ \S+) \(each over all requests\) or (.*) \(every bound", said):
+            parse_slo(shown[1]), parse_slo(shown[2])
 
 
 def test_bounds_are_exact_at_the_limit():
