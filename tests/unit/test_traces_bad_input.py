@@ -116,7 +116,7 @@ def test_broken_stamp_has_its_line(tmp_path: Path, stamp: str, expected: str) ->
         (b"{broken\n", "first record is not a JSON object"),
         (HEADER.encode("utf-16"), ": holds zero bytes"),
         (b"PAR1 not really", ": damaged Parquet"),
-        (gzip.compress(b"x" * 10_000)[:-9], ": damaged gzip data"),
+        (gzip.compress(b"x" * 10_000, mtime=0)[:-9], ": damaged gzip data"),
         (b"\x1f\x8bnonsense", ": damaged gzip data"),
         (b"arrived_at,num_prefill_tokens,num_decode_tokens,arrived_at\n1,1,1,1\n", "stands there twice"),
         ((HEADER + "0,0,0\n").encode(), "no usable row of 1: 1 with 0 tokens, 0 broken"),

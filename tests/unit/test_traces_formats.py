@@ -179,7 +179,7 @@ CSV = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,1\n1.5,20,2\n"
         CSV.rstrip("\n").encode(),
         CSV.replace("\n", "\r\n").encode(),
         b"\xef\xbb\xbf" + CSV.encode(),
-        gzip.compress(CSV.encode()),
+        gzip.compress(CSV.encode(), mtime=0),
         CSV.replace("arrived_at,", " arrived_at ,").encode(),
         CSV.replace("\n0", "\n\n0").encode() + b"\n\n",
         CSV.replace("10,1", '"10","1"').encode(),
