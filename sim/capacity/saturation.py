@@ -45,11 +45,15 @@ def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
 
 
 def saturation_rps(records: Records) -> float:
-    """Requests completed per second in the middle of an overloaded run. ScenarioError if too few completed."""
+    """Requests completed per second in the middle of an overloaded run. ScenarioError says why too few completed."""
     done = np.sort(records.requests["delivered_ns"][records.requests["outcome"] == FINISHED])
     first, last = int(_FROM * len(done)), int(_TO * len(done))
     if len(done) < 10 or done[last] <= done[first]:
-        raise ScenarioError(f"only {len(done)} requests completed under overload: no saturation can be told from them.")
+        why = "; ".join(f"{reason} ({text})" for reason, text in records.details.items())
+        raise ScenarioError(
+            f"only {len(done)} requests completed under overload: no saturation can be told from them."
+            f"{f' Rejected: {why}. Correct what that names.' if why else ''}"
+        )
     # Answers may come in whole batches: both ends are counted to the last that came at the same time.
     count = np.diff(np.searchsorted(done, [done[first], done[last]], side="right"))[0]
     return int(count) * NS_PER_S / float(done[last] - done[first])

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from sim.capacity.saturation import overloaded, saturation_rps
+from sim.capacity import overload
 from sim.capacity.search import NOBODY, Axis, Book, Effort, Trial, capacity, probes, search
 from sim.curves.auto import saturations
 from sim.curves.lines import Line
 from sim.errors import BatchsimError, ScenarioError
 from sim.explain.causes import Objectives, slo_misses
 from sim.metrics.slo import parse_slo
-from sim.point import Setup, simulate_point
+from sim.point import Setup
 from sim.results.frames import read_tables, to_records
 from sim.results.read import POINTS
 from sim.scenario import Point, PolicySpec, Scenario, changed
@@ -169,14 +169,11 @@ def _saturations(setup: Setup, specs: Sequence[PolicySpec], sweep: Sweep) -> dic
     if setup.scenario.load_name == "mean_rate":
         lines = [Line(spec.name, spec.label, setup, (spec,)) for spec in specs]
         return saturations(lines, sweep.home, jobs=sweep.jobs, force=sweep.force)
-    many = overloaded(setup.resolved, setup.num_engines)
-    busy = replace(setup.at_full_strength(), resolved=many)
-    found = {}
-    for spec in specs:
-        try:
-            found[spec.name] = saturation_rps(simulate_point(busy, Point(spec, many.loads[0], 0)).records)
-        except BatchsimError as error:
-            raise type(error)(f"{setup.scenario.source}: {spec.name} under overload: {error}") from None
+    found: dict[str, float] = {}
+    for i, rate in overload.saturations([(setup, spec) for spec in specs], sweep.jobs):
+        if isinstance(rate, str):
+            raise ScenarioError(f"{setup.scenario.source}: {specs[i].name} under overload: {rate}.")
+        found[specs[i].name] = rate
     return found
 
 

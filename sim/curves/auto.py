@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sim.capacity.saturation import overloaded, saturation_rps
+from sim.capacity import overload
 from sim.curves.landmarks import Tested, crossing, curve, knee, unstable_from
 from sim.curves.lines import Line
 from sim.errors import ScenarioError
-from sim.point import Setup, simulate_point
+from sim.point import Setup
 from sim.results.keep import objective_of_all, summary_rows
 from sim.results.provenance import as_json, identity, short_hash, spec_identity, write_text
-from sim.scenario import Point, PolicySpec, Scenario
+from sim.scenario import Scenario
 from sim.sweep.failed import Failed
 from sim.sweep.points import Sweep, writing
-from sim.sweep.pool import Killed, run_all
 from sim.units import NS_PER_S
 from sim.workload.config import ClosedLoop
 
@@ -213,14 +211,6 @@ def _fewest_users(line: Line) -> int:
     return max([1, *(needs for spec in line.specs if (needs := getattr(spec.config, "waits_for", None)) is not None)])
 
 
-@dataclass(frozen=True)
-class _Overload:
-    """What a worker needs for one overloaded run."""
-
-    setup: bytes
-    spec: PolicySpec
-
-
 def saturations(lines: Sequence[Line], home: Path, *, jobs: int = 1, force: bool = False) -> dict[str, float]:
     """Requests/s that each line completes under overload, the best variant of its `best_of`; kept below `home`.
 
@@ -233,16 +223,15 @@ def saturations(lines: Sequence[Line], home: Path, *, jobs: int = 1, force: bool
         files.append(home / SATURATION / f"{short_hash([identity(line.setup), spec_identity(spec)])}.json")
     rates = {} if force else {i: rate for i, file in enumerate(files) if (rate := _kept(file)) is not None}
     todo = [i for i in range(len(runs)) if i not in rates]
-    packed = {id(line.setup): pickle.dumps(line.setup) for line, _ in runs}
-    tasks = [_Overload(packed[id(runs[i][0].setup)], runs[i][1]) for i in todo]
-    for number, rate in run_all(_overloaded_rps, tasks, jobs):
+    for number, rate in overload.saturations([(runs[i][0].setup, runs[i][1]) for i in todo], jobs):
         i = todo[number]
-        if isinstance(rate, Killed):
-            raise _cannot(runs[i][0].setup.scenario, f"{runs[i][1].name}: its worker process {rate.how}")
+        line, spec = runs[i]
+        if isinstance(rate, str):
+            raise _cannot(line.setup.scenario, f"{spec.name}: {rate}")
         rates[i] = rate
         with writing(home):
             files[i].parent.mkdir(parents=True, exist_ok=True)
-            write_text(files[i], as_json({"policy": runs[i][1].name, "saturation_rps": rate}) + "\n")
+            write_text(files[i], as_json({"policy": spec.name, "saturation_rps": rate}) + "\n")
     best: dict[str, float] = {}
     for i, (line, _) in enumerate(runs):
         best[line.policy] = max(rates[i], best.get(line.policy, 0.0))
@@ -269,17 +258,3 @@ def _kept(file: Path) -> float | None:
         return float(json.loads(file.read_text(encoding="utf-8"))["saturation_rps"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _overloaded_rps(task: _Overload) -> float:
-    """Requests per second that a policy completes when all of them wait from the start."""
-    setup: Setup = pickle.loads(task.setup)
-    many = replace(setup.at_full_strength(), resolved=overloaded(setup.resolved, setup.num_engines))
-    records = simulate_point(many, Point(task.spec, many.resolved.loads[0], 0)).records
-    try:
-        return saturation_rps(records)
-    except ScenarioError as error:
-        why = "; ".join(f"{reason} ({text})" for reason, text in records.details.items())
-        raise _cannot(
-            setup.scenario, f"{task.spec.name}: {str(error).rstrip('.')}{f': {why}' if why else ''}"
-        ) from None

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sim.capacity.saturation import overloaded, saturation_rps
-from sim.core import SimExecutor
+from sim.capacity import overload
 from sim.cost import ProfileConfig
 from sim.cost.error import CostError
-from sim.errors import BatchsimError, ScenarioError
+from sim.errors import ScenarioError
 from sim.metrics.slo import NOT_ALL, parse_slo
 from sim.planning.demand import Change, Demand, can_disperse, demand_of, minutes
 from sim.planning.money import cost_per_month
@@ -19,9 +18,7 @@ from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, drive
 from sim.planning.search import Found, first_guess, headroom, judge, smallest, whole
 from sim.point import Setup
 from sim.scenario import Scenario, changed
-from sim.simulate import simulate
 from sim.sweep.points import Progress, Sweep
-from sim.sweep.pool import Killed, run_all
 from sim.units import NS_PER_S
 from sim.workload.open_loop import OpenWorkload
 
@@ -144,36 +141,26 @@ def _check(demand: Demand) -> None:
 # ---- where to start
 
 
-@dataclass(frozen=True)
-class _Saturate:
-    scenario: Scenario
-    policy: str
-
-
 def _saturations(book: Book, groups: Sequence[Group], jobs: int) -> list[float]:
     """The highest completion rate of one replica of each, in requests/s."""
-    tasks = [_Saturate(book.setup(Ask(group)).scenario, group.policy) for group in groups]
+    runs = []
+    for group in groups:
+        setup = _for_a_guess(book.setup(Ask(group)))
+        runs.append((setup, next(spec for spec in setup.scenario.specs if spec.name == group.policy)))
     found: dict[int, float] = {}
-    for i, saturation in run_all(_saturation, tasks, jobs):
-        if isinstance(saturation, Killed):
-            raise BatchsimError(
-                f"--jobs {jobs}: a worker process {saturation.how}, perhaps for want of memory. Use fewer."
-            )
-        found[i] = saturation
-    return [found[i] for i in range(len(tasks))]
+    for i, rate in overload.saturations(runs, jobs):
+        if isinstance(rate, str):
+            raise ScenarioError(f"{book.demand.scenario.source}: {groups[i].policy} on {groups[i].gpu}: {rate}.")
+        found[i] = rate
+    return [found[i] for i in range(len(runs))]
 
 
-def _saturation(task: _Saturate) -> float:
-    beyond = isinstance(task.scenario.cost, ProfileConfig)  # a guess may go beyond what was measured
-    setup = Setup.of(changed(task.scenario, ["cost.extrapolate=true"]) if beyond else task.scenario)
-    resolved = setup.resolved
-    busy = overloaded(replace(resolved, workload=replace(resolved.workload, sessions=None)))
-    workload = busy.built_workload(1.0, 0)
-    spec = next(spec for spec in task.scenario.specs if spec.name == task.policy)
-    executor = SimExecutor(setup.cost, setup.max_model_len)
-    core = busy.engine(spec, workload, setup.new_kv(spec.config), executor, setup.cost)
-    simulate(core, workload)
-    return saturation_rps(core.recorder.records())
+def _for_a_guess(setup: Setup) -> Setup:
+    """`setup` beyond what its cost was measured on, and with the turns of its sessions as requests of their own."""
+    if isinstance(setup.scenario.cost, ProfileConfig):
+        setup = Setup.of(changed(setup.scenario, ["cost.extrapolate=true"]))
+    workload = replace(setup.resolved.workload, sessions=None)
+    return replace(setup, resolved=replace(setup.resolved, workload=workload))
 
 
 def _peak_rps(setup: Setup) -> float:

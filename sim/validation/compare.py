@@ -127,9 +127,7 @@ class Case:
         try:
             return saturation_rps(records)
         except ScenarioError as error:
-            why = "; ".join(f"{reason} ({text})" for reason, text in records.details.items())
-            told = f" Rejected: {why}. Correct what that names, or give --loads." if why else ""
-            raise ScenarioError(f"{self.resolved.name}, {policy.name}: {error}{told}") from None
+            raise ScenarioError(f"{self.resolved.name}, {policy.name}: {error} Or give --loads.") from None
 
     def inputs(
         self, records: Records, workload: BuiltWorkload, window_ns: tuple[int, int], streams: bool

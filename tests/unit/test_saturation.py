@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.capacity.saturation import overloaded, saturation_rps
-from sim.point import Setup, simulate_point
-from sim.scenario import Point, load_scenario
+from sim.capacity.overload import saturations
+from sim.point import Setup
+from sim.scenario import load_scenario
 
 SCENARIO = """
 model: llama-3.1-8b
@@ -28,12 +28,34 @@ slo: e2e<1s @ 99%
 """
 
 
+def setup_of(folder: Path, text: str) -> Setup:
+    (folder / "s.yaml").write_text(text)
+    return Setup.of(load_scenario(str(folder / "s.yaml")))
+
+
 @pytest.mark.parametrize("size", [1, 64, 240])
 def test_whole_batches_are_counted_whole(tmp_path: Path, size: int) -> None:
     """A batch of five steps of 10 ms is answered at once: its size every 50 ms, however large it is."""
-    (tmp_path / "s.yaml").write_text(SCENARIO.replace("SIZE", str(size)))
-    scenario = load_scenario(str(tmp_path / "s.yaml"))
-    setup = Setup.of(scenario)
-    busy = Setup(scenario, overloaded(setup.resolved), setup.cost, setup.kv)
-    records = simulate_point(busy, Point(scenario.specs[0], 1.0, 0)).records
-    assert saturation_rps(records) == pytest.approx(size / 0.05)
+    setup = setup_of(tmp_path, SCENARIO.replace("SIZE", str(size)))
+    ((_, rate),) = saturations([(setup, setup.scenario.specs[0])], 1)
+    assert rate == pytest.approx(size / 0.05)
+
+
+def test_where_nothing_completes_the_reason_is_told(tmp_path: Path) -> None:
+    """Prompts that the pool cannot hold are rejected, which the words in the place of a rate say."""
+    setup = setup_of(tmp_path, SCENARIO.replace("SIZE", "1").replace("tokens: 100000", "tokens: 16, block_size: 8"))
+    large = setup_of(tmp_path, setup.scenario.text.replace("tokens: 10}", "tokens: 20}"))
+    ((_, rate),) = saturations([(large, large.scenario.specs[0])], 1)
+    assert isinstance(rate, str) and "only 0 requests completed" in rate and "Rejected: " in rate
+
+
+@pytest.mark.slow
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    """The numbers and the runs they belong to are the same on two processes as on one."""
+    other = "  other: {kind: static, batch_size: 4, max_wait: 2s, respond: batch_end}\nload: {mean"
+    two = SCENARIO.replace("SIZE", "8").replace("load: {mean", other)
+    setup = setup_of(tmp_path, two)
+    runs = [(setup, spec) for spec in setup.scenario.specs]
+    alone = dict(saturations(runs, 1))
+    assert len(set(alone.values())) == 2
+    assert dict(saturations(runs, 2)) == alone
