@@ -25,7 +25,7 @@ ANY_LOAD = 1.0
 def run_scenario(
     scenario: Scenario,
     *,
-    out: Path = Path("results"),
+    out: Path | str = "results",
     jobs: int = 1,
     ray: str | None = None,
     force: bool = False,
@@ -44,7 +44,7 @@ def run_scenario(
         check_inputs(each)
     if precision is not None:
         check_metric(lines[0], min(scenario.loads, default=ANY_LOAD), precision.metric)
-    home = out / scenario.name
+    home = Path(out) / scenario.name
     sweep = Sweep(home, jobs=jobs, ray=ray, force=force, progress=progress)
     sweep.hold()
     facts: dict[str, Any] = {}

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sim.errors import ScenarioError
 from sim.metrics.measure import half_width, unseen
 
 DOWN = (0.8, 0.8, 0.8, 0.75, 0.7, 0.65, 0.55, 0.5, 0.4, 0.35, 0.3)  # of the load before: down to 2 ‰ of the start
@@ -93,6 +94,11 @@ class Effort:
     max_probes: int = 40
     near: bool = False
     narrow: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("pilot", "fewest", "most", "max_probes"):
+            if getattr(self, name) < 1:
+                raise ScenarioError(f"effort: {name} is {getattr(self, name)}. It must be at least 1.")
 
     @property
     def width(self) -> float:

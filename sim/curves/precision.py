@@ -15,6 +15,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,10 @@ import numpy as np
 from sim.curves.lines import Line
 from sim.errors import ScenarioError
 from sim.metrics.measure import half_width, t_quantile
-from sim.results.keep import best_variant
+from sim.results.keep import best_variant, metric_names
 from sim.scenario import Point
 from sim.sweep.failed import Failed
-from sim.sweep.points import Sweep, packed_point
+from sim.sweep.points import Sweep
 
 METRIC = "ttft_p99_s"
 MIN_SEEDS = 5  # with fewer the spread is too uncertain to stop by
@@ -44,6 +45,12 @@ class Precision:
     max_seeds: int = MAX_SEEDS
 
     def __post_init__(self) -> None:
+        if not isinstance(self.share, Real):
+            raise ScenarioError(f"precision {self.share!r} is not a number. Write a share below 1, like 0.05 for 5%.")
+        if not isinstance(self.max_seeds, Integral):
+            raise ScenarioError(f"max_seeds {self.max_seeds!r} is not a whole number. Write one, like {MAX_SEEDS}.")
+        if not isinstance(self.metric, str):
+            raise ScenarioError(f"metric {self.metric!r} is not a name. Write a column of summary.csv, like {METRIC}.")
         if not 0 < self.share < 1:
             raise ScenarioError(f"--precision {100 * self.share:g}%: must be above 0% and below 100%, like 5%.")
         if self.max_seeds < MIN_SEEDS:
@@ -86,15 +93,11 @@ def refine(
 
 
 def check_metric(line: Line, load: float, metric: str) -> None:
-    """ScenarioError unless `metric` is measured, which one simulation tells before all others are run.
-
-    A point that fails tells nothing.
-    """
-    setup, point = next(line.points(load))
-    tried = packed_point(setup, point, "")
-    if isinstance(tried, Failed) or metric in tried.result["values"]:
+    """ScenarioError unless `metric` is measured."""
+    known = metric_names(*next(line.points(load)))
+    if metric in known:
         return
-    near = difflib.get_close_matches(metric, tried.result["values"], n=1)
+    near = difflib.get_close_matches(metric, known, n=1)
     advice = f"Did you mean {near[0]}?" if near else "summary.csv has the names, like ttft_p99_s."
     raise ScenarioError(f"--metric {metric}: there is no such metric. {advice}")
 

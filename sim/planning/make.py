@@ -74,7 +74,7 @@ class Planned:
 def make_plan(
     scenario: Scenario,
     *,
-    out: Path = Path("results"),
+    out: Path | str = "results",
     jobs: int = 1,
     ray: str | None = None,
     progress: Progress | None = None,
@@ -86,7 +86,7 @@ def make_plan(
     """
     demand = demand_of(scenario)
     _check(demand)
-    book = Book(demand, Sweep(out / scenario.name, jobs=jobs, ray=ray, progress=progress))
+    book = Book(demand, Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress))
     groups = [Group(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
     saturated = _saturations(book, groups, jobs)
     peak_rps = _peak_rps(book.setup(Ask(groups[0])))

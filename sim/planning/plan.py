@@ -15,7 +15,7 @@ from sim.sweep.points import Progress
 def plan_tables(
     scenario: Scenario,
     *,
-    out: Path = Path("results"),
+    out: Path | str = "results",
     jobs: int = 1,
     ray: str | None = None,
     progress: Progress | None = None,

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from sim.errors import ScenarioError
 from sim.explain.attribution import PARTS
 from sim.explain.causes import NEVER_LET_IN, Objectives, slo_misses
 from sim.report.layout import WIDTH, fit
@@ -53,6 +54,8 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
     Counts are summed over `seeds`; the most frequent cause comes first. ScenarioError for an objective that judges no
     request.
     """
+    if not seeds:
+        raise ScenarioError(f"{results.path}: the misses of no seed were asked for. Give at least one, like [0].")
     names = {s.policy: s.labels[s.index(load)] for s in sweeps_at(results, load)}
     found = []
     for policy in policies:

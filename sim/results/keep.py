@@ -12,17 +12,19 @@ from typing import Any
 
 from sim.errors import NobodyToMeasure
 from sim.fleet.inputs import cost_terms, fleet_inputs, is_lasting
+from sim.fleet.plan import UP, ReplicaSpan
+from sim.fleet.records import EngineLife, merged
 from sim.fleet.table import replica_table
 from sim.metrics.inputs import PointInputs
 from sim.metrics.measure import Measured, combine, measure
 from sim.metrics.slo import Slo, parse_slo
 from sim.point import Run, Setup
-from sim.record import FINISHED
+from sim.record import FINISHED, Recorder
 from sim.results.frames import pack_tables
 from sim.results.point_files import PackedPoint, write_point
 from sim.results.provenance import as_json, cost_sources, provenance, short_hash, write_csv, write_text
 from sim.results.read import REPLICAS, Results, load_results
-from sim.scenario import Scenario
+from sim.scenario import Point, Scenario
 from sim.sweep.failed import Failed, points_failed
 from sim.units import format_duration
 from sim.workload.closed_loop import ClosedLoopWorkload
@@ -57,6 +59,15 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,
         fleet=fleet_inputs(setup, run) if setup.groups else None,
     )
+
+
+def metric_names(setup: Setup, point: Point) -> list[str]:
+    """What metrics of a point are called, those of classes and replicas too: measured of a run in which nobody came."""
+    workload, records, spans = setup.workload(point.load, point.seed), Recorder().records(), ()
+    if setup.groups:
+        records, spans = merged([EngineLife(0, records)]), (ReplicaSpan(0, UP, 0, 1),)
+    run = Run(point, workload, records, streams=False, end_ns=1, window_ns=(0, 1), spans=spans)
+    return list(measure(point_inputs(setup, run)).values)
 
 
 def measured_point(setup: Setup, run: Run, name: str) -> PackedPoint:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ class Sweep:
         force: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        if not isinstance(jobs, Integral) or jobs < 1:
+            raise ScenarioError(f"jobs {jobs!r} is not a number of processes. Write 1 or more.")
         self.home = home
         self.jobs = jobs
         self.ray = ray
@@ -159,12 +162,8 @@ def _tasks(wanted: Sequence[tuple[Setup, Point]], *, carry: bool) -> list[Task]:
 
 
 def run_point(task: Task) -> PackedPoint | Failed:
-    """What a worker does with one point."""
-    return packed_point(_unpickled(task.setup, task.inputs), task.point, task.name)
-
-
-def packed_point(setup: Setup, point: Point, name: str) -> PackedPoint | Failed:
-    """Simulates and measures one point, for a folder of that name. Raises what is wrong with the scenario itself."""
+    """What a worker does: simulates and measures one point. Raises what is wrong with the scenario itself."""
+    setup, point, name = _unpickled(task.setup, task.inputs), task.point, task.name
     try:
         return measured_point(setup, simulate_point(setup, point), name)
     except NobodyToMeasure as error:

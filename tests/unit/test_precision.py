@@ -9,7 +9,10 @@ import pytest
 
 from sim.curves.precision import MIN_SEEDS, Precision, outcome
 from sim.errors import ScenarioError
-from sim.metrics.measure import half_width
+from sim.metrics.measure import half_width, measure
+from sim.point import Setup, simulate_point
+from sim.results.keep import metric_names, point_inputs
+from sim.scenario import Point, load_scenario
 from sim.sweep.failed import Failed
 
 SHARE = 0.05
@@ -93,6 +96,29 @@ def test_a_share_must_be_one(share: float) -> None:
     """0 % is never reached, and 100 % says nothing."""
     with pytest.raises(ScenarioError, match="above 0% and below 100%"):
         Precision(share)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"share": "5%"}, "precision '5%' is not a number. Write a share below 1, like 0.05 for 5%"),
+        ({"share": SHARE, "max_seeds": "20"}, "max_seeds '20' is not a whole number"),
+        ({"share": SHARE, "metric": None}, "metric None is not a name"),
+    ],
+)
+def test_what_python_may_give_wrong_is_refused(asked: dict[str, Any], said: str) -> None:
+    """The command line gives numbers; a call from Python is told which ones to give."""
+    with pytest.raises(ScenarioError, match=said):
+        Precision(**asked)
+
+
+@pytest.mark.parametrize("name", ["bursty", "mixed-priority", "replicas"])
+def test_names_of_metrics_are_known_before_anything_is_simulated(name: str) -> None:
+    """Those of classes and replicas too: they are just what a simulated point has."""
+    setup = Setup.of(load_scenario(name))
+    point = Point(setup.scenario.specs[0], setup.scenario.loads[0], 0)
+    measured = measure(point_inputs(setup, simulate_point(setup, point)))
+    assert metric_names(setup, point) == list(measured.values)
 
 
 def test_a_budget_must_hold_the_least_number_of_seeds() -> None:

@@ -91,6 +91,14 @@ def test_only_the_failed_points_are_tried_again(tmp_path: Path) -> None:
     assert said == ["mine at 200, seed 0", "mine at 200, seed 1"]
 
 
+@pytest.mark.parametrize("jobs", [0, -1, "2"])
+def test_a_number_of_processes_is_at_least_one(tmp_path: Path, jobs: Any) -> None:
+    """Another is refused in one line, before anything is written."""
+    with pytest.raises(ScenarioError, match=f"jobs {jobs!r} is not a number of processes. Write 1 or more."):
+        run_scenario(scenario(tmp_path), out=tmp_path, jobs=jobs)
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_run_without_any_point_is_an_error(tmp_path: Path) -> None:
     """Nothing can be tabulated of points that all failed: the reasons are the error, and no folder pretends."""
     made = load_scenario(
