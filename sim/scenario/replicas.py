@@ -67,6 +67,8 @@ class ReplicasConfig:
             raise ValueError(f"count is {self.count}. It must be from 1 to {MAX_REPLICAS}.")
         if self.groups is not None and not self.groups:
             raise ValueError("groups is empty. Name at least one, like {h200: {count: 2}}.")
+        if self.groups is not None and not all(name.strip() for name in self.groups):
+            raise ValueError("groups: a group has an empty name. Name it, like {h200: {count: 2}}.")
         if self.router is None and self.plan.most > 1:
             raise ValueError(
                 f"router is missing, and {self.plan.most} replicas need one. Add it: round_robin, random,"

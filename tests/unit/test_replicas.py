@@ -97,6 +97,7 @@ WRONG = {
     "both": ("{count: 2, router: random, groups: {a: {count: 1}}}", "give either count"),
     "neither": ("{router: random}", "give either count"),
     "no_groups": ("{router: random, groups: {}}", "groups is empty"),
+    "nameless_group": ('{router: random, groups: {"": {count: 1}}}', "a group has an empty name"),
     "unbounded": ("{count: 2, router: {kind: prefix_affinity, prefix_tokens: 8, load_factor: 1.0}}", "must be above 1"),
     "stranger_fails": (
         "{count: 2, router: random, lost: retry, failures: [{replica: 2, at: 1s, down_for: 1s}]}",
