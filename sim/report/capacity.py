@@ -243,7 +243,7 @@ def _shares(shares: tuple[float | None, float | None]) -> str:
 
 
 def capacity_json(study: CapacityStudy) -> dict[str, Any]:
-    """Rows by policy, and all that the text says. `misses_at` and `fails_below` are loads, as in probes.csv."""
+    """Rows by policy, and all that the text says. Names that end with `_load` are loads, as in probes.csv."""
     return {
         "scenario": study.scenario.name,
         "heading": heading(study.setup),
@@ -281,11 +281,11 @@ def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
         "probes": len(policy.case.book),
         "seeds": found.num_seeds,
         "met": "never" if found.never else "always" if found.load is None else "up to the capacity",
-        "fails_below": list(found.fails_below),
+        "fails_below_load": list(found.fails_below),
         "not_measured": unmeasured(policy.case.book),
         "breaks": first_to_break(policy),
         "misses": [{"bound": m, "cause": c, "requests": n} for m, c, n in policy.breaks],
-        "misses_at": policy.breaks_at,
+        "misses_at_load": policy.breaks_at,
         f"at_{AT_SHARE:g}": policy.at,
         "saturation_rps": policy.case.saturation,
         "cost_error_share": None if policy.cost is None else list(policy.cost),
