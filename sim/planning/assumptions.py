@@ -45,6 +45,8 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("measured at", measured_at(planned.book.setup(Ask(planned.groups[0])))),
         ("month", f"{HOURS_A_MONTH:g} hours, each like the planned traffic; all GPUs are paid for all the time"),
         ("other hours", _told_parts(planned)),
+        ("too few", "replicas that were not shown to hold the planned traffic are taken, untried, not to hold with more"
+         " traffic, denser bursts, longer prompts or longer steps"),
         ("search", f"starts where a replica has {100 * FIRST_GUESS:g} % of its saturation, what it completes when"
          f" all requests wait already; an empty engine is tried at {100 * LIGHT:g} %"),
     ]  # fmt: skip

@@ -65,7 +65,7 @@ def smallest(
     One seed looks for it, all seeds decide. `per_replica` is the part of the traffic that saturates one replica: where
     the first group fails, one replica is tried under a little of it, since what an empty engine cannot hold no number
     of engines can. `too_few` replicas are taken not to hold, without a try. With `show` the group of one replica less
-    is run with all seeds.
+    is run with all seeds, else with as many as decide.
     """
 
     def ask(replicas: int) -> Ask:
@@ -124,8 +124,8 @@ def _decided(
         replicas += 1
         holds = yield from judge(book, ask(replicas))
     fails = None
-    while show and replicas - 1 > too_few:
-        fails = yield from whole(book, ask(replicas - 1))
+    while replicas - 1 > too_few:
+        fails = yield from (whole if show else judge)(book, ask(replicas - 1))
         if not fails.met:
             break
         replicas, holds, fails = replicas - 1, fails, None

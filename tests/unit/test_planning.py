@@ -14,9 +14,12 @@ from sim.planning.batches import batch_attainments
 from sim.planning.demand import Change, demand_of
 from sim.planning.make import make_plan
 from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tokens_per_month, watts
-from sim.planning.probe import Ask, Book, Group, Interval, Observed, Probe
-from sim.planning.search import ONE_SEED_DECIDES
+from sim.planning.plan import plan_tables
+from sim.planning.probe import Ask, Book, Group, Interval, Observed, Probe, drive
+from sim.planning.search import ONE_SEED_DECIDES, smallest
 from sim.point import Setup
+from sim.report.plan.markdown import sentence_text
+from sim.report.plan.sections import recommendation
 from sim.scenario import Scenario, load_scenario
 from sim.sweep.points import Sweep
 
@@ -115,6 +118,16 @@ def test_a_plan_of_one_recording_ends(replay: Scenario, tmp_path: Path) -> None:
     assert fails is not None and not fails.met and fails.ask.group.replicas == held.ask.group.replicas - 1
 
 
+def test_without_room_above_the_target_the_report_says_so(replay: Scenario, tmp_path: Path) -> None:
+    """Instead of more traffic by nothing; and what was not tried stands among the assumptions."""
+    tables = plan_tables(replay, out=tmp_path / "results")
+    (chosen,) = (row for row in tables["configurations"] if row["holds"])
+    for headroom, said in ((0.1, "hold with +10 % of traffic"), (0.0, "there is no room above the target")):
+        chosen["headroom"] = headroom
+        assert said in sentence_text(recommendation(tables, "$")[1])
+    assert "too few" in [row["what"] for row in tables["assumptions"]]
+
+
 def test_one_seed_below_the_objective_decides() -> None:
     """Of up to four values of which one is below a bound, the t-interval of the mean always reaches below it."""
     rng = np.random.default_rng(0)
@@ -125,6 +138,23 @@ def test_one_seed_below_the_objective_decides() -> None:
             assert values.mean() - half_width(values) < 0
         equal = np.array([-1e-9] + [1.0] * (count - 1))
         assert equal.mean() - half_width(equal) < 0
+
+
+def test_one_unlucky_seed_does_not_make_a_group_one_replica_too_large(replay: Scenario, tmp_path: Path) -> None:
+    """With more seeds than one can decide for, two replicas hold though they miss the objective in the first."""
+    demand = demand_of(with_plan(replay, "plan.target.trace.factor=6", f"seeds={ONE_SEED_DECIDES + 2}"))
+    margins = {1: [-0.5] * 6, 2: [-0.01, *[0.05] * 5], 3: [0.05] * 6}
+    seen = {
+        Ask(Group("one", "continuous", replicas)): {
+            seed: {"values": {"in_slo": 0.9 + margin, "slo_margin": margin, "cohort": 10_000}}
+            for seed, margin in enumerate(of_seeds)
+        }
+        for replicas, of_seeds in margins.items()
+    }
+    book = Book(demand, Sweep(tmp_path / "s"), results=seen)
+    for show in (False, True):
+        (found,) = drive(book, [smallest(book, Group("one", "continuous", 3), 8, show=show)])
+        assert found.group is not None and found.group.replicas == 2
 
 
 def test_few_requests_without_a_miss_show_little() -> None:

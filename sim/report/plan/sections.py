@@ -154,7 +154,10 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
     second += [" of requests meet ", of("slo", "recommendation")]
     holds = "the same replica holds" if row["replicas"] == 1 else "the same replicas hold"
-    second += [f", and {holds} with ", of("headroom"), " of traffic"]
+    if row["headroom"]:
+        second += [f", and {holds} with ", of("headroom"), " of traffic"]
+    else:
+        second += [", and there is no room above the target: no traffic beyond it was shown to hold"]
     if row["one_less"] is not None:
         is_ = "" if row["one_less_shown"] == "fails" else "is "
         second += ["; one replica less gives ", of("one_less"), f" and {is_}", of("one_less_shown")]
