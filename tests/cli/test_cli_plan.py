@@ -256,7 +256,7 @@ def test_one_replica_is_no_plural(planned: tuple[Path, Any]) -> None:
     tables = json.loads(json.dumps(planned[1]["tables"]))
     best = tables["recommendation"][0]
     for row in tables["configurations"]:
-        row |= {"replicas": 1, "one_less": None, "one_less_shown": None}
+        row |= {"replicas": 1, "headroom": 0.1, "one_less": None, "one_less_shown": None}
     for row in tables["sureness"]:
         if (row["gpu"], row["policy"], row["error"]) == (best["gpu"], best["policy"], "sampling"):
             row |= {"low": 0.999999, "high": 0.999998}
