@@ -35,6 +35,9 @@ def run(
     load: Annotated[float | None, typer.Option(help="The load that the table shows.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run points again that are there already.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A rejected request is an error.")] = False,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")
+    ] = True,
     traces: Annotated[
         Path | None,
         typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
@@ -79,7 +82,7 @@ def run(
         results = run_scenario(loaded, out=out, **where, force=force, progress=progress, precision=asked)
     _check_rejections(results, strict)
     with writing(results.path.parent):
-        pictures = write_pictures(results, load)
+        drawn = write_pictures(results, load) if pictures else []
     if as_json:
         print_json(results.as_json())
     else:
@@ -91,7 +94,7 @@ def run(
                     [
                         "summary.csv",
                         *(["replicas.csv"] if results.replicas() is not None else []),
-                        *(p.name for p in pictures),
+                        *(p.name for p in drawn),
                     ]
                 )
             )

@@ -13,5 +13,5 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny scenario's results: the folder `s`, beside the scenario. To be read, not changed."""
     folder = tmp_path_factory.mktemp("ran")
     (folder / "s.yaml").write_text(TINY)
-    assert batchsim("run", folder / "s.yaml", "--out", folder, "--jobs", 1).exit_code == 0
+    assert batchsim("run", folder / "s.yaml", "--out", folder, "--jobs", 1, "--no-pictures").exit_code == 0
     return folder / "s"

@@ -39,6 +39,11 @@ def done(*args: object) -> str:
     return result.stdout
 
 
+def table(*args: object) -> str:
+    """What `run` printed in one process, without the time to draw."""
+    return done("run", *args, "--jobs", 1, "--no-pictures")
+
+
 def parquet(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
 
@@ -66,7 +71,7 @@ def test_run_prints_a_narrow_table_and_writes_whole_results(here: Path) -> None:
 
 def test_json_counts_every_request(here: Path) -> None:
     """Per policy, submitted = finished + rejected + cancelled + unfinished, each of the last three by reason."""
-    data = json.loads(done("run", "s.yaml", "--jobs", 1, "--json", "--set", "workload.patience={mean: 60ms}"))
+    data = json.loads(table("s.yaml", "--json", "--set", "workload.patience={mean: 60ms}"))
     assert set(data["policies"]) == {"static", "continuous"}
     for policy in data["policies"].values():
         assert policy["submitted"] == 40 * 2 * 2
@@ -79,8 +84,8 @@ def test_json_counts_every_request(here: Path) -> None:
 
 def test_set_changes_what_runs(here: Path) -> None:
     """--set adds, replaces and nests; the manifest holds what was run."""
-    done(
-        "run", "s.yaml", "--jobs", 1, "--set", "seeds=1", "--set", "policies={mine: {kind: static, batch_size: 2}}",
+    table(
+        "s.yaml", "--set", "seeds=1", "--set", "policies={mine: {kind: static, batch_size: 2}}",
         "--set", "workload.lengths.prompt.tokens=50", "--set", "load.mean_rate=[5/s]",
     )  # fmt: skip
     results = load_results("results/s")
@@ -101,19 +106,19 @@ def test_points_are_reused_until_forced(here: Path) -> None:
     assert counts() == (0, 8)
     assert {path.name: path.read_bytes() for path in Path("results/s").glob("*/*.csv")} == first
     assert counts("seeds=3") == (4, 8)
-    done("run", "s.yaml", "--jobs", 1, "--force")
+    table("s.yaml", "--force")
     manifest = load_results("results/s").manifest
     assert (manifest["points_run"], manifest["points_reused"]) == (8, 0)
 
 
 def test_load_chooses_the_table(here: Path) -> None:
     """--load shows another of the tested loads than the highest within the SLO."""
-    assert "at 10 req/s offered" in done("run", "s.yaml", "--jobs", 1, "--load", 10)
+    assert "at 10 req/s offered" in table("s.yaml", "--load", 10)
 
 
 def test_best_of_names_the_best(here: Path) -> None:
     """Of the listed batch sizes one is reported, by name."""
-    out = done("run", "s.yaml", "--jobs", 1, "--set", "policies.static.batch_size={best_of: [2, 4]}")
+    out = table("s.yaml", "--set", "policies.static.batch_size={best_of: [2, 4]}")
     assert ("static (bs 2)" in out) != ("static (bs 4)" in out)
 
 
@@ -129,7 +134,7 @@ def test_shipped_scenario_is_found_by_name(here: Path) -> None:
         "--set",
         "workload.warmup=0s",
     ]
-    done("run", "bursty", "--jobs", 1, *small, "--set", "policies={continuous: {max_num_seqs: 8,"
+    table("bursty", *small, "--set", "policies={continuous: {max_num_seqs: 8,"
          " max_num_batched_tokens: 512}}")  # fmt: skip
     assert load_results("results/bursty").manifest["scenario_name"] == "bursty"
 
@@ -138,7 +143,7 @@ def test_some_rejections_are_a_warning_or_with_strict_an_error(here: Path) -> No
     """A request that can never fit is counted and warned of; --strict makes it exit 2 with the reason."""
     Path("r.yaml").write_text(REPLAY)
     Path("my.csv").write_text("ts,in,out\n0,5,5\n9,15990,50\n20,5,5\n")
-    assert "rejected" in done("run", "r.yaml", "--jobs", 1)
+    assert "rejected" in table("r.yaml")
     result = batchsim("run", "r.yaml", "--jobs", 1, "--strict")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "1 of 3 requests rejected" in result.stderr
@@ -148,7 +153,7 @@ def test_unsorted_duplicate_and_zero_rows_are_noted(here: Path) -> None:
     """What a trace's reading changed stands in the output: sorted rows, equal times, dropped rows."""
     Path("r.yaml").write_text(REPLAY)
     Path("my.csv").write_text("ts,in,out\n50,5,5\n0,5,5\n50,6,6\n70,0,5\n")
-    out = done("run", "r.yaml", "--jobs", 1)
+    out = table("r.yaml")
     for note in ("not in time order (1 steps back)", "1 of 3 rows arrive at the same time", "1 of 4 rows dropped"):
         assert note in out
 
@@ -204,7 +209,7 @@ def test_init_writes_what_runs(here: Path, args: list[str]) -> None:
     assert ("tp: 2" in text) == ("llama-3.1-70b" in args)
     Setup.of(load_scenario("n.yaml"))
     if not args:
-        done("run", "n.yaml", "--jobs", 1, "--set", "load.mean_rate=[1/s]", "--set", "seeds=1")
+        table("n.yaml", "--set", "load.mean_rate=[1/s]", "--set", "seeds=1")
 
 
 def test_init_from_a_trace(here: Path) -> None:
@@ -221,7 +226,7 @@ def test_init_from_a_trace(here: Path) -> None:
     assert workload["output_cap"] == 128
     assert "longest output of the trace is 90" in text and "4 requests, 2/s" in text
     os.chdir("data")  # the path starts from the scenario, not from here
-    assert "trace arrivals" in done("run", "../sub/n.yaml", "--jobs", 1)
+    assert "trace arrivals" in table("../sub/n.yaml")
 
 
 def test_init_from_lengths_only(here: Path) -> None:
@@ -230,7 +235,7 @@ def test_init_from_lengths_only(here: Path) -> None:
     done("init", "--trace", "my.csv", "--columns", "prompt=a,output=b", "-o", "n.yaml")
     workload = yaml.safe_load(Path("n.yaml").read_text())["workload"]
     assert workload["arrivals"]["kind"] == "poisson" and workload["lengths"] == {"kind": "trace"}
-    done("run", "n.yaml", "--jobs", 1, "--set", "load.mean_rate=[2/s]", "--set", "seeds=1")
+    table("n.yaml", "--set", "load.mean_rate=[2/s]", "--set", "seeds=1")
 
 
 def test_init_replaces_only_when_forced(here: Path) -> None:
@@ -334,14 +339,14 @@ CLASSES = """\
 def test_classes_with_objectives_of_both_forms(here: Path) -> None:
     """A class judged by a percentile has no share in SLO; the line of the highest rate names every objective."""
     Path("s.yaml").write_text(changed(TINY, "  requests: 40\n", "  requests: 40\n" + CLASSES))
-    text = done("run", "s.yaml", "--jobs", 1)
+    text = table("s.yaml")
     assert "short, in SLO:  static –   continuous –" in text
     assert "every class's objective (short p99(e2e)<1s; ttft<1s & tpot<50ms @ 99%)" in " ".join(text.split())
 
 
 def test_without_a_load_axis_the_verdict_is_yes_or_no(here: Path) -> None:
     """A single nameless load is no number to be met."""
-    text = done("run", "s.yaml", "--jobs", 1, "--set", "load=null", "--set", "slo=e2e<9s @ 99%")
+    text = table("s.yaml", "--set", "load=null", "--set", "slo=e2e<9s @ 99%")
     assert "meets e2e<9s @ 99%:  static yes   continuous yes" in text
 
 
@@ -349,15 +354,15 @@ def test_seeds_of_a_replay_are_said_to_be_one_run(here: Path) -> None:
     """Where nothing is random an interval of 0 says nothing."""
     Path("my.csv").write_text("ts,in,out\n0,10,3\n50,20,4\n90,30,5\n")
     Path("r.yaml").write_text(changed(REPLAY, "seeds: 1", "seeds: 2"))
-    assert "nothing here is random: the 2 seeds are one run" in done("run", "r.yaml", "--jobs", 1)
+    assert "nothing here is random: the 2 seeds are one run" in table("r.yaml")
 
 
 def test_a_point_that_lost_a_table_is_made_again(here: Path) -> None:
     """A results folder from which a file was deleted is repaired by the next run."""
-    done("run", "s.yaml", "--jobs", 1)
+    table("s.yaml")
     lost = next(Path("results/s/points").glob("*/steps.parquet"))
     lost.unlink()
-    done("run", "s.yaml", "--jobs", 1)
+    table("s.yaml")
     assert lost.exists()
     assert load_results("results/s").manifest["points_run"] == 1
 
@@ -367,8 +372,8 @@ def test_one_policy_that_takes_nothing_does_not_hide_the_others(here: Path) -> N
     hopeless = "d: {kind: dynamic, max_batch_size: 2, priority_levels: 1}"
     text = changed(TINY, "  requests: 40\n", "  requests: 40\n  classes: {a: {share: 100%, priority: 3}}\n")
     Path("s.yaml").write_text(changed(text, "  static: {batch_size: 4, max_wait: 100ms}\n", f"  {hopeless}\n"))
-    assert "! d: 100 % of requests not completed" in done("run", "s.yaml", "--jobs", 1)
-    result = batchsim("run", "s.yaml", "--jobs", 1, "--set", f"policies={{{hopeless}}}")
+    assert "! d: 100 % of requests not completed" in table("s.yaml")
+    result = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", f"policies={{{hopeless}}}")
     assert result.exit_code == 2
     assert "requests rejected: unknown_priority" in result.stderr
 
@@ -379,13 +384,13 @@ FAILING = "tests.unit.failing_policies"
 def test_a_failed_point_is_told_and_the_run_ends_with_1(here: Path) -> None:
     """The table and JSON are there with all that ran, the failed load says so; stderr says which points and why."""
     mine = f'policies.mine={{kind: "{FAILING}:Forgets", limit: 3, max_num_seqs: 1}}'
-    result = batchsim("run", "s.yaml", "--jobs", 1, "--set", mine)
+    result = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", mine)
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.stderr
     assert re.match(
         r"\d+ of 12 points failed, the others are kept: mine: .* failed at load .*again\.\n$", result.stderr
     )
     assert any(line.startswith("! mine: ") and "failed at load" in line for line in result.stdout.splitlines())
-    told = batchsim("run", "s.yaml", "--jobs", 1, "--set", mine, "--json")
+    told = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", mine, "--json")
     assert told.exit_code == 1
     found = json.loads(told.stdout)
     assert {entry["policy"] for entry in found["failed"]} == {"mine"}

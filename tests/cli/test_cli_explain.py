@@ -39,7 +39,7 @@ def missed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     classes = (
         "workload.classes={chat: {share: 60%, priority: 0}, batch: {share: 40%, priority: 1, slo: e2e<90ms @ 90%}}"
     )
-    assert batchsim("run", folder / "s.yaml", "--out", folder, "--jobs", 1, "--set", classes).exit_code == 0
+    done("run", folder / "s.yaml", "--out", folder, "--jobs", 1, "--no-pictures", "--set", classes)
     return folder / "s"
 
 
@@ -49,7 +49,8 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tight")
     (folder / "s.yaml").write_text(TINY)
     done(
-        "run", folder / "s.yaml", "--out", folder, "--jobs", 1, "--set", f"policies={{preemptive: {{{TIGHT}}}}}",
+        "run", folder / "s.yaml", "--out", folder, "--jobs", 1, "--no-pictures",
+        "--set", f"policies={{preemptive: {{{TIGHT}}}}}",
         "--set", "kv.tokens=256", "--set", "workload.output_cap=64",
         "--set", "workload.lengths.output={kind: uniform, min: 20, max: 60}",
     )  # fmt: skip

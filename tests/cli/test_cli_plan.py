@@ -201,6 +201,7 @@ def test_a_second_plan_simulates_nothing_anew(planned: tuple[Path, Any]) -> None
     assert max(map(len, result.stdout.splitlines()[:-4])) <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "peak_rps"), [("{rate: 30/s}", 30.0), ("{diurnal: {peak: 30/s, hours: [HOURS]}}", 30.0)]
 )
@@ -265,6 +266,7 @@ def test_one_replica_is_no_plural(planned: tuple[Path, Any]) -> None:
     assert "Sampling leaves >99.99 % within the SLO at both ends of the interval" in text
 
 
+@pytest.mark.slow
 def test_a_long_window_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr and before anything is simulated: requests, seeds and replicas, of the window that is asked for."""
     (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")

@@ -10,7 +10,7 @@ from tiny_scenario import TINY, batchsim, changed
 
 from sim.results.read import load_results
 
-ASKED = ("--precision", "10%", "--metric", "e2e_mean_s", "--max-seeds", 8, "--jobs", 1)
+ASKED = ("--precision", "10%", "--metric", "e2e_mean_s", "--max-seeds", 8, "--jobs", 1, "--no-pictures")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,7 @@ def test_what_was_reached_and_what_was_not_is_said(folder: Path) -> None:
     assert "nan" not in said
 
 
+@pytest.mark.slow
 def test_the_same_precision_again_simulates_nothing(folder: Path) -> None:
     """All seeds that were added are found again; the JSON tells the outcome."""
     again = batchsim("run", folder / "s.yaml", "--out", folder, *ASKED, "--json")
@@ -82,7 +83,7 @@ WRONG = {
 def test_what_cannot_be_asked_is_refused(options: list[str], said: str, tmp_path: Path) -> None:
     """In one line that says what to write instead, before anything is kept."""
     (tmp_path / "s.yaml").write_text(TINY)
-    result = batchsim("run", tmp_path / "s.yaml", "--out", tmp_path, "--jobs", 1, *options)
+    result = batchsim("run", tmp_path / "s.yaml", "--out", tmp_path, "--jobs", 1, "--no-pictures", *options)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert said in result.stderr
     assert not (tmp_path / "s").exists()

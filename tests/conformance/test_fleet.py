@@ -17,13 +17,12 @@ from sim.fleet.routing import ROUTERS, PrefixAffinityConfig
 from sim.policies import POLICIES
 from sim.record import FINISHED, UNFINISHED, Records
 from tests.conformance.runs import MS, Case, built, cases
-from tests.conformance.test_conformance import random_cases, same
+from tests.conformance.test_conformance import RANDOM, same
 
 CONFIGS = {kind: config() for kind, (config, _) in ROUTERS.items() if kind != "prefix_affinity"}
 CONFIGS["prefix_affinity"] = PrefixAffinityConfig(prefix_tokens=16, load_factor=1.25)
 
 every_policy = pytest.mark.parametrize("kind", POLICIES)
-FEW = random_cases(8)
 
 
 class Fleet:
@@ -65,7 +64,7 @@ def equal(one: FleetRun, other: FleetRun) -> None:
 
 
 @every_policy
-@FEW
+@RANDOM
 @given(data=st.data())
 def test_one_replica_is_the_single_engine_bit_for_bit(kind: str, data: st.DataObject) -> None:
     """Under any router the records of one replica are those of `simulate`, with and without leaping."""
@@ -106,7 +105,7 @@ PLANS = pytest.mark.parametrize("plans", [scaling(), failing()], ids=["scaling",
 
 @every_policy
 @PLANS
-@FEW
+@RANDOM
 @given(data=st.data())
 def test_failures_and_scaling_lose_no_request_and_leaping_changes_nothing(
     kind: str, plans: st.SearchStrategy[FleetPlan], data: st.DataObject
@@ -127,7 +126,7 @@ def test_failures_and_scaling_lose_no_request_and_leaping_changes_nothing(
 
 
 @every_policy
-@FEW
+@RANDOM
 @given(data=st.data())
 def test_replicas_that_do_not_interact_may_leap_past_each_other(kind: str, data: st.DataObject) -> None:
     """Where answers cause no arrivals, leaping up to the next arrival leaves the records of stepping."""

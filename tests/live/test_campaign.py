@@ -275,11 +275,11 @@ STATE = {"format": "batchsim-campaign 1", "plan": "0", "device": "cpu", "model":
     ("state", "told"),
     [
         ("{", "cannot be read"),
-        ('{"stages": []}', "cannot be read"),
-        (json.dumps(STATE | {"stages": {"probe": {}}}), "cannot be read"),
+        pytest.param('{"stages": []}', "cannot be read", marks=pytest.mark.slow),
+        pytest.param(json.dumps(STATE | {"stages": {"probe": {}}}), "cannot be read", marks=pytest.mark.slow),
         (json.dumps(STATE), "was begun with plan 0, now it is"),
-        (json.dumps(STATE | {"model": "other"}), "was begun with model other"),
-        (json.dumps(STATE | {"device": "cuda"}), "was begun with device cuda"),
+        pytest.param(json.dumps(STATE | {"model": "other"}), "was begun with model other", marks=pytest.mark.slow),
+        pytest.param(json.dumps(STATE | {"device": "cuda"}), "was begun with device cuda", marks=pytest.mark.slow),
     ],
 )
 def test_a_folder_of_something_else_is_refused_in_one_line(place: Place, tmp_path: Path, state: str, told: str) -> None:

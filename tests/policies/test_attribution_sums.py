@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sim.explain.attribution import pieces
@@ -14,18 +14,9 @@ from sim.explain.story import Stories
 from sim.policies import POLICIES
 from sim.record import FINISHED, MISSING, Records
 from tests.conformance.runs import built, cases
+from tests.conformance.test_conformance import RANDOM, random_cases
 
-
-def random_cases(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-
-
-RANDOM, MANY = random_cases(12), random_cases(200)
+MANY = random_cases(200)
 
 
 def _check(records: Records) -> None:
@@ -68,7 +59,7 @@ def test_parts_and_chapters_sum_to_the_life_on_both_drivers(kind: str, data: st.
 @MANY
 @given(data=st.data())
 def test_they_sum_in_many_more_cases(kind: str, data: st.DataObject) -> None:
-    """The same sixteen times as often; the first cases are those of the test above."""
+    """The same far more often; the first cases are those of the test above."""
     _both_drivers(kind, data)
 
 

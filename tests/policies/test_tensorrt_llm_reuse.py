@@ -313,6 +313,7 @@ def sharing(draw: st.DrawFn) -> list[Arrival]:
     return arrivals
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     arrivals=sharing(),

@@ -68,6 +68,7 @@ def test_the_law_of_the_md1_wait_is_exact() -> None:
         assert md1_wait_cdf(load, float(n)) == pytest.approx(sum(number[: n + 1]), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_law_of_the_md1_wait_stays_exact_in_its_tail() -> None:
     """Its mean, integrated to where one wait in 10^7 is longer, is Pollaczek and Khinchine's."""
     load = 0.9

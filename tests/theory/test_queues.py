@@ -91,6 +91,7 @@ def test_one_slot_follows_lindley_to_the_nanosecond() -> None:
         assert (row["scheduled_ns"], row["ended_ns"]) == (start_ns, free_ns)
 
 
+@pytest.mark.slow
 def test_constant_steps_and_c_slots_are_the_erlang_c_queue() -> None:
     """Geometric outputs over c slots with constant steps are M/M/c, exactly so once the step is accounted for."""
     mean_steps, servers = 60, 4
@@ -116,9 +117,8 @@ def test_stepped_erlang_c_tends_to_the_textbook() -> None:
 TWO_POINT = (25, 25, 25, 25, 25, 25, 25, 25, 25, 275)  # mean 50 as below; squared coefficient of variation 2.25
 
 
-@pytest.mark.parametrize(
-    "lengths", [pytest.param((50,), id="fixed", marks=pytest.mark.slow), pytest.param(TWO_POINT, id="two_point")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [pytest.param((50,), id="fixed"), pytest.param(TWO_POINT, id="two_point")])
 def test_steps_proportional_to_the_batch_share_the_processor(lengths: tuple[int, ...]) -> None:
     """Mean E2E is S/(1-load) whatever the length law: processor sharing, unlike first come, first served."""
     load, mean_steps = 0.5, float(np.mean(lengths))
@@ -148,6 +148,7 @@ def test_stepped_sharing_tends_to_the_textbook(lengths: tuple[int, ...]) -> None
     assert errors[1] < 0.02 * 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [among(30), geometric(30)], ids=["fixed", "geometric"])
 def test_unlimited_slots_hold_a_poisson_number(draw: Draw) -> None:
     """With slots for all and constant steps the number running is Poisson: its mean and its variance are the load."""
@@ -178,6 +179,7 @@ class PerRequest:
         return self.fixed_ns + self.per_item_ns * len(batch.chunks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.2, 0.7])
 def test_dynamic_batching_keeps_to_the_closed_form_bound(load: float) -> None:
     """Without delay and with linear batch times, prefill-only work takes its exact mean time, within Inoue's bound."""

@@ -57,6 +57,7 @@ def ran(text: str, folder: Path, *overrides: str, jobs: int = 1) -> Results:
     return run_scenario(load_scenario(str(folder / "s.yaml"), overrides=overrides), out=folder, jobs=jobs)
 
 
+@pytest.mark.slow
 def test_the_knee_and_the_crossing_of_an_mm1_queue_are_found(tmp_path: Path) -> None:
     """Saturation is the service rate, the knee lies around half of it, and the SLO is crossed where theory says."""
     results = ran(MM1, tmp_path)

@@ -222,6 +222,7 @@ class Creeping:
         self._now_ns = max(self._now_ns, ns + self._random.choice((0, 5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", POLICIES)
 @settings(
     max_examples=25,

@@ -218,8 +218,10 @@ def cases() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "case",
     [
-        "seven, wide intervals",
-        *(pytest.param(case, marks=pytest.mark.slow) for case in ("one load, one seed", "users", "nothing stable")),
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in ("seven, wide intervals", "one load, one seed", "users", "nothing stable")
+        ),
         "no values",
     ],
 )
@@ -238,6 +240,7 @@ def test_every_picture_is_drawn(case: str, tmp_path: Path):
     assert all(imread(path).std() > 0.01 for path in paths)
 
 
+@pytest.mark.slow
 def test_pictures_are_the_same_bytes_again_whatever_the_users_settings(tmp_path: Path):
     """No time of day in the file, and a user's matplotlibrc changes nothing and is left as it was."""
     results = sample_results()

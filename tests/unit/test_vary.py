@@ -120,6 +120,7 @@ def test_what_one_change_would_have_done_to_a_value(tmp_path: Path) -> None:
     assert found.changed.records.requests["delivered_ns"].tolist() == other["delivered_ns"].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", ["[20/s, 40/s, 60/s]", "auto, points: 4"])
 def test_the_pictures_have_a_line_a_policy_and_a_point_a_value(tmp_path: Path, load: str) -> None:
     """vary.png is written beside the others; its curves go through every value at which something is known."""
@@ -138,6 +139,7 @@ def test_the_pictures_have_a_line_a_policy_and_a_point_a_value(tmp_path: Path, l
     assert curves == [[[2, 5], [8, 5]], [[2, 2], [4, 4], [8, 8]]]  # static is the same whatever the value
 
 
+@pytest.mark.slow
 def test_lanes_end_where_the_slo_is_crossed_and_are_shaded_where_the_queue_grows(tmp_path: Path) -> None:
     """The thick part of a policy's lane goes up to the crossing, the shade begins at the first growing load."""
     overrides = ("policies={continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}}", "workload.requests=2000")
