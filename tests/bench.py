@@ -5,13 +5,15 @@ process just before and after, since machines drift: `share_of_simpy` is request
 bare timeout. The medians are printed. Full records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
 counted. The last line is of a whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds
-of `chat` with 2,000 requests each.
+of `chat` with 2,000 requests each. It runs seed by seed, each on one process and at once on two, beside bare timeouts
+in one process and in two: how much more two processes can do is the machine's. The medians of both are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import resource
@@ -40,6 +42,7 @@ from sim.results.frames import write_tables
 from sim.scenario import load_scenario
 from sim.simulate import simulate
 from sim.sweep.points import Sweep
+from sim.sweep.pool import start_early
 from sim.types import Arrival, PolicyContext, Request, Workload
 from sim.workload.build import build_workload
 from sim.workload.config import TraceArrivals, WorkloadConfig
@@ -215,17 +218,35 @@ SWEEP_CHANGES = (
 
 
 def measure_sweep() -> dict[str, float]:
-    """Wall time of the whole sweep with one job and with two, in that order, workers started."""
+    """Wall times of the whole sweep with one job and with two, workers started; `faster` is the median over seeds of
+    their ratio, `bare_faster` that of bare timeouts."""
     scenario = load_scenario("chat", overrides=SWEEP_CHANGES)
     setup = Setup.of(scenario)
-    wanted = [(setup, point) for point in scenario.points()]
-    measured: dict[str, float] = {"points": len(wanted)}
-    for jobs in (1, 2):
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
-            Sweep(Path(folder) / "chat", jobs=jobs).run(wanted)
-            measured[f"jobs_{jobs}_s"] = time.perf_counter() - start
-    return measured
+    points = scenario.points()
+    start_early("sim.sweep.points")
+    taken: dict[int, list[float]] = {1: [], 2: []}
+    faster, bare_faster = [], []
+    with multiprocessing.get_context("spawn").Pool(2) as bare, tempfile.TemporaryDirectory() as folder:
+        bare.map(_bare, [0, 0], chunksize=1)
+        for seed in sorted({point.seed for point in points}):
+            wanted = [(setup, point) for point in points if point.seed == seed]
+            for jobs, times in taken.items():
+                start = time.perf_counter()
+                Sweep(Path(folder) / f"{jobs}", jobs=jobs).run(wanted)
+                times.append(time.perf_counter() - start)
+            faster.append(taken[1][-1] / taken[2][-1])
+            alone = bare.map(_bare, [0], chunksize=1)
+            bare_faster.append(sum(bare.map(_bare, [0, 0], chunksize=1)) / alone[0])
+    return {
+        "points": len(points),
+        **{f"jobs_{jobs}_s": sum(times) for jobs, times in taken.items()},
+        "faster": statistics.median(faster),
+        "bare_faster": statistics.median(bare_faster),
+    }
+
+
+def _bare(_: int) -> float:
+    return bare_simpy()
 
 
 def main() -> None:
@@ -271,8 +292,10 @@ def main() -> None:
     print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
     command = [sys.executable, __file__, "--row", SWEEP, "--traces", str(options.traces)]
     sweep = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    one, two = sweep["jobs_1_s"], sweep["jobs_2_s"]
-    print(f"sweep of {sweep['points']} points, s: one job {one:.1f}, two {two:.1f}, {one / two:.2f} times as fast")
+    print(
+        f"sweep of {sweep['points']} points, s: one job {sweep['jobs_1_s']:.1f}, two {sweep['jobs_2_s']:.1f},"
+        f" {sweep['faster']:.2f} times as fast; two bare processes do {sweep['bare_faster']:.2f} times as much as one"
+    )
     rows.append({"name": SWEEP, **sweep})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1), encoding="utf-8")
