@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-QUICK, THOROUGH = 5, 12
+QUICK, THOROUGH = 3, 12
 
 
 def pytest_configure(config: pytest.Config) -> None:

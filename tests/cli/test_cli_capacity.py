@@ -185,6 +185,7 @@ def test_a_thinned_trace_has_seeds(tmp_path):
     assert row["seeds"] == 3 and row["probes"] > 1 and row["low"] < row["capacity_rps"] < row["high"] <= 20
 
 
+@pytest.mark.slow
 def test_without_seeds_capacities_are_compared_all_the_same(tmp_path):
     """One seed on both sides tells a difference, what the cost's error moves, and which change helps."""
     text = changed(_traced(tmp_path), "cost: {kind: linear, base: 5ms, per_token: 20us}", "cost: h200")

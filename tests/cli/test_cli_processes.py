@@ -81,6 +81,7 @@ def test_entry_point_answers(tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
 
 
+@pytest.mark.slow
 def test_error_inside_a_worker_is_one_line(tmp_path: Path) -> None:
     """What only a worker process finds is one line on stderr too, and the table never reaches stdout."""
     (tmp_path / "s.yaml").write_text(changed(TINY, "tokens: 100", "tokens: 15999"))

@@ -26,6 +26,7 @@ def test_one_swapped_out_in_mid_recompute_takes_its_next_block_once(ids: bool) -
     assert (kv.num_free, kv.num_swap_free) == (9, 5)
 
 
+@pytest.mark.slow
 def test_two_that_take_turns_preempting_each_other_are_a_stall_not_a_hang() -> None:
     """vLLM's rule for exact ties lets these two go round for ever without a token; the run says so and ends."""
     config = VllmConfig(

@@ -97,6 +97,7 @@ def test_missing_and_broken_tables_are_named(tmp_path: Path) -> None:
         import_profile(tmp_path, "h200_sxm", "qwen3-8b")
 
 
+@pytest.mark.slow
 def test_the_command_writes_all_of_them(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,10 +13,8 @@ from tests.theory.waits import SERVICE_NS, SingleServer, md1_wait_cdf
 LOW, HIGH = 0.92, 0.98  # of 400 trials, where 95 % ± 2.75 standard errors is 92 % to 98 %
 
 
-@pytest.mark.parametrize(
-    ("queue", "count"),
-    [pytest.param(*case, id=str(case[0]), marks=[pytest.mark.slow] * (case[1] > 50_000)) for case in REQUESTS.items()],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("queue", "count"), [pytest.param(*case, id=str(case[0])) for case in REQUESTS.items()])
 def test_intervals_over_three_seeds_cover_the_truth(queue: SingleServer, count: int) -> None:
     """95 % intervals of the mean and the P99 wait contain theirs in 92 to 98 % of 400 trials."""
     found = coverage(queue, count)

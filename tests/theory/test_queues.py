@@ -67,6 +67,7 @@ def geometric(mean: int) -> Draw:
     return lambda rng, count: rng.geometric(1 / mean, count)
 
 
+@pytest.mark.slow
 def test_one_slot_is_the_pollaczek_khinchine_queue() -> None:
     """One request at a time waits as in M/G/1, with the service law summed from integer step durations."""
     prompts, outputs, load = (10, 100, 250), (1, 20, 60), 0.5

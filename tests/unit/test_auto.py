@@ -125,6 +125,7 @@ def test_points_not_run_have_no_differences_and_say_so_when_asked(tmp_path: Path
         results.requests("small", only, 0)
 
 
+@pytest.mark.slow
 def test_users_of_a_closed_loop_are_whole_and_lie_around_its_saturation(tmp_path: Path) -> None:
     """Two slots of 70 ms and a think time of 1 s saturate at about 30 users."""
     arrivals = "arrivals: {kind: closed_loop, users: 4, think_time: 1s}"

@@ -215,15 +215,9 @@ def cases() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "case",
-    [
-        *(
-            pytest.param(case, marks=pytest.mark.slow)
-            for case in ("seven, wide intervals", "one load, one seed", "users", "nothing stable")
-        ),
-        "no values",
-    ],
+    "case", ["seven, wide intervals", "one load, one seed", "users", "nothing stable", "no values"]
 )
 def test_every_picture_is_drawn(case: str, tmp_path: Path):
     """Also with unstable points only, without values, with one load: no error, no warning, no empty file."""

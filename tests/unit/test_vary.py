@@ -73,6 +73,7 @@ def test_a_value_gives_what_the_scenario_with_that_value_gives(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vary", "same"),
     [
