@@ -8,14 +8,16 @@ ALL := $(VENV)/.all
 TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
+NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
 
-.PHONY: help install demo demo-live test test-all bench lint format clean
+.PHONY: help install demo demo-live test test-all test-rest bench lint format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
 	@echo "make demo-live the same plus torch: calibrate a tiny model here, run it live, compare with the simulation"
 	@echo "make test      set up, then the fast tests, under 2 minutes"
 	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
+	@echo "make test-rest what of test-all make test has not run, as .ci/run does"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
@@ -53,7 +55,11 @@ test: $(RUNTIME)
 	$(PYTEST) -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 test-all: $(ALL)
-	$(PYTEST) -m "not gpu" --numprocesses auto --dist loadfile
+	$(PYTEST) -m "not gpu" --numprocesses auto --dist loadfile --durations 20
+
+test-rest: $(ALL)
+	$(PYTEST) -m "slow and not gpu" --numprocesses auto --dist loadfile --durations 40
+	$(PYTEST) $(NEED_TORCH) -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 bench: $(RUNTIME)
 	$(BIN)/python tests/bench.py

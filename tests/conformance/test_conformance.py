@@ -31,7 +31,7 @@ def random_cases(examples: int | None = None) -> settings:
     )
 
 
-RANDOM, MANY = random_cases(), random_cases(200)
+RANDOM, MANY = random_cases(), random_cases(60)
 every_policy = pytest.mark.parametrize("kind", POLICIES)
 
 

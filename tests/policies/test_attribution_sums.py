@@ -16,7 +16,7 @@ from sim.record import FINISHED, MISSING, Records
 from tests.conformance.runs import built, cases
 from tests.conformance.test_conformance import RANDOM, random_cases
 
-MANY = random_cases(200)
+MANY = random_cases(40)
 
 
 def _check(records: Records) -> None:
