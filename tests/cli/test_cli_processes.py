@@ -19,7 +19,7 @@ BATCHSIM = Path(sys.executable).with_name("batchsim")
 LIMIT_S = 60
 
 # Each point takes some tenths of a second, all of them several seconds.
-LONG = changed(changed(TINY, "requests: 40", "requests: 4000"), "seeds: 2", "seeds: 8")
+LONG = changed(changed(TINY, "requests: 40", "requests: 2000"), "seeds: 2", "seeds: 8")
 
 
 def call(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -157,8 +157,7 @@ def test_a_second_run_of_a_scenario_says_who_is_at_it(long_run: subprocess.Popen
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs, or else limits the size of files")
-@pytest.mark.parametrize("jobs", ["1", "2"])
-@pytest.mark.parametrize("way", ["tmpfs", "ulimit"])
+@pytest.mark.parametrize(("way", "jobs"), [("tmpfs", "2"), ("ulimit", "1")])
 def test_a_full_disk_leaves_whole_points_and_the_run_goes_on(tmp_path: Path, way: str, jobs: str) -> None:
     """In the middle of a run the disk is full: one line, nothing half-written; with room it ends as if never full."""
     full, quiet = tmp_path / "full", tmp_path / "quiet"

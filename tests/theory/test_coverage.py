@@ -14,7 +14,9 @@ LOW, HIGH = 0.92, 0.98  # of 400 trials, where 95 % ± 2.75 standard errors is 9
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("queue", "count"), [pytest.param(*case, id=str(case[0])) for case in REQUESTS.items()])
+@pytest.mark.parametrize(
+    ("queue", "count"), [pytest.param(*case, id=str(case[0])) for case in REQUESTS.items() if case[1] < 200_000]
+)
 def test_intervals_over_three_seeds_cover_the_truth(queue: SingleServer, count: int) -> None:
     """95 % intervals of the mean and the P99 wait contain theirs in 92 to 98 % of 400 trials."""
     found = coverage(queue, count)
