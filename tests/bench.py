@@ -5,8 +5,8 @@ process just before and after, since machines drift: `share_of_simpy` is request
 bare timeout. The medians are printed. Full records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
 counted. The last line is of a whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds
-of `chat` with 2,000 requests each. It runs seed by seed, each on one process and at once on two, beside bare timeouts
-in one process and in two: how much more two processes can do is the machine's. The medians of both are printed.
+of `chat` with 2,000 requests each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
+how much more two processes can do is the machine's. The medians of both are printed.
 """
 
 from __future__ import annotations
@@ -208,6 +208,7 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
 
 
 SWEEP = "sweep"
+SWEEPS = 2
 SWEEP_CHANGES = (
     "workload.duration=null",
     "workload.drain=null",
@@ -218,28 +219,27 @@ SWEEP_CHANGES = (
 
 
 def measure_sweep() -> dict[str, float]:
-    """Wall times of the whole sweep with one job and with two, workers started; `faster` is the median over seeds of
-    their ratio, `bare_faster` that of bare timeouts."""
+    """Wall times of the whole sweep with one job and with two, workers started; `faster` is the ratio of runs that
+    follow each other, `bare_faster` that of bare timeouts. All are medians."""
     scenario = load_scenario("chat", overrides=SWEEP_CHANGES)
     setup = Setup.of(scenario)
-    points = scenario.points()
+    wanted = [(setup, point) for point in scenario.points()]
     start_early("sim.sweep.points")
     taken: dict[int, list[float]] = {1: [], 2: []}
     faster, bare_faster = [], []
     with multiprocessing.get_context("spawn").Pool(2) as bare, tempfile.TemporaryDirectory() as folder:
         bare.map(_bare, [0, 0], chunksize=1)
-        for seed in sorted({point.seed for point in points}):
-            wanted = [(setup, point) for point in points if point.seed == seed]
+        for turn in range(SWEEPS):
             for jobs, times in taken.items():
                 start = time.perf_counter()
-                Sweep(Path(folder) / f"{jobs}", jobs=jobs).run(wanted)
+                Sweep(Path(folder) / f"{turn}-{jobs}", jobs=jobs).run(wanted)
                 times.append(time.perf_counter() - start)
-            faster.append(taken[1][-1] / taken[2][-1])
-            alone = bare.map(_bare, [0], chunksize=1)
-            bare_faster.append(sum(bare.map(_bare, [0, 0], chunksize=1)) / alone[0])
+                faster += [taken[1][-1] / taken[2][-1]] if taken[2] else []
+                alone = bare.map(_bare, [0], chunksize=1)
+                bare_faster.append(sum(bare.map(_bare, [0, 0], chunksize=1)) / alone[0])
     return {
-        "points": len(points),
-        **{f"jobs_{jobs}_s": sum(times) for jobs, times in taken.items()},
+        "points": len(wanted),
+        **{f"jobs_{jobs}_s": statistics.median(times) for jobs, times in taken.items()},
         "faster": statistics.median(faster),
         "bare_faster": statistics.median(bare_faster),
     }
