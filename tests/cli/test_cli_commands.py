@@ -185,7 +185,14 @@ def test_inspect_json_is_the_same_figures_and_draws_nothing(here: Path) -> None:
     assert listing(here) == before
 
 
-@pytest.mark.parametrize("rows", ["0,5,5\n", "0,1,1\n1,1,1\n1,2,1\n"])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "0,5,5\n",
+        *(pytest.param(rows, marks=pytest.mark.slow) for rows in ("0,5,5\n0,5,5\n", "0,5,5\n9,5,5\n")),
+        "0,1,1\n1,1,1\n1,2,1\n",
+    ],
+)
 def test_inspect_draws_the_smallest_traces(here: Path, rows: str) -> None:
     """One row, equal times, equal lengths: drawn without a warning."""
     Path("my.csv").write_text("when,in_tok,out_tok\n" + rows)

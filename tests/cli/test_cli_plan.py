@@ -132,7 +132,7 @@ def test_every_number_of_the_page_is_a_cell_of_a_csv(planned: tuple[Path, Any]) 
 @pytest.mark.skipif(TRACES is None, reason="BATCHSIM_TRACES names no folder of traces")
 def test_copies_of_the_azure_trace_are_planned_for(tmp_path: Path) -> None:
     """With less traffic and a shorter window than shipped: N holds, N - 1 does not, static says what keeps it."""
-    fewer = ("plan.window=1min", "plan.target.trace.factor=2")
+    fewer = ("plan.window=1min", "plan.target.trace.factor=3")
     overrides = [text for change in fewer for text in ("--set", change)]
     result = batchsim("plan", "plan-azure-conv", "-o", tmp_path / "r", "--out", tmp_path, *overrides, "--json")
     assert result.exit_code == 0, result.output
@@ -141,8 +141,7 @@ def test_copies_of_the_azure_trace_are_planned_for(tmp_path: Path) -> None:
         if row["policy"] == "static":
             assert "p99 of ttft" in row["why_not"]
         else:
-            assert row["margin_low"] >= 0
-            assert row["gpu"] == "h200" or row["one_less_margin_low"] < 0  # one H200 is enough
+            assert row["margin_low"] >= 0 > row["one_less_margin_low"]
     assert check_page(tmp_path / "r") > 150
 
 

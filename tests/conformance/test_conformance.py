@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sim.core import EngineCore
+from sim.explain.attribution import attribute
 from sim.journal import ENDED
 from sim.live import Traffic, VirtualClock
 from sim.metrics.measure import token_gaps
@@ -119,6 +120,20 @@ def test_budgets_are_kept_in_every_step(kind: str, data: st.DataObject) -> None:
         if getattr(config, "prefix_cache", ""):
             core.scheduler.kv.check()
         assert work.context_tokens == sum(s.num_computed_tokens for s in (work.decodes.members if work.decodes else ()))
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_the_parts_of_every_life_sum_to_its_end_to_end_time(kind: str, data: st.DataObject) -> None:
+    """Attribution sums to E2E, or to when it was given up, to the nanosecond for every request."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    records = case.simulate().recorder.records()
+    parts = attribute(records).groupby("request_id", observed=True)["ns"].sum()
+    for row in records.requests:
+        end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
+        assert parts.get(row["request_id"], 0) == end_ns - row["sent_ns"]
 
 
 @every_policy

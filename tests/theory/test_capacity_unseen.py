@@ -14,11 +14,12 @@ UNSEEN = range(1000, 1010)
 
 
 @pytest.mark.slow
-def test_below_the_capacity_the_slo_is_met_and_above_it_missed(tmp_path):
+@pytest.mark.parametrize(("name", "label"), [("bursty", "continuous"), ("chat", "budget 2048")])
+def test_below_the_capacity_the_slo_is_met_and_above_it_missed(tmp_path, name, label):
     """With other seeds, all their requests together: met at 0.92 times the capacity, missed at 1.08 times."""
-    scenario = load_scenario("bursty")
-    sweep = Sweep(tmp_path / "bursty", jobs=2)
-    (policy,) = find_capacities(scenario, sweep, policies=["continuous"], extras=False).policies
+    scenario = load_scenario(name)
+    sweep = Sweep(tmp_path / name, jobs=2)
+    (policy,) = find_capacities(scenario, sweep, policies=[label], extras=False).policies
     assert policy.found.load is not None
     setup, verdicts = Setup.of(scenario), []
     for share in (0.92, 1.08):
