@@ -230,7 +230,9 @@ class Replay:
             "cached_tokens": totals.cached_tokens,
             "empty_steps": totals.empty_steps,
             "self_preempt": sum(victim == by for victim, by, _ in victims),
-            "victim_already_scheduled": sum(order.index(victim) < order.index(by) for victim, by, order in victims),
+            "victim_already_scheduled": sum(  # one that waits was not running, so no victim stood before it
+                by in order and order.index(victim) < order.index(by) for victim, by, order in victims
+            ),
             "makespan_ns": totals.end_ns,
             "all_finished": totals.finished == totals.requests,
         }
