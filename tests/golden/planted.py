@@ -1,0 +1,169 @@
+"""Single errors planted into a recording that is equal: each must be found at its step, under its field's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sim.conform import conform
+
+Json = dict[str, Any]
+MICROSECOND = 1e-6
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One wrong fact: `recording` with `error` planted at `step` (from 1; 0: in the totals).
+
+    `field` is what must be reported first, "" where the error is a step too few or too many. A step's wrong time may
+    also move what a request got at its end.
+    """
+
+    error: str
+    step: int
+    field: str
+    recording: Json
+
+
+def not_found(path: Path, folder: Path, **options: str) -> list[str]:
+    """Those of the errors planted into the recording at `path` that `conform` misses or reports as something else.
+
+    `options` are those of `conform`, under which the recording, which states the law of its times, must be equal.
+    Writes into `folder`.
+    """
+    assert conform(path, **options).difference == ""
+    missed: list[str] = []
+    changed = folder / path.name
+    recording = json.loads(path.read_text(encoding="utf-8"))
+    for planted in errors(recording, free_order="free" in (options.get("order"), recording["meta"].get("order"))):
+        changed.write_text(json.dumps(planted.recording), encoding="utf-8")
+        verdict = conform(changed, **options)
+        at = f"step {planted.step} " if planted.step else f"all {len(planted.recording['steps'])} steps are equal"
+        names = [difference.name for difference in verdict.differences]
+        if not verdict.difference.startswith(at) or (planted.field and planted.field not in names[:1]):
+            missed.append(f"{planted.error} at step {planted.step}: {verdict.difference or 'equal'} ({names})")
+    return missed
+
+
+def errors(recording: Json, *, free_order: bool = False) -> Iterator[Planted]:
+    """A copy of `recording` for every kind of error that it can have, each at the step nearest the middle it fits."""
+    text, steps = json.dumps(recording), recording["steps"]
+    middle = len(steps) // 2
+    by_middle = sorted(range(len(steps)), key=lambda i: abs(i - middle))
+    for error, (field, change) in STEP_ERRORS.items():
+        if free_order and error in ORDER_ERRORS:
+            continue
+        fits = (i for i in by_middle if change(json.loads(json.dumps(steps[i])), recording))
+        at = next(fits, None)
+        if at is not None:
+            copy = json.loads(text)
+            change(copy["steps"][at], copy)
+            yield Planted(error, at + 1, field, copy)
+    for error, change in WHOLE_STEPS.items():
+        copy = json.loads(text)
+        change(copy["steps"], middle)
+        yield Planted(error, middle + 1, "", copy)
+    yield from _of_requests(recording, text)
+    for name in recording["meta"].get("totals", {}).keys() - UNCOUNTED:
+        copy = json.loads(text)
+        copy["meta"]["totals"][name] += MICROSECOND if name == "makespan" else 1
+        yield Planted(f"totals: {name}", 0, name, copy)
+
+
+def _of_requests(recording: Json, text: str) -> Iterator[Planted]:
+    """One wrong fact each of the middle request to finish, which is settled at its first token or at its end."""
+    rows = recording.get("per_request", {})
+    if not rows:
+        return
+    i = sorted(rows, key=lambda i: rows[i]["finish_time"])[len(rows) // 2]
+    ends = [step["t_end"] for step in recording["steps"]]
+    for name in rows[i]:
+        copy = json.loads(text)
+        copy["per_request"][i][name] += MICROSECOND if name.endswith("_time") else 1
+        settled = rows[i]["first_token_time" if name == "first_token_time" else "finish_time"]
+        yield Planted(f"request: {name}", ends.index(settled) + 1, f"{name} of request {i}", copy)
+
+
+Change = Callable[[Json, Json], bool]
+"""Changes a step of a recording; False where that step cannot have the error."""
+
+
+def _more(name: str, by: float) -> Change:
+    def change(step: Json, recording: Json) -> bool:
+        step[name] += by
+        return True
+
+    return change
+
+
+def _row(name: str, column: int, by: int) -> Change:
+    """Changes the last row of a list of rows, or of ids where `column` is -1."""
+
+    def change(step: Json, recording: Json) -> bool:
+        rows = step.get(name)
+        if not rows:
+            return False
+        if column < 0:
+            rows[-1] += by
+        else:
+            rows[-1][column] += by
+        return True
+
+    return change
+
+
+def _dropped(name: str) -> Change:
+    def change(step: Json, recording: Json) -> bool:
+        return bool(step.get(name)) and step[name].pop() is not None
+
+    return change
+
+
+def _added(name: str) -> Change:
+    """Adds what did not happen: a request that the list has not."""
+
+    def change(step: Json, recording: Json) -> bool:
+        rows = step.setdefault(name, [])
+        there = {row[0] if isinstance(row, list) else row for row in rows}
+        strange = next((r["id"] for r in recording["requests"] if r["id"] not in there), None)
+        if strange is None:
+            return False
+        rows.append(strange if name in ("preempted", "finished") else [strange, 1])
+        return True
+
+    return change
+
+
+def _exchanged(name: str) -> Change:
+    def change(step: Json, recording: Json) -> bool:
+        rows = step.get(name, [])
+        if len(rows) < 2:
+            return False
+        rows[-1], rows[-2] = rows[-2], rows[-1]
+        return True
+
+    return change
+
+
+LISTS = {"scheduled": 0, "cached": 0, "preempted": -1, "finished": -1}  # each with the column of its ids
+STEP_ERRORS: dict[str, tuple[str, Change]] = {
+    **{f"{name}: another request": (name, _row(name, column, 1_000_000)) for name, column in LISTS.items()},
+    **{f"{name}: a token more": (name, _row(name, 1, 1)) for name in ("scheduled", "cached")},
+    **{f"{name}: one left out": (name, _dropped(name)) for name in LISTS},
+    **{f"{name}: one too many": (name, _added(name)) for name in LISTS},
+    **{f"{name}: two exchanged": (name, _exchanged(name)) for name in LISTS},
+    **{f"{name}: less": (name, _more(name, -1)) for name in ("free_blocks_sched", "free_blocks_after")},
+    **{f"{name}: more": (name, _more(name, 1)) for name in ("num_waiting", "num_running")},
+    **{f"{name}: later": (name, _more(name, MICROSECOND)) for name in ("t_start", "t_end")},
+}
+ORDER_ERRORS = {f"{name}: two exchanged" for name in ("scheduled", "cached", "finished")}
+WHOLE_STEPS: dict[str, Callable[[list[Json], int], object]] = {
+    "a step left out": lambda steps, at: steps.pop(at),
+    "a step twice": lambda steps, at: steps.insert(at, steps[at - 1]),
+    "no more steps": lambda steps, at: steps.__delitem__(slice(at, None)),
+}
+UNCOUNTED = {"self_preempt", "victim_already_scheduled", "victim_mid_prefill", "phantom_hits"}
+"""Totals that are vLLM's own and not always counted here."""
