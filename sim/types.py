@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Request:
     """What a client sent, as far as a scheduler may know it. Times in ns since the start of the run.
 
-    `tokens` says which tokens the prompt shares with others; None: none, with nobody.
+    `tokens` says which tokens the prompt shares with others; None: none, with nobody. `ignore_eos`: it was asked to
+    generate all of `max_output_tokens`, whatever it says.
     """
 
     id: int
@@ -33,6 +34,7 @@ class Request:
     tenant: str = ""
     deadline_ns: int | None = None
     tokens: TokenIds | None = None
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.max_output_tokens < 1 or self.arrival_ns < 0:
