@@ -5,6 +5,23 @@ Anything else that escapes is a bug of batchsim, and the command line shows its 
 
 from __future__ import annotations
 
+MAX_SHOWN = 80
+"""Letters of a bad value that an error quotes."""
+
+
+def shown(value: object) -> str:
+    """`value` as an error quotes it: `cut`, texts in quotes."""
+    try:
+        return cut(repr(value))
+    except RecursionError:
+        return "nested too deeply to be shown"
+
+
+def cut(text: str) -> str:
+    """`text` that a user made up as an error gives it: on one line, with at most MAX_SHOWN letters."""
+    text = text if text.isprintable() else repr(text)[1:-1]
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
 
 class BatchsimError(Exception):
     """Base of every error a user can cause; the command line prints it in one line and exits 2 unless said."""

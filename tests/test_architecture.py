@@ -73,10 +73,11 @@ ROWS = (
     _row(
         6,
         "sim.point sim.run sim.results.* sim.sweep.* sim.curves.* sim.capacity.* sim.validation.*"
-        " sim.explain.counterfactual sim.fleet.inputs sim.conform.*",
+        " sim.explain.counterfactual sim.fleet.inputs",
         "numpy pandas pyarrow",
         inside="ray",  # sim.sweep.ray_pool
     ),
+    _row(6, "sim.conform.*", "pydantic"),
     _row(6.5, "sim.claims.* sim.planning.*", "numpy pandas"),
     _row(7, "sim.report.*", "numpy pandas matplotlib jinja2"),
     _row(8, "sim", lazy=True),  # the public names, fetched when asked for: a GPU box has neither pandas nor simpy

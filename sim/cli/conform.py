@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,12 +15,17 @@ PolicyOption = Annotated[
     str | None,
     typer.Option(help="The policy that must make the same schedule; unless given, that of the recorded scheduler."),
 ]
+OrderOption = Annotated[
+    Literal["exact", "free"] | None,
+    typer.Option(help="Whether the order within a batch counts; unless given, as the recording says: exact."),
+]
 
 
 @one_line_errors
 def conform(
     files: Annotated[list[Path], typer.Argument(help="Recorded schedules, JSON.")],
     policy: PolicyOption = None,
+    order: OrderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare a policy with schedules recorded from the real engine, step by step.
@@ -34,7 +39,7 @@ def conform(
     differs = refused = False
     for path in files:
         try:
-            verdict = compare(path, policy)
+            verdict = compare(path, policy, order)
         except BatchsimError as error:
             typer.echo(" ".join(str(error).split()), err=True)
             refused = True

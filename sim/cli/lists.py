@@ -17,17 +17,28 @@ def policies(as_json: JsonOption = False) -> None:
     from dataclasses import fields
 
     from sim.policies import POLICIES
+    from sim.policies.evidence import FOLLOWED
 
     rows: list[dict[str, Any]] = []
     for name, (config, policy) in POLICIES.items():
         doc = (sys.modules[policy.__module__].__doc__ or "").strip().splitlines()[0]
         knobs = {f.name: _default(f) for f in fields(config)}
-        rows.append({"policy": name, "evidence": policy.evidence, "what": doc, "knobs": knobs})
+        row: dict[str, Any] = {"policy": name, "evidence": policy.evidence, "what": doc, "knobs": knobs}
+        if name in FOLLOWED:
+            followed = FOLLOWED[name]
+            row |= {"engine": followed.engine, "engine_version": followed.version}
+            row |= {"equal_schedules": followed.schedules} if policy.evidence == "recorded" else {}
+        rows.append(row)
     if as_json:
         print_json(rows)
         return
     for row in rows:
         typer.echo(f"{row['policy']:<18} {row['evidence']:<13} {row['what']}")
+        if "equal_schedules" in row:
+            count = f"{row['equal_schedules']} schedule{'s' if row['equal_schedules'] > 1 else ''}"
+            typer.echo(
+                " " * 19 + f"equal in every step to {count} recorded from {row['engine']} {row['engine_version']}"
+            )
         typer.echo(" " * 19 + ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items()))
 
 

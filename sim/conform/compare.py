@@ -14,6 +14,13 @@ from sim.units import NS_PER_S
 
 MOST_SHOWN = 8
 """Running or waiting requests listed one by one."""
+IN_BATCH_ORDER = {"scheduled", "cached", "finished"}
+"""Lists whose order is that of the batch."""
+READ_WHEN = {
+    "free_blocks_sched": "once the step is scheduled",
+    "free_blocks_after": "when the scheduler is next asked, after the step's end",
+}
+"""Of what changes within a step: the moment at which it is read."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Verdict:
     """How many steps were compared, and the first difference in one line, or "" if there is none.
 
     `differences` are all the facts that differ at that place, `around` the lines that describe it. Times equal within
-    `tolerance_ns` are equal.
+    `tolerance_ns` are equal, and with `free_order` lists of the same rows in any order of the batch.
     """
 
     path: Path
@@ -40,17 +47,23 @@ class Verdict:
     differences: tuple[Difference, ...] = ()
     around: tuple[str, ...] = ()
     tolerance_ns: int = 0
+    free_order: bool = False
 
     def __str__(self) -> str:
         within = f", times within {self.tolerance_ns / NS_PER_S:g} s" if self.tolerance_ns else ""
+        within += ", order within a batch not compared" if self.free_order else ""
         lines = [f"{self.path.name}: {self.difference or f'equal, {self.num_steps} steps ({self.policy}){within}'}"]
         for difference in self.differences:
             lines += [
-                f"  {difference.name}:",
+                f"  {difference.name}{_read_when(difference.name)}:",
                 f"    here      {difference.here}",
                 f"    recorded  {difference.recorded}",
             ]
         return "\n".join(lines + [f"  {line}" for line in self.around])
+
+
+def _read_when(name: str) -> str:
+    return f" ({READ_WHEN[name]})" if name in READ_WHEN else ""
 
 
 def compare(path: Path, recording: Recording) -> Verdict:
@@ -71,60 +84,50 @@ def compare(path: Path, recording: Recording) -> Verdict:
             what = f"step {count + 1} is made where the recording has ended after {count}"
             extra = (f"step {count + 1} here: {_summary(step)}", *_around(step.before, replay, last, count))
             return Verdict(path, recording.policy, count + 1, what, around=(*extra, *notes))
-        found = (*_differences(step, recorded[count], recording), *_of_requests(step, recording))
+        found = (*_unequal(recorded[count], step.facts, recording), *_of_requests(step, recording))
         count += 1
         if found:
             names = ", ".join(difference.name for difference in found)
             at = f"({recording.steps_name}[{count - 1}], {step.facts['start_ns'] / NS_PER_S:.6f} s)"
             what = f"step {count} differs in {names} {at}"
-            hint = _out_of_order(recorded, count - 1)
-            return Verdict(
-                path,
-                recording.policy,
-                count,
-                what,
-                found,
-                (*hint, *_around(step.before, replay, last, count - 1), *notes),
-            )
+            around = (*_around(step.before, replay, last, count - 1), *notes)
+            return Verdict(path, recording.policy, count, what, found, around)
         last = step
     if count < len(recorded):
         what = f"ends after {count} steps, the recording has {len(recorded)}"
         return Verdict(path, recording.policy, count, what, around=(*_around(None, replay, last, count), *notes))
-    found = tuple(_unequal(recording.totals, replay.run_facts(), recording.tolerance_ns))
+    found = tuple(_unequal(recording.totals, replay.run_facts(), recording))
     what = f"all {count} steps are equal, the totals differ in {', '.join(d.name for d in found)}" if found else ""
-    return Verdict(path, recording.policy, count, what, found, notes if found else (), recording.tolerance_ns)
-
-
-def _differences(step: Step, recorded: Facts, recording: Recording) -> Iterator[Difference]:
-    yield from _unequal(recorded, step.facts, recording.tolerance_ns)
+    return Verdict(
+        path, recording.policy, count, what, found, notes if found else (), recording.tolerance_ns, recording.free_order
+    )
 
 
 def _of_requests(step: Step, recording: Recording) -> Iterator[Difference]:
     """Where what this step settles of a request is not as recorded."""
     for i, ours in step.requests:
-        for one in _unequal(recording.requests.get(i, {}), ours, recording.tolerance_ns):
+        for one in _unequal(recording.requests.get(i, {}), ours, recording):
             yield Difference(f"{one.name} of request {i}", one.here, one.recorded)
 
 
-def _unequal(recorded: Facts, ours: dict[str, Any], tolerance_ns: int) -> Iterator[Difference]:
+def _unequal(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Iterator[Difference]:
     """The recorded facts that ours contradict; those that ours say nothing of are left for later."""
     for name, (fact, value) in recorded.items():
-        if fact not in ours or _same(fact, ours[fact], value, tolerance_ns):
+        if fact not in ours:
             continue
-        yield Difference(name, _shown(fact, ours[fact]), _shown(fact, value))
+        here = ours[fact]
+        if recording.free_order and fact in IN_BATCH_ORDER:
+            here, value = sorted(here), sorted(value)
+        if not _same(fact, here, value, recording.tolerance_ns):
+            yield Difference(name, _shown(fact, here), _shown(fact, value))
 
 
 def _same(fact: str, ours: Any, recorded: Any, tolerance_ns: int) -> bool:
     if not fact.endswith("_ns"):
-        return ours == recorded and _bools(ours) == _bools(recorded)
+        return ours == recorded
     if not isinstance(ours, list):
         ours, recorded = [ours], [recorded]
     return len(ours) == len(recorded) and all(abs(a - b) <= tolerance_ns for a, b in zip(ours, recorded, strict=True))
-
-
-def _bools(value: Any) -> bool:
-    """Whether it is true or false: JSON's true is no 1."""
-    return isinstance(value, bool)
 
 
 def _shown(fact: str, value: Any) -> str:
@@ -135,21 +138,12 @@ def _shown(fact: str, value: Any) -> str:
     return f"{value / NS_PER_S:.9f}".rstrip("0") + " s"
 
 
-def _out_of_order(steps: list[Facts], at: int) -> tuple[str, ...]:
-    """Says so if the recorded steps are not in order of time at `at`."""
-    starts = [
-        next(value for fact, value in step.values() if fact == "start_ns") for step in steps[max(at - 1, 0) : at + 2]
-    ]
-    if starts == sorted(starts):
-        return ()
-    return ("The recorded steps around this one are not in order of time.",)
-
-
 def _summary(step: Step) -> str:
     facts = step.facts
     parts = [f"scheduled {facts['scheduled']}"]
     parts += [f"{name} {facts[name]}" for name in ("cached", "preempted", "finished") if facts[name]]
-    return ", ".join(parts) + f", free blocks {facts['free_blocks_sched']}, then {facts['free_blocks_after']}"
+    free = f"free blocks {facts['free_blocks_sched']} once scheduled, {facts['free_blocks_after']} when next asked"
+    return ", ".join([*parts, free])
 
 
 def _around(before: State | None, replay: Replay, last: Step | None, index: int) -> tuple[str, ...]:

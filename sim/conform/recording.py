@@ -7,22 +7,30 @@ ends in `_ns` is a time, or a list of times, and equal within `tolerance_ns`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from math import isfinite
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from sim.conform.fields import BadRecording, Kind, ListOf, check_row
+from sim.errors import cut, shown
 from sim.policies import POLICIES
+from sim.policies.evidence import FOLLOWED
 from sim.types import Arrival
 from sim.units import NS_PER_S
 
 Facts = dict[str, tuple[str, Any]]
 """By the recording's name: our name of the fact, and its recorded value."""
+Names = Mapping[str, tuple[str, Kind | ListOf]]
+"""By the recording's name: our name of the fact, and what it may be."""
 
-
-class BadRecording(Exception):  # noqa: N818
-    """What is wrong with a recording, in one line that ends with what to do."""
+MAX_PROMPT_BLOCKS = 10**7
+"""Of all requests: a cache keeps a key for each."""
+FREE, EXACT = "free", "exact"
+"""What may be said of the order within a batch."""
+FORM = "The form stands in sim/conform/__init__.py."
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,8 @@ class StepLaw:
 class Recording:
     """`policy` is ours by name, `config` its; `durations_ns` of the steps; `law` None: no law is stated.
 
-    `requests` and `totals` hold what the recording knows beyond the steps. `note` says what the reader should know.
+    `requests` and `totals` hold what the recording knows beyond the steps. `free_order`: the order within a batch does
+    not count. `note` says what the reader should know.
     """
 
     policy: str
@@ -55,100 +64,133 @@ class Recording:
     totals: Facts = field(default_factory=dict[str, tuple[str, Any]])
     law: StepLaw | None = None
     tolerance_ns: int = 0
+    free_order: bool = False
     steps_name: str = "steps"
     note: str = ""
 
 
-def read(path: Path, policy: str | None) -> Recording:
-    """The recording at `path`, for `policy` or the one of its own scheduler. Raises BadRecording."""
+def read(path: Path, policy: str | None, order: str | None = None) -> Recording:
+    """The recording at `path`, for `policy` or the one of its own scheduler; `order` in place of its own.
+
+    Raises BadRecording.
+    """
     from sim.conform import vidur, vllm_v1
 
+    data = _json(path)
+    if isinstance(data, dict) and {"meta", "steps"} <= data.keys():
+        found = vllm_v1.recording(data, policy)
+    elif isinstance(data, dict) and {"scheduler", "iterations"} <= data.keys():
+        if order == FREE:
+            raise BadRecording("order free is not for Vidur's form, which lists what it knows in batch order. Drop it.")
+        found = vidur.recording(data, policy)
+    else:
+        raise BadRecording(f"not a recording: needs meta, requests and steps. {FORM}")
+    return found if order is None else replace(found, free_order=order == FREE)
+
+
+def _json(path: Path) -> Any:
+    """What the file holds. BadRecording unless it is whole JSON that says nothing twice."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once_each)
     except OSError as error:
         raise BadRecording(f"cannot be read: {error.strerror}. Give a recording's path.") from None
-    except (ValueError, RecursionError) as error:
-        raise BadRecording(f"not a recording, or not all of one: {error}. Record it again.") from None
-    if not isinstance(data, dict) or not (
-        {"meta", "steps"} <= data.keys() or {"scheduler", "iterations"} <= data.keys()
-    ):
-        raise BadRecording(
-            "not a recording: needs meta, requests and steps. The form stands in sim/conform/__init__.py."
-        )
-    form = vllm_v1 if "meta" in data else vidur
-    try:
-        return form.recording(data, policy)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise BadRecording(f"not a recording: {what}. The form stands in sim/conform/__init__.py.") from None
+    except RecursionError:
+        raise BadRecording("not a recording: nested too deeply. Record it again.") from None
+    except ValueError as error:
+        known = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+        what = str(error) if known else "it holds a number of more than 4,300 digits"
+        raise BadRecording(f"not a recording, or not all of one: {what}. Record it again.") from None
 
 
-def policy_config(policy: str, knobs: dict[str, Any]) -> Any:
-    """The config of our `policy` with the recorded `knobs`. BadRecording if it has no such knobs or refuses them."""
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. BadRecording for a name that it has twice: the second would replace the first without a word."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in row if names.count(name) > 1)
+        raise BadRecording(f"an object has {shown(twice)} twice. Keep one.")
+    return row
+
+
+def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:
+    """The config of our `policy` with the recorded `knobs`, as a scenario writes them.
+
+    BadRecording where one is not stated, is not the policy's or not what the policy takes. What an engine ran with is
+    not to be guessed, so all knobs must be stated but those that are null unless set.
+    """
     config = POLICIES[policy][0]
     names = {f.name for f in fields(config)}
-    required = {f.name for f in fields(config) if f.default is MISSING}
-    strange, missing = sorted(knobs.keys() - names), sorted(required - knobs.keys())
-    if strange or missing:
-        knob, what = (strange[0], "has no knob") if strange else (missing[0], "needs a knob that is not recorded:")
-        raise BadRecording(f"{policy} {what} {knob}. Record what the engine ran with, or name another policy.")
+    stated = {f.name for f in fields(config) if f.default is not None} - ABSENT.keys()
+    strange, missing = sorted(knobs.keys() - names), sorted(stated - knobs.keys())
+    if strange:
+        raise BadRecording(f"{policy} has no knob {strange[0]}. Name another policy with --policy.")
+    if missing:
+        raise BadRecording(f"{where} has no {missing[0]}, a knob of {policy}. Write down what the engine ran with.")
     try:
-        return config(**knobs)
-    except (TypeError, ValueError) as error:
-        raise BadRecording(f"{error}.") from None
+        return TypeAdapter(config).validate_json(json.dumps(knobs))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        what, knob = first["msg"].removeprefix("Value error, ").rstrip("."), ".".join(map(str, first["loc"]))
+        told = f"{where}.{knob} is {shown(first['input'])}: {what}" if knob else what
+        raise BadRecording(f"{told}.") from None
 
 
-def facts(row: Any, where: str, names: Mapping[str, str]) -> Facts:
+ABSENT: dict[str, Any] = {
+    "spec_decode": False,
+    "kv_cache_groups": 1,
+    "attention": "full",
+    "prefill_schedule_interval": 1,
+}
+"""What an engine may have and no policy here simulates, with the value that stands for its absence, stated or not."""
+
+
+def version_note(policy: str, engine: str, version: str | None) -> str:
+    """What to say where the recorded `version` of `engine` is not the one that our `policy` follows; "" where it is."""
+    followed = FOLLOWED.get(policy)
+    if version is None or followed is None or followed.engine != engine or followed.version == version:
+        return ""
+    return f"recorded with {engine} {cut(version)}, the policy follows {followed.version}"
+
+
+def facts(row: Any, where: str, names: Names) -> Facts:
     """The facts of one JSON object, which has all of `names` and no other.
 
     Where our name ends in `_ns`, the recorded value is seconds.
     """
-    row = check_row(row, where, names)
-    found: Facts = {}
-    for name, ours in names.items():
-        found[name] = (ours, ns(row[name], f"{where}.{name}") if ours.endswith("_ns") else row[name])
-    return found
+    check_row(row, where, {name: kind for name, (_, kind) in names.items()})
+    return {name: (ours, to_ns(row[name]) if ours.endswith("_ns") else row[name]) for name, (ours, _) in names.items()}
 
 
-def check_row(row: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
-    """`row` if it is a JSON object with all `required` names and none beyond them and the `optional` ones."""
-    if not isinstance(row, dict):
-        raise BadRecording(f"{where} is {row!r}, not an object. Record it again.")
-    for name in required:
-        if name not in row:
-            raise BadRecording(f"{where} has no {name}. Record it again.")
-    for name in row:
-        if name not in required and name not in optional:
-            raise BadRecording(f"{where} has {name}, which is not known and so cannot be compared. Leave it out.")
-    return row
-
-
-def count(row: dict[str, Any], name: str, where: str) -> int:
-    """The whole number that `row` has under `name`."""
-    value = row[name]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadRecording(f"{where}.{name} is {value!r}, not a whole number. Record it again.")
-    return value
-
-
-def ns(seconds: Any, where: str) -> int:
-    """Recorded seconds as ns. BadRecording if it is no number."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds):
-        raise BadRecording(f"{where} is {seconds!r}, not a time in seconds. Record it again.")
+def to_ns(seconds: float) -> int:
+    """Recorded seconds, which have been checked, as ns."""
     return round(seconds * NS_PER_S)
 
 
-def durations_ns(steps: list[Facts], start: str, end: str) -> list[int]:
-    """Of each step. One that ends before it starts gets 1 ns, so that its end differs from ours."""
+def durations_ns(steps: list[Facts], start: str, end: str, where: str) -> list[int]:
+    """Of each step. BadRecording where a step does not end after its start, or starts before the one before it."""
     if not steps:
-        raise BadRecording("has no steps. Record it again.")
-    return [max(step[end][1] - step[start][1], 1) for step in steps]
+        raise BadRecording(f"has no {where}. Record it again.")
+    before_ns = 0
+    for i, step in enumerate(steps):
+        start_ns, end_ns = step[start][1], step[end][1]
+        if end_ns <= start_ns:
+            raise BadRecording(
+                f"{where}[{i}] has {end} {end_ns / NS_PER_S:.9g}, not after its {start} {start_ns / NS_PER_S:.9g}."
+                " Record it again."
+            )
+        if start_ns < before_ns:
+            raise BadRecording(f"{where}[{i}] starts before the one before it. Record them in order of time.")
+        before_ns = start_ns
+    return [step[end][1] - step[start][1] for step in steps]
 
 
-def in_order(arrivals: list[Arrival]) -> list[Arrival]:
-    """`arrivals` by (arrival, id). BadRecording if there are none, or two of one id."""
+def in_order(arrivals: list[Arrival], block_size: int) -> list[Arrival]:
+    """`arrivals` by (arrival, id). BadRecording if there are none, two of one id, or prompts of too many KV blocks."""
     if not arrivals:
         raise BadRecording("has no requests. Record it again.")
+    blocks = sum(-(-arrival.request.prompt_tokens // block_size) for arrival in arrivals)
+    if blocks > MAX_PROMPT_BLOCKS:
+        raise BadRecording(f"its prompts have {blocks:,} KV blocks, at most {MAX_PROMPT_BLOCKS:,} are taken. Cut it.")
     check_unique([arrival.request.id for arrival in arrivals], "requests")
     return sorted(arrivals, key=lambda a: (a.request.arrival_ns, a.request.id))
 

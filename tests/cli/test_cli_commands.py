@@ -265,6 +265,16 @@ def test_policies_lists_evidence_and_knobs() -> None:
     assert all(f"{name} " in done("policies") for name in rows)
 
 
+def test_policies_that_are_recorded_say_how_many_schedules_are_equal() -> None:
+    """Each with the engine and its version; hand-derived ones name what they follow, and count nothing."""
+    rows = {row["policy"]: row for row in json.loads(done("policies", "--json"))}
+    for row in rows.values():
+        assert ("equal_schedules" in row) is (row["evidence"] == "recorded"), row
+        assert ("engine_version" in row) is (row["evidence"] != "family"), row
+    counted = f"equal in every step to {rows['vllm']['equal_schedules']} schedules recorded from vLLM 0.33.0"
+    assert counted in done("policies")
+
+
 def test_catalog_gives_sources() -> None:
     """Every model and GPU has a source."""
     data = json.loads(done("catalog", "--json"))

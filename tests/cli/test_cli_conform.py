@@ -89,7 +89,7 @@ def test_the_first_difference_is_shown_with_both_sides_and_the_state_around_it(t
         "  before it: free blocks: 8",
         "             1 running (computed of known tokens): 0 (7 of 8)",
         "             1 waiting, by arrival: 1",
-        "  step 1, the last equal one: scheduled [[0, 7]], free blocks 8, then 8",
+        "  step 1, the last equal one: scheduled [[0, 7]], free blocks 8 once scheduled, 8 when next asked",
     ]
 
 
@@ -128,7 +128,6 @@ PLANTED: dict[str, tuple[Change, str]] = {
     "a knob": (lambda d: d["meta"].update(max_num_batched_tokens=5), "step 1 differs in scheduled"),
     "no caching": (lambda d: d["meta"].update(enable_prefix_caching=False), "step 2 differs in scheduled, cached"),
     "arrival": (lambda d: d["requests"][1].update(arrival=0.016), "step 2 differs in scheduled"),
-    "order of steps": (lambda d: d["steps"].reverse(), "not in order of time"),
     "a step too few": (lambda d: d["steps"].pop(), "step 3 is made where the recording has ended after 2"),
     "a step too many": (lambda d: d["steps"].append(d["steps"][2]), "ends after 3 steps, the recording has 4"),
     "totals": (lambda d: d["meta"]["totals"].update(makespan=0.033), "the totals differ in makespan"),
@@ -151,7 +150,7 @@ def test_a_planted_error_is_exit_1_and_named(error: str, tmp_path: Path) -> None
 REFUSED: dict[str, tuple[Change, str]] = {
     "speculation": (lambda d: d["meta"].update(spec_decode=True), "meta.spec_decode True is not simulated, only False"),
     "two groups": (lambda d: d["meta"].update(kv_cache_groups=2), "meta.kv_cache_groups 2 is not simulated, only 1"),
-    "asynchronous": (lambda d: d["meta"].update(async_scheduling=True), "meta.async_scheduling True is not simulated"),
+    "asynchronous": (lambda d: d["meta"].update(async_scheduling=True), "async_scheduling: true is not simulated"),
     "another scheduler": (lambda d: d["meta"].update(scheduler="AsyncScheduler"), "Name one with --policy"),
     "unknown knob": (lambda d: d["meta"].update(max_num_partial_prefills=2), "is not a knob of vllm"),
     "missing knob": (lambda d: d["meta"].pop("watermark"), "meta has no watermark, a knob of vllm"),
@@ -169,7 +168,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "no tokens": (lambda d: d["requests"][0].pop("prompt"), "has no prompt, and prefix caching is on"),
     "other tokens": (lambda d: d["requests"][0].update(prompt_len=8), "prompt has 7 tokens, prompt_len says 8"),
     "no meta": (lambda d: d.pop("meta"), "needs meta, requests and steps"),
-    "no scheduler": (lambda d: d["meta"].pop("scheduler"), "'scheduler' is missing"),
+    "no scheduler": (lambda d: d["meta"].pop("scheduler"), "meta has no scheduler"),
+    "order of steps": (lambda d: d["steps"].reverse(), "steps[1] starts before the one before it"),
 }
 
 

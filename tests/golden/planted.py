@@ -28,7 +28,7 @@ class Planted:
     recording: Json
 
 
-def not_found(path: Path, folder: Path, **options: str) -> list[str]:
+def not_found(path: Path, folder: Path, **options: Any) -> list[str]:
     """Those of the errors planted into the recording at `path` that `conform` misses or reports as something else.
 
     `options` are those of `conform`, under which the recording, which states the law of its times, must be equal.
@@ -149,14 +149,14 @@ def _exchanged(name: str) -> Change:
 
 
 LISTS = {"scheduled": 0, "cached": 0, "preempted": -1, "finished": -1}  # each with the column of its ids
+COUNTS = ("free_blocks_sched", "free_blocks_after", "num_waiting", "num_running")
 STEP_ERRORS: dict[str, tuple[str, Change]] = {
     **{f"{name}: another request": (name, _row(name, column, 1_000_000)) for name, column in LISTS.items()},
     **{f"{name}: a token more": (name, _row(name, 1, 1)) for name in ("scheduled", "cached")},
     **{f"{name}: one left out": (name, _dropped(name)) for name in LISTS},
     **{f"{name}: one too many": (name, _added(name)) for name in LISTS},
     **{f"{name}: two exchanged": (name, _exchanged(name)) for name in LISTS},
-    **{f"{name}: less": (name, _more(name, -1)) for name in ("free_blocks_sched", "free_blocks_after")},
-    **{f"{name}: more": (name, _more(name, 1)) for name in ("num_waiting", "num_running")},
+    **{f"{name}: more": (name, _more(name, 1)) for name in COUNTS},
     **{f"{name}: later": (name, _more(name, MICROSECOND)) for name in ("t_start", "t_end")},
 }
 ORDER_ERRORS = {f"{name}: two exchanged" for name in ("scheduled", "cached", "finished")}

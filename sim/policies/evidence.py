@@ -1,0 +1,34 @@
+"""Which engine a policy follows, at which version, and how many schedules recorded from it are equal in every step.
+
+The versions are those of the sources that the policies name. The schedules stand for policies whose `evidence` is
+`recorded`; `tests/golden/test_evidence.py` counts them where the recordings are at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Followed:
+    """`schedules`: recorded ones that the policy was compared with, all of which it makes again."""
+
+    engine: str
+    version: str
+    schedules: int = 0
+
+
+FOLLOWED = {
+    "vllm": Followed("vLLM", "0.33.0", 18),
+    "sglang": Followed("SGLang", "0.5.23", 13),
+    "tensorrt_llm": Followed("TensorRT-LLM", "cf6abc45", 17),
+    "orca": Followed("Vidur", "7d47513a", 1),
+    "sarathi": Followed("Vidur", "7d47513a", 1),
+    "vllm_v0": Followed("Vidur", "7d47513a", 1),
+    "faster_transformer": Followed("Vidur", "7d47513a", 1),
+    "tgi": Followed("Text Generation Inference", "db931fcf"),
+    "triton": Followed("Triton", "73aad7c3"),
+    "tf_serving": Followed("TensorFlow Serving", "9d981c5c"),
+    "ray_serve": Followed("Ray", "2.60.0"),
+    "hf_static": Followed("Transformers", "5.23.0"),
+}
