@@ -228,6 +228,7 @@ class WorkloadConfig:
             total = sum(traffic.share for traffic in self.classes.values())
             if abs(total - 1) > SHARE_TOLERANCE:
                 raise ValueError(f"the shares of the classes add up to {100 * total:.6g}%. They must make 100%.")
+            self._check_rows_of_classes()
 
     def _check_end(self) -> None:
         kind, requests, duration = self.arrivals.kind, self.requests, self.duration
@@ -267,6 +268,19 @@ class WorkloadConfig:
             raise ValueError("trace is given, but neither arrivals nor lengths are of kind trace. Use it or drop it.")
         if self.trace is not None and not replay and self.trace.rate_scale is not None:
             raise ValueError(f"trace.rate_scale changes the trace's times, but arrivals are {self.arrivals.kind}.")
+
+    def _check_rows_of_classes(self) -> None:
+        """A class that is drawn beside a trace's rows would get the lengths of all rows, and no class has those."""
+        replay = self.arrivals.kind == "trace"
+        drawn = {name: traffic.lengths or self.lengths for name, traffic in self.classes.items() if traffic.share}
+        of_rows = [name for name, own in drawn.items() if isinstance(own, TraceLengths) or (replay and own is None)]
+        if len(drawn) > 1 and len(of_rows) > (0 if replay else 1):
+            which = "every class" if replay else "all of them but one"
+            raise ValueError(
+                f"classes: {', '.join(of_rows)} would be drawn at random beside the rows of the trace, so that each had"
+                " the lengths of all rows. Write one trace file a class and run each by itself, or give"
+                f" {which} lengths: {{prompt: ..., output: ...}} of its own."
+            )
 
     def _check_sessions(self, sessions: Sessions) -> None:
         kind = self.arrivals.kind

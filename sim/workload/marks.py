@@ -28,7 +28,7 @@ class Marks:
 
     Length columns are in tokens, patience in ns or FOR_EVER_NS. `drawn_*` are lengths before the limits of their law.
     A prompt begins with `group_tokens` of shared text number `group`; -1: with none. `context_tokens` of it are those
-    of earlier turns of its session. `from_row`: prompt and output are those of the trace's row.
+    of earlier turns of its session.
     """
 
     klass: Ints
@@ -42,7 +42,6 @@ class Marks:
     group: Ints
     group_tokens: Ints
     context_tokens: Ints
-    from_row: Bools
 
     @property
     def own_tokens(self) -> Ints:
@@ -60,7 +59,8 @@ class Marks:
 class MarkSource:
     """Draws marks; every purpose has its stream, so that the n-th draw of one depends on nothing else.
 
-    `names` are the classes in the scenario's order, or one nameless class. `rows` is the trace, where one is used.
+    `names` are the classes in the scenario's order, or one nameless class. `rows` is the trace, where one is used;
+    `of_rows`: the prompts and outputs of a replay are those of its rows.
     """
 
     def __init__(self, config: WorkloadConfig, rows: TraceRows | None, seed: int, max_model_len: int) -> None:
@@ -76,6 +76,7 @@ class MarkSource:
         self._edges = np.cumsum([c.share for c in self.classes])[:-1]
         self._rows = rows
         self._seed = seed
+        self.of_rows = self.lengths is None and any(c.share and c.lengths is None for c in self.classes)
         self._prefixes = [(name, c.shared_prefix) for name, c in classes.items()]
         if config.shared_prefix is not None:  # of all classes that have none of their own, and the same text for these
             self._prefixes = [(name, own) if own else ("", config.shared_prefix) for name, own in self._prefixes]
@@ -95,13 +96,11 @@ class MarkSource:
         stream = partial(random_stream, self._seed, user=user, block=block)
         if klass is None:
             klass = self.classes_of(size, user=user, block=block)
-        from_row = np.full(size, rows is not None and self.lengths is None)
         prompt, output = self._lengths(self.lengths, "", size, stream, rows)
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
                 own = self._lengths(traffic.lengths, name, size, stream, rows)
                 prompt, output = _chosen(klass == index, own[0], prompt), _chosen(klass == index, own[1], output)
-                from_row &= klass != index
         patience_ns = np.full(size, FOR_EVER_NS)
         for index, patience in enumerate(self._patience):
             if patience is not None:
@@ -121,7 +120,6 @@ class MarkSource:
             group=group,
             group_tokens=group_tokens,
             context_tokens=np.zeros(size, np.int64),
-            from_row=from_row,
         )
 
     @property

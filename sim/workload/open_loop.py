@@ -84,7 +84,7 @@ class OpenWorkload:
         marks = self.marks
         prompt = int(marks.prompt_tokens[number])
         if self.hash_ids is not None:
-            return hashed(number, prompt, self.hash_ids, number) if marks.from_row[number] else None
+            return hashed(number, prompt, self.hash_ids, number)
         return grouped(number, prompt, int(marks.group[number]), int(marks.group_tokens[number]))
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
@@ -125,7 +125,7 @@ def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | Non
         assert not isinstance(config.arrivals, ClosedLoop), "for build_closed"
         sent_ns = arrival_times_ns(config.arrivals, seed, config.duration, config.requests)
     marks = source.draw(len(sent_ns), rows=replayed)
-    hash_ids, hash_notes = _hash_ids(rows, replayed, marks, source)
+    hash_ids, hash_notes = _hash_ids(rows, replayed, source)
     frontend = config.frontend
     arrival_ns = sent_ns + (frontend.request + frontend.per_prompt_token * marks.prompt_tokens)
     end_ns = int(sent_ns[-1])
@@ -152,7 +152,7 @@ def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | Non
 
 
 def _hash_ids(
-    rows: TraceRows | None, replayed: TraceRows | None, marks: Marks, source: MarkSource
+    rows: TraceRows | None, replayed: TraceRows | None, source: MarkSource
 ) -> tuple[HashIds | None, list[str]]:
     """The blocks of every request's prompt, and a note where the trace's are not used.
 
@@ -165,7 +165,7 @@ def _hash_ids(
             f"{rows.source}: its hash_ids say what prompts share, and so does shared_prefix. Write trace.prefix: ignore"
             " or drop shared_prefix."
         )
-    if replayed is None or not marks.from_row.any():
+    if replayed is None or not source.of_rows:
         return None, [UNUSED_HASH_IDS]
     return replayed.hash_ids, []
 

@@ -182,19 +182,18 @@ def test_copies_of_a_trace_share_nothing_with_each_other() -> None:
 
 
 def test_prompts_that_are_not_the_traces_own_have_no_ids() -> None:
-    """Drawn lengths, and rows drawn with replacement, share nothing and say so; a class's own likewise."""
+    """Drawn lengths, and rows drawn with replacement, share nothing and say so; those of classes likewise."""
     seven = Lengths(FixedTokens(7), FixedTokens(3))
     for workload in (
         built(MOONCAKE, lengths=seven),
+        built(MOONCAKE, classes={"a": TrafficClass(0.5, lengths=seven), "b": TrafficClass(0.5, lengths=seven)}),
         built(MOONCAKE, arrivals=PoissonArrivals(5.0), lengths=TraceLengths(), requests=4),
     ):
         assert set(segments(workload)) == {None} and UNUSED_HASH_IDS in workload.notes
     loop = WorkloadConfig(ClosedLoop(2, 0), 64, TraceLengths(), trace=MOONCAKE, requests=4)
     assert UNUSED_HASH_IDS in build_workload(loop, load={}, seed=0, max_model_len=9999, base=SAMPLES).notes
-    classes = {"own": TrafficClass(0.5, lengths=seven), "row": TrafficClass(0.5)}
-    workload = built(MOONCAKE, classes=classes, rows=tile(read_trace(MOONCAKE, SAMPLES), 60))
-    for arrival in workload.arrivals():
-        assert (arrival.request.tokens is None) is (arrival.request.klass == "own")
+    alone = {"rows": TrafficClass(1.0), "nobody": TrafficClass(0.0, lengths=seven)}
+    assert segments(built(MOONCAKE, classes=alone)) == segments(built(MOONCAKE))
 
 
 def test_two_words_on_what_is_shared_are_refused() -> None:

@@ -1,6 +1,7 @@
 """The workload block: what it accepts, what it refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -91,6 +92,45 @@ def test_classes_with_lengths_of_their_own_need_no_others():
         workload(lengths=None, classes={"a": own, "b": TrafficClass(0.5)})
 
 
+REPLAYED = {"arrivals": TraceArrivals(), "lengths": None, "trace": TRACE}
+RESAMPLED = {"lengths": TraceLengths(), "trace": TRACE}
+ANY, LAWS, ROWS = (TrafficClass(0.5, lengths=lengths) for lengths in (None, LENGTHS, TraceLengths()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "classes", "blamed"),
+    [
+        (REPLAYED, {"a": ANY, "b": ANY}, r"classes: a, b would be drawn .* give every class lengths"),
+        (REPLAYED, {"a": ANY, "b": LAWS}, r"classes: a would"),
+        (REPLAYED, {"a": ROWS, "b": LAWS}, r"classes: a would"),
+        (RESAMPLED, {"a": ANY, "b": ANY}, r"classes: a, b would be drawn .* give all of them but one lengths"),
+        (RESAMPLED, {"a": ANY, "b": ROWS, "c": LAWS}, r"classes: a, b would"),
+    ],
+)
+def test_classes_drawn_beside_the_rows_of_a_trace_are_refused(changes, classes, blamed):
+    """A share says nothing of which rows are the class's: all classes would have the lengths of all rows."""
+    classes = {name: replace(each, share=1 / len(classes)) for name, each in classes.items()}
+    with pytest.raises(ValueError, match=blamed) as caught:
+        workload(classes=classes, **changes)
+    assert "Write one trace file a class and run each by itself" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "classes"),
+    [
+        (REPLAYED, {"a": TrafficClass(1.0, slo="ttft<1s @ 99%")}),
+        (REPLAYED, {"a": TrafficClass(1.0), "never": TrafficClass(0.0)}),
+        (REPLAYED, {"a": LAWS, "b": LAWS}),
+        (REPLAYED | {"lengths": LENGTHS}, {"a": ANY, "b": LAWS}),
+        (RESAMPLED, {"a": ANY, "b": LAWS}),
+        (RESAMPLED, {"a": TrafficClass(1.0)}),
+    ],
+)
+def test_what_the_refusal_of_classes_advises_is_accepted(changes, classes):
+    """One class to a trace file, or lengths of their own for the others."""
+    assert workload(classes=classes, **changes).classes == classes
+
+
 def test_shares_that_miss_1_by_rounding_only_are_accepted():
     """Ten times 10% is 100%, whatever binary fractions make of it."""
     assert len(workload(classes={str(i): TrafficClass(0.1) for i in range(10)}).classes) == 10
@@ -123,7 +163,8 @@ def test_a_scenario_block_validates_to_the_config():
     assert config.lengths == Lengths(LognormalTokens(1155, 0.96, max=14050), FixedTokens(1))
     assert config.classes["batch"] == TrafficClass(0.2, priority=1, deadline=MINUTE_NS)
     assert (config.duration, config.warmup, config.frontend) == (10 * MINUTE_NS, MINUTE_NS, Frontend(4_000_000))
-    assert validated({**BLOCK, "lengths": {"kind": "trace"}, "trace": {"path": "t"}}).lengths == TraceLengths()
+    resampled = {**BLOCK, "classes": {}, "lengths": {"kind": "trace"}, "trace": {"path": "t"}}
+    assert validated(resampled).lengths == TraceLengths()
 
 
 @pytest.mark.parametrize(
