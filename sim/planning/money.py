@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,19 @@ def cost_per_month(offer: GpuOffer, replicas: int) -> float:
 def tokens_per_month(peak_rps: float, mean_share: float, output_tokens: float) -> float:
     """Output tokens that the traffic asks for in a month of rounds like the one planned for."""
     return peak_rps * mean_share * output_tokens * HOURS_A_MONTH * 3600
+
+
+def tier_replicas(counts: Sequence[int | None]) -> list[int]:
+    """Replicas that hold each class and the more important ones, from those that searches found for each such set.
+
+    A group that holds more classes holds these as well, so each count is the least of its own and of all that follow:
+    the counts never fall, and what a class adds is never negative. None where a search found none; the last is known.
+    """
+    least = [count for count in counts[-1:] if count is not None]
+    assert least, "the group that holds all classes"
+    for count in reversed(counts[:-1]):
+        least.append(least[-1] if count is None else min(count, least[-1]))
+    return least[::-1]
 
 
 def watts(energy: Mapping[str, Any] | None, samples: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:

@@ -24,6 +24,7 @@ from sim.planning.money import (
     cost_per_hour,
     cost_per_month,
     shares_by_use,
+    tier_replicas,
 )
 from sim.planning.probe import PLANNED, Ask, Group, Probe
 from sim.planning.search import Found
@@ -184,14 +185,12 @@ def _classes(planned: Planned) -> list[Row]:
     folder = planned.book.sweep.home / POINTS / held.results[0]["point"]
     used = shares_by_use(folder, names)
     smaller = dict(planned.tiers)
-    before: float | None = 0.0
+    searched = [replicas_of(smaller[kept]) if kept in smaller else None for kept in order[:-1]]
+    counts = tier_replicas([*searched, group.replicas])
     rows = []
-    for kept in order:
+    for kept, before, count in zip(order, [0, *counts], counts, strict=False):
         name = kept[-1]
         traffic = scenario.file.workload.classes[name]
-        last = kept == names
-        count = group.replicas if last else replicas_of(smaller[kept]) if kept in smaller else None
-        upto = None if count is None else cost_per_month(offer, count)
         interval = held.of_class(name)
         rows.append(
             {
@@ -204,12 +203,11 @@ def _classes(planned: Planned) -> list[Row]:
                 "ttft_p99_s": held.mean(f"ttft_p99_s[{name}]"),
                 "tpot_p99_s": held.mean(f"tpot_p99_s[{name}]"),
                 "replicas_up_to": count,
-                "cost_per_month_tiered": None if upto is None or before is None else upto - before,
+                "cost_per_month_tiered": cost_per_month(offer, count - before),
                 "share_of_use": used[name],
                 "cost_per_month_by_use": used[name] * month,
             }
         )
-        before = upto
     return rows
 
 

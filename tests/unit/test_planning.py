@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from sim.metrics.slo import parse_slo
 from sim.planning.batches import batch_attainments
 from sim.planning.demand import Change, demand_of
 from sim.planning.make import make_plan
-from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tokens_per_month, watts
+from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tier_replicas, tokens_per_month, watts
 from sim.planning.plan import plan_tables
 from sim.planning.probe import Ask, Book, Group, Interval, Observed, Probe, drive
 from sim.planning.search import ONE_SEED_DECIDES, smallest
+from sim.planning.tables import tables_of
 from sim.point import Setup
 from sim.report.plan.markdown import sentence_text
 from sim.report.plan.sections import recommendation
@@ -195,6 +197,38 @@ def test_money_is_price_times_time(replay: Scenario) -> None:
     offer = replay.file.plan.gpus["one"]  # type: ignore[union-attr]
     assert cost_per_month(offer, 3) == 2.0 * 3 * 730
     assert tokens_per_month(10, 0.5, 200) == 10 * 0.5 * 200 * 730 * 3600
+
+
+@pytest.mark.parametrize(
+    ("found", "counted"),
+    [
+        ([1, 2, 4], [1, 2, 4]),
+        ([3, 2], [2, 2]),
+        ([2, 5, 3, 4], [2, 3, 3, 4]),
+        ([None, 2, 3], [2, 2, 3]),
+        ([4, None, 1], [1, 1, 1]),
+    ],
+)
+def test_what_a_class_adds_to_the_replicas_is_never_negative(found: list[int | None], counted: list[int]) -> None:
+    """Where searches found more replicas for fewer classes, or none, those that hold more classes count for them."""
+    assert tier_replicas(found) == counted
+
+
+CLASSES = """workload={arrivals: {kind: poisson, mean_rate: 20/s}, output_cap: 16, duration: 3s, warmup: 1s,
+ lengths: {prompt: {kind: fixed, tokens: 60}, output: {kind: fixed, tokens: 4}},
+ classes: {chat: {share: 50%}, rest: {share: 50%, priority: 1}}}"""
+
+
+def test_a_search_that_found_more_for_fewer_classes_makes_no_negative_cost(replay: Scenario, tmp_path: Path) -> None:
+    """The group for all classes holds the important ones too, which then cost what it costs, and the others nothing."""
+    scenario = with_plan(replay, CLASSES, "plan.target={rate: 20/s}", "plan.window=2s", "seeds=2")
+    planned = make_plan(scenario, out=tmp_path / "results")
+    ((names, found),) = planned.tiers
+    assert names == ("chat",) and found.group is not None
+    planned.tiers = [(names, replace(found, group=replace(found.group, replicas=7)))]
+    bill = planned.month(0)
+    rows = tables_of(planned)["classes"]
+    assert [row["cost_per_month_tiered"] for row in rows] == [bill, 0]
 
 
 def test_energy_is_power_times_time(replay: Scenario, tmp_path: Path) -> None:

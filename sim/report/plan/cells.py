@@ -146,10 +146,12 @@ COLUMNS: dict[str, Column] = {
     "share_of_requests": Column("of requests", share),
     "slo": Column("SLO"),
     "replicas_up_to": Column(
-        "replicas up to here", number, "replicas for this class and the more important ones alone"
+        "replicas up to here",
+        number,
+        "fewest replicas found to hold this class and the more important ones, alone or with less important ones too",
     ),
     "cost_per_month_tiered": Column(
-        "cost a month, tiered", money, "what this class adds to the replicas that the more important ones need"
+        "cost a month, tiered", money, "the replicas up to this class less those up to the one before; never below 0"
     ),
     "share_of_use": Column(
         "of use",
