@@ -23,11 +23,19 @@ _REFUSED = {
     "num_experts": "a mixture of experts",
     "num_local_experts": "a mixture of experts",
     "n_routed_experts": "a mixture of experts",
+    "moe_num_experts": "a mixture of experts",
     "kv_lora_rank": "latent attention",
     "quantization_config": "quantised weights",
     "attention_bias": "biases on all attention matrices",
     "mlp_bias": "biases on the MLP matrices",
 }
+_DROPPABLE = {"quantization_config": "16-bit weights", "attention_bias": "no biases", "mlp_bias": "no biases"}
+"""Keys without which a config.json is that of a model that is understood, and what that one has instead."""
+
+_STATED = (
+    "State them: cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of the"
+    " catalog, of which only the longest context counts then."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +58,18 @@ class ModelSpec:
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str) -> ModelSpec:
         """The shape in `config`, a parsed config.json. ScenarioError, headed `name`, if it is not understood."""
+        _check_modelled(config, name)
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or model_type not in _QKV_BIAS:
-            raise ScenarioError(f"{name}: model_type {model_type!r} is not known. Known are {', '.join(_QKV_BIAS)}.")
-        for key, meaning in _REFUSED.items():
-            if config.get(key):
-                raise ScenarioError(f"{name}: {key} means {meaning}, which is not modelled. Use a dense model.")
+            known = ", ".join(_QKV_BIAS)
+            raise ScenarioError(
+                f"{name}: model_type {model_type!r} is none of the known {known}, so its step times cannot be derived."
+                f" {_STATED}"
+            )
         if window := _window(config, model_type):
-            raise ScenarioError(f"{name}: {window}: sliding windows are not modelled. Use a full-attention model.")
+            raise ScenarioError(
+                f"{name}: {window}: sliding windows are not modelled, so its step times cannot be derived. {_STATED}"
+            )
         dtype = config.get("torch_dtype", config.get("dtype"))
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
             raise ScenarioError(f"{name}: torch_dtype is {dtype!r}. Write one of {', '.join(DTYPE_BYTES)}.")
@@ -157,6 +169,21 @@ class ModelSpec:
                 f"tp: {self.name} ({heads} heads, {kv_heads} KV heads, MLP width {self.intermediate_size}) cannot be"
                 f" cut into {tp} equal parts. Use another tp."
             )
+
+
+def _check_modelled(config: Mapping[str, object], name: str) -> None:
+    """ScenarioError, with the ways out, if a key changes what a step costs in a way that no shape tells."""
+    text = config.get("text_config")  # where a model that reads more than text keeps its decoder
+    keys = {**cast("dict[str, object]", text), **config} if isinstance(text, dict) else config
+    found = {key: meaning for key, meaning in _REFUSED.items() if keys.get(key)}
+    if not found:
+        return
+    told = " and ".join(f"{key} means {meaning}" for key, meaning in found.items())
+    way = ""
+    if all(key in _DROPPABLE for key in found):
+        instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in found))
+        way = f" Or remove {' and '.join(found)} from a copy of the file: that is the model with {instead}."
+    raise ScenarioError(f"{name}: {told}, whose step times cannot be derived. {_STATED}{way}")
 
 
 def _count(config: Mapping[str, object], key: str, name: str, default: int | None = None) -> int:

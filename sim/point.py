@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
-from sim.cost import Calibrated, Cost, RooflineConfig, Scaled, build_cost
+from sim.cost import Calibrated, Constant, Cost, Linear, RooflineConfig, Scaled, build_cost
 from sim.errors import CalibrationError, ScenarioError
 from sim.fleet.drive import simulate_fleet
 from sim.fleet.plan import ReplicaSpan
@@ -96,6 +96,13 @@ class Setup:
             return load_gpu(config.gpu)
         cost = self.cost.cost if isinstance(self.cost, Scaled) else self.cost
         return cost.gpu if isinstance(cost, Calibrated) else None
+
+    @property
+    def shape_counts(self) -> bool:
+        """Whether the model's shape plays a part: in step times, or in how many blocks a swap space holds."""
+        if self.groups:
+            return any(group.setup.shape_counts for group in self.groups)
+        return not isinstance(self.scenario.cost, Constant | Linear) or self.resolved.num_swap_blocks > 0
 
     @property
     def num_gpus(self) -> int:

@@ -182,14 +182,15 @@ def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[
 
 
 def heading(setup: Setup) -> str:
-    """Scenario, model, GPU and cost in one line."""
+    """Scenario, model, GPU and cost in one line; no model where its shape plays no part."""
     gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
     dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
     model = f"{setup.model.name} {dtype}{gpu}"
     cost = setup.cost.describe()
     if setup.groups:
         model, cost = f"{setup.model.name} {dtype}", _describe_replicas(setup)
-    return f"{setup.scenario.name} · {model} · {cost} · measured at: {measured_at(setup)}"
+    model = model if setup.shape_counts else ""
+    return " · ".join(filter(None, (setup.scenario.name, model, cost, f"measured at: {measured_at(setup)}")))
 
 
 def _describe_replicas(setup: Setup) -> str:

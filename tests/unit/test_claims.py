@@ -167,7 +167,7 @@ def test_claims_run_their_scenario_once_a_set_of_keys(tmp_path: Path) -> None:
     )
     claim = Claim("c", "said", "source", "reading", "×", 4, 4, conditions)
     found, heading = check_claims([claim], str(scenario), out=tmp_path / "out")
-    assert heading.startswith("tiny · llama-3.1-8b")
+    assert heading.startswith("tiny · cost: ")
     assert found[2].values == pytest.approx((4.0, 4.0))
     assert found[0].values[0] < 4 and found[1].values[0] > 0
     assert len(list((tmp_path / "out" / "tiny").glob("*/summary.csv"))) == 2

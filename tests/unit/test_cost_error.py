@@ -67,6 +67,17 @@ def test_a_factor_is_told_and_makes_other_points(tmp_path):
     assert stretched.kv == plain.kv
 
 
+def test_a_model_that_plays_no_part_is_not_named(tmp_path):
+    """With stated times its shape only says how much fits a swap space; a group with a roofline needs it again."""
+    no_swap = ("kv={tokens: 3200}", "policies={continuous: {max_num_seqs: 16, max_num_batched_tokens: 512}}")
+    count, groups = (f"replicas={{{what}, router: random}}" for what in ("count: 2", "groups: {a: {count: 2}%s}"))
+    for replicas in ((), (count,), (groups % "",)):
+        assert "llama" not in heading(Setup.of(_scenario(tmp_path, 1, *no_swap, *replicas))), replicas
+    on_h200 = groups % ", b: {count: 1, cost: {kind: roofline, gpu: h200}}"
+    for shown in ((), (*no_swap, on_h200)):
+        assert " · llama-3.1-8b bf16 · " in heading(Setup.of(_scenario(tmp_path, 1, *shown)))
+
+
 @pytest.mark.parametrize("text", ["0.0", "-1.0", "1e3"])
 def test_an_impossible_factor_is_refused(tmp_path, text):
     """It is one line that names the key and the limits."""

@@ -11,6 +11,8 @@ import pytest
 from sim.catalog import GPUS, MODEL_SOURCES, MODELS, load_gpu, load_model
 from sim.errors import ScenarioError
 from sim.model import ModelSpec, derive_kv
+from sim.point import Setup, simulate_point
+from sim.scenario import Point, load_scenario
 
 LLAMA = {
     "model_type": "llama",
@@ -88,6 +90,60 @@ def test_what_is_not_modelled_is_refused(change: dict[str, object], complaint: s
         ModelSpec.from_config(LLAMA | change, "my/config.json")
     assert str(caught.value).startswith("my/config.json: ")
     assert "\n" not in str(caught.value)
+
+
+STATED = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 5ms, per_token: 20us}
+kv: {tokens: 16000}
+workload:
+  arrivals: {kind: all_at_once}
+  lengths: {prompt: {kind: fixed, tokens: 9}, output: {kind: fixed, tokens: 3}}
+  requests: 4
+  output_cap: 8
+policies: {continuous: {max_num_seqs: 4, max_num_batched_tokens: 512}}
+slo: ttft<1s @ 99%
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint", "copy"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts means a mixture of experts, ", ""),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "num_experts means a mixture of experts, ", ""),
+        (
+            {"model_type": "deepseek_v3", "n_routed_experts": 256, "quantization_config": {"quant_method": "fp8"}},
+            "n_routed_experts means a mixture of experts and quantization_config means quantised weights, ",
+            "",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            "quantization_config means quantised weights, ",
+            "Or remove quantization_config from a copy of the file: that is the model with 16-bit weights.",
+        ),
+        ({"model_type": "llama4", "text_config": {"num_local_experts": 16}}, "num_local_experts means a mixture", ""),
+        ({"model_type": "gemma2"}, "model_type 'gemma2' is none of the known llama, ", ""),
+        ({"sliding_window": 4096}, "sliding_window is 4096: ", ""),
+    ],
+)
+def test_a_refused_model_is_told_why_and_the_ways_out(change: dict[str, object], complaint: str, copy: str) -> None:
+    """What makes it unlike the known ones is named, not its type; stated times always do, a copy where a key can go."""
+    with pytest.raises(ScenarioError) as caught:
+        ModelSpec.from_config(LLAMA | change, "my/config.json")
+    told = str(caught.value)
+    assert told.startswith(f"my/config.json: {complaint}") and told.endswith(copy)
+    assert "cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of" in told
+    assert ("model_type" in told) is ("model_type" in complaint)
+
+
+def test_the_ways_out_of_a_refused_model_work(tmp_path: Path) -> None:
+    """A scenario with stated times runs, and at the same speed whichever model it names."""
+    (tmp_path / "s.yaml").write_text(STATED)
+    ends = []
+    for model in ("llama-3.1-8b", "qwen3-14b"):
+        scenario = load_scenario(str(tmp_path / "s.yaml"), overrides=[f"model={model}"])
+        ends.append(simulate_point(Setup.of(scenario), Point(scenario.specs[0], 1.0, 0)).end_ns)
+    assert ends[0] == ends[1] > 0
 
 
 def test_a_window_that_is_switched_off_is_no_window() -> None:
