@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # what YAML reads as the same word without quotes
 _TP = (1, 2, 4, 8)  # GPUs of one server
+_HIGHEST_RPS = (8.0, 4.0, 2.0, 1.0)  # the highest of a starter's rates; the others are a half and a quarter of it
 
 _SYNTHETIC = """\
 # Question: which of these policies holds the SLO up to which request rate?
 # Source:   none: rates and lengths are examples, replace them by what you measured
-# Expect:   static batching fails the SLO at every rate, continuous batching holds it
+# Expect:   continuous batching keeps the SLO at each of these rates, static batching at none
 model: {model}  # catalog name (batchsim catalog), or the path of a config.json
 cost: {cost}
 workload:
-  arrivals: {{kind: poisson, mean_rate: 4/s}}  # or gamma, on_off, constant, closed_loop, all_at_once, trace
+  arrivals: {{kind: poisson, mean_rate: {middle:g}/s}}  # or gamma, on_off, constant, closed_loop, all_at_once, trace
   lengths:
     prompt: {{kind: lognormal, mean: 1000, cv: 1, max: 8000}}  # tokens
     output: {{kind: lognormal, mean: 200, cv: 1, max: 1000}}
   output_cap: 1024  # what clients ask for at most
   duration: 2min
   warmup: 20s  # left out of the latencies
-{policies}load: {{mean_rate: [2/s, 4/s, 8/s]}}  # one simulation a policy, load and seed
+{policies}load: {{mean_rate: [{low:g}/s, {middle:g}/s, {high:g}/s]}}  # one simulation a policy, load and seed
 slo: ttft<1s & tpot<50ms @ 99%
 seeds: 3
 """
@@ -38,7 +39,7 @@ seeds: 3
 _TRACE = """\
 # Question: how do these policies serve the recorded requests, at their own rate and at others?
 # Source:   {path}: {rows} requests{rate}
-# Expect:   continuous batching serves a higher rate within the SLO than static batching
+# Expect:   not known before it is run
 model: {model}  # catalog name (batchsim catalog), or the path of a config.json
 cost: {cost}
 workload:
@@ -60,13 +61,19 @@ policies:  # batchsim policies lists all, with their knobs
 def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, figures: dict[str, Any] | None) -> str:
     """A scenario for a file in `folder`; with a trace, its figures are those of `inspect_trace`.
 
-    ScenarioError if model or GPU is unknown, or no number of GPUs up to 8 holds the model.
+    Without one it is run here: its rates and its number of GPUs are such that its continuous batching keeps the SLO.
+    ScenarioError if model or GPU is unknown, or no number of GPUs up to 8 serves the load or holds the longest request.
     """
-    cost = _cost(model, gpu)
+    from sim.catalog import load_gpu, load_model
+    from sim.model import derive_kv
+
+    if not _budgets(model, gpu):
+        derive_kv(load_model(model), load_gpu(gpu))  # says what is short
     name = model if not Path(model).exists() else _relative(Path(model), folder)
-    common = {"model": _word(name), "cost": cost, "policies": _POLICIES}
+    common = {"model": _word(name), "policies": _POLICIES}
     if trace is None or figures is None:
-        return _SYNTHETIC.format(**common)
+        return _synthetic(common, model, gpu, folder)
+    common["cost"] = _cost_that_holds(model, gpu, figures["prompt_tokens"]["max"] + figures["output_tokens"]["max"])
     path = _relative(Path(trace.path), folder)
     arrivals = figures["arrivals"]
     timed = arrivals is not None and arrivals["rate_rps"] is not None
@@ -90,22 +97,83 @@ def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, 
     )
 
 
-def _cost(model: str, gpu: str) -> str:
-    """The cost block: one GPU, or as many as the model needs."""
+def _synthetic(common: dict[str, str], model: str, gpu: str, folder: Path) -> str:
+    """The starter without a trace, on the fewest GPUs that serve its load."""
+    from sim.catalog import GPUS
+
+    text = _served(common, model, gpu, folder)
+    if text is not None:
+        return text
+    others = [name for name in GPUS if name != gpu and _served(common, model, name, folder)]
+    advice = f"Use --gpu {' or '.join(others)}, or a smaller --model." if others else "Use a smaller --model."
+    raise ScenarioError(
+        f"{model} on {gpu}: up to {_TP[-1]} GPUs keep the starter's SLO of ttft<1s & tpot<50ms @ 99% not even at"
+        f" {_HIGHEST_RPS[-1]:g} request/s. {advice}"
+    )
+
+
+def _served(common: dict[str, str], model: str, gpu: str, folder: Path) -> str | None:
+    """The starter with the fewest GPUs, and then the highest rates, that keep the SLO; None where none do."""
+    for tp, _ in _budgets(model, gpu):
+        known: dict[float, bool] = {}
+        for high in _HIGHEST_RPS:
+            rates = {"low": high / 4, "middle": high / 2, "high": high}
+            text = _SYNTHETIC.format(**common, **rates, cost=_cost(gpu, tp, "serve these rates"))
+            if all(_keeps_slo(text, folder, rate, known) for rate in sorted(rates.values(), reverse=True)):
+                return text
+    return None
+
+
+def _keeps_slo(text: str, folder: Path, rate: float, known: dict[float, bool]) -> bool:
+    """Whether the continuous batching of a starter keeps its SLO at `rate`, by all its seeds; kept in `known`."""
+    from sim.curves.landmarks import curve
+    from sim.metrics.slo import parse_slo
+    from sim.point import Setup, simulate_point
+    from sim.results.keep import measured_point, summary_rows
+    from sim.scenario.load import parse_scenario
+
+    if rate not in known:
+        scenario = parse_scenario(text, "starter", folder, (f"load.mean_rate=[{rate}/s]",))
+        setup = Setup.of(scenario)
+        points = [point for point in scenario.points() if point.spec.label == "continuous"]
+        found = [measured_point(setup, simulate_point(setup, point), "").result for point in points]
+        (tested,) = curve(summary_rows(scenario, found), parse_slo(scenario.file.slo))
+        known[rate] = tested.meets_slo
+    return known[rate]
+
+
+def _cost_that_holds(model: str, gpu: str, tokens: int) -> str:
+    """The cost block with the fewest GPUs whose KV memory holds a request of so many tokens."""
+    most = 0
+    for tp, most in _budgets(model, gpu):
+        if most >= tokens:
+            return _cost(gpu, tp, "hold the model and the longest request")
+    raise ScenarioError(
+        f"{model} on {gpu}: the longest request of the trace takes {tokens:,} tokens of KV memory, and up to {_TP[-1]}"
+        f" GPUs have {most:,}. Use a GPU with more memory, or a smaller --model."
+    )
+
+
+def _cost(gpu: str, tp: int, why: str) -> str:
+    return f"{gpu}  # the GPU" if tp == 1 else f"{{kind: roofline, gpu: {gpu}, tp: {tp}}}  # the fewest GPUs that {why}"
+
+
+def _budgets(model: str, gpu: str) -> list[tuple[int, int]]:
+    """Numbers of GPUs that hold the model, each with the tokens of KV memory it leaves; none where 8 do not.
+
+    ScenarioError if model or GPU is unknown.
+    """
     from sim.catalog import load_gpu, load_model
     from sim.model import derive_kv
 
     spec, device = load_model(model), load_gpu(gpu)
+    found = []
     for tp in _TP:
         try:
-            derive_kv(spec, device, tp=tp)
+            found.append((tp, derive_kv(spec, device, tp=tp).tokens))
         except ScenarioError:
-            continue
-        if tp == 1:
-            return f"{gpu}  # the GPU"
-        return f"{{kind: roofline, gpu: {gpu}, tp: {tp}}}  # the fewest GPUs that hold the model"
-    derive_kv(spec, device)
-    raise AssertionError("one GPU cannot be enough here")
+            continue  # too little memory, or heads that cannot be cut so
+    return found
 
 
 def _trace_block(trace: TraceConfig, path: str, timed: bool) -> str:

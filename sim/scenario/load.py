@@ -39,18 +39,20 @@ def load_scenario(name_or_path: str, *, overrides: Sequence[str] = (), trace_fol
     Raises ScenarioError in one line: where, what, what to do.
     """
     text, source, folder = _find(name_or_path)
-    return _read(text, source, folder, tuple(overrides), tuple(trace_folders))
+    return parse_scenario(text, source, folder, tuple(overrides), tuple(trace_folders))
 
 
 def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
     """`scenario` with further `overrides`, which win over those that it was loaded with."""
     folder = Path(scenario.source).parent
-    return _read(scenario.text, scenario.source, folder, (*scenario.overrides, *overrides), scenario.trace_folders)
+    every = (*scenario.overrides, *overrides)
+    return parse_scenario(scenario.text, scenario.source, folder, every, scenario.trace_folders)
 
 
-def _read(
-    text: str, source: str, folder: Path, overrides: tuple[str, ...], trace_folders: tuple[Path, ...]
+def parse_scenario(
+    text: str, source: str, folder: Path, overrides: tuple[str, ...] = (), trace_folders: tuple[Path, ...] = ()
 ) -> Scenario:
+    """The scenario that a file `source` in `folder` with this text would hold. Raises as `load_scenario` does."""
     document = read_document(text, source)
     if not isinstance(document.value, dict):
         raise ScenarioError(f"{source}: holds no keys. Write at least model, cost, workload, policies and slo.")

@@ -1,0 +1,86 @@
+"""What `batchsim init` promises: every starter is run, and its comment is held to the results."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from sim.catalog import GPUS, MODELS
+from sim.cli.starter import starter_text
+from sim.curves.landmarks import curve
+from sim.errors import ScenarioError
+from sim.metrics.slo import parse_slo
+from sim.point import Setup, simulate_point
+from sim.results.keep import measured_point, summary_rows
+from sim.scenario.load import parse_scenario
+from sim.workload.traces import Columns, TraceConfig
+from sim.workload.traces.inspect import inspect_trace
+
+FITS_NONE = {("llama-3.1-70b", "l40s"): "Use --gpu h200 or h100 or a100, or a smaller --model."}
+QUICK = ("llama-3.1-70b", "h100")
+PAIRS = [pair for pair in product(MODELS, GPUS) if pair not in FITS_NONE]
+
+
+def kept(text: str, folder: Path) -> dict[str, list[bool]]:
+    """Whether each policy of the scenario keeps the SLO at each of its rates, as a run of it says."""
+    scenario = parse_scenario(text, "starter.yaml", folder)
+    setup = Setup.of(scenario)
+    results = [measured_point(setup, simulate_point(setup, point), "").result for point in scenario.points()]
+    rows, slo = summary_rows(scenario, results), parse_slo(scenario.file.slo)
+    return {
+        spec.label: [tested.meets_slo for tested in curve([r for r in rows if r["policy"] == spec.label], slo)]
+        for spec in scenario.specs
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [pytest.param(*pair, marks=() if pair == QUICK else pytest.mark.slow, id="-".join(pair)) for pair in PAIRS],
+)
+def test_a_starter_shows_what_its_comment_expects(model: str, gpu: str, tmp_path: Path) -> None:
+    """On every GPU, for every model of the catalog, on as many GPUs as that takes."""
+    text = starter_text(model, gpu, tmp_path, None, None)
+    expected = "# Expect:   continuous batching keeps the SLO at each of these rates, static batching at none\n"
+    assert expected in text
+    assert kept(text, tmp_path) == {"static": [False] * 3, "continuous": [True] * 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "gpu", "advice"), [(*pair, advice) for pair, advice in FITS_NONE.items()])
+def test_a_gpu_that_serves_no_load_is_refused(model: str, gpu: str, advice: str, tmp_path: Path) -> None:
+    """One line says so and which GPUs of the catalog do."""
+    with pytest.raises(ScenarioError, match="not even at 1 request/s") as caught:
+        starter_text(model, gpu, tmp_path, None, None)
+    assert str(caught.value).endswith(advice)
+
+
+def test_a_model_that_8_gpus_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """What is short is said of the memory, before anything is simulated."""
+    huge = tmp_path / "config.json"
+    shape = {"hidden_size": 32768, "num_hidden_layers": 200, "num_attention_heads": 64, "num_key_value_heads": 8}
+    rest = {"intermediate_size": 131072, "vocab_size": 128256, "max_position_embeddings": 8192}
+    huge.write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16", **shape, **rest}))
+    with pytest.raises(ScenarioError, match=r"on h200: .* GB short of one KV block: .* Use a smaller model"):
+        starter_text(str(huge), "h200", tmp_path, None, None)
+
+
+@pytest.mark.parametrize(("output", "tp"), [(100, 2), (30_000, 4)])
+def test_a_trace_gets_the_gpus_that_hold_its_longest_request(output: int, tp: int, tmp_path: Path) -> None:
+    """Two H100 leave Llama-3.1-70B memory for 23,280 tokens; and of a trace's load nothing is promised."""
+    (tmp_path / "my.csv").write_text(f"a,b,c\n0,5,{output}\n1,7,8\n")
+    columns = {"arrival": "a", "prompt": "b", "output": "c"}
+    trace = TraceConfig(str(tmp_path / "my.csv"), columns=Columns(**columns), time_unit="s")
+    text = starter_text("llama-3.1-70b", "h100", tmp_path, trace, inspect_trace(trace, tmp_path))
+    assert f"tp: {tp}}}  # the fewest GPUs that hold the model and the longest request\n" in text
+    assert "# Expect:   not known before it is run\n" in text
+
+
+def test_a_trace_whose_longest_request_fits_nowhere_is_refused(tmp_path: Path) -> None:
+    """The line has both numbers of tokens."""
+    (tmp_path / "my.csv").write_text("a,b\n5,2_000_000\n".replace("_", ""))
+    trace = TraceConfig(str(tmp_path / "my.csv"), columns=Columns("a", "b"))
+    with pytest.raises(ScenarioError, match=r"takes 2,000,005 tokens of KV memory, and up to 8 GPUs have 1,385,008\."):
+        starter_text("llama-3.1-70b", "h100", tmp_path, trace, inspect_trace(trace, tmp_path))
