@@ -36,6 +36,7 @@ _PEER_LATENCY_NS = (
 
 _FITTED_ON = "llama-3.1-8b and qwen3-14b"
 _HELD_OUT = "qwen3-8b and mistral-7b (whose layers are those of llama-3.1-8b)"
+_COMPARED = tuple(MODELS[name] for name in ("llama-3.1-8b", "qwen3-14b", "qwen3-8b", "mistral-7b"))
 
 # Fitted numbers and errors: `python -m calibrate.fit_roofline` on the tables' folder prints them.
 _H200 = Efficiencies(
@@ -51,6 +52,7 @@ _H200 = Efficiencies(
     compared="kernel part",
     fitted_on=_FITTED_ON,
     held_out=_HELD_OUT,
+    models=_COMPARED,
     source=f"{_TABLES}, vLLM 0.24",
 )
 _H100 = Efficiencies(
@@ -66,6 +68,7 @@ _H100 = Efficiencies(
     compared="kernel part",
     fitted_on=_FITTED_ON,
     held_out=_HELD_OUT,
+    models=_COMPARED,
     source=f"{_TABLES}, vLLM 0.24",
 )
 _A100 = Efficiencies(
@@ -81,6 +84,7 @@ _A100 = Efficiencies(
     compared="kernel part",
     fitted_on=_FITTED_ON,
     held_out=_HELD_OUT,
+    models=_COMPARED,
     source=f"{_TABLES}, vLLM 0.14",
 )
 _L40S = Efficiencies(
@@ -96,6 +100,7 @@ _L40S = Efficiencies(
     compared="matmuls",
     fitted_on=f"{_FITTED_ON}, matmuls only; attention not fitted, assumed to reach the same shares as on a100",
     held_out=_HELD_OUT,
+    models=_COMPARED,
     source=f"{_TABLES}, vLLM 0.14",
 )
 GPUS: dict[str, GpuSpec] = {

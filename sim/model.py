@@ -7,7 +7,7 @@ understood; whatever would change the cost (experts, windows, latent attention, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from sim.errors import ScenarioError
@@ -161,6 +161,10 @@ class ModelSpec:
         """What one of `tp` GPUs keeps of a token; KV heads are copied where there are fewer of them than GPUs."""
         return self.kv_bytes_per_token * max(1, self.num_key_value_heads // tp) // self.num_key_value_heads
 
+    def same_shape(self, other: ModelSpec) -> bool:
+        """Whether steps of both are the same work: all is equal but the name and the longest context."""
+        return replace(self, name=other.name, max_position_embeddings=other.max_position_embeddings) == other
+
     def check_tp(self, tp: int) -> None:
         """ScenarioError unless heads and MLP can be cut into `tp` equal parts."""
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
@@ -213,7 +217,8 @@ class Efficiencies:
 
     The shares are of the sheet's peak or bandwidth. `gemm_ns` and `attention_ns` are constants of a layer,
     `sequence_ns` is a layer's cost of one more sequence in its attention. `error_p50` and `error_p95` are the absolute
-    relative errors of what was `compared` on the models `held_out`, which took no part in the fit.
+    relative errors of what was `compared` on the models `held_out`, which took no part in the fit. `models` are all of
+    both; other models, other types than `dtype` and more than one GPU were not compared: no error of theirs is known.
     """
 
     matmul: float
@@ -228,7 +233,9 @@ class Efficiencies:
     compared: str
     fitted_on: str
     held_out: str
+    models: tuple[ModelSpec, ...]
     source: str
+    dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)

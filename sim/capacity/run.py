@@ -27,7 +27,7 @@ from sim.capacity.study import (
     variant,
     with_load,
 )
-from sim.cost import CostError
+from sim.cost import CostError, Unknown
 from sim.errors import ScenarioError
 from sim.metrics.paired import Difference, paired
 from sim.metrics.slo import NOT_ALL, parse_slo
@@ -105,7 +105,7 @@ class CapacityStudy:
     effort: Effort
     policies: list[PolicyCapacity]
     differences: list[tuple[str, str, Difference]]
-    error: CostError | None
+    error: CostError | Unknown
     poisson: Change | None
     changes: list[Change]
     num_points: int = 0
@@ -153,11 +153,12 @@ def _check_objectives(scenario: Scenario) -> None:
                 raise ScenarioError(f"{name} '{text}': {NOT_ALL}")
 
 
-def _error_of(setup: Setup) -> CostError | None:
-    """The cost's error; of replicas with costs of their own the widest, None where that of one is not known."""
-    errors = [setup.cost.error, *(group.setup.cost.error for group in setup.groups)]
-    known = [error for error in errors if error is not None]
-    return max(known, key=lambda error: error.high - error.low) if len(known) == len(errors) else None
+def _error_of(setup: Setup) -> CostError | Unknown:
+    """The cost's error; of replicas with costs of their own the widest, unknown where that of one is."""
+    errors = [group.setup.cost.error for group in setup.groups] or [setup.cost.error]
+    unknown = next((error for error in errors if isinstance(error, Unknown)), None)
+    known = [error for error in errors if isinstance(error, CostError)]
+    return unknown or max(known, key=lambda error: error.high - error.low)
 
 
 def _chosen(scenario: Scenario, policies: Sequence[str]) -> list[str]:
@@ -284,9 +285,9 @@ def _change(what: str, case: Case, base: PolicyCapacity) -> Change:
 
 
 def _cost_cases(study: CapacityStudy, policy: PolicyCapacity) -> list[Case]:
-    """The policy where steps take as long as the cost's error allows, at both ends; [] where no error is known."""
+    """The policy where steps take as long as the cost's error allows, at both ends; [] where that is unknown."""
     error, load = study.error, policy.found.load
-    if error is None or load is None:
+    if isinstance(error, Unknown) or load is None:
         return []
     factor = study.scenario.file.cost_factor
     cases = []

@@ -1,8 +1,7 @@
 """What a step costs: `cost:` of a scenario, made into an object with `step_ns` and the estimator's two questions.
 
 All kinds answer `explain(columns)` (what the time of recorded steps is made of), `describe()` (one line for the head of
-a report), `sources()` (where the numbers come from) and `error` (how far step times may be off, None where nothing is
-known of it).
+a report), `sources()` (where the numbers come from) and `error` (how far step times may be off, or why nobody knows).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from sim.catalog import GPUS, load_gpu
 from sim.cost.calibrated import Calibrated
 from sim.cost.constant import Constant, Linear
-from sim.cost.error import CostError
+from sim.cost.error import CostError, Unknown
 from sim.cost.profile import Profile, ProfileConfig, load_profile, profile_names
 from sim.cost.roofline import HostCost, Roofline, RooflineConfig
 from sim.cost.scaled import Scaled
@@ -45,6 +44,7 @@ __all__ = [
     "Roofline",
     "RooflineConfig",
     "Scaled",
+    "Unknown",
     "build_cost",
     "check_model",
     "long_form",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.catalog import GPUS
-from sim.cost.error import CostError, error_of
+from sim.cost.error import CostError, Unknown, error_of
 from sim.cost.profile import HostTerm, Profile
 from sim.cost.roofline import HOST_LINK_SHARE
 from sim.cost.work import (
@@ -320,14 +320,17 @@ class Calibrated:
         if p.held_out is not None:
             error = f"±{100 * p.held_out['p50']:.1f} % (median of {p.held_out['n']:,} held-out steps)"
             error += f", bias {100 * p.held_out['bias']:+.1f} %"
+        if self.host != p.costs.host:
+            error = f"error unknown: {self.error.source}"
         if any(what.startswith(("block", "rounds")) for what in p.missing):
             error = f"PARTIAL, {len(p.missing)} things missing; {error}"
         return f"cost: profile {p.name} ({', '.join(found)}; {error}{host})"
 
     @property
-    def error(self) -> CostError | None:
-        """What the profile's file says of it."""
-        return error_of(self.profile)
+    def error(self) -> CostError | Unknown:
+        """What the profile's file says of it, as far as it is of this host."""
+        host = "" if self.host == self.profile.costs.host else "stated"
+        return error_of(self.profile, host=host, beyond=self.extrapolate)
 
     def sources(self) -> list[str]:
         """Lines on where the numbers come from and what they are not. The first tells the contents apart."""

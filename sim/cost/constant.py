@@ -7,11 +7,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from sim.cost.error import CostError
+from sim.cost.error import Unknown
 from sim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
 from sim.types import Batch
 from sim.units import Duration, format_duration
 
+STATED = Unknown("step times are stated")
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
@@ -51,8 +52,8 @@ class Constant:
         return ["step time: as stated in the scenario"]
 
     @property
-    def error(self) -> CostError | None:
-        return None
+    def error(self) -> Unknown:
+        return STATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class Linear:
         return ["coefficients: as stated in the scenario"]
 
     @property
-    def error(self) -> CostError | None:
-        return None
+    def error(self) -> Unknown:
+        return STATED
 
 
 def _all_terms(columns: Columns, known: Terms) -> Terms:

@@ -21,14 +21,14 @@ Simplified: no tile steps in T; L2 hits are not modelled; a decode's and a chunk
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost.error import CostError, symmetric
+from sim.cost.error import CostError, Unknown, symmetric
 from sim.cost.work import (
     Columns,
     Terms,
@@ -44,6 +44,7 @@ from sim.model import GpuSpec, ModelSpec
 from sim.types import Batch
 from sim.units import NS_PER_S, Bandwidth, Duration, format_duration
 
+KERNELS = "kernel part"  # what was compared where both matmuls and attention were
 HOST_LINK_SHARE = 0.85
 """Share of the host link's sheet that pinned copies reach. Assumed: 55 of 64 GB/s on PCIe 5.0 x16."""
 
@@ -304,24 +305,38 @@ class Roofline:
 
     def describe(self) -> str:
         """One line for the head of a report."""
-        e = self.gpu.efficiencies
-        degree = f", tp {self.tp}" if self.tp > 1 else ""
-        assumed = ", attention assumed" if e.compared == "matmuls" else ""
-        return f"cost: roofline{degree}, not measured here ({e.compared} ±{100 * e.error_p95:.0f} %{assumed})"
+        degree, error = f", tp {self.tp}" if self.tp > 1 else "", self.error
+        told = f"error unknown: {error.source}" if isinstance(error, Unknown) else f"{KERNELS} {error}"
+        return f"cost: roofline{degree}, not measured here ({told})"
 
     @property
-    def error(self) -> CostError | None:
-        """The 95th percentile of the error on models held out from the fit, for the kernel part it was fitted to."""
-        e = self.gpu.efficiencies
-        return symmetric(e.error_p95, f"95th percentile of {e.compared} on {e.held_out}; its host is assumed")
+    def error(self) -> CostError | Unknown:
+        """The 95th percentile of the error on models held out from the fit, for the kernel part it was fitted to.
+
+        Unknown for all that was in no comparison: other models and types, several GPUs, attention where none was timed.
+        """
+        e, model = self.gpu.efficiencies, self.model
+        missing = [
+            ("attention", e.compared == KERNELS),
+            (f"tp {self.tp}", self.tp == 1),
+            (model.dtype, model.dtype == e.dtype),
+            (model.name, any(replace(model, dtype=e.dtype).same_shape(other) for other in e.models)),
+        ]
+        outside = [what for what, compared in missing if not compared]
+        if outside:
+            return Unknown(f"{', '.join(outside)} not in the fit")
+        assumed = "assumed" if self.host == HostCost() else "stated"
+        return symmetric(e.error_p95, f"95th percentile of {e.compared} on {e.held_out}; its host is {assumed}")
 
     def sources(self) -> list[str]:
         """Lines on where the numbers come from: sheet, fit, host, swap."""
         e, assumed = self.gpu.efficiencies, self.swap_bandwidth == self.gpu.host_link * HOST_LINK_SHARE
+        error = f"unknown, {self.error.source}" if isinstance(self.error, Unknown) else f"{self.error} of the {KERNELS}"
         return [
             f"{self.gpu.name}: {self.gpu.source}",
             f"efficiencies: {e.source}; fitted on {e.fitted_on}",
             f"{e.compared} off by {100 * e.error_p50:.1f} % (median), {100 * e.error_p95:.1f} % (p95) on {e.held_out}",
+            f"known of {', '.join(m.name for m in e.models)} in {e.dtype} on one GPU; here: {error}",
             f"host: {self.host}, serial" + (" (assumed)" if self.host == HostCost() else ""),
             f"swap: {self.swap_bandwidth / 1e9:.1f} GB/s one way, serial" + (" (assumed)" if assumed else ""),
         ]

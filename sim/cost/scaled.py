@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sim.cost.calibrated import Calibrated
 from sim.cost.constant import Constant, Linear
-from sim.cost.error import CostError
+from sim.cost.error import CostError, Unknown
 from sim.cost.roofline import Roofline
 from sim.cost.work import TIME_TERMS, Columns, Terms
 from sim.types import Batch
@@ -40,6 +40,6 @@ class Scaled:
         return [*self.cost.sources(), f"cost_factor: every step's time × {self.factor:g}, as stated in the scenario"]
 
     @property
-    def error(self) -> CostError | None:
+    def error(self) -> CostError | Unknown:
         """That of the cost: stretching makes it neither better nor worse known."""
         return self.cost.error

@@ -56,7 +56,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         rows.append((f"price of {name}", f"{plan.currency} {offer.price:g} an hour{gpus}: the scenario's number"))
         rows.append((f"step times of {name}", setup.cost.describe().removeprefix("cost: ")))
         error = setup.cost.error
-        rows.append((f"their error on {name}", "stated, none known" if error is None else f"{error}: {error.source}"))
+        rows.append((f"their error on {name}", f"{error}: {error.source}"))
         rows.append((f"KV memory of {name}", str(setup.kv)))
         measured = isinstance(setup.cost, Calibrated) and watts(setup.cost.profile.energy, setup.cost.profile.samples)
         rows.append((f"energy of {name}", _ENERGY if measured else "its profile has no power"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from sim.capacity import overload
 from sim.cost import ProfileConfig
-from sim.cost.error import CostError
+from sim.cost.error import CostError, Unknown
 from sim.errors import ScenarioError
 from sim.metrics.slo import NOT_ALL, parse_slo
 from sim.planning.demand import Change, Demand, can_disperse, demand_of, minutes
@@ -56,7 +56,7 @@ class Planned:
     at_error: dict[int, tuple[Found, Found]] = field(default_factory=dict)
     tiers: list[tuple[tuple[str, ...], Found]] = field(default_factory=list)
 
-    def cost_error(self, index: int) -> CostError | None:
+    def cost_error(self, index: int) -> CostError | Unknown:
         """How far the step times of that configuration's GPU may be off."""
         return self.book.setup(Ask(self.groups[index])).cost.error
 
@@ -210,7 +210,7 @@ def _look_around(planned: Planned, holding: list[int], best: int) -> None:
                 search = more if i == best else judge(book, Ask(group(i), change))
                 named.append((("changed", i, name), search))
         error = planned.cost_error(i)
-        if error is not None:
+        if isinstance(error, CostError):
             for end in (error.low, error.high):
                 factor = Change(cost_factor=1 + end)
                 slower = group(i).replicas - 1 if end > 0 else 0
@@ -233,7 +233,7 @@ def _look_around(planned: Planned, holding: list[int], best: int) -> None:
             planned.tiers.append((name[1], answer))
     for i in planned.favourites:
         error = planned.cost_error(i)
-        if error is not None:
+        if isinstance(error, CostError):
             planned.at_error[i] = answers["error", i, error.low], answers["error", i, error.high]
 
 

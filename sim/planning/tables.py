@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from sim.cost import Unknown
 from sim.planning.batches import BATCHES
 from sim.planning.configurations import (
     Row,
@@ -235,14 +236,10 @@ def _sureness(planned: Planned) -> list[Row]:
             }
         )
         error = planned.cost_error(index)
-        if error is None:
+        if isinstance(error, Unknown):
             none = dict.fromkeys(("low", "planned", "high"))
-            stated = {
-                "error": "cost model",
-                "quantity": "step_time",
-                "source": "step times are stated: no error is known",
-            }
-            rows.append(head | stated | none)
+            unknown = {"error": "cost model", "quantity": "step_time", "source": f"unknown: {error.source}"}
+            rows.append(head | unknown | none)
             continue
         fast, slow = planned.at_error[index]
         offer = planned.demand.plan.gpus[group.gpu]

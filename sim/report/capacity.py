@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from sim.capacity.run import CapacityStudy, PolicyCapacity
 from sim.capacity.search import Capacity, most_margin, probes, unmeasured
 from sim.capacity.study import AT_SHARE, QUICK
-from sim.cost import CostError
+from sim.cost import CostError, Unknown
 from sim.metrics.paired import Difference
 from sim.report.palette import PolicyStyle, kind_styles
 from sim.report.style import GREY, figure, house_style, put_around, save
@@ -221,8 +221,8 @@ def _changes(study: CapacityStudy) -> list[str]:
 def _cost(study: CapacityStudy) -> list[str]:
     """The part of the error that more seeds do not narrow, never inside the intervals."""
     known = {p.name: p.cost for p in study.policies if p.cost is not None}
-    if study.error is None:
-        return ["cost-model error is not in the interval and not known: the step times are stated"]
+    if isinstance(study.error, Unknown):
+        return [f"cost-model error is not in the interval, and is unknown: {study.error.source}"]
     head = f"cost-model error is not in the interval: {study.error} in step time ({study.error.source})"
     if not known:
         return [head]
@@ -292,8 +292,9 @@ def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
     }
 
 
-def _error(error: CostError | None) -> dict[str, Any] | None:
-    return None if error is None else {"low": error.low, "high": error.high, "source": error.source}
+def _error(error: CostError | Unknown) -> dict[str, Any]:
+    low, high = (None, None) if isinstance(error, Unknown) else (error.low, error.high)
+    return {"low": low, "high": high, "source": error.source}
 
 
 # ---- the picture

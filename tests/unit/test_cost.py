@@ -207,7 +207,7 @@ def test_a_gpu_name_builds_its_roofline() -> None:
     """The short form, the long form and the stated costs all build."""
     short, long = build_cost("h100", LLAMA), build_cost(RooflineConfig("h100", tp=2), LLAMA, block_size=32)
     assert isinstance(short, Roofline) and isinstance(long, Roofline)
-    assert short.describe() == "cost: roofline, not measured here (kernel part ±9 %)"
+    assert short.describe() == "cost: roofline, not measured here (kernel part ±8.6 %)"
     assert long.describe().startswith("cost: roofline, tp 2, ")
     assert long.block_bytes == 32 * 131_072 // 2
     assert build_cost(LINEAR, LLAMA) is LINEAR
@@ -221,7 +221,7 @@ def test_what_is_assumed_is_said() -> None:
     assert not any("assumed" in line for line in stated.sources())
     l40s = Roofline(LLAMA, GPUS["l40s"])
     assert any("attention not fitted" in line for line in l40s.sources())
-    assert "matmuls ±" in l40s.describe()
+    assert any(line.startswith("matmuls off by") for line in l40s.sources())
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sim.capacity.run import _error_of
 from sim.catalog import GPUS, MODELS
-from sim.cost import Calibrated, Constant, Roofline, Scaled
-from sim.cost.profile import load_profile
+from sim.cost import Calibrated, Constant, Roofline, Scaled, Unknown
+from sim.cost.profile import StatedHost, load_profile
 from sim.cost.work import TIME_TERMS, columns_of
 from sim.errors import ScenarioError
 from sim.point import Setup, resolve, simulate_point
@@ -108,8 +109,61 @@ def test_what_each_kind_knows_of_its_error():
     assert "held" not in str(roofline) and "its host is assumed" in roofline.source
     imported = Calibrated(load_profile("h200-llama-3.1-8b-aiconfigurator")).error
     assert (imported.low, imported.high, str(imported)) == (-0.2, 0.2, "±20 %")
-    assert Constant(1000).error is None and LINEAR.error is None
+    assert Constant(1000).error == LINEAR.error == Unknown("step times are stated")
     assert Scaled(ROOFLINE, 1.1).error == ROOFLINE.error
+    reaching = Calibrated(load_profile("h200-llama-3.1-8b-aiconfigurator"), extrapolate=True).error
+    assert reaching.source == f"{imported.source}; beyond the profile's reach unknown"
+
+
+MODEL = MODELS["llama-3.1-8b"]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "tp", "why"),
+    [
+        (MODEL, "h100", 2, "tp 2"),
+        (MODELS["llama-3.1-70b"], "h100", 4, "tp 4, llama-3.1-70b"),
+        (MODELS["qwen2.5-7b"], "a100", 1, "qwen2.5-7b"),
+        (replace(MODEL, dtype="float16"), "h200", 1, "float16"),
+        (replace(MODEL, num_hidden_layers=16), "h200", 1, "llama-3.1-8b"),
+        (MODEL, "l40s", 1, "attention"),
+        (MODELS["llama-3.1-70b"], "l40s", 8, "attention, tp 8, llama-3.1-70b"),
+    ],
+)
+def test_the_error_of_a_roofline_outside_its_fit_is_unknown(model, gpu, tp, why):
+    """Heading, sources and error say why, and none of them has a number for it."""
+    cost = Roofline(model, GPUS[gpu], tp=tp)
+    assert cost.error == Unknown(f"{why} not in the fit") and str(cost.error) == "unknown"
+    assert cost.describe().endswith(f", not measured here (error unknown: {why} not in the fit)")
+    assert "%" not in cost.describe() and "±" not in cost.describe()
+    known = "known of llama-3.1-8b, qwen3-14b, qwen3-8b, mistral-7b in bfloat16 on one GPU; here: "
+    assert f"{known}unknown, {why} not in the fit" in cost.sources()
+    assert Scaled(cost, 1.1).error == cost.error
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-14b", "qwen3-8b", "mistral-7b"])
+def test_the_error_of_a_roofline_inside_its_fit_is_the_measured_one(name):
+    """Models that were compared, under another name or context length too: neither costs time."""
+    for model in (MODELS[name], replace(MODELS[name], name="mine", max_position_embeddings=9)):
+        cost = Roofline(model, GPUS["h100"])
+        assert cost.error.high == GPUS["h100"].efficiencies.error_p95
+        assert cost.describe() == "cost: roofline, not measured here (kernel part ±8.6 %)"
+
+
+def test_replicas_of_which_one_has_no_known_error_have_none(tmp_path):
+    """The others' errors say nothing of it; the scenario's own cost, which no group takes, nothing either."""
+    for other, low in (("gpu: h100", -0.086), ("gpu: h100, tp: 2", None)):
+        kinds = {"a": "gpu: h200", "b": other}
+        groups = ", ".join(f"{k}: {{count: 1, cost: {{kind: roofline, {gpu}}}}}" for k, gpu in kinds.items())
+        setup = Setup.of(_scenario(tmp_path, 1, f"replicas={{groups: {{{groups}}}, router: random}}"))
+        assert getattr(_error_of(setup), "low", None) == low
+
+
+def test_a_measured_profile_with_another_host_has_no_known_error():
+    """Its steps were measured with the host of the profile."""
+    stated = Calibrated(PROFILE, host=StatedHost(1_000_000).term())
+    assert stated.error == Unknown("its host is stated, and steps were measured with another")
+    assert f"; error unknown: {stated.error.source}; host stated" in stated.describe() and "±" not in stated.describe()
 
 
 def test_a_measured_profile_tells_the_spread_of_its_biases():
@@ -123,4 +177,5 @@ def test_a_measured_profile_tells_the_spread_of_its_biases():
     assert str(error) == "−2.5 to +1.5 %" and "held-out" in error.source
     fitted = Calibrated(replace(PROFILE, held_out=None, residuals=tuple(steps))).error
     assert (fitted.low, fitted.high) == (error.low, error.high) and "no step was held out" in fitted.source
-    assert Calibrated(replace(PROFILE, held_out=None, residuals=())).error is None
+    bare = Calibrated(replace(PROFILE, held_out=None, residuals=()))
+    assert bare.error == Unknown("the profile has neither held-out steps nor residuals")

@@ -182,7 +182,7 @@ def _uncertainty(tables: Tables, index: int) -> Sentence:
     told: Sentence = ["Sampling leaves ", low, *([" to ", high] if low.text != high.text else []), " within the SLO"]
     told += [" at both ends of the interval"] if low.text == high.text else []
     if ("cost model", "replicas") not in mine:
-        return [*told, "; step times are stated, so that no error of theirs is known"]
+        return [*told, "; the error of the step times is ", of("cost model", "step_time", "source")]
     told += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
     replicas = tables["sureness"][mine["cost model", "replicas"]]
     fewest, most = (
