@@ -188,9 +188,10 @@ def _search(setup: Setup, labels: Sequence[str], sweep: Sweep, effort: Effort) -
 def _found(case: Case) -> Capacity:
     """What the search found; where loads are whole, the last that still passes, and the loads that are not certain."""
     found = capacity(case.book)
-    if not case.axis.whole or found.load is None or found.low is None or found.high is None:
+    if not case.axis.whole or found.load is None:
         return found
-    return replace(found, load=float(floor(found.load)), low=float(floor(found.low)), high=float(ceil(found.high)))
+    low, high = found.low and float(floor(found.low)), found.high and float(ceil(found.high))
+    return replace(found, load=float(floor(found.load)), low=low, high=high)
 
 
 def _merit(case: Case) -> tuple[float, float]:
@@ -198,7 +199,7 @@ def _merit(case: Case) -> tuple[float, float]:
     if not case.book:
         return 0.0, 0.0
     found = capacity(case.book)
-    return found.load or found.low or 0.0, max(probe.margin for probe in probes(case.book))
+    return found.load or (0.0 if found.never else found.highest), max(probe.margin for probe in probes(case.book))
 
 
 def _difference(one: PolicyCapacity, other: PolicyCapacity) -> Difference:
@@ -231,6 +232,7 @@ def _explain(study: CapacityStudy, sweep: Sweep) -> None:
     for case, load in below:
         policy = next(p for p in study.policies if p.case is case)
         policy.at = means(case, load, USE)
+        policy.found = _found(case)  # what was tried below it decides more than the search had
     for policy in study.policies:
         failing = [p for p in probes(policy.case.book) if not p.passes]
         above = [p for p in failing if policy.found.load is None or p.load > policy.found.load]

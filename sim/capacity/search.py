@@ -12,7 +12,7 @@ it is close to a straight line where misses grow by factors.
 
 The capacity is where the mean margin crosses 0, the highest crossing where there are several. The interval around it is
 that of the loads at which the verdict is not certain: it holds the crossing of endlessly many seeds in about 95 of 100
-searches.
+searches. Each of its ends has a load beyond it that was tried and decided; where there is none, there is no such end.
 Nothing here simulates: `search` says which trials it wants, and whoever runs them writes them into its book.
 """
 
@@ -145,20 +145,25 @@ class Probe:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves no doubt, as a queue that grows does."""
-        return self.grows or (self.low is not None and self.high is not None and (self.low >= 0 or self.high < 0))
+        """Whether the interval leaves no doubt, as a queue that grows does; so does one seed, of what is not random."""
+        return self.grows or self.low is None or self.high is None or self.low >= 0 or self.high < 0
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a search found. `load` is None where the objective is met at no load (`never`), or at every one tried, up to
-    `low`. `fails_below` lists lower loads at which it is missed."""
+    """What a search found. `load` is None where the objective is met at no load tried (`never`), or at every one, from
+    `lowest` to `highest`. `low` is up to where it is decided to be met, `high` from where to be missed; None where no
+    load tried decides it. `undecided` are the loads tried that nothing was decided of, `fails_below` lists those below
+    the capacity at which it is missed."""
 
     load: float | None
     low: float | None
     high: float | None
     never: bool
     num_seeds: int
+    lowest: float
+    highest: float
+    undecided: tuple[float, ...] = ()
     fails_below: tuple[float, ...] = ()
 
 
@@ -300,36 +305,39 @@ def capacity(book: Book, num_seeds: int | None = None, *, without: int | None = 
         low, high = _ends(probes(book))
         counts = [p.num_seeds for p in (low, high) if p is not None]
         num_seeds = min(counts, default=1)
-    found = probes(book, num_seeds, without=without)
+    found, every = probes(book, num_seeds, without=without), probes(book)
     low, high = _ends(found)
-    if low is None:
-        return Capacity(None, None, None, True, num_seeds)
-    if high is None:
-        return Capacity(None, low.load, None, False, num_seeds)
-    failing = tuple(p.load for p in probes(book) if p.load < low.load and not p.passes and p.decided)
-    most = most_margin(book)
-    middle, least, largest = (
-        _crossing([(p.load, p.margin if value is None else value, p.grows) for p, value in values], most)
-        for values in ([(p, p.margin) for p in found], [(p, p.low) for p in found], [(p, p.high) for p in found])
-    )
-    least = found[0].load if least is None else least
-    if high.grows and high.margin >= 0 and largest is not None:  # the queue alone fails, somewhere between the two
-        least, largest = min(least, low.load), max(largest, high.load)
-    return Capacity(middle, least, largest, False, num_seeds, failing)
+    middle = least = largest = None
+    if low is not None and high is not None:
+        most = most_margin(book)
+        middle, least, largest = (
+            _crossing([(p.load, p.margin if value is None else value, p.grows) for p, value in values], most)
+            for values in ([(p, p.margin) for p in found], [(p, p.low) for p in found], [(p, p.high) for p in found])
+        )
+        if num_seeds == 1 or (high.grows and high.margin >= 0):  # no interval, or the queue alone fails
+            least = None if least is None else min(least, low.load)
+            largest = None if largest is None else max(largest, high.load)
+    if least is None:
+        sure = [p.load for p in every if p.decided and p.passes and (middle is None or p.load <= middle)]
+        least = max(sure, default=None)
+    if largest is None:
+        sure = [p.load for p in every if p.decided and not p.passes and (middle is None or p.load >= middle)]
+        largest = min(sure, default=None)
+    failing = tuple(p.load for p in every if middle and low and p.load < low.load and not p.passes and p.decided)
+    open_ = tuple(p.load for p in every if not p.decided)
+    lowest, highest = (every[0].load, every[-1].load) if every else (0.0, 0.0)
+    return Capacity(middle, least, largest, low is None, num_seeds, lowest, highest, open_, failing)
 
 
 def _crossing(points: Sequence[tuple[float, float, bool]], most: float) -> float | None:
     """The highest load at which the values (load, value, whether the queue grows) go from 0 or above to below 0.
 
-    None where all are below. Where it is the queue that fails, the middle of the two loads by factor; above the last
-    point where none fails.
+    None where all are below, or the last is not. Where it is the queue that fails, the middle of both loads by factor.
     """
     last = max((i for i, (_, value, grows) in enumerate(points) if value >= 0 and not grows), default=None)
-    if last is None:
+    if last is None or last + 1 == len(points):
         return None
     low, value, _ = points[last]
-    if last + 1 == len(points):
-        return low
     high, after, grows = points[last + 1]
     if grows and after >= 0:
         return math.sqrt(low * high)

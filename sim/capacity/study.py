@@ -251,12 +251,10 @@ def variant(case: Case, overrides: Sequence[str], start: float, effort: Effort =
 
 
 def ratio(found: Case, base: Case) -> float | None:
-    """The capacity of one over that of another, both of the same few seeds. Above the highest load tried the least it
-    can be; None where it has none at all."""
+    """The capacity of one over that of another, both of the same few seeds; None where either has none."""
     num_seeds = min(QUICK.fewest, found.effort.fewest, base.effort.fewest)
-    mine, theirs = capacity(found.book, num_seeds), capacity(base.book, num_seeds)
-    load = mine.load if mine.load is not None else mine.low
-    return None if load is None or theirs.load is None or found.failed else load / theirs.load
+    mine, theirs = (capacity(case.book, num_seeds).load for case in (found, base))
+    return None if mine is None or theirs is None or found.failed else mine / theirs
 
 
 # ---- reasons

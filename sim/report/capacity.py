@@ -83,14 +83,30 @@ def _aligned(grid: list[list[str]]) -> list[str]:
 
 
 def _capacity(study: CapacityStudy, found: Capacity) -> str:
-    """`9.1 [8.8, 9.3]`; of a factor on a trace, in requests/s too."""
-    if found.never:
+    """`9.1 [8.8, 9.3]`, with a word for an end that no load decides; of a factor on a trace, in requests/s too."""
+    if found.never and not found.undecided:
         return "met at no rate" if study.scenario.load_name != "users" else "met by nobody"
-    if found.load is None:
+    if found.load is None and found.low == found.highest:
         return f"met up to {number(found.low)}, the highest tried"
-    interval = f" [{number(found.low)}, {number(found.high)}]" if found.num_seeds > 1 else ""
+    if found.load is None:
+        return "undecided" if found.never or found.low is None else f"met up to {number(found.low)}, then undecided"
+    ends = ("undecided" if end is None else number(end) for end in (found.low, found.high))
+    interval = f" [{', '.join(ends)}]" if found.num_seeds > 1 else ""
     rps = f" = {number(found.load * study.rate)} req/s" if study.scenario.load_name == "rate_scale" else ""
     return f"{number(found.load)}{interval}{rps}"
+
+
+def open_ends(study: CapacityStudy, found: Capacity) -> str:
+    """Why the capacity, or an end of its interval, is not known; "" where all is."""
+    told: list[str] = []
+    if found.load is not None or found.never:
+        if found.low is None and (found.load is not None or found.undecided):
+            told.append(f"no load from {number(found.lowest)} {unit(study)} on is decided to meet the SLO")
+        if found.high is None:
+            told.append(f"no load up to {number(found.highest)} {unit(study)} is decided to miss the SLO")
+    elif found.low is None or found.low < found.highest:
+        told.append(f"capacity not found up to {number(found.highest)} {unit(study)}")
+    return "; ".join(told)
 
 
 def number(value: float | None) -> str:
@@ -165,8 +181,10 @@ def _remarks(study: CapacityStudy) -> list[str]:
             at = f"at {number(policy.breaks_at)} {unit(study)}, where it comes closest"
             told = ", ".join(filter(None, [first_to_break(policy), ", ".join(floor)]))
             lines.append(f"! {policy.name}: no load meets the SLO: {at}: {told}")
-        elif found.load is None:
+        elif found.load is None and found.low is not None:
             lines.append(f"! {policy.name}: every load tried meets the SLO: its capacity is above {number(found.low)}")
+        if why := open_ends(study, found):
+            lines.append(f"! {policy.name}: {why}: raise --max-seeds or --max-probes")
         if skipped := unmeasured(policy.case.book):
             loads = ", ".join(map(number, skipped))
             lines.append(f"! {policy.name}: nobody sends after the warm-up at {loads} {unit(study)}, which say nothing")
@@ -278,9 +296,11 @@ def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
         ("capacity_users" if users else "capacity_rps"): loads["capacity"],
         "low": loads["low"],
         "high": loads["high"],
+        "why_unknown": open_ends(study, found),
+        "undecided_load": list(found.undecided),
         "probes": len(policy.case.book),
         "seeds": found.num_seeds,
-        "met": "never" if found.never else "always" if found.load is None else "up to the capacity",
+        "met": _met(found),
         "fails_below_load": list(found.fails_below),
         "not_measured": unmeasured(policy.case.book),
         "breaks": first_to_break(policy),
@@ -290,6 +310,14 @@ def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
         "saturation_rps": policy.case.saturation,
         "cost_error_share": None if policy.cost is None else list(policy.cost),
     }
+
+
+def _met(found: Capacity) -> str:
+    if found.load is not None:
+        return "up to the capacity"
+    if found.never:
+        return "undecided" if found.undecided else "never"
+    return "always" if found.low == found.highest else "undecided"
 
 
 def _error(error: CostError | Unknown) -> dict[str, Any]:
@@ -318,7 +346,9 @@ def capacity_picture(study: CapacityStudy, path: Path) -> None:
         names = {"mean_rate": "offered load (requests/s)", "users": "users", "rate_scale": "times the trace's rate"}
         panels[-1].set_xlabel(names[study.scenario.load_name])
         head = heading(study.setup).partition(" · measured at: ")[0]
-        foot = "bars: 95 % interval over seeds · × the queue grows · band: where the verdict is not certain"
+        foot = (
+            "bars: 95 % interval over seeds · hollow: undecided · × the queue grows · band: where the verdict is open"
+        )
         handles = [Line2D([], [], color=GREY, linestyle=(0, (4, 1.5)), label=f"the SLO: {study.objective}")]
         put_around(fig, "Highest load within the SLO", head, foot, handles)
         save(fig, path)
@@ -335,10 +365,12 @@ def _panel(ax: Any, study: CapacityStudy, policy: PolicyCapacity, style: PolicyS
         if p.low is not None and p.high is not None:
             ax.plot([p.load, p.load], [p.low, p.high], color=style.color, alpha=0.5, linewidth=1.4)
         marker = "x" if p.grows else style.marker
-        ax.plot([p.load], [p.margin], marker=marker, color=style.color, markersize=5.5, zorder=3)
+        filled = style.color if p.decided else "white"
+        ax.plot([p.load], [p.margin], marker=marker, color=style.color, markersize=5.5, zorder=3, mfc=filled)
     ax.axhline(0, color=GREY, linestyle=(0, (4, 1.5)), linewidth=1.2)
-    if found.load is not None and found.low is not None and found.high is not None:
-        ax.axvspan(found.low, found.high, color=style.color, alpha=0.18, linewidth=0)
+    if found.load is not None:
+        ends = [found.load if end is None else end for end in (found.low, found.high)]
+        ax.axvspan(*ends, color=style.color, alpha=0.18, linewidth=0)
         ax.axvline(found.load, color=style.color, linewidth=1.0)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:+.3g} %".replace("-", "−") if y else "0"))
     ax.set_ylabel("margin of the SLO")

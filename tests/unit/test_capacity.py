@@ -70,14 +70,57 @@ def test_an_objective_met_at_no_load():
     """It is said so, and the loads tried go down to the lowest one."""
     book = run(lambda load, _: -0.5 - load)
     found = capacity(book)
-    assert (found.load, found.low, found.high, found.never) == (None, None, None, True)
-    assert min(book) < 0.03
+    assert (found.load, found.low, found.never, found.undecided) == (None, None, True, ())
+    assert found.high == found.lowest == min(book) < 0.03
 
 
 def test_an_objective_met_at_every_load():
     """Where the axis ends, the end is a lower bound and no capacity."""
     found = capacity(run(lambda load, _: 0.005, start=0.5, axis=Axis(0.01, highest=1.0)))
     assert (found.load, found.low, found.high, found.never) == (None, 1.0, None, False)
+    assert found.highest == 1.0
+
+
+def _trials(margin: float, luck: float) -> dict[int, Trial]:
+    """Four seeds around a margin, each of so many requests that they alone leave no doubt."""
+    return {seed: Trial(margin + luck * (-1) ** seed, 1e6) for seed in range(4)}
+
+
+PASSES, DOUBTFUL, FAILS = _trials(0.009, 1e-5), _trials(0.004, 0.05), _trials(-0.3, 1e-3)
+BARELY_FAILS = _trials(-0.004, 0.05)
+
+
+def test_an_end_of_the_interval_that_no_load_decides_is_none():
+    """The lowest and the highest load tried are no ends: each end has a load beyond it that was decided."""
+    bracket = {10.0: DOUBTFUL, 11.0: BARELY_FAILS}
+    found = capacity(bracket)
+    assert found.load is not None and 10 < found.load < 11
+    assert (found.low, found.high, found.undecided) == (None, None, (10.0, 11.0))
+    assert (found.lowest, found.highest) == (10.0, 11.0)
+    below, above = capacity({8.0: PASSES, **bracket}), capacity({**bracket, 14.0: FAILS})
+    assert below.low is not None and 8 < below.low < 10 and below.high is None
+    assert above.high is not None and 11 < above.high < 14 and above.low is None
+
+
+def test_a_load_decided_with_fewer_seeds_is_an_end_where_no_other_is():
+    """The seeds of the bracket are not those of every load; what others decide counts as it stands."""
+    few = {seed: PASSES[seed] for seed in range(3)}, {seed: FAILS[seed] for seed in range(3)}
+    found = capacity({8.0: few[0], 10.0: DOUBTFUL, 11.0: BARELY_FAILS, 14.0: few[1]})
+    assert (found.low, found.high) == (8.0, 14.0)
+
+
+def test_without_chance_the_ends_are_the_loads_that_passed_and_failed():
+    """One seed of what is not random decides; what lies between the two loads is the capacity's guess alone."""
+    found = capacity({load: {0: Trial(margin, 500.0)} for load, margin in ((10.0, 0.01), (11.0, -0.02))})
+    assert (found.low, found.high, found.undecided) == (10.0, 11.0, ())
+    assert found.load is not None and 10 < found.load < 11
+
+
+def test_loads_that_are_all_in_doubt_decide_nothing():
+    """Missed or met by chance at every load: not never, nor up to the highest."""
+    missed, met = capacity({10.0: BARELY_FAILS}), capacity({10.0: DOUBTFUL})
+    assert missed.never and (missed.low, missed.high, missed.undecided) == (None, None, (10.0,))
+    assert not met.never and (met.low, met.high, met.highest) == (None, None, 10.0)
 
 
 def test_a_lower_load_that_fails_is_found():

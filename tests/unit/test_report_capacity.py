@@ -1,0 +1,76 @@
+"""What is said and drawn of a capacity: decided ends as numbers, all else in words."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+
+from sim.capacity.run import CapacityStudy, PolicyCapacity
+from sim.capacity.search import Axis, Book, Effort, Trial, capacity
+from sim.capacity.study import Case
+from sim.point import Setup
+from sim.report.capacity import capacity_json, capacity_picture, capacity_text
+from sim.scenario import load_scenario
+
+
+def _trials(margin: float, luck: float) -> dict[int, Trial]:
+    return {seed: Trial(margin + luck * (-1) ** seed, 1e6) for seed in range(4)}
+
+
+PASSES, DOUBTFUL, BARELY_FAILS, FAILS = (
+    _trials(margin, luck) for margin, luck in ((0.009, 1e-5), (0.004, 0.05), (-0.004, 0.05), (-0.3, 1e-3))
+)
+
+
+@cache
+def _setup() -> Setup:
+    return Setup.of(load_scenario("chat"))
+
+
+def study(book: Book) -> CapacityStudy:
+    """One policy of `chat`, of which these trials are known."""
+    setup = _setup()
+    case = Case(setup, setup.scenario.specs[0], Axis(0.01), 10.0, Effort(), book=book)
+    found = [PolicyCapacity(case, capacity(book))]
+    return CapacityStudy(setup.scenario, setup, "ttft<1s @ 99%", 1.0, Effort(), found, [], None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("book", "cell", "met", "why"),
+    [
+        ({8.0: PASSES, 10.0: DOUBTFUL, 11.0: BARELY_FAILS}, ", undecided]", "up to the capacity", "no load up to 11"),
+        ({10.0: DOUBTFUL, 11.0: BARELY_FAILS, 14.0: FAILS}, " [undecided, ", "up to the capacity", "no load from 10"),
+        ({8.0: PASSES, 10.0: DOUBTFUL, 11.0: FAILS}, "10.", "up to the capacity", ""),
+        ({8.0: PASSES}, "met up to 8, the highest tried", "always", ""),
+        ({8.0: PASSES, 10.0: DOUBTFUL}, "met up to 8, then undecided", "undecided", "capacity not found up to 10"),
+        ({10.0: DOUBTFUL}, "undecided", "undecided", "capacity not found up to 10"),
+        ({10.0: BARELY_FAILS, 14.0: FAILS}, "undecided", "undecided", "no load from 10"),
+        ({14.0: FAILS}, "met at no rate", "never", ""),
+    ],
+)
+def test_what_no_load_decided_is_said_in_words(book: Book, cell: str, met: str, why: str) -> None:
+    """In the table, in a line of its own with what to do, and in the JSON as null with the reason."""
+    found = study(book)
+    text, (row,), name = capacity_text(found), capacity_json(found)["capacities"], found.policies[0].name
+    assert cell in next(line for line in text.splitlines() if line.startswith(name))
+    assert (f"! {name}: {why or 'no load up'}" in text) is bool(why)
+    assert row["met"] == met and row["why_unknown"].startswith(why) and bool(row["why_unknown"]) is bool(why)
+    assert [row["low"], row["high"]] == [found.policies[0].found.low, found.policies[0].found.high]
+
+
+def test_the_picture_shades_no_further_than_what_was_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the capacity and a decided end; to a side on which nothing was decided, not at all."""
+    spans: list[tuple[float, float]] = []
+    draw = Axes.axvspan
+    monkeypatch.setattr(
+        Axes, "axvspan", lambda ax, low, high, **how: spans.append((low, high)) or draw(ax, low, high, **how)
+    )
+    bracket = {10.0: DOUBTFUL, 11.0: BARELY_FAILS}
+    for book in (bracket, {8.0: PASSES, **bracket}, {**bracket, 14.0: FAILS}):
+        capacity_picture(study(book), tmp_path / "capacity.png")
+    both, below, above = spans
+    middle = capacity(bracket).load
+    assert both == (middle, middle) and below[0] < 10 and below[1] == middle and above[0] == middle and above[1] > 11
