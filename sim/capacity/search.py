@@ -213,7 +213,8 @@ def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[lis
                 return
             if not wanted:  # nowhere further to go: the verdict takes more than a pilot's seeds
                 best = max(probes(book), key=lambda p: p.margin) if low is None else low
-                wanted = _missing(book, [best.load], num_seeds)
+                doubtful = [p.load for p in probes(book) if not (p.decided or effort.narrow)]
+                wanted = _missing(book, [best.load, *doubtful], num_seeds)
             if not wanted:
                 return
             yield wanted

@@ -171,7 +171,8 @@ def _remarks(study: CapacityStudy) -> list[str]:
     """Lines, each starting with `! `, on what is not as one would expect."""
     lines = []
     for policy in study.policies:
-        found = policy.found
+        found, why = policy.found, open_ends(study, policy.found)
+        more = "raise --max-seeds or --max-probes"
         if found.never:
             floor = [
                 f"{name.removesuffix('_s').replace('_', ' ')} {format_duration(1e9 * value)}"
@@ -180,11 +181,11 @@ def _remarks(study: CapacityStudy) -> list[str]:
             ]
             at = f"at {number(policy.breaks_at)} {unit(study)}, where it comes closest"
             told = ", ".join(filter(None, [first_to_break(policy), ", ".join(floor)]))
-            lines.append(f"! {policy.name}: no load meets the SLO: {at}: {told}")
-        elif found.load is None and found.low is not None:
+            lines.append(f"! {policy.name}: {f'{why} ({more})' if why else 'no load meets the SLO'}: {at}: {told}")
+        elif why:
+            lines.append(f"! {policy.name}: {why}: {more}")
+        elif found.load is None:
             lines.append(f"! {policy.name}: every load tried meets the SLO: its capacity is above {number(found.low)}")
-        if why := open_ends(study, found):
-            lines.append(f"! {policy.name}: {why}: raise --max-seeds or --max-probes")
         if skipped := unmeasured(policy.case.book):
             loads = ", ".join(map(number, skipped))
             lines.append(f"! {policy.name}: nobody sends after the warm-up at {loads} {unit(study)}, which say nothing")

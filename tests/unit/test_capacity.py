@@ -74,6 +74,13 @@ def test_an_objective_met_at_no_load():
     assert found.high == found.lowest == min(book) < 0.03
 
 
+def test_loads_in_doubt_get_seeds_before_it_is_said_that_none_meets_the_objective():
+    """Two seeds far apart leave a load open that ten decide."""
+    book = run(lambda load, seed: (0.01, -0.3)[seed % 2] if load < 5 else -0.5)
+    assert capacity(book).never and not capacity(book).undecided
+    assert {len(seeds) for load, seeds in book.items() if load < 5} == {Effort().fewest}
+
+
 def test_an_objective_met_at_every_load():
     """Where the axis ends, the end is a lower bound and no capacity."""
     found = capacity(run(lambda load, _: 0.005, start=0.5, axis=Axis(0.01, highest=1.0)))
