@@ -16,7 +16,7 @@ from whole_batches import blocked, outcomes, times
 
 from sim.errors import ScenarioError
 from sim.kv.blocks import CountingKV
-from sim.policies.preemption import PreemptiveConfig, WaitingQueue
+from sim.policies.preemption import PreemptiveConfig, WaitingQueue, next_victim, remaining_tokens
 from sim.policies.preemptive import Preemptive
 from sim.types import Arrival, PolicyContext, Request, Sequence
 
@@ -158,6 +158,28 @@ def test_srpt_counts_what_is_generated_already_and_sjf_does_not() -> None:
         queue.push(new)
         heads[order] = queue.head()
     assert heads == {"srpt": old, "sjf": new}
+
+
+class Short:
+    """Foretells two tokens for everybody."""
+
+    name = "short"
+
+    def predict(self, request: Request) -> int:
+        return 2
+
+
+def test_whoever_outgrew_a_prediction_has_nothing_to_come() -> None:
+    """By 3 tokens or by 6, which says nothing of what remains: the first to arrive is served, the newest the victim."""
+    old, new = Sequence(Request(0, 0, 4, 20)), Sequence(Request(1, 5, 4, 20))
+    old.settled_output_tokens, new.settled_output_tokens = 5, 8
+    old.order, new.order = 0, 1
+    assert [remaining_tokens(seq, Short()) for seq in (old, new)] == [0, 0]
+    queue = WaitingQueue("srpt", Short())
+    queue.push(new)
+    queue.push(old)
+    assert queue.head() is old
+    assert next_victim("most_remaining", [old, new], {}, Short()) is new
 
 
 # ---- preempt_after

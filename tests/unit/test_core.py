@@ -16,7 +16,7 @@ from sim.core import EngineCore, SimExecutor
 from sim.errors import SchedulerStalled
 from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
 from sim.policies.static import Static, StaticConfig
-from sim.record import MISSING, Records
+from sim.record import MISSING, Recorder, Records
 from sim.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 
@@ -168,6 +168,37 @@ def test_each_rejection_has_its_reason_and_numbers(drive: Driver) -> None:
         "never_fits": "6 KV blocks needed for 21 tokens, 5 in the pool",
         "queue_full": "1 requests wait already",
     }
+
+
+class Minding(SimExecutor):
+    """Counts how often each sequence that began has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(Constant(), MAX_MODEL_LEN)
+        self.ends: dict[int, int] = {}
+
+    def begin(self, seq: Sequence, output_tokens: int | None) -> None:
+        super().begin(seq, output_tokens)
+        self.ends[seq.request.id] = 0
+
+    def end(self, seq: Sequence) -> None:
+        super().end(seq)
+        self.ends[seq.request.id] = self.ends.get(seq.request.id, 0) + 1
+
+
+def test_the_executor_is_told_of_every_end(drive: Driver) -> None:
+    """Finished, cancelled, cut by a deadline or rejected: whoever began ends once, or a long run fills the memory."""
+    executor = Minding()
+    core = EngineCore(vllm(CountingKV(5, 4)), executor, Recorder(), max_model_len=MAX_MODEL_LEN)
+    arrivals = (
+        arrival(0, 0),
+        arrival(1, 0, output=9, cancel_ns=25),
+        arrival(2, 0, output=9, deadline_ns=35),
+        arrival(3, 0, prompt=30),
+    )
+    played = play(drive, core, *arrivals)
+    assert [o.outcome for o in played] == ["finished", "cancelled", "cancelled", "rejected"]
+    assert executor.ends == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
 def test_a_simulation_needs_lengths() -> None:

@@ -153,6 +153,15 @@ def test_padding_costs_what_work_costs(cost: Cost) -> None:
     assert cost.step_ns(BATCHES["copied prompts"]) == cost.step_ns(step(chunks=[(0, 300)] * 4))
 
 
+@pytest.mark.parametrize("cost", [ROOFLINE, Roofline(LLAMA, H200, tp=2)], ids=["roofline", "tp2"])
+def test_padding_takes_no_attention_away(cost: Roofline) -> None:
+    """A chunk after 4,096 tokens has more pairs than a whole prompt of the padded length: those count."""
+    padded, bare = step(chunks=[(4096, 512)], pad_prefill_tokens=8), step(chunks=[(4096, 512)])
+    terms = [cost.explain(columns_of(batch)) for batch in (padded, bare)]
+    assert terms[0]["attention"][0] == terms[1]["attention"][0]
+    assert sum(terms[0][term][0] for term in TIME_TERMS) == pytest.approx(cost.step_ns(padded), abs=1)
+
+
 def test_padding_is_not_useful_work() -> None:
     """FLOPs and bytes for MFU count real rows only."""
     padded, real = (ROOFLINE.explain(columns_of(b)) for b in (BATCHES["padded decodes"], step([1000] * 5)))
@@ -167,6 +176,7 @@ def test_two_gpus_halve_the_matmuls_and_pay_for_talking() -> None:
     assert two.layers[2] == one.layers[2] / 2
     assert two.head[2] == one.head[2] / 2
     assert two.kv_per_token == one.kv_per_token / 2
+    assert two.attention_per_pair == one.attention_per_pair / 2
     assert (one.other_constant, two.other_constant) == (0, 2 * 32 * H200.peer_latency_ns)
     # Ring of two: each sends its half once to sum and once to share, twice a layer.
     sent = 32 * 2 * 4096 * 2 / H200.peer_link * 1e9

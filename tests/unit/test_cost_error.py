@@ -102,6 +102,13 @@ def test_the_explained_parts_are_stretched_too(cost, batch):
     assert terms["flops"][0] == plain["flops"][0] and terms["bytes"][0] == plain["bytes"][0]
 
 
+def test_what_a_policy_is_told_of_recompute_and_swap_is_stretched_too():
+    """Both by the factor: else a policy that chooses between them would choose by another machine."""
+    scaled = Scaled(LINEAR, 2.5)
+    assert scaled.swap_ns(64) == 2.5 * LINEAR.swap_ns(64) > 0
+    assert scaled.recompute_ns(100) == 2.5 * LINEAR.recompute_ns(100) > 0
+
+
 def test_what_each_kind_knows_of_its_error():
     """A roofline by the models held out, an import by the versions of its kernels; a stated time has none."""
     roofline = Roofline(MODELS["llama-3.1-8b"], GPUS["h100"]).error

@@ -171,6 +171,15 @@ def test_every_offered_request_is_the_denominator():
         inputs_of(records, num_offered=4)
 
 
+def test_goodput_counts_what_is_delivered_in_the_window():
+    """One sent before it and delivered in it counts, one sent in it and delivered after it does not."""
+    rows = [_answer(50, 100, 10, 11), _answer(850, 100, 10, 11), _answer(300, 100, 10, 11), _answer(310, 100, 10, 11)]
+    slo = parse_slo("ttft<500ms & tpot<50ms @ 99%")
+    for kept, rate in ((rows[:1], 1 / 0.8), (rows[1:2], 0.0), (rows, 3 / 0.8)):
+        values = measure(inputs_of(records_of(kept), slo=slo, window_ns=(100 * MS, 900 * MS))).values
+        assert values["goodput_rps"] == values["throughput_rps"] == pytest.approx(rate)
+
+
 def test_goodput_exists_for_the_per_request_form_only():
     """A population objective has a verdict but no goodput and no share of requests; no objective has neither."""
     rows = [_answer(10 * i, 100, 10, 11) for i in range(50)]
@@ -247,6 +256,7 @@ def test_an_engine_that_only_fills_up_is_not_judged():
     assert is_too_short(requests, (0, 40 * S))
     assert not is_unstable(requests, (0, 40 * S))
     assert not is_too_short(requests, (0, 120 * S))
+    assert is_too_short(requests, (0, 119 * S))
 
 
 def test_backpressure_is_not_growth():

@@ -58,6 +58,19 @@ def test_kpis_by_hand():
     assert {name: values[name] for name in expected} == pytest.approx(expected)
 
 
+def test_a_step_counts_for_the_time_it_runs_within_the_window():
+    """A full pool for 1 ms of 100, the last of a step that began long before: not what is exceeded for 1 % of the time.
+    Of ten steps one is full: by steps it would be."""
+    full = {"start_ns": 0, "duration_ns": 101 * MS, "num_decode": 1, "free_blocks": 0}
+    rest = [
+        {"start_ns": (101 + 11 * i) * MS, "duration_ns": 11 * MS, "num_decode": 1, "free_blocks": 60} for i in range(9)
+    ]
+    values = measure(inputs_of(records_of([REQUEST], [full, *rest]), window_ns=(100 * MS, 200 * MS))).values
+    assert values["engine_busy_share"] == 1.0
+    assert values["kv_utilisation_mean"] == pytest.approx(0.01 * 1.0 + 0.99 * 0.4)
+    assert values["kv_utilisation_p99"] == 0.4
+
+
 def test_what_is_not_defined_is_none():
     """No limit on slots, no cost terms: no occupancy, no MFU, and no zeros for them."""
     values = _values()
@@ -142,6 +155,7 @@ def _bound(reason: str, *, pad_rows: int = 0, queued_ms: int = 50, **terms: floa
         ("batch_window", {"other": 9.0}, "batch window"),
         ("my_own_rule", {}, "my own rule"),
         ("no_slot", {"queued_ms": 10, "weights": 5.0}, "load"),
+        ("no_slot", {"queued_ms": 11, "weights": 5.0}, "weights, slots"),
     ],
 )
 def test_bound_by(reason, more, bound):
