@@ -96,8 +96,6 @@ class Fleet:
         self.control_ns: list[int] = []  # when something becomes of a replica
         self._engines: list[Engine] = []
         self._below_ns: int | None = None  # since when a scaler has found too little to do
-        self._looked_ns = 0
-        self._busy_then: dict[Engine, int] = {}
 
     # ---- the whole run
 
@@ -181,7 +179,7 @@ class Fleet:
         """A new engine takes requests from now on."""
         now_ns = int(self.env.now)
         self._become(slot, UP, now_ns)
-        slot.engine = Engine(self, slot, self.new_engine(slot.number), now_ns)
+        slot.engine = Engine(self, slot, self.new_engine(slot.number))
         self._engines.append(slot.engine)
         self.env.process(slot.engine.process())
         self.clients.release()
@@ -216,7 +214,7 @@ class Fleet:
         scaler = self.plan.scaler
         assert scaler is not None, "scheduled only with one"
         now_ns = int(self.env.now)
-        signal = self._signal(now_ns)
+        signal = self._signal()
         there = [slot for slot in self.slots if slot.state]
         if signal > scaler.above and len(there) < scaler.max:
             slot = next(slot for slot in self.slots if not slot.state)
@@ -233,16 +231,16 @@ class Fleet:
             self._remove(staying[-1], now_ns)
         self.at(now_ns + scaler.every, self._look)
 
-    def _signal(self, now_ns: int) -> float:
+    def _signal(self) -> float:
         """What the scaler goes by; without a replica to count by, infinite if anything waits."""
         waiting = len(self.clients.held) + sum(e.core.num_waiting for e in self._engines if e.alive)
         if isinstance(self.plan.scaler, QueueScaler):
             part, whole = waiting, sum(slot.state in (UP, STARTING) for slot in self.slots)
         else:
-            engines = [slot.engine for slot in self.slots if slot.state == UP and slot.engine is not None]
-            part = sum(e.busy_ns(now_ns) - self._busy_then.get(e, 0) for e in engines)
-            whole = sum(now_ns - max(e.since_ns, self._looked_ns) for e in engines)
-            self._looked_ns, self._busy_then = now_ns, {e: e.busy_ns(now_ns) for e in engines}
+            pools = [
+                slot.engine.core.scheduler.kv for slot in self.slots if slot.state == UP and slot.engine is not None
+            ]
+            part, whole = sum(1 - kv.num_free / kv.num_blocks for kv in pools), len(pools)
         if not whole:
             return inf if waiting else 0.0
         return part / whole

@@ -33,28 +33,16 @@ class Slot:
 class Engine:
     """One engine from the start of its replica to its end or failure."""
 
-    def __init__(self, fleet: Fleet, slot: Slot, core: EngineCore, now_ns: int) -> None:
+    def __init__(self, fleet: Fleet, slot: Slot, core: EngineCore) -> None:
         if not isinstance(core.executor, SimExecutor):
             raise TypeError(f"simulate_fleet needs a SimExecutor, not {type(core.executor).__name__}")
         self.fleet = fleet
         self.slot = slot
         self.core = core
-        self.since_ns = now_ns
         self.alive = True
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
         self.lost: set[int] = set()
-        self.busy_until_ns = now_ns  # the end of the running step
-        self._busy_ns = 0
-
-    def runs(self, start_ns: int, end_ns: int) -> None:
-        """Steps without a rest between them run from `start_ns` to `end_ns`."""
-        self._busy_ns += end_ns - start_ns
-        self.busy_until_ns = end_ns
-
-    def busy_ns(self, now_ns: int) -> int:
-        """How long steps ran up to `now_ns`."""
-        return self._busy_ns - max(self.busy_until_ns - now_ns, 0)
 
     def rouse(self) -> None:
         """Wakes the engine if it sleeps."""
@@ -113,7 +101,6 @@ class Engine:
                 timer_ns = core.next_timer_ns
                 horizon_ns = fleet.horizon_ns()
                 end_ns = core.leap(work, end_ns, horizon_ns if timer_ns is None else min(horizon_ns, timer_ns), cost)
-            self.runs(now_ns, end_ns)
             yield env.timeout(end_ns - now_ns)
             if env.peek() <= end_ns:
                 yield Phase(env, END + number)

@@ -70,12 +70,14 @@ class QueueScaler(_Scaler):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BusyScaler(_Scaler):
-    """By the share of the time since the last look in which replicas that take requests ran a step."""
+class KvScaler(_Scaler):
+    """By the share of KV blocks in use at the look, as a mean over the replicas that take requests. Blocks that only a
+    prefix cache still holds are free. (The time that steps take says nothing: an engine that batches is busy with one.)
+    """
 
     above: Share
     below: Share
-    kind: Literal["busy_share"] = "busy_share"
+    kind: Literal["kv_utilisation"] = "kv_utilisation"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +85,7 @@ class BusyScaler(_Scaler):
             raise ValueError(f"autoscaler: below {self.below:.4g} and above {self.above:.4g}: needs 0 <= below < above")
 
 
-Scaler = QueueScaler | BusyScaler
+Scaler = QueueScaler | KvScaler
 
 
 @dataclass(frozen=True)

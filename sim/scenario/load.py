@@ -303,6 +303,13 @@ _WORDS = {  # what a validator calls them, and how a scenario writes them
 }
 
 
+_GONE = {
+    "busy_share": "an engine that batches is busy as soon as one request runs, so that this is full at any load. Write"
+    " kv_utilisation, the share of KV blocks in use, or queue_per_replica, the requests that wait for each"
+}
+"""Kinds that were there, and what to write instead."""
+
+
 def _validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
     """`value` as the dataclass `kind`; the first error in file order as a ScenarioError."""
     try:
@@ -363,6 +370,8 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
         case "union_tag_invalid":
             expected = item.get("ctx", {}).get("expected_tags", "")
             given = item.get("ctx", {}).get("tag", "")
+            if given in _GONE:
+                return f"{name}.kind is {given}: {_GONE[given]}."
             near = difflib.get_close_matches(given, [tag.strip(" '") for tag in expected.split(",")], n=1)
             return f"{name}.kind is {given}. " + (f"Did you mean {near[0]}?" if near else f"Write one of {expected}.")
         case "union_tag_not_found":

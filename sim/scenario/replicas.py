@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
-from sim.fleet.plan import BusyScaler, Failure, FleetPlan, Lost, QueueScaler
+from sim.fleet.plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler
 from sim.fleet.routing import (
     LeastTokensConfig,
     PrefixAffinityConfig,
@@ -58,7 +58,7 @@ class ReplicasConfig:
     ) = None
     failures: tuple[Failure, ...] = ()
     lost: Lost | None = None
-    autoscaler: Annotated[QueueScaler | BusyScaler, ByKind()] | None = None
+    autoscaler: Annotated[QueueScaler | KvScaler, ByKind()] | None = None
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.groups is None):
@@ -93,7 +93,7 @@ class ReplicasConfig:
         """The router; where a single replica leaves nothing to choose, any."""
         return RoundRobinConfig() if self.router is None else self.router
 
-    def _check_autoscaler(self, scaler: QueueScaler | BusyScaler) -> None:
+    def _check_autoscaler(self, scaler: QueueScaler | KvScaler) -> None:
         if self.groups is not None:
             raise ValueError("autoscaler adds and removes replicas that are alike. Write count instead of groups.")
         if scaler.every < SOONEST_LOOK_NS:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.core import EngineCore
 from sim.explain.attribution import attribute
 from sim.fleet.drive import FleetRun, simulate_fleet
-from sim.fleet.plan import BusyScaler, Failure, FleetPlan, QueueScaler
+from sim.fleet.plan import Failure, FleetPlan, KvScaler, QueueScaler
 from sim.fleet.routing import ROUTERS, PrefixAffinityConfig
 from sim.policies import POLICIES
 from sim.record import FINISHED, UNFINISHED, Records
@@ -79,7 +79,7 @@ def test_one_replica_is_the_single_engine_bit_for_bit(kind: str, data: st.DataOb
 @st.composite
 def scaling(draw: st.DrawFn) -> FleetPlan:
     """A scaler that finds reasons to act."""
-    kind = draw(st.sampled_from([QueueScaler, BusyScaler]))
+    kind = draw(st.sampled_from([QueueScaler, KvScaler]))
     delay = draw(st.sampled_from([0, 11 * MS, 200 * MS]))
     every, cold_start = draw(st.sampled_from([3 * MS, 20 * MS])), draw(st.sampled_from([0, 5 * MS, 90 * MS]))
     scaler = kind(above=0.5, below=0.3, every=every, min=1, max=3, cold_start=cold_start, scale_down_delay=delay)

@@ -12,7 +12,7 @@ from sim.explain.attribution import attribute
 from sim.explain.audit import audit_events
 from sim.explain.story import Stories
 from sim.fleet.drive import FleetRun, simulate_fleet
-from sim.fleet.plan import BusyScaler, Failure, FleetPlan, QueueScaler, ReplicaSpan
+from sim.fleet.plan import Failure, FleetPlan, KvScaler, QueueScaler, ReplicaSpan
 from sim.fleet.records import by_engine
 from sim.fleet.routing import (
     LeastTokens,
@@ -157,10 +157,21 @@ def test_a_removed_replica_ends_what_it_has_and_gets_nothing_new() -> None:
     assert requests_frame(found.records)["replica"].tolist() == [0, 1, 0, 0]
 
 
-def test_a_scaler_by_busy_share_sees_only_the_time_since_its_last_look() -> None:
-    """A request of 100 ns fills the first two looks of 50 ns, the second of which comes before 60 %; then none is."""
-    busy = BusyScaler(above=0.6, below=0.3, every=50, min=1, max=2, cold_start=10, scale_down_delay=60)
-    found = run(FleetPlan(1, scaler=busy), arrival(0, 0, output=10), until_ns=1000)
+KV = KvScaler(above=0.6, below=0.3, every=50, min=1, max=2, cold_start=10, scale_down_delay=60)
+
+
+def test_a_scaler_by_kv_adds_none_to_a_replica_that_is_always_busy_and_nearly_empty() -> None:
+    """A step runs at every instant, and of 100 blocks at most 4 are in use: a tenth of the load that fills it."""
+    found = run(FleetPlan(1, scaler=KV), *(arrival(i, 100 * i, output=10) for i in range(10)), until_ns=1000)
+    assert steps_frame(found.records)["duration_ns"].sum() == found.end_ns == 1000
+    assert found.spans == (ReplicaSpan(0, "up", 0, 1000),)
+
+
+def test_a_scaler_by_kv_adds_where_memory_fills_and_removes_where_it_is_free() -> None:
+    """At 50 ns four prompts hold 76 of 100 blocks, and a second replica is added. From the look at 150 on nothing is
+    held, so that it goes at 250, the first look beyond the delay."""
+    found = run(FleetPlan(1, scaler=KV), *(arrival(i, 0, prompt=76, output=10) for i in range(4)), until_ns=1000)
+    assert 100 < found.end_ns < 150
     assert found.spans[1:] == (ReplicaSpan(1, "starting", 50, 60), ReplicaSpan(1, "up", 60, 250))
 
 

@@ -123,9 +123,14 @@ WRONG = {
         "Write count instead of groups",
     ),
     "looks_too_often": (
-        "{count: 1, autoscaler: {kind: busy_share, every: 1ns, cold_start: 1s, scale_down_delay: 1s, above: 90%,"
+        "{count: 1, autoscaler: {kind: kv_utilisation, every: 1ns, cold_start: 1s, scale_down_delay: 1s, above: 90%,"
         " below: 10%, min: 1, max: 1}}",
         "every is 1 ns. It must be at least 1 ms",
+    ),
+    "scaled_by_time": (
+        "{count: 1, autoscaler: {kind: busy_share, every: 15s, cold_start: 1s, scale_down_delay: 1s, above: 90%,"
+        " below: 10%, min: 1, max: 1}}",
+        "busy as soon as one request runs, so that this is full at any load. Write kv_utilisation",
     ),
     "no_memory": ("{groups: {a: {count: 1, kv: {tokens: 4, block_size: 16}}}}", "must hold at least one block"),
     "unknown_cost": ("{groups: {a: {count: 1, cost: h20}}}", "Did you mean h200?"),
