@@ -13,6 +13,7 @@ from whole_batches import blocked, outcomes, times, workloads
 from sim.errors import ScenarioError
 from sim.kv.blocks import CountingKV
 from sim.policies.continuous import Continuous, ContinuousConfig
+from sim.record import BLOCKED, MISSING
 from sim.types import Arrival, PolicyContext
 
 
@@ -83,6 +84,15 @@ def test_prefill_first_gives_the_whole_budget_to_prompts() -> None:
     """The decode that stands still takes no token of the budget."""
     assert continuous("0:4->3 12:5->1", budget=5, seqs=2, order="prefill_first").items[1] == [(1, 5)]
     assert continuous("0:4->3 12:5->1", budget=5, seqs=2).items[1] == [(0, 1), (1, 4)]
+
+
+def test_a_head_that_lacks_tokens_names_the_prompt_that_takes_them() -> None:
+    """The first prompt takes all 4 tokens of two steps; a head that lacks a slot or blocks is in nobody's way."""
+    states = continuous("0:8->1 0:4->1", budget=4, seqs=2).records.states
+    assert states[states["state"] == BLOCKED][["request_id", "blocker"]].tolist() == [(1, 0)]
+    for limits in ({"seqs": 1}, {"blocks": 2}):
+        states = continuous("0:8->1 0:4->1", **limits).records.states
+        assert states[states["state"] == BLOCKED][["request_id", "blocker"]].tolist() == [(1, MISSING)]
 
 
 def test_kv_is_reserved_for_prompt_and_output_cap() -> None:

@@ -69,7 +69,9 @@ def vllm(kv: CountingKV | TableKV, max_num_seqs: int = 4, max_num_batched_tokens
     return Vllm(config, PolicyContext(kv, MAX_MODEL_LEN))
 
 
-def engine(scheduler: Scheduler, *, max_waiting: int | None = None, per_chunk_ns: int = 0) -> EngineCore:
+def engine(
+    scheduler: Scheduler, *, max_waiting: int | None = None, per_chunk_ns: int = 0, stop_ns: int | None = None
+) -> EngineCore:
     return EngineCore(
         scheduler,
         SimExecutor(Constant(), MAX_MODEL_LEN),
@@ -77,6 +79,7 @@ def engine(scheduler: Scheduler, *, max_waiting: int | None = None, per_chunk_ns
         max_model_len=MAX_MODEL_LEN,
         max_waiting=max_waiting,
         per_chunk_ns=per_chunk_ns,
+        stop_ns=stop_ns,
     )
 
 

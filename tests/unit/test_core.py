@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.core import EngineCore, SimExecutor
+from sim.decode import DecodeGroup
 from sim.errors import SchedulerStalled
 from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
 from sim.policies.static import Static, StaticConfig
@@ -143,6 +144,16 @@ def test_timers_of_the_ended_wake_nobody() -> None:
     assert not core.has_work
 
 
+def test_who_waits_is_counted_before_it_is_let_in() -> None:
+    """`num_waiting` counts the inbox and the scheduler's queue, and not who runs."""
+    core = engine(vllm(CountingKV(100, 4), max_num_seqs=1))
+    for made in (arrival(0, 0), arrival(1, 0), arrival(2, 5)):
+        core.submit(made)
+    assert core.num_waiting == 3
+    core.schedule(0, drain=False)
+    assert core.num_waiting == 2
+
+
 # ---- rejections
 
 
@@ -270,6 +281,45 @@ def test_waiting_is_no_stall_while_something_may_come() -> None:
     assert core.schedule(0, drain=False) is IDLE
 
 
+def test_preemptions_between_which_tokens_are_made_are_no_circle(
+    drive: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only preemptions in a row stop a run: three with tokens of prompts or of decodes between them are valid."""
+    monkeypatch.setattr("sim.core.MAX_FRUITLESS_PREEMPTIONS", 1)
+    core = engine(vllm(CountingKV(3, 4), max_num_seqs=2))
+    drive(core, Requests(*(arrival(i, 0, prompt=4, output=8) for i in range(4))))
+    requests = core.recorder.records().requests
+    assert (requests["num_preemptions"].sum(), requests["output_tokens"].tolist()) == (3, [8] * 4)
+
+
+@pytest.mark.parametrize("tokens", ["of a prompt", "of a decode"])
+def test_any_token_ends_a_row_of_fruitless_preemptions(tokens: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that makes a token, by a prompt's end or by a decode, lets as many preemptions follow as before it."""
+    monkeypatch.setattr("sim.core.MAX_FRUITLESS_PREEMPTIONS", 1)
+    scheduler = Sleeper()
+    core = engine(scheduler)
+    victim, other = Sequence(Request(0, 0, 4, 9)), Sequence(Request(1, 0, 4, 9))
+    for seq in (victim, other):
+        core.journal.begin(seq, Arrival(seq.request, 9))
+        core.executor.begin(seq, 9)
+        assert scheduler.kv.allocate(seq, 8)
+    scheduler.add(victim, 0)
+    group = DecodeGroup(4)
+    if tokens == "of a decode":
+        other.settled_computed_tokens, other.settled_output_tokens = 4, 1
+        group.join(other)
+
+    def step(work: Batch, now_ns: int) -> None:
+        scheduler.work = work
+        core.execute(core.schedule(now_ns, drain=False), now_ns)
+
+    step(Batch(None, [], 0, preempted=[victim]), 0)
+    step(Batch(group, [], 0) if len(group) else Batch(None, [(other, 4)], 4), 10)
+    step(Batch(None, [], 0, preempted=[victim]), 20)
+    with pytest.raises(SchedulerStalled, match="2 preemptions without a token by 30 ns"):
+        step(Batch(None, [], 0, preempted=[victim]), 30)
+
+
 def test_idle_until_is_kept(drive: Driver) -> None:
     """A scheduler that names a time is asked again then, and not before unless something happens."""
 
@@ -303,6 +353,14 @@ def test_closing_ends_all_that_is_open() -> None:
         Outcome("unfinished", "time_limit", MISSING, MISSING, MISSING, 10, 0),
     ]
     assert not core.has_work
+
+
+@pytest.mark.parametrize(("stop_ns", "tokens"), [(19, 2), (20, 2), (21, 3)])
+def test_a_run_stops_at_the_first_boundary_at_or_after_its_end(drive: Driver, stop_ns: int, tokens: int) -> None:
+    """A step that ends at `stop_ns` to the nanosecond is the last."""
+    core = engine(vllm(CountingKV(100, 4)), stop_ns=stop_ns)
+    (played,) = play(drive, core, arrival(0, 0, output=9))
+    assert played == Outcome("unfinished", "drain_limit", 0, 10, MISSING, 10 * tokens, tokens)
 
 
 def test_the_simulation_driver_wants_a_simulated_executor() -> None:

@@ -148,6 +148,23 @@ def test_a_hit_block_that_nobody_uses_counts_as_taken() -> None:
     assert kv.num_free == 0
 
 
+def test_a_hit_block_whose_last_user_ends_counts_as_taken_from_then_on() -> None:
+    """The head hits a used and an unused block; when the used one comes free there is not one more for others."""
+    kv = BlockHashKV(5, SIZE)
+    run(kv, sequence(0, (A, 0, 8)))
+    kv.end(next(iter(kv._held)))
+    user, other, head = sequence(1, (A, 0, 5)), sequence(2, prompt=4), sequence(3, (A, 0, 16))
+    run(kv, user)
+    run(kv, other)
+    assert (kv.num_free, kv.lookup(head)) == (2, 8)
+    assert not kv.admit(head, 12, 8, spare_blocks=1)
+    kv.end(user)
+    assert kv.allocate(other, 8)
+    assert (kv.num_free, kv.lookup(head)) == (3, 8)
+    assert not kv.admit(head, 12, 8, spare_blocks=1)
+    assert kv.admit(head, 12, 8)
+
+
 def test_who_shares_nothing_finds_only_its_own_blocks_and_only_after_a_preemption() -> None:
     """Blocks of a prompt without identity are cached for itself when it is preempted, for nobody when it ends."""
     kv = BlockHashKV(10, SIZE)
