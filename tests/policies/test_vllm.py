@@ -130,6 +130,14 @@ def test_max_num_active_seqs_and_max_num_scheduled_tokens_bound_a_step() -> None
     assert tokens.items == [[(0, 4), (1, 1)], [(0, 1), (1, 3)], [(1, 1)]]
 
 
+def test_the_watermark_holds_blocks_back_only_while_somebody_runs() -> None:
+    """4.2: of 8 blocks int(0.5 * 9) stay free: a prompt of 4 waits beside one of 1, and one of 8 starts alone."""
+    arrivals = [arrival(0, 0, 2, prompt=4), arrival(1, 0, 1, prompt=16), arrival(2, 500, 1, prompt=32)]
+    result = vllm(arrivals, blocks=8, watermark=0.5)
+    assert result.items == [[(0, 4)], [(0, 1)], [(1, 16)], [(2, 32)]]
+    assert blocked(result.records) == [(0, 1, "kv_blocks")]
+
+
 @pytest.mark.parametrize(
     ("knobs", "complaint"),
     [
