@@ -19,7 +19,7 @@ class DecodeGroup:
 
     `step` counts the decode steps the group has made. `total_context_tokens` is the sum of `num_computed_tokens`
     over the members, the KV tokens the next decode step reads. Join and leave are O(1); only EngineCore advances.
-    `joined` and `left` hold what changed since the last batch took them.
+    `joined` and `left` hold what changed since the last batch took them; who left again at once is in both.
     """
 
     __slots__ = ("_by_phase", "block_size", "joined", "left", "members", "step", "total_context_tokens")
@@ -60,7 +60,6 @@ class DecodeGroup:
         del self._by_phase[seq.phase][seq]
         self.total_context_tokens -= seq.settled_computed_tokens
         self.left.append(seq)
-        self.joined.pop(seq, None)  # it may join again before a batch takes these
 
     def blocks_due(self) -> int:
         """How many members need one more KV block for the next decode step. O(1)."""
