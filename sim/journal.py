@@ -109,8 +109,7 @@ class Journal:
             if seq.state == DECODE and seq.group is None:
                 seq.state = SAT_OUT
                 row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("", None)))
-        back = [seq for seq, _ in batch.swap_in] if batch.decodes is None else []
-        for seq in [*batch.joined, *back]:
+        for seq in [*batch.joined, *(seq for seq, _ in batch.swap_in)]:
             if seq.state in (SAT_OUT, SWAPPED) and seq.group is not None:
                 seq.state = DECODE
                 row(now_ns, seq.request.id, DECODE)

@@ -46,6 +46,8 @@ def test_leaving_is_seen_by_whoever_planned_its_end() -> None:
     assert seq.epoch == epoch + 1
     group.join(seq)
     assert (list(group.joined), group.left) == ([seq], [seq])
+    group.leave(seq)
+    assert seq.epoch == epoch + 2
 
 
 def test_only_who_lacks_one_token_may_join() -> None:
