@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
 
-.PHONY: help install demo demo-live test test-all test-rest bench lint format clean
+.PHONY: help install demo demo-live test test-all test-rest mutants mutants-sample bench lint format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
@@ -18,6 +18,7 @@ help:
 	@echo "make test      set up, then the fast tests, under 2 minutes"
 	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
 	@echo "make test-rest what of test-all make test has not run, as .ci/run does"
+	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
@@ -60,6 +61,12 @@ test-all: $(ALL)
 test-rest: $(ALL)
 	$(PYTEST) -m "slow and not gpu" --numprocesses auto --dist loadfile --durations 40
 	$(PYTEST) $(NEED_TORCH) -m "not slow and not gpu" --numprocesses auto --dist loadfile
+
+mutants: $(TOOLS)
+	$(BIN)/python -m tests.mutants
+
+mutants-sample: $(TOOLS)
+	$(BIN)/python -m tests.mutants --sample 40 --seed "$$(git rev-parse HEAD)" --least 85
 
 bench: $(RUNTIME)
 	$(BIN)/python tests/bench.py

@@ -1,0 +1,83 @@
+"""Which tests are asked for each mutated file: those of its own behaviour, few seconds of them."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENGINE = (
+    "unit/test_core unit/test_decode unit/test_journal unit/test_record unit/test_kv policies/test_static"
+    " policies/test_continuous policies/test_preemptive policies/test_vllm conformance/test_regressions"
+    " unit/test_fleet unit/test_live unit/test_attribution"
+)
+CACHE = "unit/test_prefix_cache policies/test_vllm unit/test_naive_vllm conformance:vllm"
+RADIX = "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_tgi conformance:sglang"
+REUSE = "policies/test_tensorrt_llm policies/test_tensorrt_llm_reuse conformance:tensorrt_llm"
+MEASURES = "unit/test_metrics unit/test_metrics_kpis unit/test_slo unit/test_precision conformance:continuous"
+BATCHES = "policies/test_static policies/test_dynamic policies/test_hf_static conformance:static conformance:dynamic"
+TRITON = "policies/test_triton conformance:triton"
+TGI = "policies/test_tgi conformance:tgi"
+SGLANG = (
+    "policies/test_sglang policies/test_sglang_clip policies/test_sglang_memory policies/test_sglang_naive"
+    " conformance:sglang"
+)
+# The tests of each file, in tests/; `conformance:KIND` are those of one policy.
+TESTS = {
+    "sim/core.py": ENGINE,
+    "sim/decode.py": ENGINE,
+    "sim/journal.py": ENGINE,
+    "sim/record.py": ENGINE + " unit/test_frames",
+    "sim/kv/block_keys.py": CACHE,
+    "sim/kv/blocks.py": ENGINE,
+    "sim/kv/choice.py": f"{CACHE} {RADIX} {REUSE}",
+    "sim/kv/free_queue.py": CACHE,
+    "sim/kv/prefix_cache.py": CACHE,
+    "sim/kv/radix_*.py": RADIX,
+    "sim/kv/reuse_tree.py": REUSE,
+    "sim/metrics/*.py": MEASURES,
+    "sim/metrics/warmup.py": "theory/test_warmup unit/test_curve",
+    "sim/policies/continuous.py": "policies/test_continuous conformance:continuous",
+    "sim/policies/dynamic.py": BATCHES,
+    "sim/policies/gated.py": "policies/test_gated conformance:gated",
+    "sim/policies/preempti*.py": "policies/test_preemptive conformance/test_regressions conformance:preemptive",
+    "sim/policies/queues.py": "policies/test_vllm policies/test_preemptive conformance:vllm",
+    "sim/policies/rectangle.py": f"{BATCHES} policies/test_tf_serving policies/test_ray_serve policies/test_triton",
+    "sim/policies/replica.py": "policies/test_sarathi policies/test_vllm_v0 conformance:sarathi conformance:vllm_v0",
+    "sim/policies/sealed.py": "policies/test_tf_serving policies/test_ray_serve conformance:ray_serve",
+    "sim/policies/static.py": BATCHES,
+    "sim/policies/systems/faster_transformer.py": "policies/test_hf_static conformance:faster_transformer",
+    "sim/policies/systems/hf_static.py": "policies/test_hf_static conformance:hf_static",
+    "sim/policies/systems/orca.py": "policies/test_orca conformance:orca",
+    "sim/policies/systems/ray_serve.py": "policies/test_ray_serve conformance:ray_serve",
+    "sim/policies/systems/sarathi.py": "policies/test_sarathi policies/test_vidur_naive conformance:sarathi",
+    "sim/policies/systems/sglang*.py": SGLANG,
+    "sim/policies/systems/tensorrt_llm.py": REUSE,
+    "sim/policies/systems/tf_serving.py": "policies/test_tf_serving conformance:tf_serving",
+    "sim/policies/systems/tgi*.py": TGI,
+    "sim/policies/systems/triton*.py": TRITON,
+    "sim/policies/systems/trt_*.py": REUSE,
+    "sim/policies/systems/vllm.py": CACHE,
+    "sim/policies/systems/vllm_v0.py": "policies/test_vllm_v0 policies/test_vidur_naive conformance:vllm_v0",
+}
+
+
+def tests_of(path: str) -> frozenset[str]:
+    """The test files of a mutated file; the most exact pattern decides."""
+    patterns = [pattern for pattern in TESTS if fnmatch.fnmatch(path, pattern)]
+    return frozenset(TESTS[max(patterns, key=len)].split()) if patterns else frozenset()
+
+
+def test_file(name: str) -> str:
+    """The path of what `TESTS` calls `name`."""
+    return "tests/conformance/test_conformance.py" if ":" in name else f"tests/{name}.py"
+
+
+def check(paths: list[str]) -> None:
+    """Ends the program if a file has no tests here, or tests that are not there."""
+    for path in paths:
+        if not tests_of(path):
+            raise SystemExit(f"{path} is in no row of TESTS in {__file__}. Add its tests there.")
+        for name in tests_of(path):
+            if not (ROOT / test_file(name)).exists():
+                raise SystemExit(f"{path}: TESTS in {__file__} names {test_file(name)}, which is not there.")
