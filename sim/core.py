@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from sim.errors import PolicyError, SchedulerStalled
+from sim.errors import PolicyError, ScenarioError, SchedulerStalled
 from sim.journal import ENDED, Journal, Reasons
 from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED, Recorder, pack_step
 from sim.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
+from sim.units import MAX_TIME_NS, format_duration
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
 """Preemptions in a row without any token made by anyone: beyond it the policy is turning in a circle."""
@@ -111,6 +112,13 @@ class EngineCore:
     def execute(self, batch: Batch, now_ns: int) -> int:
         """Runs the step that `schedule` returned, starting at `now_ns`; returns its end."""
         result: StepResult = self.executor.execute(batch)
+        end_ns = now_ns + result.duration_ns
+        if end_ns > MAX_TIME_NS:
+            raise ScenarioError(
+                f"cost: a step of {format_duration(result.duration_ns)} would end {format_duration(end_ns)} after the"
+                f" start, beyond the {format_duration(MAX_TIME_NS)} that times can hold. Shorten the steps, or ask for"
+                " fewer requests."
+            )
         pairs = sampled = 0
         if batch.chunks:
             pairs, sampled = self._advance_chunks(batch)
@@ -121,7 +129,7 @@ class EngineCore:
         self._batch = batch
         self._finished = result.finished
         self.journal.step(self.scheduler, batch, now_ns, result.duration_ns, pairs, sampled)
-        return now_ns + result.duration_ns
+        return end_ns
 
     def leap(self, batch: Batch, end_ns: int, horizon_ns: float, cost: CostModel) -> int:
         """Repeats the step just executed while the next would start before `horizon_ns` and ends nobody.
@@ -132,6 +140,7 @@ class EngineCore:
         if group is None or batch.chunks or self._finished or not batch.num_decode:
             return end_ns
         quiet = self.executor.quiet_steps(batch)
+        horizon_ns = min(horizon_ns, MAX_TIME_NS)
         if not quiet or end_ns >= horizon_ns:
             return end_ns
         kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, cost.step_ns, group.advance

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from sim.errors import ScenarioError
+from sim.ranges import INT32_MAX, PositiveInt, Range, check_ranges, number_text
+
+_COUNTS = Range(1, INT32_MAX)
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -44,16 +47,18 @@ class ModelSpec:
 
     name: str
     model_type: str
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    intermediate_size: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
     tie_word_embeddings: bool = False
     dtype: str = "bfloat16"
+
+    __post_init__ = check_ranges
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str) -> ModelSpec:
@@ -195,9 +200,9 @@ def _count(config: Mapping[str, object], key: str, name: str, default: int | Non
     value = config.get(key)
     if value is None and default is not None:
         return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        found = "missing" if value is None else repr(value)
-        raise ScenarioError(f"{name}: {key} is {found}. A config.json holds a whole number above 0 there.")
+    if not isinstance(value, int) or isinstance(value, bool) or value not in _COUNTS:
+        found = "missing" if value is None else number_text(value) if type(value) is int else repr(value)
+        raise ScenarioError(f"{name}: {key} is {found}. A config.json holds a whole number {_COUNTS} there.")
     return value
 
 

@@ -1,6 +1,7 @@
 """Quantities with units, as scenarios write them: `50ms`, `8/s`, `55GB/s`, `5%`. A bare number is refused.
 
-Inside, time is an integer of nanoseconds, a rate is requests per second, a size is bytes.
+Inside, time is an integer of nanoseconds, a rate is requests per second, a size is bytes. Each quantity states its
+range, as every number of a config does (`sim.ranges`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from sim.ranges import Range, number_text
+
 NS_PER_S = 1_000_000_000
+YEAR_NS = 365 * 24 * 3600 * NS_PER_S
+MAX_TIME_NS = 2**62
+"""146 years: sums of two such times still fit 64 bits."""
 
 _TIME_NS = {
     "ns": 1,
@@ -103,11 +109,18 @@ def parse_price_per_h(text: object) -> float:
 
 
 def format_duration(ns: float) -> str:
-    """A time for people, three significant digits: `1.23 s`, `48 ms`, `850 us`."""
+    """A time for people, three significant digits: `1.23 s`, `48 ms`, `850 us`; whole seconds, and years from 2 on."""
+    if abs(ns) >= 2 * YEAR_NS:
+        return f"{_years(ns)} years"
     for unit, scale in (("s", NS_PER_S), ("ms", 1_000_000), ("us", 1_000)):
         if abs(ns) >= scale:
             return f"{ns / scale:.3g} {unit}" if abs(ns) < 1000 * scale else f"{ns / scale:,.0f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def _years(ns: float) -> str:
+    years = ns // YEAR_NS if isinstance(ns, int) else ns / YEAR_NS
+    return number_text(years) if abs(years) >= 1000 else f"{ns / YEAR_NS:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +145,47 @@ class Quantity:
         return {"type": "string", "examples": [self.example]}
 
 
-Duration = Annotated[int, Quantity(parse_duration_ns, "50ms")]
+def _with_unit(unit: str) -> Callable[[float], str]:
+    return lambda value: f"{number_text(value)}{unit}"
+
+
+def time_text(ns: float) -> str:
+    """A time as a scenario writes it, where a range ends."""
+    if ns == YEAR_NS:
+        return "a year"
+    return format_duration(ns).replace(" ", "") if ns else "0s"
+
+
+def percent(share: float) -> str:
+    """A share as a scenario writes it: `99%`."""
+    return f"{number_text(100 * share)}%"
+
+
+Duration = Annotated[int, Quantity(parse_duration_ns, "50ms"), Range(0, YEAR_NS, show=time_text)]
 """Nanoseconds, written `50ms`."""
-Rate = Annotated[float, Quantity(parse_rate_rps, "8/s")]
-"""Requests per second, written `8/s`."""
-Size = Annotated[int, Quantity(parse_bytes, "32GB")]
+PositiveDuration = Annotated[Duration, Range(1, YEAR_NS, show=time_text)]
+"""A time that cannot be 0."""
+StepDuration = Annotated[Duration, Range(1, 3600 * NS_PER_S, show=time_text)]
+"""What a whole step takes."""
+HostDuration = Annotated[Duration, Range(0, 3600 * NS_PER_S, show=time_text)]
+"""What the host takes beside a step's kernels."""
+PartDuration = Annotated[Duration, Range(0, NS_PER_S, show=time_text)]
+"""What a token, a sequence or a block adds to a step."""
+TraceDuration = Annotated[Duration, Range(0, MAX_TIME_NS, show=time_text)]
+"""From the start of a trace, which may be a log of many years."""
+Seconds = Annotated[float, Range(0, YEAR_NS / NS_PER_S)]
+"""A time that a scenario writes as a bare number of seconds, as the system does whose knob it is."""
+Microseconds = Annotated[int, Range(0, YEAR_NS // 1000)]
+"""Likewise, of microseconds."""
+Rate = Annotated[float, Quantity(parse_rate_rps, "8/s"), Range(1e-6, 1e6, show=_with_unit("/s"))]
+"""Requests per second, written `8/s`: from one in 12 days to more than any service has."""
+Size = Annotated[int, Quantity(parse_bytes, "32GB"), Range(0, 10**15, show=_with_unit("B"))]
 """Bytes, written `32GB`."""
-Bandwidth = Annotated[float, Quantity(parse_bandwidth, "55GB/s")]
+Bandwidth = Annotated[float, Quantity(parse_bandwidth, "55GB/s"), Range(1e3, 1e15, show=_with_unit("B/s"))]
 """Bytes per second, written `55GB/s`."""
-PricePerHour = Annotated[float, Quantity(parse_price_per_h, "3.50/h")]
+PricePerHour = Annotated[float, Quantity(parse_price_per_h, "3.50/h"), Range(0, 1e6, show=_with_unit("/h"))]
 """Money an hour, written `3.50/h`; which money is said elsewhere."""
-Share = Annotated[float, Quantity(parse_share, "99%")]
+Share = Annotated[float, Quantity(parse_share, "99%"), Range(0, 1, show=percent)]
 """A fraction from 0 to 1, written `99%`."""
+PartialShare = Annotated[Share, Range(0, 1, below=True, show=percent)]
+"""A share that cannot be all."""

@@ -9,8 +9,9 @@ import numpy as np
 
 from sim.cost.error import Unknown
 from sim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
+from sim.ranges import check_ranges
 from sim.types import Batch
-from sim.units import Duration, format_duration
+from sim.units import PartDuration, StepDuration, format_duration
 
 STATED = Unknown("step times are stated")
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -20,16 +21,14 @@ _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": F
 class Constant:
     """Every step takes `step`, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
 
-    step: Duration
+    step: StepDuration
     kind: Literal["constant"] = "constant"
 
     peak_flops: ClassVar[float | None] = None
     memory_bandwidth: ClassVar[float | None] = None
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
-    def __post_init__(self) -> None:
-        if self.step < 1:
-            raise ValueError(f"step is {self.step} ns. A step takes at least 1 ns.")
+    __post_init__ = check_ranges
 
     def step_ns(self, batch: Batch) -> int:
         return self.step
@@ -63,21 +62,18 @@ class Linear:
     Padding counts as work. Parts are whole nanoseconds.
     """
 
-    base: Duration
-    per_token: Duration = 0
-    per_sequence: Duration = 0
-    per_context_token: Duration = 0
-    per_swapped_block: Duration = 0
+    base: StepDuration
+    per_token: PartDuration = 0
+    per_sequence: PartDuration = 0
+    per_context_token: PartDuration = 0
+    per_swapped_block: PartDuration = 0
     kind: Literal["linear"] = "linear"
 
     peak_flops: ClassVar[float | None] = None
     memory_bandwidth: ClassVar[float | None] = None
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
-    def __post_init__(self) -> None:
-        parts = (self.per_token, self.per_sequence, self.per_context_token, self.per_swapped_block)
-        if self.base < 1 or min(parts) < 0:
-            raise ValueError(f"base is {self.base} ns, the parts {parts}. The base is at least 1 ns, the parts 0.")
+    __post_init__ = check_ranges
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration, at least 1. O(1) without swaps."""

@@ -4,33 +4,37 @@ the last segment goes on."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.ranges import PositiveInt, Range, check_ranges
+
 Floats = NDArray[np.float64]
 
 
-LARGEST = 1e15
-"""ns, eleven days: no step takes as long."""
+Ns = Annotated[float, Range(0, 1e15)]
+"""Of a part of a step: eleven days, as long as no step takes."""
+Knots = tuple[Annotated[float, Range(0, 1e15)], ...]
+"""Where was measured, of what a curve is over."""
 
 
 @dataclass(frozen=True)
 class Curve:
     """ns at increasing x."""
 
-    x: tuple[float, ...]
-    ns: tuple[float, ...]
+    x: Knots
+    ns: tuple[Ns, ...]
 
     def __post_init__(self) -> None:
-        check_knots("x", self.x)
+        check_ranges(self)
+        _check_knots("x", self.x)
         if len(self.ns) != len(self.x):
             raise ValueError(f"ns has {len(self.ns)} values for {len(self.x)} of x")
-        check_numbers("ns", self.ns)
 
     def check_end(self, name: str) -> None:
         """ValueError if the curve falls at its end, where it may be continued."""
@@ -54,17 +58,17 @@ class Curve:
 class Grid:
     """ns[i][j] at sequences[i] and a mean context of context[j] tokens."""
 
-    sequences: tuple[int, ...]
-    context: tuple[float, ...]
-    ns: tuple[tuple[float, ...], ...]
+    sequences: tuple[PositiveInt, ...]
+    context: Knots
+    ns: tuple[tuple[Ns, ...], ...]
 
     def __post_init__(self) -> None:
-        check_knots("sequences", self.sequences)
-        check_knots("context", self.context)
+        check_ranges(self)
+        _check_knots("sequences", self.sequences)
+        _check_knots("context", self.context)
         if [len(row) for row in self.ns] != [len(self.context)] * len(self.sequences):
             raise ValueError(f"ns is not {len(self.sequences)} rows of {len(self.context)} values")
         for row in self.ns:
-            check_numbers("ns", row)
             Curve(self.context, row).check_end("ns over context")
         Curve(self.sequences, tuple(row[-1] for row in self.ns)).check_end("ns over sequences")
 
@@ -88,15 +92,7 @@ def _between(knots: Sequence[float], x: NDArray[Any]) -> tuple[NDArray[np.intp],
     return i, j, share
 
 
-def check_knots(name: str, knots: Sequence[float]) -> None:
-    """ValueError unless there are some, finite, 0 or more, and increasing."""
+def _check_knots(name: str, knots: Sequence[float]) -> None:
+    """ValueError unless there are some, and they increase."""
     if not knots or any(a >= b for a, b in pairwise(knots)):
         raise ValueError(f"{name} does not increase: {list(knots[:8])}")
-    check_numbers(name, knots)
-
-
-def check_numbers(name: str, values: Iterable[float]) -> None:
-    """ValueError unless all are from 0 to LARGEST."""
-    for value in values:
-        if not 0 <= value <= LARGEST:
-            raise ValueError(f"{name} is {value:g}; it is a number from 0 to {LARGEST:g}")

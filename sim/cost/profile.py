@@ -17,13 +17,14 @@ import math
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from sim.cost.curves import Curve, Grid, check_numbers
+from sim.cost.curves import Curve, Grid, Ns
 from sim.errors import CalibrationError
 from sim.model import DTYPE_BYTES, ModelSpec
 from sim.plain import from_plain, to_plain
-from sim.units import Duration
+from sim.ranges import INT32_MAX, PositiveInt, Range, check_ranges
+from sim.units import HostDuration, PartDuration
 
 __all__ = [
     "ChunkCost",
@@ -44,6 +45,8 @@ FORMAT = "batchsim-profile"
 VERSION = 2
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 SHIPPED = "calibrate"  # the package whose folder `profiles` holds those that come with batchsim
+_ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100)}
+"""What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
 _LINE = 200  # letters from which a JSON value is broken into its items
 
 
@@ -51,12 +54,11 @@ _LINE = 200  # letters from which a JSON value is broken into its items
 class ChunkCost:
     """ns of the attention of a prefill chunk: of the chunk, of its tokens, and of each query-key pair."""
 
-    per_chunk: float
-    per_token: float
-    per_pair: float
+    per_chunk: Ns
+    per_token: Ns
+    per_pair: Ns
 
-    def __post_init__(self) -> None:
-        check_numbers("a part", (self.per_chunk, self.per_token, self.per_pair))
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -67,26 +69,24 @@ class HostTerm:
     measured it.
     """
 
-    base: float
-    per_sequence: float
-    per_token: float
+    base: Ns
+    per_sequence: Ns
+    per_token: Ns
     mode: Literal["serial", "overlapped"]
     assumed: bool
 
-    def __post_init__(self) -> None:
-        check_numbers("a part", (self.base, self.per_sequence, self.per_token))
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
 class SwapCost:
     """ns of a step that swaps: once, and for every block that crosses the host link, either way."""
 
-    base: float
-    per_block: float
+    base: Ns
+    per_block: Ns
     assumed: bool
 
-    def __post_init__(self) -> None:
-        check_numbers("a part", (self.base, self.per_block))
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,14 @@ class StepCosts:
     decode: Curve | None
     decode_attention: Grid
     chunk_attention: ChunkCost
-    launch_ns: float
-    prefill_ns: float
-    in_situ: float
+    launch_ns: Ns
+    prefill_ns: Ns
+    in_situ: Annotated[float, Range(0.01, 100)]
     host: HostTerm
     swap: SwapCost | None
 
     def __post_init__(self) -> None:
-        check_numbers("launch_ns", (self.launch_ns,))
-        check_numbers("prefill_ns", (self.prefill_ns,))
-        if not (math.isfinite(self.in_situ) and self.in_situ > 0):
-            raise ValueError(f"in_situ is {self.in_situ:g}; a factor is above 0")
+        check_ranges(self)
         self.layers.check_end("layers")
         self.head.check_end("head")
 
@@ -124,14 +121,12 @@ class StepCosts:
 class Hull:
     """How far was measured: decodes of a step, tokens of a step, mean context of its decodes, prefix + chunk."""
 
-    max_sequences: int
-    max_tokens: int
-    max_context: float
-    max_chunk_context: int
+    max_sequences: PositiveInt
+    max_tokens: PositiveInt
+    max_context: Annotated[float, Range(1, INT32_MAX)]
+    max_chunk_context: PositiveInt
 
-    def __post_init__(self) -> None:
-        if min(self.max_sequences, self.max_tokens, self.max_context, self.max_chunk_context) < 1:
-            raise ValueError("a limit is below 1")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -152,8 +147,8 @@ class Profile:
     hardware: dict[str, Any]
     software: dict[str, Any]
     made: dict[str, Any]
-    block_size: int
-    num_blocks: int | None
+    block_size: PositiveInt
+    num_blocks: PositiveInt | None
     costs: StepCosts
     hull: Hull
     residuals: tuple[dict[str, Any], ...] = ()
@@ -164,16 +159,20 @@ class Profile:
     energy: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or self.block_size < 1 or (self.num_blocks is not None and self.num_blocks < 1):
-            raise ValueError(f"name {self.name!r}, block_size {self.block_size} or num_blocks {self.num_blocks}")
+        check_ranges(self)
+        if not self.name:
+            raise ValueError("name is empty")
         if self.model.dtype not in DTYPE_BYTES:
             raise ValueError(f"model dtype is {self.model.dtype}; known are {', '.join(DTYPE_BYTES)}")
         held_out = self.held_out or {}
         steps = [*self.residuals, *held_out.get("steps", []), *held_out.get("batches", [])]
         for row in [*steps, *([held_out | {"region": held_out.get("what")}] if held_out else [])]:
-            numbers = all(isinstance(row.get(key), int | float) for key in ("n", "p50", "p95", "bias"))
-            if not (numbers and isinstance(row.get("region"), str)):
-                raise ValueError(f"a row of errors lacks one of region, n, p50, p95 and bias: {row}")
+            if not isinstance(row.get("region"), str):
+                raise ValueError(f"a row of errors has no region: {row}")
+            for key, within in _ERRORS.items():
+                if not isinstance(row.get(key), int | float):
+                    raise ValueError(f"the errors of {row['region']} lack {key}")
+                within.check(f"{key} of the errors of {row['region']}", row[key])
 
     def to_json(self) -> str:
         """The file's text; equal profiles give equal bytes."""
@@ -211,16 +210,14 @@ class Profile:
 class StatedHost:
     """Host time as a scenario states it, in place of the profile's."""
 
-    base: Duration
-    per_sequence: Duration = 0
-    per_token: Duration = 0
+    base: HostDuration
+    per_sequence: PartDuration = 0
+    per_token: PartDuration = 0
     mode: Literal["serial", "overlapped"] = "serial"
 
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
-    def __post_init__(self) -> None:
-        if min(self.base, self.per_sequence, self.per_token) < 0:
-            raise ValueError("host: a time is negative. Times are 0 or more.")
+    __post_init__ = check_ranges
 
     def term(self) -> HostTerm:
         return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,9 @@ from sim.cost.work import (
 )
 from sim.errors import ScenarioError
 from sim.model import GpuSpec, ModelSpec
+from sim.ranges import Range, check_ranges
 from sim.types import Batch
-from sim.units import NS_PER_S, Bandwidth, Duration, format_duration
+from sim.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
 
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
 HOST_LINK_SHARE = 0.85
@@ -57,15 +58,13 @@ class HostCost:
     sum of a step's large kernels, and bookkeeping some microseconds a sequence. A calibrated profile replaces them.
     """
 
-    base: Duration = 600_000
-    per_sequence: Duration = 2_000
-    per_token: Duration = 0
+    base: HostDuration = 600_000
+    per_sequence: PartDuration = 2_000
+    per_token: PartDuration = 0
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    def __post_init__(self) -> None:
-        if min(self.base, self.per_sequence, self.per_token) < 0:
-            raise ValueError("host: a time is negative. Times are 0 or more.")
+    __post_init__ = check_ranges
 
     def __str__(self) -> str:
         parts = f"{format_duration(self.base)} + {format_duration(self.per_sequence)} a sequence"
@@ -78,17 +77,13 @@ class RooflineConfig:
 
     gpu: str
     kind: Literal["roofline"] = "roofline"
-    tp: int = 1
+    tp: Annotated[int, Range(1, 1024)] = 1
     host: HostCost = HostCost()
     swap_bandwidth: Bandwidth | None = None
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    def __post_init__(self) -> None:
-        if self.tp < 1:
-            raise ValueError(f"tp is {self.tp}. It is a number of GPUs, at least 1.")
-        if self.swap_bandwidth is not None and self.swap_bandwidth <= 0:
-            raise ValueError(f"swap_bandwidth is {self.swap_bandwidth} bytes/s. A bandwidth is above 0.")
+    __post_init__ = check_ranges
 
 
 class KernelCosts(NamedTuple):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from sim.units import Duration, Share
+from sim.ranges import NonNegative, Range, check_ranges
+from sim.units import Duration, PositiveDuration, Share
 
 STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 STARTING, UP, DRAINING, FAILED = "starting", "up", "draining", "failed"
 HELD = (STARTING, UP, DRAINING, FAILED)
 """The states in which a replica has its GPUs, and costs."""
+
+Replicas = Annotated[int, Range(1, 10_000)]
+"""Each is an engine with a KV pool of its own."""
 
 Lost = Literal["retry", "fail"]
 """What becomes of requests in flight on a replica that fails: sent anew to another, from the start; or unfinished."""
@@ -22,15 +26,11 @@ class Failure:
     """`replica` loses all it holds at `at` and takes requests again, with an empty cache, after `down_for`."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    replica: int
+    replica: Annotated[int, Range(0, 9_999)]
     at: Duration
-    down_for: Duration
+    down_for: PositiveDuration
 
-    def __post_init__(self) -> None:
-        if self.replica < 0:
-            raise ValueError(f"failures: replica is {self.replica}. Replicas are numbered from 0.")
-        if self.down_for < 1:
-            raise ValueError("failures: down_for is 0. It must be above 0.")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,31 +42,30 @@ class _Scaler:
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    every: Duration
-    min: int
-    max: int
+    every: PositiveDuration
+    min: Replicas
+    max: Replicas
     cold_start: Duration
     scale_down_delay: Duration
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min <= self.max:
-            raise ValueError(f"autoscaler: min {self.min} and max {self.max}: needs 1 <= min <= max")
-        if self.every < 1:
-            raise ValueError("autoscaler: every is 0. It must be above 0.")
+        check_ranges(self)
+        if self.min > self.max:
+            raise ValueError(f"autoscaler: min {self.min} and max {self.max}: needs min <= max")
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueScaler(_Scaler):
     """By the requests that wait, in engines and at the router, for each replica that is up or starting."""
 
-    above: float
-    below: float
+    above: NonNegative
+    below: NonNegative
     kind: Literal["queue_per_replica"] = "queue_per_replica"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.below < self.above:
-            raise ValueError(f"autoscaler: below {self.below:g} and above {self.above:g}: needs 0 <= below < above")
+        if not self.below < self.above:
+            raise ValueError(f"autoscaler: below {self.below:g} and above {self.above:g}: needs below < above")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +80,8 @@ class KvScaler(_Scaler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.below < self.above:
-            raise ValueError(f"autoscaler: below {self.below:.4g} and above {self.above:.4g}: needs 0 <= below < above")
+        if not self.below < self.above:
+            raise ValueError(f"autoscaler: below {self.below:.4g} and above {self.above:.4g}: needs below < above")
 
 
 Scaler = QueueScaler | KvScaler

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
+from sim.ranges import PositiveInt, Range, check_ranges
 from sim.types import Request
 
 STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -77,17 +78,11 @@ class PrefixAffinityConfig:
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    prefix_tokens: int
-    load_factor: float
+    prefix_tokens: PositiveInt
+    load_factor: Annotated[float, Range(1, 1e6, above=True)]  # at 1 no replica holds more than its share
     kind: Literal["prefix_affinity"] = "prefix_affinity"
 
-    def __post_init__(self) -> None:
-        if self.prefix_tokens < 1:
-            raise ValueError(f"prefix_tokens is {self.prefix_tokens}. It must be at least 1.")
-        if self.load_factor <= 1:
-            raise ValueError(
-                f"load_factor is {self.load_factor:g}. It must be above 1: at 1 no replica holds more than its share."
-            )
+    __post_init__ = check_ranges
 
 
 class RoundRobin:

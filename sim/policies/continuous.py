@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
+from sim.ranges import PositiveInt, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 _NO_CAP = 1 << 62
@@ -34,24 +35,19 @@ class ContinuousConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    max_num_seqs: int
-    max_num_batched_tokens: int | None
+    max_num_seqs: PositiveInt
+    max_num_batched_tokens: PositiveInt | None
     chunked_prefill: bool = True
     order: Literal["decode_first", "prefill_first"] = "decode_first"
-    reserve_tokens: int | None = None
+    reserve_tokens: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs {self.max_num_seqs} must be at least 1")
+        check_ranges(self)
         # All running sequences may decode in one step, a token each.
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
                 f" {self.max_num_seqs}, or null for no cap"
-            )
-        if self.reserve_tokens is not None and self.reserve_tokens < 1:
-            raise ValueError(
-                f"reserve_tokens {self.reserve_tokens} must be at least 1, or null to reserve by output cap"
             )
 
 

@@ -22,8 +22,9 @@ from typing import Any, ClassVar
 
 from sim.kv.blocks import never_fits
 from sim.policies.rectangle import FinishedRows, Padding, Rectangle, Respond
+from sim.ranges import Levels, PositiveInt, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-from sim.units import Duration, format_duration
+from sim.units import Duration, PositiveDuration, format_duration
 
 
 @dataclass(frozen=True)
@@ -32,31 +33,22 @@ class DynamicConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    max_batch_size: int
+    max_batch_size: PositiveInt
     max_queue_delay: Duration = 0
-    preferred_batch_sizes: tuple[int, ...] = ()
-    priority_levels: int | None = None
-    max_queue_time: Duration | None = None
+    preferred_batch_sizes: tuple[PositiveInt, ...] = ()
+    priority_levels: Levels | None = None
+    max_queue_time: PositiveDuration | None = None
     padding: Padding = "longest"
     finished_rows: FinishedRows = "hold"
     respond: Respond = "batch_end"
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         sizes = self.preferred_batch_sizes
-        if self.max_batch_size < 1:
-            raise ValueError(f"max_batch_size {self.max_batch_size} must be at least 1")
-        if list(sizes) != sorted(set(sizes)) or (sizes and not 1 <= sizes[0] <= sizes[-1] <= self.max_batch_size):
+        if list(sizes) != sorted(set(sizes)) or (sizes and sizes[-1] > self.max_batch_size):
             raise ValueError(
-                f"preferred_batch_sizes {list(sizes)} must rise, from 1 or more to max_batch_size"
-                f" {self.max_batch_size} at most"
+                f"preferred_batch_sizes {list(sizes)} must rise, to max_batch_size {self.max_batch_size} at most"
             )
-        if self.max_queue_delay < 0 or (self.max_queue_time is not None and self.max_queue_time <= 0):
-            raise ValueError(
-                f"max_queue_delay {self.max_queue_delay} ns must be 0 or more, max_queue_time {self.max_queue_time} ns"
-                " above 0 or left out"
-            )
-        if self.priority_levels is not None and self.priority_levels < 1:
-            raise ValueError(f"priority_levels {self.priority_levels} must be at least 1 or left out")
 
     @property
     def max_num_seqs(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from sim.decode import DecodeGroup
 from sim.kv.blocks import never_fits
+from sim.ranges import NonNegativeInt, PositiveInt, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 
@@ -25,15 +26,16 @@ class GatedConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    open_at: int = 0
+    max_num_seqs: PositiveInt = 256
+    max_num_batched_tokens: PositiveInt = 8192
+    open_at: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         # All running sequences may decode in one step, a token each; a gate that never shuts is continuous batching.
         low, seqs, tokens = self.open_at, self.max_num_seqs, self.max_num_batched_tokens
-        if not 0 <= low < seqs <= tokens:
-            raise ValueError(f"must be 0 <= open_at {low} < max_num_seqs {seqs} <= max_num_batched_tokens {tokens}")
+        if not low < seqs <= tokens:
+            raise ValueError(f"must be open_at {low} < max_num_seqs {seqs} <= max_num_batched_tokens {tokens}")
 
 
 class Gated:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from sim.errors import ScenarioError
 from sim.kv.blocks import KVBlockManager
+from sim.ranges import PositiveInt, check_ranges
 from sim.types import LengthPredictor, PolicyContext, Sequence, StepEstimator
-from sim.units import Duration, Share
+from sim.units import Duration, PartialShare
 
 Key = tuple[int, int, int]
 
@@ -26,35 +27,29 @@ class PreemptiveConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    max_num_seqs: int
-    max_num_batched_tokens: int | None
+    max_num_seqs: PositiveInt
+    max_num_batched_tokens: PositiveInt | None
     chunked_prefill: bool = True
     order: Literal["decode_first", "prefill_first"] = "decode_first"
-    watermark: Share = 0.01
+    watermark: PartialShare = 0.01
     victim: Literal["newest", "lowest_priority", "most_remaining"] = "newest"
     by: Literal["recompute", "swap", "auto"] = "recompute"
     waiting_order: Literal["fcfs", "priority", "sjf", "srpt"] = "fcfs"
     preempt_after: Duration | None = None
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs {self.max_num_seqs} must be at least 1")
+        check_ranges(self)
         # All running sequences may decode in one step, a token each.
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
                 f" {self.max_num_seqs}, or null for no cap"
             )
-        if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark {self.watermark} must be from 0 to below 1")
-        if self.preempt_after is not None:
-            if self.preempt_after < 0:
-                raise ValueError(f"preempt_after {self.preempt_after} ns must be 0 or more")
-            if self.waiting_order != "priority":
-                raise ValueError(
-                    f"preempt_after acts for the head of the queue, so it needs waiting_order: priority, not"
-                    f" {self.waiting_order}"
-                )
+        if self.preempt_after is not None and self.waiting_order != "priority":
+            raise ValueError(
+                f"preempt_after acts for the head of the queue, so it needs waiting_order: priority, not"
+                f" {self.waiting_order}"
+            )
 
     @property
     def needs_predictor(self) -> bool:

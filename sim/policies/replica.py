@@ -16,14 +16,6 @@ from sim.kv.blocks import never_fits
 from sim.types import Batch, Event, PolicyContext, Sequence
 
 
-def check_vidur_config(batch_size_cap: int, watermark_blocks_fraction: float = 0.0) -> None:
-    """Raises ValueError for knobs that Vidur's schedulers share and that make no sense."""
-    if batch_size_cap < 1:
-        raise ValueError(f"batch_size_cap {batch_size_cap} must be at least 1")
-    if not 0 <= watermark_blocks_fraction < 1:
-        raise ValueError(f"watermark_blocks_fraction {watermark_blocks_fraction} must be from 0 to below 1")
-
-
 class Replica:
     """The queue and the running of one engine. `partial` are the running whose prompt or recompute is not done."""
 

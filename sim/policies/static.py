@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
 from sim.policies.rectangle import FinishedRows, Padding, Rectangle, Respond
+from sim.ranges import PositiveInt, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import Duration
 
@@ -31,26 +32,23 @@ class StaticConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    batch_size: int
+    batch_size: PositiveInt
     wait_for_full: bool = True
     max_wait: Duration | None = None
     padding: Padding = "longest"
     finished_rows: FinishedRows = "hold"
     respond: Respond = "batch_end"
     group_by_length: bool = False
-    reserve_tokens: int | None = None
+    reserve_tokens: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size {self.batch_size} must be at least 1")
-        if self.max_wait is not None and (self.max_wait < 0 or not self.wait_for_full):
-            raise ValueError(f"max_wait {self.max_wait} ns must be 0 or more and needs wait_for_full: true")
-        if self.reserve_tokens is None:
-            return
-        if self.reserve_tokens < 1 or self.padding != "none" or self.finished_rows != "drop":
+        check_ranges(self)
+        if self.max_wait is not None and not self.wait_for_full:
+            raise ValueError(f"max_wait {self.max_wait} ns needs wait_for_full: true")
+        if self.reserve_tokens is not None and (self.padding != "none" or self.finished_rows != "drop"):
             raise ValueError(
-                f"reserve_tokens {self.reserve_tokens} must be at least 1 and holds one unpadded request:"
-                " set padding: none and finished_rows: drop"
+                f"reserve_tokens {self.reserve_tokens} holds one unpadded request: set padding: none and"
+                " finished_rows: drop"
             )
 
     @property

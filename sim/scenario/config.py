@@ -10,21 +10,27 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from sim.cost import Constant, CostConfig, Linear, ProfileConfig, RooflineConfig
 from sim.errors import CalibrationError, ScenarioError
+from sim.ranges import PositiveInt, Range, check_ranges
 from sim.resolved import ResolvedPolicy
 from sim.scenario.kv import KvConfig
 from sim.scenario.plan import PlanConfig
 from sim.scenario.replicas import ReplicasConfig
 from sim.units import Rate
-from sim.workload.config import ClosedLoop, WorkloadConfig
+from sim.workload.config import ClosedLoop, Users, WorkloadConfig
 from sim.workload.tagged import ByKind, OrWord
+from sim.workload.traces.config import Factor
 
-MIN_COST_FACTOR, MAX_COST_FACTOR = 0.01, 100.0  # beyond these it is another machine: state its cost
+CostFactor = Annotated[float, Range(0.01, 100)]
+"""Beyond these it is another machine: state its cost."""
+Seeds = Annotated[int, Range(1, 1_000_000)]
+"""Repetitions."""
 STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 AUTO = "auto"
-AUTO_POINTS, MIN_AUTO_POINTS, MAX_AUTO_POINTS = 10, 4, 100
-"""Loads a policy where the load axis is `auto`: unless stated, at least and at most."""
+AUTO_POINTS = 10
+AutoPoints = Annotated[int, Range(4, 100)]
+"""Loads a policy where the load axis is `auto`."""
 
 LOADED = {
     "mean_rate": "workload.arrivals.mean_rate",
@@ -44,21 +50,20 @@ class LoadConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     mean_rate: Annotated[tuple[Rate, ...] | Literal["auto"], OrWord(AUTO)] | None = None
-    users: Annotated[tuple[int, ...] | Literal["auto"], OrWord(AUTO)] | None = None
-    rate_scale: Annotated[tuple[float, ...] | Literal["auto"], OrWord(AUTO)] | None = None
-    points: int | None = None
+    users: Annotated[tuple[Users, ...] | Literal["auto"], OrWord(AUTO)] | None = None
+    rate_scale: Annotated[tuple[Factor, ...] | Literal["auto"], OrWord(AUTO)] | None = None
+    points: AutoPoints | None = None
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         given = [values for values in (self.mean_rate, self.users, self.rate_scale) if values is not None]
         if len(given) != 1 or not given[0]:
             raise ValueError("give one list with at least one value, or auto: mean_rate, users or rate_scale")
         if self.points is not None and not self.is_auto:
             raise ValueError("points is for an axis that is auto. The list has as many as it has")
-        if self.points is not None and not MIN_AUTO_POINTS <= self.points <= MAX_AUTO_POINTS:
-            raise ValueError(f"points is {self.points}. It must be from {MIN_AUTO_POINTS} to {MAX_AUTO_POINTS}")
         values = () if self.is_auto else tuple(map(float, given[0]))
-        if list(values) != sorted(set(values)) or (values and values[0] <= 0):
-            raise ValueError("the values must be above 0 and increase")
+        if list(values) != sorted(set(values)):
+            raise ValueError("the values must increase")
 
     @property
     def is_auto(self) -> bool:
@@ -98,28 +103,19 @@ class ScenarioFile:
     policies: dict[str, dict[str, Any] | None]
     slo: str
     load: LoadConfig | None = None
-    seeds: int = 3
+    seeds: Seeds = 3
     kv: KvConfig = field(default_factory=KvConfig)
     replicas: ReplicasConfig | None = None
-    max_model_len: int | None = None
-    max_waiting: int | None = None
-    cost_factor: float = 1.0
+    max_model_len: PositiveInt | None = None
+    max_waiting: PositiveInt | None = None
+    cost_factor: CostFactor = 1.0
     plan: PlanConfig | None = None
     vary: dict[str, list[Any]] | None = None
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.policies:
             raise ValueError("policies is empty. Name at least one; `batchsim policies` lists them.")
-        if self.seeds < 1:
-            raise ValueError(f"seeds is {self.seeds}. It is a number of repetitions, at least 1.")
-        for name in ("max_model_len", "max_waiting"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}. It must be at least 1.")
-        if not MIN_COST_FACTOR <= self.cost_factor <= MAX_COST_FACTOR:
-            raise ValueError(
-                f"cost_factor is {self.cost_factor:g}. It must be from {MIN_COST_FACTOR:g} to {MAX_COST_FACTOR:g}."
-            )
         if self.load is not None:
             self._check_load(self.load.axis[0])
         if self.vary is not None:

@@ -327,7 +327,7 @@ def _validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
 
 def _blamed(document: Document, path: Keys, item: ErrorDetails) -> Keys:
     """The path of the key that a check of the whole mapping at `path` names first, where it stands there."""
-    named = str(item["msg"]).removeprefix("Value error, ").split(" ")[0].split(".")
+    named = str(item["msg"]).removeprefix("Value error, ").split(" ")[0].partition("[")[0].split(".")
     longest = (*path, *named) if item["type"] == "value_error" else path
     return longest if longest in document.lines or longest in document.overrides else path
 

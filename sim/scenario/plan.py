@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
+from sim.fleet.plan import Replicas
 from sim.fleet.routing import (
     LeastTokensConfig,
     PrefixAffinityConfig,
@@ -13,14 +14,14 @@ from sim.fleet.routing import (
     RoundRobinConfig,
     ShortestQueueConfig,
 )
-from sim.units import NS_PER_S, Duration, PricePerHour, Rate, Share, format_duration
+from sim.ranges import PositiveInt, Range, check_ranges
+from sim.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, Rate, Share, time_text
 from sim.workload.config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 from sim.workload.tagged import ByKind
 
 STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 HOURS = 24
 DEFAULT_WINDOW_NS = 20 * 60 * NS_PER_S
-_MAX_MONTHS = 120
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,10 @@ class TraceTraffic:
     """The workload's trace, `factor` times over: copies, each moved by a random time of at most `shift` either way."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    factor: float
+    factor: Annotated[float, Range(0, 10_000, above=True)]  # times the trace's own traffic
     shift: Duration
 
-    def __post_init__(self) -> None:
-        if not 0 < self.factor <= 10_000:
-            raise ValueError(f"factor is {self.factor:g}. It is times the trace's own traffic, above 0, at most 10000.")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class DiurnalTraffic:
     hours: tuple[Share, ...]
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if len(self.hours) != HOURS:
             raise ValueError(f"hours has {len(self.hours)} shares. A day has {HOURS}, from midnight on.")
         if max(self.hours) != 1:
@@ -64,6 +64,7 @@ class Target:
     diurnal: DiurnalTraffic | None = None
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         given = [name for name in ("rate", "trace", "diurnal") if getattr(self, name) is not None]
         if len(given) != 1:
             found = f"{' and '.join(given)} are given" if given else "nothing is given"
@@ -76,11 +77,9 @@ class Growth:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     per_month: Share
-    months: int
+    months: Annotated[int, Range(0, 120)]
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.months <= _MAX_MONTHS:
-            raise ValueError(f"months is {self.months}. It must be from 0 to {_MAX_MONTHS}.")
+    __post_init__ = check_ranges
 
     @property
     def factor(self) -> float:
@@ -98,7 +97,9 @@ class GpuOffer:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     cost: Annotated[RooflineConfig | ProfileConfig | Constant | Linear, ByKind()]
     price: PricePerHour
-    kv_tokens: int | None = None
+    kv_tokens: PositiveInt | None = None
+
+    __post_init__ = check_ranges
 
     @property
     def gpus(self) -> int:
@@ -120,19 +121,16 @@ class PlanConfig:
     router: Annotated[
         RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig, ByKind()
     ]
-    max_replicas: int
-    window: Duration = DEFAULT_WINDOW_NS
+    max_replicas: Replicas
+    window: Annotated[Duration, Range(NS_PER_S, YEAR_NS, show=time_text)] = DEFAULT_WINDOW_NS
     growth: Growth = field(default_factory=lambda: Growth(0.0, 0))
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.gpus:
             raise ValueError("gpus is empty. Name at least one kind with its cost and price.")
         if not self.currency.strip() or len(self.currency) > 8:
             raise ValueError(f"currency is {self.currency!r}. Write what the prices are in: $, EUR or the like.")
-        if self.max_replicas < 1:
-            raise ValueError(f"max_replicas is {self.max_replicas}. It must be at least 1.")
-        if self.window < NS_PER_S:
-            raise ValueError(f"window is {format_duration(self.window)}. It must be at least 1 s; 20min is usual.")
 
     def check(self, workload: WorkloadConfig) -> None:
         """ValueError where the traffic is not of the workload's kind."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
-from sim.fleet.plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler
+from sim.fleet.plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler, Replicas
 from sim.fleet.routing import (
     LeastTokensConfig,
     PrefixAffinityConfig,
@@ -16,13 +16,13 @@ from sim.fleet.routing import (
     RouterConfig,
     ShortestQueueConfig,
 )
+from sim.ranges import check_ranges
 from sim.scenario.kv import KvConfig
 from sim.units import format_duration
 from sim.workload.tagged import ByKind
 
-STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-MAX_REPLICAS = 10_000
 SOONEST_LOOK_NS = 1_000_000  # between an autoscaler's looks: shorter than nearly every step
+STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,11 @@ class ReplicaGroup:
     """Replicas of one kind: `cost` and `kv` are the scenario's unless given."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    count: int
+    count: Replicas
     cost: Annotated[RooflineConfig | ProfileConfig | Constant | Linear, ByKind()] | None = None
     kv: KvConfig | None = None
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.count <= MAX_REPLICAS:
-            raise ValueError(f"count is {self.count}. It must be from 1 to {MAX_REPLICAS}.")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class ReplicasConfig:
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    count: int | None = None
+    count: Replicas | None = None
     groups: dict[str, ReplicaGroup] | None = None
     router: (
         Annotated[
@@ -61,10 +59,9 @@ class ReplicasConfig:
     autoscaler: Annotated[QueueScaler | KvScaler, ByKind()] | None = None
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if (self.count is None) == (self.groups is None):
             raise ValueError("give either count, of replicas that are alike, or groups of several kinds")
-        if self.count is not None and not 1 <= self.count <= MAX_REPLICAS:
-            raise ValueError(f"count is {self.count}. It must be from 1 to {MAX_REPLICAS}.")
         if self.groups is not None and not self.groups:
             raise ValueError("groups is empty. Name at least one, like {h200: {count: 2}}.")
         if self.groups is not None and not all(name.strip() for name in self.groups):
@@ -101,10 +98,10 @@ class ReplicasConfig:
                 f"autoscaler: every is {format_duration(scaler.every)}. It must be at least"
                 f" {format_duration(SOONEST_LOOK_NS)}, like 10s."
             )
-        if not scaler.min <= self.total <= scaler.max <= MAX_REPLICAS:
+        if not scaler.min <= self.total <= scaler.max:
             raise ValueError(
                 f"count {self.total}, the replicas at the start, must be from the autoscaler's min {scaler.min} to its"
-                f" max {scaler.max}, that at most {MAX_REPLICAS}"
+                f" max {scaler.max}"
             )
 
     def _check_failures(self) -> None:

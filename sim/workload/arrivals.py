@@ -12,16 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
-from sim.units import NS_PER_S
-from sim.workload.config import ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
+from sim.units import MAX_TIME_NS, NS_PER_S
+from sim.workload.config import MAX_REQUESTS, ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
 from sim.workload.streams import random_stream
 from sim.workload.table import Ints
 
 Floats = NDArray[np.float64]
 Process = PoissonArrivals | GammaArrivals | ConstantArrivals | OnOffArrivals
-
-MAX_REQUESTS = 20_000_000  # about 1 GB of columns; more is a slip of a unit
-MAX_TIME_NS = 2**62  # times are 64-bit
 
 
 def arrival_times_ns(process: Process, seed: int, duration_ns: int | None, requests: int | None) -> Ints:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from sim.units import NS_PER_S, Duration, Rate, Share, format_duration
-from sim.workload.laws import MAX_TOKENS, STRICT, Law, check_cv
+from sim.ranges import PositiveInt, Priority, Range, check_ranges
+from sim.units import Duration, PartDuration, PositiveDuration, Rate, Share, format_duration
+from sim.workload.laws import STRICT, Cv, Law
 from sim.workload.sharing import Sessions, SharedPrefix
 from sim.workload.tagged import ByKind
 from sim.workload.traces.config import TraceConfig
 
 SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
-MIN_RATE_RPS, MAX_RATE_RPS = 1e-6, 1e6  # from one request in 12 days to more than any service has
-MAX_DURATION_NS = 365 * 24 * 3600 * NS_PER_S  # a year: keeps every time well inside 64 bits
+Users = Annotated[int, Range(1, 1_000_000)]
+"""Of a closed loop: each is an object while the loop runs."""
+MAX_REQUESTS = 20_000_000
+"""Of a run: about 1 GB of columns; more is a slip of a unit."""
+Requests = Annotated[int, Range(1, MAX_REQUESTS)]
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,7 @@ class PoissonArrivals:
     mean_rate: Rate
     kind: Literal["poisson"] = "poisson"
 
-    def __post_init__(self) -> None:
-        _check_rate(self.mean_rate)
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,10 @@ class GammaArrivals:
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean_rate: Rate
-    cv: float
+    cv: Cv
     kind: Literal["gamma"] = "gamma"
 
-    def __post_init__(self) -> None:
-        _check_rate(self.mean_rate)
-        check_cv(self.cv)
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ class ConstantArrivals:
     mean_rate: Rate
     kind: Literal["constant"] = "constant"
 
-    def __post_init__(self) -> None:
-        _check_rate(self.mean_rate)
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,11 @@ class OnOffArrivals:
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean_rate: Rate
-    on: Duration
-    off: Duration
+    on: PositiveDuration
+    off: PositiveDuration
     kind: Literal["on_off"] = "on_off"
 
-    def __post_init__(self) -> None:
-        _check_rate(self.mean_rate)
-        _check_time("on", self.on, low=1)
-        _check_time("off", self.off, low=1)
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -87,15 +84,12 @@ class ClosedLoop:
     """Users who each send a request, wait for its end, think, and send the next. They are met amid a think time."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    users: int
+    users: Users
     think_time: Duration
     think_kind: Literal["constant", "exponential"] = "constant"
     kind: Literal["closed_loop"] = "closed_loop"
 
-    def __post_init__(self) -> None:
-        if self.users < 1:
-            raise ValueError(f"users is {self.users}. A closed loop has at least 1.")
-        _check_time("think_time", self.think_time)
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -138,11 +132,10 @@ class Patience:
     """How long after sending a client cancels a request that has not ended; without one, never."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    mean: Duration
+    mean: PositiveDuration
     kind: Literal["constant", "exponential"] = "constant"
 
-    def __post_init__(self) -> None:
-        _check_time("patience.mean", self.mean, low=1)
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -151,18 +144,14 @@ class TrafficClass:
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     share: Share
-    priority: int = 0
+    priority: Priority = 0
     lengths: AnyLengths | None = None
     slo: str | None = None
-    deadline: Duration | None = None
+    deadline: PositiveDuration | None = None
     patience: Patience | None = None
     shared_prefix: SharedPrefix | None = None
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share is {self.share:.6g}. It must be from 0% to 100%.")
-        if self.deadline is not None:
-            _check_time("deadline", self.deadline, low=1)
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -174,12 +163,10 @@ class Frontend:
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     request: Duration = 0
-    per_prompt_token: Duration = 0
+    per_prompt_token: PartDuration = 0
     per_chunk: Duration = 0
 
-    def __post_init__(self) -> None:
-        for name in ("request", "per_prompt_token", "per_chunk"):
-            _check_time(f"frontend.{name}", getattr(self, name))
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -196,28 +183,23 @@ class WorkloadConfig:
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     arrivals: Arrivals
-    output_cap: int | Literal["max_model_len", "exact"]
+    output_cap: PositiveInt | Literal["max_model_len", "exact"]
     lengths: AnyLengths | None = None
     trace: TraceConfig | None = None
-    duration: Duration | None = None
-    requests: int | None = None
+    duration: PositiveDuration | None = None
+    requests: Requests | None = None
     warmup: Duration = 0
     drain: Duration | None = None
     classes: dict[str, TrafficClass] = field(default_factory=dict)
-    deadline: Duration | None = None
+    deadline: PositiveDuration | None = None
     patience: Patience | None = None
     frontend: Frontend = field(default_factory=Frontend)
     shared_prefix: SharedPrefix | None = None
     sessions: Sessions | None = None
-    prompt_scale: float = 1.0
+    prompt_scale: Annotated[float, Range(1e-3, 1e3)] = 1.0
 
     def __post_init__(self) -> None:
-        if not 1e-3 <= self.prompt_scale <= 1e3:
-            raise ValueError(f"prompt_scale is {self.prompt_scale:g}. It is a factor from 0.001 to 1000; 1.5, say.")
-        if isinstance(self.output_cap, int) and not 1 <= self.output_cap <= MAX_TOKENS:
-            raise ValueError(f"output_cap is {self.output_cap}. Write a number from 1, max_model_len or exact.")
-        if self.deadline is not None:
-            _check_time("deadline", self.deadline, low=1)
+        check_ranges(self)
         self._check_end()
         self._check_lengths()
         if self.sessions is not None:
@@ -232,10 +214,6 @@ class WorkloadConfig:
 
     def _check_end(self) -> None:
         kind, requests, duration = self.arrivals.kind, self.requests, self.duration
-        if requests is not None and requests < 1:
-            raise ValueError(f"requests is {requests}. It must be at least 1.")
-        if duration is not None:
-            _check_time("duration", duration, low=1)
         if kind == "all_at_once":
             if requests is None or duration is not None or self.warmup:
                 raise ValueError("all_at_once takes requests, and neither duration nor warmup: it has no time span.")
@@ -243,7 +221,6 @@ class WorkloadConfig:
             raise ValueError("both duration and requests are given. Keep the one that ends the arrivals.")
         elif requests is None and duration is None and kind != "trace":
             raise ValueError(f"{kind} arrivals have no end. Give a duration or a number of requests.")
-        _check_time("warmup", self.warmup)
         if self.drain is not None and isinstance(self.arrivals, ClosedLoop) and duration is None:
             raise ValueError("drain needs a duration: a closed loop of so many requests has no end to count it from.")
         if duration is not None and self.warmup >= duration:
@@ -292,17 +269,5 @@ class WorkloadConfig:
             return
         if sessions.think_time is None:
             raise ValueError(f"sessions with {kind} arrivals need think_time, from an answer to the next turn.")
-        _check_time("sessions.think_time", sessions.think_time)
         if self.requests is not None:
             raise ValueError(f"sessions with {kind} arrivals end with a duration, not with a number of requests.")
-
-
-def _check_rate(mean_rate: float) -> None:
-    if not MIN_RATE_RPS <= mean_rate <= MAX_RATE_RPS:
-        raise ValueError(f"mean_rate is {mean_rate:g}/s. It must be from {MIN_RATE_RPS:g}/s to {MAX_RATE_RPS:g}/s.")
-
-
-def _check_time(name: str, value_ns: int, low: int = 0) -> None:
-    if not low <= value_ns <= MAX_DURATION_NS:
-        bounds = "0 s to a year" if low == 0 else "above 0 s, up to a year"
-        raise ValueError(f"{name} is {format_duration(value_ns)}. It must be {bounds}.")

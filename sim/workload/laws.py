@@ -13,27 +13,17 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.ranges import INT32_MAX, PositiveInt, Range, check_ranges
 from sim.workload.table import Ints
 from sim.workload.tagged import ByKind
 
 STRICT: dict[str, object] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """What every config of a workload asks of the validator."""
 
-MAX_TOKENS = 2**31 - 1  # no engine holds a longer request; more is a slip
-
-MIN_CV, MAX_CV = 1e-3, 100.0  # recorded traffic lies between 0.3 and 13; far outside, gamma draws lose all digits
-
-
-def check_cv(cv: float) -> None:
-    """ValueError unless `cv` is one that can be drawn with."""
-    if not MIN_CV <= cv <= MAX_CV:
-        raise ValueError(f"cv is {cv:g}. It must be from {MIN_CV:g} to {MAX_CV:g}.")
-
-
-def check_positive(name: str, value: float) -> None:
-    """ValueError unless `value` is a finite number above 0."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} is {value:g}. It must be above 0.")
+Cv = Annotated[float, Range(1e-3, 100)]
+"""Recorded traffic lies between 0.3 and 13; far outside, gamma draws lose all digits."""
+MeanTokens = Annotated[float, Range(1, INT32_MAX)]
+Weight = Annotated[float, Range(0, 1e12)]
 
 
 @dataclass(frozen=True)
@@ -41,11 +31,10 @@ class FixedTokens:
     """Always `tokens`."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    tokens: int
+    tokens: PositiveInt
     kind: Literal["fixed"] = "fixed"
 
-    def __post_init__(self) -> None:
-        _check_range(self.tokens, None, "tokens")
+    __post_init__ = check_ranges
 
     @property
     def mean_tokens(self) -> float:
@@ -57,12 +46,13 @@ class UniformTokens:
     """Every length from `min` to `max` equally likely, both included."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    min: int
-    max: int
+    min: PositiveInt
+    max: PositiveInt
     kind: Literal["uniform"] = "uniform"
 
     def __post_init__(self) -> None:
-        _check_range(self.min, self.max)
+        check_ranges(self)
+        _check_order(self.min, self.max)
 
     @property
     def mean_tokens(self) -> float:
@@ -74,14 +64,15 @@ class LognormalTokens:
     """Lognormal with this mean and coefficient of variation before it is clipped to [min, max]."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    mean: float
-    cv: float
-    min: int = 1
-    max: int | None = None
+    mean: MeanTokens
+    cv: Cv
+    min: PositiveInt = 1
+    max: PositiveInt | None = None
     kind: Literal["lognormal"] = "lognormal"
 
     def __post_init__(self) -> None:
-        _check_spread(self.mean, self.cv, self.min, self.max)
+        check_ranges(self)
+        _check_mean(self.mean, self.min, self.max)
 
     @property
     def mean_tokens(self) -> float:
@@ -93,14 +84,15 @@ class GammaTokens:
     """Gamma with this mean and coefficient of variation before it is clipped to [min, max]."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    mean: float
-    cv: float
-    min: int = 1
-    max: int | None = None
+    mean: MeanTokens
+    cv: Cv
+    min: PositiveInt = 1
+    max: PositiveInt | None = None
     kind: Literal["gamma"] = "gamma"
 
     def __post_init__(self) -> None:
-        _check_spread(self.mean, self.cv, self.min, self.max)
+        check_ranges(self)
+        _check_mean(self.mean, self.min, self.max)
 
     @property
     def mean_tokens(self) -> float:
@@ -112,20 +104,20 @@ class EmpiricalTokens:
     """One of `values`, equally likely or in proportion to `weights`."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    values: tuple[int, ...]
-    weights: tuple[float, ...] | None = None
+    values: tuple[PositiveInt, ...]
+    weights: tuple[Weight, ...] | None = None
     kind: Literal["empirical"] = "empirical"
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.values:
             raise ValueError("values is empty. List the lengths to draw from.")
-        _check_range(min(self.values), max(self.values), "the smallest of values")
         if self.weights is None:
             return
         if len(self.weights) != len(self.values):
             raise ValueError(f"{len(self.weights)} weights for {len(self.values)} values. Write one weight a value.")
-        if not all(weight >= 0 for weight in self.weights) or not 0 < sum(self.weights) < math.inf:
-            raise ValueError(f"weights add up to {sum(self.weights):g}. They must be 0 or more, finite and not all 0.")
+        if not sum(self.weights):
+            raise ValueError("weights add up to 0. Not all can be 0.")
 
     @property
     def mean_tokens(self) -> float:
@@ -135,20 +127,14 @@ class EmpiricalTokens:
 Law = Annotated[FixedTokens | UniformTokens | LognormalTokens | GammaTokens | EmpiricalTokens, ByKind()]
 
 
-def _check_range(low: int, high: int | None, name: str = "min") -> None:
-    if low < 1:
-        raise ValueError(f"{name} is {low}. A length is at least 1 token.")
-    if max(low, high or 0) > MAX_TOKENS:
-        raise ValueError(f"a length of {max(low, high or 0)} tokens is asked. At most {MAX_TOKENS} are possible.")
-    if high is not None and high < low:
+def _check_order(low: int, high: int) -> None:
+    if high < low:
         raise ValueError(f"max is {high}, below min {low}.")
 
 
-def _check_spread(mean: float, cv: float, low: int, high: int | None) -> None:
-    check_positive("mean", mean)
-    check_cv(cv)
-    _check_range(low, high)
-    _check_range(max(low, math.floor(mean)), None)
+def _check_mean(mean: float, low: int, high: int | None) -> None:
+    if high is not None:
+        _check_order(low, high)
     if mean < low or (high is not None and mean > high):
         raise ValueError(f"mean {mean:g} lies outside min {low} and max {high}. Widen them or move the mean.")
 
@@ -180,7 +166,7 @@ def draw_tokens(law: Law, rng: np.random.Generator, size: int) -> DrawnTokens:
         variance = math.log1p(law.cv**2)
         lengths = np.exp(math.log(law.mean) - variance / 2 + math.sqrt(variance) * rng.standard_normal(size))
     drawn = np.rint(lengths)
-    top = MAX_TOKENS if law.max is None else law.max
+    top = INT32_MAX if law.max is None else law.max
     return DrawnTokens(np.clip(drawn, law.min, top).astype(np.int64), drawn)
 
 

@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from sim.ranges import Range, check_ranges
 from sim.types import LengthPredictor, Request
 from sim.workload.build import BuiltWorkload
-from sim.workload.laws import STRICT, check_positive
+from sim.workload.laws import STRICT
 from sim.workload.streams import random_stream
 from sim.workload.tagged import ByKind
 
-MAX_SIGMA = 3.0  # a typical guess is then off by exp(3) = 20 times; more would be noise alone
 NOISE_BLOCK = 8192  # request ids whose noise is drawn at once
 
 
@@ -30,15 +30,10 @@ class NoisyConfig:
     """The true length times exp(sigma Z), with Z standard normal and keyed by request id: right in the median."""
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    sigma: float
+    sigma: Annotated[float, Range(0, 3, above=True)]  # at 3 a typical guess is off by 20 times
     kind: Literal["noisy"] = "noisy"
 
-    def __post_init__(self) -> None:
-        check_positive("sigma", self.sigma)
-        if self.sigma > MAX_SIGMA:
-            raise ValueError(
-                f"sigma is {self.sigma:g}. It must be at most {MAX_SIGMA:g}, where guesses are off by 20 times."
-            )
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)

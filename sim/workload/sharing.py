@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.ranges import PositiveInt, Range, check_ranges
 from sim.units import Duration
-from sim.workload.laws import MAX_TOKENS, STRICT, Law
+from sim.workload.laws import STRICT, Law
 
-MAX_GROUPS = 10**6  # a table of chances is held of them
-MAX_EXPONENT = 10.0  # at 10 all but a thousandth falls to the first group already
+Groups = Annotated[int, Range(1, 1_000_000)]
+"""A table of chances is held of them."""
+Exponent = Annotated[float, Range(0, 10)]
+"""At 10 all but a thousandth falls to the first group already."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +27,11 @@ class SharedPrefix:
     """
 
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-    groups: int
-    added_tokens: int
-    zipf: float = 0.0
+    groups: Groups
+    added_tokens: PositiveInt
+    zipf: Exponent = 0.0
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.groups <= MAX_GROUPS:
-            raise ValueError(f"shared_prefix.groups is {self.groups}. It must be from 1 to {MAX_GROUPS}.")
-        if not 1 <= self.added_tokens <= MAX_TOKENS:
-            raise ValueError(f"shared_prefix.added_tokens is {self.added_tokens}. It must be from 1 to {MAX_TOKENS}.")
-        if not 0 <= self.zipf <= MAX_EXPONENT:
-            raise ValueError(f"shared_prefix.zipf is {self.zipf:g}. It must be from 0 to {MAX_EXPONENT:g}.")
+    __post_init__ = check_ranges
 
     def drawn(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
         """The groups, from 0, for numbers uniform in [0, 1)."""
@@ -59,3 +56,5 @@ class Sessions:
     turns: Law
     think_time: Duration | None = None
     think_kind: Literal["constant", "exponential"] | None = None
+
+    __post_init__ = check_ranges

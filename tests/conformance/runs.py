@@ -18,6 +18,7 @@ from sim.record import Recorder
 from sim.simulate import simulate
 from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Arrival, Batch, PolicyContext, Request, Scheduler
+from sim.units import Quantity
 
 MAX_MODEL_LEN = 400
 MS = 1_000_000
@@ -130,7 +131,10 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a config field by its type; small, so that limits bite."""
     origin = get_origin(hint)
     if origin is Annotated:
-        inner, unit = get_args(hint)[:2]
+        inner, *marks = get_args(hint)
+        unit = next((mark for mark in marks if isinstance(mark, Quantity)), None)
+        if unit is None:
+            return values(inner)
         if unit.example == "50ms":
             return st.integers(0, 60 * MS)
         return st.floats(0.0, 0.5) if inner is float else st.integers(0, 1000)

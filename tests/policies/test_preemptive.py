@@ -330,10 +330,7 @@ def test_a_request_that_fits_no_empty_pool_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"seqs": 0}, "max_num_seqs 0"),
         ({"seqs": 8, "budget": 7}, "max_num_batched_tokens 7 must be at least max_num_seqs 8"),
-        ({"watermark": 1.0}, "watermark 1.0"),
-        ({"waiting_order": "priority", "preempt_after": -1}, "preempt_after -1"),
         ({"preempt_after": 5}, "needs waiting_order: priority, not fcfs"),
     ],
 )

@@ -114,10 +114,7 @@ def test_a_batch_larger_than_the_kv_pool_runs_in_parts() -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"max_batch_size": 0}, "max_batch_size 0"),
-        ({"batch_wait_timeout_s": -0.1}, "batch_wait_timeout_s -0.1"),
         ({"max_concurrent_batches": 2}, "max_concurrent_batches 2: more than one batch in flight"),
-        ({"max_ongoing_requests": 0}, "max_ongoing_requests 0"),
     ],
 )
 def test_a_config_that_ray_or_we_refuse(knobs: dict[str, Any], message: str) -> None:

@@ -267,11 +267,8 @@ def test_a_batch_is_leapt_to_the_step_before_its_next_end() -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"batch_size": 0}, "batch_size 0"),
-        ({"batch_size": 2, "max_wait": -1}, "max_wait -1"),
         ({"batch_size": 2, "max_wait": 5, "wait_for_full": False}, "needs wait_for_full"),
         ({"batch_size": 2, "reserve_tokens": 16}, "padding: none"),
-        ({"batch_size": 2, "reserve_tokens": 0, "padding": "none", "finished_rows": "drop"}, "reserve_tokens 0"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(knobs: dict[str, Any], message: str) -> None:

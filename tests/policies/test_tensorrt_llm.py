@@ -235,8 +235,6 @@ def test_a_cancel_gives_its_reserved_blocks_back() -> None:
 @pytest.mark.parametrize(
     ("knobs", "message"),
     [
-        ({"max_batch_size": 0}, "max_batch_size 0"),
-        ({"max_num_tokens": 0}, "max_num_tokens 0"),
         ({"enable_partial_reuse": True}, "enable_partial_reuse: true is not simulated"),
         ({"host_cache_size": 1}, "host_cache_size 1 is not simulated"),
         ({"enable_block_reuse": False, "enable_prefix_aware_scheduling": True}, "needs enable_block_reuse: true"),

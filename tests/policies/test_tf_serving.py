@@ -135,9 +135,6 @@ def test_a_batch_larger_than_the_kv_pool_runs_in_parts() -> None:
     ("knobs", "message"),
     [
         ({"num_batch_threads": 4}, "num_batch_threads 4: more than one batch in flight"),
-        ({"max_batch_size": 0}, "max_batch_size 0"),
-        ({"max_enqueued_batches": 0}, "max_enqueued_batches 0"),
-        ({"batch_timeout_micros": -1}, "batch_timeout_micros -1"),
         ({"max_batch_size": 4, "allowed_batch_sizes": (2, 8)}, "the last one equal max_batch_size 4"),
         ({"max_batch_size": 4, "allowed_batch_sizes": (4, 4)}, "increasing"),
         ({"max_batch_size": 8, "max_execution_batch_size": 4}, "equal to it without enable_large_batch_splitting"),

@@ -313,9 +313,7 @@ def test_the_defaults_are_the_launchers() -> None:
     [
         ({"requires_padding": True, "use_prefix_caching": False}, "chunks and the prefix cache need paged attention"),
         ({"requires_padding": True, "support_chunking": False}, "needs support_chunking: false and use_prefix_caching"),
-        ({"max_batch_size": 0}, "max_batch_size 0"),
         ({"max_batch_prefill_tokens": 9, "max_batch_total_tokens": 8}, "must be <= max_batch_total_tokens 8"),
-        ({"max_waiting_tokens": -1}, "max_waiting_tokens -1"),
     ],
 )
 def test_a_config_that_tgi_refuses_is_refused(knobs: Any, message: str) -> None:

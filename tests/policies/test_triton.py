@@ -219,10 +219,7 @@ def test_a_payload_larger_than_the_kv_pool_runs_in_parts() -> None:
     ("knobs", "message"),
     [
         ({"instance_group_count": 2}, "instance_group_count 2: more than one batch in flight"),
-        ({"max_batch_size": 0}, "max_batch_size 0"),
-        ({"max_queue_delay_microseconds": -1}, "max_queue_delay_microseconds -1"),
         ({"preferred_batch_size": (2, 5)}, r"preferred_batch_size \[2, 5\]"),
-        ({"preferred_batch_size": (0,)}, r"preferred_batch_size \[0\]"),
         ({"priority_levels": 2}, "default_priority_level 0"),
         ({"priority_levels": 2, "default_priority_level": 3}, "default_priority_level 3"),
         ({"default_priority_level": 1}, "or both left out"),

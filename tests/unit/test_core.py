@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from sim.core import EngineCore, SimExecutor
 from sim.decode import DecodeGroup
-from sim.errors import SchedulerStalled
+from sim.errors import ScenarioError, SchedulerStalled
 from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
 from sim.policies.static import Static, StaticConfig
 from sim.record import MISSING, Recorder, Records
 from sim.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
+from sim.units import MAX_TIME_NS
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 
 Driver = Callable[[EngineCore, Requests], int]
@@ -272,6 +273,20 @@ def test_a_scheduler_that_would_wait_for_ever_is_stopped(drive: Driver, work: Ba
         play(drive, engine(Sleeper(work)), arrival(0, 5))
     assert "Sleeper: 1 waiting, 0 running, 8 of 8 KV blocks free; oldest: Sequence(request 0" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_run_whose_times_no_column_could_hold_is_an_error(drive: Driver) -> None:
+    """A step may end 146 years after the start, the next one may not: the error names the cost."""
+
+    class Endless:
+        def step_ns(self, batch: Batch) -> int:
+            return MAX_TIME_NS // 4
+
+    core = engine(vllm(CountingKV(100, 4)))
+    core.executor = SimExecutor(Endless(), MAX_MODEL_LEN)
+    with pytest.raises(ScenarioError, match=r"^cost: a step of 36\.6 years would end 183 years after the start"):
+        play(drive, core, arrival(0, 0, output=9))
+    assert core.recorder.num_steps == 4
 
 
 def test_waiting_is_no_stall_while_something_may_come() -> None:

@@ -239,7 +239,7 @@ def dig(value: Any, path: str) -> tuple[Any, Any]:
         ("model.hidden_size", None, "model.hidden_size is None, expected int"),
         ("workload.arrivals.kind", "posson", "workload.arrivals.kind is 'posson', expected one of"),
         ("workload.output_cap", 0, "output_cap is 0"),
-        ("policies.0.config.max_num_seqs", 0, "vllm.config: max_num_batched_tokens 8192"),
+        ("policies.0.config.max_num_seqs", 0, "vllm.config: max_num_seqs is 0"),
         ("policies.0.kind", "vlm", "policy vlm cannot be imported"),
         ("policies.0.config.surprise", 1, "vllm.config.surprise is not a field of VllmConfig"),
         ("rows.0.prompt_tokens", [1], "the columns differ in length"),

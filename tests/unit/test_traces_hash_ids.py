@@ -144,7 +144,6 @@ def test_ignore_and_demand() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hash_id_block_size": 0}, "hash_id_block_size 0 is no number of tokens"),
         ({"hash_id_block_size": 16, "prefix": "ignore"}, "no hash_ids are read"),
         ({"columns": Columns("p", "o", hash_ids="h")}, "does not say how many tokens an id stands for"),
         ({"columns": Columns("p", "o"), "prefix": "hash_ids"}, "needs columns.hash_ids"),

@@ -72,24 +72,12 @@ def test_limits_clip_and_keep_what_was_drawn():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FixedTokens(0), "tokens is 0"),
-        (lambda: FixedTokens(2**40), "At most 2147483647"),
         (lambda: UniformTokens(9, 3), "max is 3, below min 9"),
-        (lambda: UniformTokens(0, 3), "min is 0"),
-        (lambda: LognormalTokens(-5, 1.0), "mean is -5"),
-        (lambda: LognormalTokens(float("nan"), 1.0), "mean is nan"),
-        (lambda: LognormalTokens(1e300, 1.0), "At most 2147483647"),
-        (lambda: LognormalTokens(100, 0.0), "cv is 0"),
-        (lambda: LognormalTokens(100, 1e200), "cv is 1e\\+200"),
         (lambda: GammaTokens(100, 1.0, max=50), "mean 100 lies outside"),
         (lambda: GammaTokens(100, 1.0, min=200), "mean 100 lies outside"),
         (lambda: EmpiricalTokens(()), "values is empty"),
-        (lambda: EmpiricalTokens((1, 0)), "smallest of values is 0"),
         (lambda: EmpiricalTokens((1, 2), (1.0,)), "1 weights for 2 values"),
         (lambda: EmpiricalTokens((1, 2), (0.0, 0.0)), "weights add up to 0"),
-        (lambda: EmpiricalTokens((1, 2), (-1.0, 2.0)), "weights add up to 1"),
-        (lambda: EmpiricalTokens((1, 2), (float("nan"), 2.0)), "weights add up to nan"),
-        (lambda: EmpiricalTokens((1, 2), (1e308, 1e308)), "weights add up to inf"),
     ],
 )
 def test_bad_laws_are_refused_in_one_line(make, message):

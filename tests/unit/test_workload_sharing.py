@@ -264,12 +264,7 @@ def test_predictors_know_sessions() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SharedPrefix(0, 5), "shared_prefix.groups is 0"),
-        (lambda: SharedPrefix(2, 0), "shared_prefix.added_tokens is 0"),
-        (lambda: SharedPrefix(2, 5, zipf=-1.0), "shared_prefix.zipf is -1"),
-        (lambda: SharedPrefix(2, 5, zipf=float("nan")), "shared_prefix.zipf is nan"),
         (lambda: build(OPEN, sessions=Sessions(TURNS)), "sessions with poisson arrivals need think_time"),
-        (lambda: build(OPEN, sessions=Sessions(TURNS, -1)), "sessions.think_time is -1 ns"),
         (lambda: build(OPEN, sessions=OPEN_SESSIONS, requests=5), "end with a duration, not with a number"),
         (lambda: build(LOOP, sessions=OPEN_SESSIONS), "sessions.think_time is for open arrivals"),
         (lambda: build(AllAtOnce(), sessions=OPEN_SESSIONS, requests=5), "sessions need arrivals over time"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sim.policies.static import Static, StaticConfig
+from sim.ranges import PositiveInt, check_ranges
 from sim.types import PolicyContext
 
 
@@ -24,12 +25,10 @@ class HfStaticConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    batch_size: int = 1
+    batch_size: PositiveInt = 1
     wait_for_full: bool = True
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size {self.batch_size} must be at least 1")
+    __post_init__ = check_ranges
 
     @property
     def max_num_seqs(self) -> int:

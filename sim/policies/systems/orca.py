@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sim.errors import ScenarioError
-from sim.policies.replica import Replica, check_vidur_config
+from sim.policies.replica import Replica
+from sim.ranges import PositiveInt, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 
@@ -24,13 +25,10 @@ class OrcaConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    batch_size_cap: int = 128
-    max_tokens_per_request: int | None = None
+    batch_size_cap: PositiveInt = 128
+    max_tokens_per_request: PositiveInt | None = None
 
-    def __post_init__(self) -> None:
-        check_vidur_config(self.batch_size_cap)
-        if self.max_tokens_per_request is not None and self.max_tokens_per_request < 1:
-            raise ValueError(f"max_tokens_per_request {self.max_tokens_per_request} must be at least 1, or null")
+    __post_init__ = check_ranges
 
     @property
     def max_num_seqs(self) -> int:

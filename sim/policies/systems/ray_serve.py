@@ -19,8 +19,9 @@ from typing import Any, ClassVar, Literal
 
 from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
+from sim.ranges import PositiveInt, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-from sim.units import NS_PER_S
+from sim.units import NS_PER_S, Seconds
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,15 @@ class RayServeConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    max_batch_size: int = 10
-    batch_wait_timeout_s: float = 0.01
-    max_concurrent_batches: Literal[1] | int = 1
+    max_batch_size: PositiveInt = 10
+    batch_wait_timeout_s: Seconds = 0.01
+    max_concurrent_batches: Literal[1] | PositiveInt = 1
     batch_size_fn: Literal["prompt_tokens"] | None = None
-    max_ongoing_requests: int = 5
+    max_ongoing_requests: PositiveInt = 5
     stream: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_batch_size < 1:
-            raise ValueError(f"max_batch_size {self.max_batch_size} must be an integer >= 1")
-        if self.batch_wait_timeout_s < 0:
-            raise ValueError(f"batch_wait_timeout_s {self.batch_wait_timeout_s} must be a float >= 0")
-        if self.max_concurrent_batches < 1 or self.max_ongoing_requests < 1:
-            raise ValueError(
-                f"max_concurrent_batches {self.max_concurrent_batches} and max_ongoing_requests"
-                f" {self.max_ongoing_requests} must be integers >= 1"
-            )
+        check_ranges(self)
         if self.max_concurrent_batches > 1:
             raise ValueError(
                 f"max_concurrent_batches {self.max_concurrent_batches}: more than one batch in flight is not simulated"

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sim.policies.replica import Replica, check_vidur_config
+from sim.policies.replica import Replica
+from sim.ranges import PositiveInt, ShareBelowOne, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 
@@ -24,14 +25,11 @@ class SarathiConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    batch_size_cap: int = 128
-    chunk_size: int = 512
-    watermark_blocks_fraction: float = 0.01
+    batch_size_cap: PositiveInt = 128
+    chunk_size: PositiveInt = 512
+    watermark_blocks_fraction: ShareBelowOne = 0.01
 
-    def __post_init__(self) -> None:
-        check_vidur_config(self.batch_size_cap, self.watermark_blocks_fraction)
-        if self.chunk_size < 1:
-            raise ValueError(f"chunk_size {self.chunk_size} must be at least 1")
+    __post_init__ = check_ranges
 
     @property
     def max_num_seqs(self) -> int:

@@ -6,7 +6,9 @@ Source: python/sglang/srt/arg_groups/fields/schedule.py, memory_hook.py and vali
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from sim.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range, check_ranges
 
 SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
 
@@ -26,21 +28,22 @@ class SglangConfig:
     schedule_policy: Literal[
         "fcfs", "lpm", "shortest-prefill-first", "dfs-weight", "hrrn", "lof", "random", "routing-key", "priority"
     ] = "fcfs"
-    max_running_requests: int | None = None
-    max_prefill_tokens: int = 16384
-    chunked_prefill_size: int = 8192
+    max_running_requests: PositiveInt | None = None
+    max_prefill_tokens: PositiveInt = 16384
+    chunked_prefill_size: Annotated[int, Range(-1, INT32_MAX)] = 8192
     enable_mixed_chunk: bool = False
-    prefill_max_requests: int | None = None
-    schedule_conservativeness: float = 1.0
+    prefill_max_requests: PositiveInt | None = None
+    schedule_conservativeness: NonNegative = 1.0
     disable_radix_cache: bool = False
     retraction_policy: Literal["length", "priority"] = "length"
     enable_priority_scheduling: bool = False
     disable_priority_preemption: bool = False
     schedule_low_priority_values_first: bool = False
-    priority_scheduling_preemption_threshold: int = 10
+    priority_scheduling_preemption_threshold: Priority = 10
     disable_overlap_schedule: bool = True
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.schedule_policy not in SIMULATED:
             raise ValueError(
                 f"schedule_policy: {self.schedule_policy} is not simulated yet. Choose from {', '.join(SIMULATED)}"
@@ -54,15 +57,6 @@ class SglangConfig:
             )
         if self.schedule_policy == "shortest-prefill-first" and self.disable_radix_cache:
             raise ValueError("shortest-prefill-first requires prefix caching. Remove disable_radix_cache: true")
-        for knob in ("max_running_requests", "prefill_max_requests", "max_prefill_tokens"):
-            value = getattr(self, knob)
-            if value is not None and value < 1:
-                raise ValueError(f"{knob} {value} must be at least 1")
-        if self.chunked_prefill_size < -1 or self.schedule_conservativeness < 0:
-            raise ValueError(
-                f"chunked_prefill_size {self.chunked_prefill_size} must be -1 (off) or more,"
-                f" schedule_conservativeness {self.schedule_conservativeness} at least 0"
-            )
 
     @property
     def prefix_cache(self) -> str:

@@ -20,7 +20,9 @@ from typing import Any, ClassVar, Literal
 
 from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
+from sim.ranges import PositiveInt, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from sim.units import Microseconds
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,19 @@ class TfServingConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    num_batch_threads: Literal[1] | int
-    max_batch_size: int = 1000
-    batch_timeout_micros: int = 0
-    max_enqueued_batches: int = 10
-    allowed_batch_sizes: tuple[int, ...] = ()
+    num_batch_threads: Literal[1] | PositiveInt
+    max_batch_size: PositiveInt = 1000
+    batch_timeout_micros: Microseconds = 0
+    max_enqueued_batches: PositiveInt = 10
+    allowed_batch_sizes: tuple[PositiveInt, ...] = ()
     batch_padding_policy: Literal["PAD_UP", "BATCH_DOWN", "MINIMIZE_TPU_COST_PER_REQUEST"] = "PAD_UP"
     pad_variable_length_inputs: bool = False
     enable_large_batch_splitting: bool = False
-    max_execution_batch_size: int | None = None
+    max_execution_batch_size: PositiveInt | None = None
     enable_priority_queue: bool = False
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.num_batch_threads != 1:
             raise ValueError(
                 f"num_batch_threads {self.num_batch_threads}: more than one batch in flight is not simulated yet. Set"
@@ -56,21 +59,16 @@ class TfServingConfig:
                 f" {self.batch_padding_policy}: low-priority queues and TPU costs are not simulated yet. Set false, and"
                 " PAD_UP or BATCH_DOWN"
             )
-        if self.max_batch_size < 1 or self.max_enqueued_batches < 1 or self.batch_timeout_micros < 0:
-            raise ValueError(
-                f"max_batch_size {self.max_batch_size} and max_enqueued_batches {self.max_enqueued_batches} must be"
-                f" positive, batch_timeout_micros {self.batch_timeout_micros} non-negative"
-            )
         size, splits = self.max_execution_batch_size, self.enable_large_batch_splitting
-        if size is not None and not (1 <= size <= self.max_batch_size and (splits or size == self.max_batch_size)):
+        if size is not None and (size > self.max_batch_size or (size < self.max_batch_size and not splits)):
             raise ValueError(
-                f"max_execution_batch_size {size} must be from 1 to max_batch_size {self.max_batch_size}, and equal to"
+                f"max_execution_batch_size {size} must be at most max_batch_size {self.max_batch_size}, and equal to"
                 " it without enable_large_batch_splitting"
             )
         allowed, name = self.allowed_batch_sizes, "max_execution_batch_size" if splits else "max_batch_size"
-        if allowed and (list(allowed) != sorted(set(allowed)) or allowed[0] < 1 or allowed[-1] != self.max_num_seqs):
+        if allowed and (list(allowed) != sorted(set(allowed)) or allowed[-1] != self.max_num_seqs):
             raise ValueError(
-                f"allowed_batch_sizes {list(allowed)} must be positive and increasing, and the last one equal {name}"
+                f"allowed_batch_sizes {list(allowed)} must be increasing, and the last one equal {name}"
                 f" {self.max_num_seqs}"
             )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sim.ranges import NonNegative, NonNegativeInt, PositiveInt, check_ranges
+
 
 @dataclass(frozen=True)
 class TgiConfig:
@@ -21,32 +23,19 @@ class TgiConfig:
     support_chunking: bool = True
     requires_padding: bool = False
     use_prefix_caching: bool = True
-    waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
-    max_batch_size: int | None = None
-    max_batch_prefill_tokens: int = 4096
-    max_batch_total_tokens: int | None = None
-    max_concurrent_requests: int = 128
+    waiting_served_ratio: NonNegative = 0.3
+    max_waiting_tokens: NonNegativeInt = 20
+    max_batch_size: PositiveInt | None = None
+    max_batch_prefill_tokens: PositiveInt = 4096
+    max_batch_total_tokens: PositiveInt | None = None
+    max_concurrent_requests: PositiveInt = 128
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.requires_padding and (self.support_chunking or self.use_prefix_caching):
             raise ValueError(
                 "requires_padding: true needs support_chunking: false and use_prefix_caching: false;"
                 " chunks and the prefix cache need paged attention"
-            )
-        counts = {
-            "max_batch_prefill_tokens": self.max_batch_prefill_tokens,
-            "max_concurrent_requests": self.max_concurrent_requests,
-            "max_batch_size": 1 if self.max_batch_size is None else self.max_batch_size,
-            "max_batch_total_tokens": 1 if self.max_batch_total_tokens is None else self.max_batch_total_tokens,
-        }
-        for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{name} {count} must be at least 1")
-        if self.max_waiting_tokens < 0 or self.waiting_served_ratio < 0:
-            raise ValueError(
-                f"waiting_served_ratio {self.waiting_served_ratio} and max_waiting_tokens {self.max_waiting_tokens}"
-                " must be 0 or more"
             )
         total = self.max_batch_total_tokens
         if total is not None and total < self.max_batch_prefill_tokens:

@@ -21,7 +21,9 @@ from typing import Any, ClassVar, Literal
 from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
 from sim.policies.systems.triton_queues import ModelQueuePolicy, PriorityQueues
+from sim.ranges import Levels, LevelsOrNone, PositiveInt, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from sim.units import Microseconds
 
 MAX_PAYLOADS = 2
 """Payloads that stand in line for an instance when they are formed ahead."""
@@ -39,39 +41,35 @@ class TritonConfig:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    max_batch_size: int = 4
-    preferred_batch_size: tuple[int, ...] = ()
-    max_queue_delay_microseconds: int = 0
+    max_batch_size: PositiveInt = 4
+    preferred_batch_size: tuple[PositiveInt, ...] = ()
+    max_queue_delay_microseconds: Microseconds = 0
     preserve_ordering: bool = False
-    priority_levels: int = 0
-    default_priority_level: int = 0
+    priority_levels: LevelsOrNone = 0
+    default_priority_level: LevelsOrNone = 0
     default_queue_policy: ModelQueuePolicy = field(default_factory=ModelQueuePolicy)
-    priority_queue_policy: dict[int, ModelQueuePolicy] = field(default_factory=dict[int, ModelQueuePolicy])
+    priority_queue_policy: dict[Levels, ModelQueuePolicy] = field(default_factory=dict[int, ModelQueuePolicy])
     allow_ragged_batch: bool | None = None
-    instance_group_count: Literal[1] | int = 1
+    instance_group_count: Literal[1] | PositiveInt = 1
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.instance_group_count != 1:
             raise ValueError(
                 f"instance_group_count {self.instance_group_count}: more than one batch in flight is not simulated yet."
                 " Set it to 1, here and in the model configuration"
             )
-        if self.max_batch_size < 1 or self.max_queue_delay_microseconds < 0:
+        if any(size > self.max_batch_size for size in self.preferred_batch_size):
             raise ValueError(
-                f"max_batch_size {self.max_batch_size} must be at least 1 for dynamic batching,"
-                f" max_queue_delay_microseconds {self.max_queue_delay_microseconds} 0 or more"
-            )
-        if any(not 1 <= size <= self.max_batch_size for size in self.preferred_batch_size):
-            raise ValueError(
-                f"preferred_batch_size {list(self.preferred_batch_size)} must be positive and not above max_batch_size"
+                f"preferred_batch_size {list(self.preferred_batch_size)} must not be above max_batch_size"
                 f" {self.max_batch_size}"
             )
         levels, default = self.priority_levels, self.default_priority_level
-        if levels < 0 or (default != 0 if levels == 0 else not 1 <= default <= levels):
+        if default != 0 if levels == 0 else not 1 <= default <= levels:
             raise ValueError(
                 f"default_priority_level {default} must be in [1, priority_levels {levels}], or both left out"
             )
-        if any(not 1 <= level <= levels for level in self.priority_queue_policy):
+        if any(level > levels for level in self.priority_queue_policy):
             raise ValueError(
                 f"priority_queue_policy for levels {sorted(self.priority_queue_policy)}: they must be in [1,"
                 f" priority_levels {levels}]"

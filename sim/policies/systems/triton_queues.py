@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
+from sim.ranges import NonNegativeInt, check_ranges
 from sim.types import Event, Sequence
-from sim.units import format_duration
+from sim.units import Microseconds, format_duration
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,11 @@ class ModelQueuePolicy:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
-    default_timeout_microseconds: int = 0
+    default_timeout_microseconds: Microseconds = 0
     allow_timeout_override: bool = False
-    max_queue_size: int = 0
+    max_queue_size: NonNegativeInt = 0
 
-    def __post_init__(self) -> None:
-        if self.default_timeout_microseconds < 0 or self.max_queue_size < 0:
-            raise ValueError(
-                f"default_timeout_microseconds {self.default_timeout_microseconds} and max_queue_size"
-                f" {self.max_queue_size} must be 0 (none) or more"
-            )
+    __post_init__ = check_ranges
 
     @property
     def forbids_prefetching(self) -> bool:

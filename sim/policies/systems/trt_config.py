@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from sim.ranges import PositiveInt, Range, check_ranges
 
 
 @dataclass(frozen=True)
@@ -18,16 +20,17 @@ class TensorrtLlmConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
-    max_batch_size: int = 2048
-    max_num_tokens: int = 8192
+    max_batch_size: PositiveInt = 2048
+    max_num_tokens: PositiveInt = 8192
     enable_chunked_prefill: bool = False
     context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] | None = None
     enable_block_reuse: bool = True
     enable_prefix_aware_scheduling: bool | None = None
     enable_partial_reuse: bool = False
-    host_cache_size: int = 0
+    host_cache_size: Annotated[int, Range(0, 10**15)] = 0
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.enable_partial_reuse:
             raise ValueError(
                 "enable_partial_reuse: true is not simulated: only whole blocks are found again. Set it to false, here"
@@ -37,10 +40,6 @@ class TensorrtLlmConfig:
             raise ValueError(
                 f"host_cache_size {self.host_cache_size} is not simulated: what leaves GPU memory is lost. Set it to 0,"
                 " here and in the engine"
-            )
-        if self.max_batch_size < 1 or self.max_num_tokens < 1:
-            raise ValueError(
-                f"max_batch_size {self.max_batch_size} and max_num_tokens {self.max_num_tokens} must be at least 1"
             )
         if self.context_chunking_policy is not None and not self.enable_chunked_prefill:
             raise ValueError(

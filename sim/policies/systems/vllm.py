@@ -20,6 +20,7 @@ from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
 from sim.kv.prefix_cache import BlockHashKV
 from sim.policies.queues import FcfsQueue, PriorityQueue
+from sim.ranges import NonNegativeInt, PositiveInt, ShareBelowOne, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 _NO_CAP = 1 << 62
@@ -38,43 +39,39 @@ class VllmConfig:
 
     enable_prefix_caching: bool = True
     async_scheduling: bool = False
-    max_num_seqs: int = 1024
-    max_num_batched_tokens: int = 8192
+    max_num_seqs: PositiveInt = 1024
+    max_num_batched_tokens: PositiveInt = 8192
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: NonNegativeInt = 0
     long_prefill_token_threshold_adaptive: bool = False
     scheduler_reserve_full_isl: bool = True
-    watermark: float = 0.0
-    max_num_active_seqs: int | None = None
-    max_num_scheduled_tokens: int | None = None
-    prefill_schedule_interval: int = 1
+    watermark: ShareBelowOne = 0.0
+    max_num_active_seqs: PositiveInt | None = None
+    max_num_scheduled_tokens: PositiveInt | None = None
+    prefill_schedule_interval: PositiveInt = 1
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.async_scheduling:
             raise ValueError("async_scheduling: true is not simulated. Set it to false, here and in the engine")
         if self.prefill_schedule_interval != 1:
             raise ValueError(
                 f"prefill_schedule_interval {self.prefill_schedule_interval} is not simulated. Set it to 1"
             )
-        if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
-                f" {self.max_num_seqs}, and that at least 1"
+                f" {self.max_num_seqs}"
             )
-        if self.max_num_active_seqs is not None and not 1 <= self.max_num_active_seqs <= self.max_num_seqs:
+        if self.slots > self.max_num_seqs:
             raise ValueError(
-                f"max_num_active_seqs {self.max_num_active_seqs} must be from 1 to max_num_seqs {self.max_num_seqs}"
+                f"max_num_active_seqs {self.max_num_active_seqs} must be at most max_num_seqs {self.max_num_seqs}"
             )
-        if not 1 <= self.step_tokens <= self.max_num_batched_tokens:
+        if self.step_tokens > self.max_num_batched_tokens:
             raise ValueError(
-                f"max_num_scheduled_tokens {self.max_num_scheduled_tokens} must be from 1 to max_num_batched_tokens"
+                f"max_num_scheduled_tokens {self.max_num_scheduled_tokens} must be at most max_num_batched_tokens"
                 f" {self.max_num_batched_tokens}"
-            )
-        if self.long_prefill_token_threshold < 0 or not 0 <= self.watermark < 1:
-            raise ValueError(
-                f"long_prefill_token_threshold {self.long_prefill_token_threshold} must be 0 (off) or more,"
-                f" watermark {self.watermark} from 0 to below 1"
             )
 
     @property

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sim.policies.replica import Replica, check_vidur_config
+from sim.policies.replica import Replica
+from sim.ranges import PositiveInt, ShareBelowOne, check_ranges
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 
@@ -26,14 +27,11 @@ class VllmV0Config:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
-    batch_size_cap: int = 128
-    max_tokens_in_batch: int = 4096
-    watermark_blocks_fraction: float = 0.01
+    batch_size_cap: PositiveInt = 128
+    max_tokens_in_batch: PositiveInt = 4096
+    watermark_blocks_fraction: ShareBelowOne = 0.01
 
-    def __post_init__(self) -> None:
-        check_vidur_config(self.batch_size_cap, self.watermark_blocks_fraction)
-        if self.max_tokens_in_batch < 1:
-            raise ValueError(f"max_tokens_in_batch {self.max_tokens_in_batch} must be at least 1")
+    __post_init__ = check_ranges
 
     @property
     def max_num_seqs(self) -> int:

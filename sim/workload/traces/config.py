@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from sim.units import Duration
+from sim.ranges import NonNegativeInt, PositiveInt, Range, check_ranges
+from sim.units import Duration, TraceDuration
 
 TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
 FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "qwen", "mapping"]
+
+Factor = Annotated[float, Range(0, 1e6, above=True)]
+"""On the rate of a trace."""
 
 _STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
@@ -48,22 +52,21 @@ class RateScale:
 
     __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
 
-    factor: float
+    factor: Factor
     by: Literal["compress", "overlay", "thin", "copies"]
     shift: Duration | None = None
-    together: int = 1
+    together: Annotated[int, Range(1, 1_000_000)] = 1
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if (self.by == "copies") != (self.shift is not None):
             raise ValueError(
                 "rate_scale by copies needs shift, how far each is moved at most: shift: 2min, say."
                 if self.by == "copies"
                 else f"rate_scale.shift is for by: copies, not {self.by}. Drop it."
             )
-        if self.together < 1 or (self.together > 1 and self.by != "copies"):
-            raise ValueError(f"rate_scale.together {self.together}: a number of copies from 1, and only by copies.")
-        if not 0 < self.factor < float("inf"):
-            raise ValueError(f"rate_scale.factor {self.factor:g} is not above 0. 2 doubles the load.")
+        if self.together > 1 and self.by != "copies":
+            raise ValueError(f"rate_scale.together {self.together}: a number of copies, and only by copies.")
         if self.by == "overlay" and not float(self.factor).is_integer():
             raise ValueError(
                 f"rate_scale.factor {self.factor:g} by overlay: copies come whole. Write an integer, or by: compress."
@@ -94,31 +97,30 @@ class TraceConfig:
     format: FormatName = "auto"
     columns: Columns | None = None
     time_unit: TimeUnit | None = None
-    rows: tuple[int, int] | None = None
-    time: tuple[Duration, Duration] | None = None
+    rows: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    time: tuple[TraceDuration, TraceDuration] | None = None
     rate_scale: RateScale | None = None
     jitter: Duration = 0
     zero_lengths: Literal["drop", "prefill_only", "error"] = "drop"
     on_broken: Literal["error", "drop"] = "error"
     prefix: Literal["auto", "hash_ids", "ignore"] = "auto"
-    hash_id_block_size: int | None = None
+    hash_id_block_size: PositiveInt | None = None
     sha256: str | None = None
     fetch: str | None = None
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.path or "\0" in self.path:
             raise ValueError("trace.path is empty or holds a zero byte. Write the path of a file.")
         self._check_columns()
         if self.rows is not None and self.time is not None:
             raise ValueError("trace: both rows and time are given. Slice by one of them.")
         for name, window in (("rows", self.rows), ("time", self.time)):
-            if window is not None and not 0 <= window[0] < window[1]:
+            if window is not None and not window[0] < window[1]:
                 unit = "" if name == "rows" else " ns"
                 raise ValueError(
-                    f"trace.{name} [{window[0]}, {window[1]}]{unit} holds nothing. Start at 0 or later, end above it."
+                    f"trace.{name} [{window[0]}, {window[1]}]{unit} holds nothing. End it after its start."
                 )
-        if self.jitter < 0:
-            raise ValueError(f"trace.jitter {self.jitter} ns is negative. Write 0s or more.")
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"trace.sha256 {self.sha256!r} is not a SHA-256: 64 hexadecimal digits.")
         self._check_prefix()
@@ -139,8 +141,6 @@ class TraceConfig:
 
     def _check_prefix(self) -> None:
         size, named = self.hash_id_block_size, self.columns is not None and self.columns.hash_ids is not None
-        if size is not None and size < 1:
-            raise ValueError(f"trace.hash_id_block_size {size} is no number of tokens. Write 512, 64 or 16, say.")
         if size is not None and (self.prefix == "ignore" or (self.columns is not None and not named)):
             raise ValueError("trace.hash_id_block_size is given and no hash_ids are read. Drop it, or read them.")
         if named and size is None and self.prefix != "ignore":

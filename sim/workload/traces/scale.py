@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from sim.errors import TraceError
-from sim.units import format_duration
+from sim.units import MAX_TIME_NS, format_duration
 from sim.workload.streams import random_stream
 from sim.workload.table import Ints, TraceRows
 from sim.workload.traces.config import RateScale
 
 _MAX_ROWS = 10**8  # 24 bytes each: as much as a machine's memory holds
-_MAX_SPAN_NS = 2**62  # 146 years: sums of two such times still fit 64 bits
 
 
 def rescale(rows: TraceRows, scale: RateScale, seed: int) -> TraceRows:
@@ -112,9 +111,10 @@ def tile(rows: TraceRows, count: int) -> TraceRows:
 
 
 def _check_span(rows: TraceRows, span_ns: float) -> None:
-    if span_ns >= _MAX_SPAN_NS:
+    if span_ns >= MAX_TIME_NS:
         raise TraceError(
-            f"{rows.source}: scaled, it would last {span_ns / _MAX_SPAN_NS:.3g} × 146 years. Ask for less."
+            f"{rows.source}: scaled, it would last {format_duration(span_ns)}, more than the"
+            f" {format_duration(MAX_TIME_NS)} that times can hold. Ask for less."
         )
 
 
