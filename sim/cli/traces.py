@@ -34,7 +34,7 @@ def inspect(
     from sim.workload.traces import read_trace
     from sim.workload.traces.inspect import summary
 
-    rows = read_trace(_trace_config(file, format_, columns, time_unit), Path())
+    rows = read_trace(_trace_config(file, format_, columns, time_unit), Path(), tolerant=True)
     figures = summary(rows)
     if out is None and not as_json:
         out = Path(f"{file.name.partition('.')[0]}.trace.png")

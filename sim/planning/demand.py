@@ -188,7 +188,7 @@ def _traced(scenario: Scenario, plan: PlanConfig, factor: float) -> Demand:
             " Keep the plan's."
         )
     start_ns = trace.time[0] if trace.time is not None else 0
-    rows = read_trace(replace(trace, rate_scale=None, time=None), scenario.base)
+    rows = read_trace(replace(trace, rate_scale=None, time=None), scenario.base, tolerant=trace.time is not None)
     times = rows.arrival_ns
     if times is None:
         raise ScenarioError(f"{rows.source}: this trace has no times, so that nothing says how busy it was when.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from sim.report.layout import fit
 from sim.report.style import GREY, figure, house_style, put_around, remark, save, seconds_text, time_axis_log
-from sim.units import NS_PER_S, format_duration
+from sim.units import NS_PER_S, YEAR_NS, format_duration
 from sim.workload.table import Ints, TraceRows
 
 _ARRIVALS, _LENGTHS = "#0072B2", {"prompt": "#009E73", "output": "#D55E00"}
@@ -41,6 +42,8 @@ def _heading(figures: dict[str, Any]) -> str:
 
 
 def _span_text(seconds: float) -> str:
+    if seconds * NS_PER_S >= 2 * YEAR_NS:
+        return format_duration(seconds * NS_PER_S)
     if seconds >= 2 * 3600:
         return f"{seconds / 3600:.3g} h"
     return f"{seconds / 60:.3g} min" if seconds >= 120 else format_duration(seconds * NS_PER_S)
@@ -97,7 +100,9 @@ def _save_whole(fig: Figure, path: Path) -> None:
 
 def draw_arrivals(ax: Axes, arrival_ns: Ints) -> None:
     """Draws requests/s in consecutive whole windows, and their mean; `arrival_ns` is sorted and starts at 0."""
-    window_s = next((w for w in _WINDOWS_S if arrival_ns[-1] / NS_PER_S / w <= _MOST_WINDOWS), _WINDOWS_S[-1])
+    span_s = arrival_ns[-1] / NS_PER_S
+    longest = _WINDOWS_S[-1] * math.ceil(span_s / _WINDOWS_S[-1] / _MOST_WINDOWS)
+    window_s = next((w for w in _WINDOWS_S if span_s / w <= _MOST_WINDOWS), longest)
     whole = max(int(arrival_ns[-1] // (window_s * NS_PER_S)), 1)
     rate = np.bincount(arrival_ns // (window_s * NS_PER_S), minlength=whole)[:whole] / window_s
     unit, scale = ("h", 3600) if whole * window_s > 2 * 3600 else ("min", 60) if whole * window_s > 120 else ("s", 1)

@@ -51,5 +51,7 @@ def index_of_dispersion(arrival_ns: Ints, window_ns: int) -> float | None:
     windows = int(arrival_ns[-1] - arrival_ns[0]) // window_ns
     if windows < 2:
         return None
-    counts = np.bincount((arrival_ns - arrival_ns[0]) // window_ns)[:windows]
-    return float(counts.var() / counts.mean())
+    at, counts = np.unique((arrival_ns - arrival_ns[0]) // window_ns, return_counts=True)  # few of very many windows
+    counts = counts[at < windows]
+    total, squares = int(counts.sum()), int((counts**2).sum())
+    return (windows * squares - total**2) / (windows * total)

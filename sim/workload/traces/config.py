@@ -85,7 +85,8 @@ class TraceConfig:
     `time_unit` is needed with `columns.arrival` and where a file's unit cannot be told. `rows` is `[start, stop)` of
     the file's data rows; `time` is `[from, to)` after the earliest arrival. `jitter` spreads the arrivals of a coarse
     clock over this interval. `zero_lengths`: rows with 0 tokens are dropped, refused, or, where the prompt is not
-    empty, given one output token (`prefill_only`). `sha256` is of the uncompressed content; `fetch` says where the
+    empty, given one output token (`prefill_only`). `on_broken` is also for rows whose times lie a year or more from
+    those of most, as a 0 among epoch times does. `sha256` is of the uncompressed content; `fetch` says where the
     file is to be had. `prefix` says whether equal `hash_ids` make prompts share their beginnings: `auto` where the
     trace has them, `hash_ids` demands them, with `ignore` no prompt shares anything. `hash_id_block_size` is the tokens
     an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen.

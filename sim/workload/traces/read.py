@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from sim.errors import TraceError
-from sim.units import NS_PER_S, format_duration
+from sim.units import MAX_TIME_NS, NS_PER_S, format_duration
 from sim.workload.table import HashIds, Ints, TraceRows
+from sim.workload.traces.apart import rows_apart
 from sim.workload.traces.config import TraceConfig
 from sim.workload.traces.formats import UNUSED, Layout, lay_out
 from sim.workload.traces.scale import spread
@@ -28,6 +29,7 @@ class _Loaded:
     output_tokens: array[int] = field(default_factory=lambda: array("q"))
     hash_ids: array[int] = field(default_factory=lambda: array("q"))
     hash_starts: array[int] = field(default_factory=lambda: array("q", [0]))
+    numbers: array[int] = field(default_factory=lambda: array("q"))  # of the rows in the file
     seen: int = 0
     broken: int = 0
     first_broken: str = ""
@@ -35,11 +37,12 @@ class _Loaded:
     prefill_only: int = 0
 
 
-def read_trace(config: TraceConfig, base: Path, seed: int = 0) -> TraceRows:
+def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool = False) -> TraceRows:
     """The rows of a trace, sliced, and spread by `jitter` (the only use of `seed`); `rate_scale` is left to `rescale`.
 
     `base` is the folder of relative paths. A row has at least 1 prompt and 1 output token. TraceError where the file
-    is missing, cannot be told, is broken, or nothing is left.
+    is missing, cannot be told, is broken, or nothing is left. A row a year or more from the others is broken like one
+    that cannot be read; for a `tolerant` reader it is a note, as long as times fit 64 bits.
     """
     with reading(base / config.path):
         source = open_source(config, base)
@@ -59,15 +62,19 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0) -> TraceRows:
     arrival_ns = np.array(loaded.arrival_ns, dtype=np.int64)
     _check_unit(source, layout, arrival_ns)
     order, sort_notes = _time_order(arrival_ns)
-    arrival_ns = arrival_ns[order]
-    arrival_ns -= arrival_ns[0]
+    arrival_ns, numbers = arrival_ns[order], np.array(loaded.numbers, dtype=np.int64)[order]
     notes += sort_notes
+    near, apart_notes = _near(source, config, arrival_ns, numbers, tolerant)
+    trace = trace.picked(order, None).picked(near, None)
+    arrival_ns, numbers = arrival_ns[near] - arrival_ns[near][0], numbers[near]
     kept, slice_notes = _time_slice(source, config, arrival_ns)
     arrival_ns = arrival_ns[kept] - arrival_ns[kept.start]
-    notes += slice_notes
+    if config.time is not None:
+        apart_notes += _near(source, replace(config, time=None), arrival_ns, numbers[kept], tolerant)[1]
+    notes = [*apart_notes, *notes, *slice_notes]
     if layout.unit != "iso":
         notes.append(f"{layout.columns.arrival} taken as {layout.unit}{_rate_text(arrival_ns)}")
-    trace = trace.picked(order, None).picked(kept, arrival_ns)
+    trace = trace.picked(kept, arrival_ns)
     hash_ids = None if trace.hash_ids is None else trace.hash_ids.compact()
     trace = replace(trace, hash_ids=hash_ids, notes=(*notes, *_hash_notes(trace)))
     return spread(trace, config.jitter, seed) if config.jitter else trace
@@ -138,6 +145,7 @@ def _load(source: Source, layout: Layout, config: TraceConfig) -> _Loaded:
             output = 1
         loaded.prompt_tokens.append(prompt)
         loaded.output_tokens.append(output)
+        loaded.numbers.append(number)
         if read_clock is not None:
             loaded.arrival_ns.append(arrival)
         if read_ids is not None:
@@ -204,17 +212,35 @@ def _check_unit(source: Source, layout: Layout, arrival_ns: Ints) -> None:
     )
 
 
+def _near(
+    source: Source, config: TraceConfig, arrival_ns: Ints, numbers: Ints, tolerant: bool
+) -> tuple[slice, list[str]]:
+    """The rows that lie less than a year from each other, all where `trace.time` may cut the others off; and a note."""
+    whole = slice(0, len(arrival_ns))
+    apart = rows_apart(arrival_ns, numbers)
+    if apart is None:
+        return whole, []
+    found = f"{source.where(int(numbers[apart.first]))}: {apart}"
+    if config.on_broken == "drop":
+        return apart.keep, [f"{apart.count:,} of {len(numbers):,} rows dropped for their times: {found}"]
+    fits = int(arrival_ns[-1]) - int(arrival_ns[0]) < MAX_TIME_NS
+    if fits and config.time is not None:
+        return whole, []
+    if fits and tolerant:
+        return whole, [f"{found}. A run asks to correct it, or for on_broken: drop"]
+    raise TraceError(f"{found}. Correct it, or write trace.on_broken: drop, which leaves such rows out.")
+
+
 def _time_order(arrival_ns: Ints) -> tuple[Ints | slice, list[str]]:
     """The stable order by time, and notes on rows out of order and on equal times."""
     notes = []
-    gaps = np.diff(arrival_ns)
     order: Ints | slice = slice(None)
-    backward = int(np.count_nonzero(gaps < 0))
+    backward = int(np.count_nonzero(arrival_ns[1:] < arrival_ns[:-1]))
     if backward:
         order = np.argsort(arrival_ns, kind="stable")
-        gaps = np.diff(arrival_ns[order])
+        arrival_ns = arrival_ns[order]
         notes.append(f"not in time order ({backward:,} steps back): sorted, equal times in file order")
-    equal = int(np.count_nonzero(gaps == 0))
+    equal = int(np.count_nonzero(arrival_ns[1:] == arrival_ns[:-1]))
     if equal:
         notes.append(
             f"{equal:,} of {len(arrival_ns):,} rows arrive at the same time as the row before, kept in file order"
