@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from sim.catalog import MODELS, load_model
 from sim.errors import ScenarioError
+from sim.files import read_json, told
 from sim.model import ModelSpec
 
 
@@ -71,7 +71,7 @@ def load_architecture(model: str | ModelSpec) -> Architecture:
     if model in MODELS:
         return Architecture(spec, *_CATALOG[model])
     path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    config: dict[str, Any] = read_json(path)
     return from_config(spec, config, str(path), _eos_token_ids(config, path.with_name("generation_config.json")))
 
 
@@ -123,9 +123,9 @@ def _eos_token_ids(config: Mapping[str, Any], generation: Path) -> tuple[int, ..
     found = config.get("eos_token_id")
     if generation.is_file():
         try:
-            found = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id", found)
-        except (ValueError, AttributeError) as error:
-            raise ScenarioError(f"{generation}: cannot be read as JSON: {error}. Correct or remove it.") from None
+            found = read_json(generation).get("eos_token_id", found)
+        except (OSError, ValueError, AttributeError) as error:
+            raise ScenarioError(f"{generation}: cannot be read: {told(error)}. Correct or remove it.") from None
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise ScenarioError(f"{generation.parent}: eos_token_id is {found!r}. Write a token id or a list of them.")

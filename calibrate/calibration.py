@@ -22,12 +22,13 @@ from calibrate.identity import catalog_gpu, check_device, identity, set_cpu_thre
 from calibrate.measure import Bench, Sample
 from calibrate.options import LEAST_MINUTES, Options, limits_of
 from calibrate.plan import Limits, Point, plan
-from calibrate.raw import Raw, check_key, write_text
+from calibrate.raw import Raw, check_key
 from calibrate.runner import ModelRunner, build_runner
 from calibrate.telemetry import Telemetry
 from sim.catalog import load_model
 from sim.cost.profile import Profile, load_profile
 from sim.errors import CalibrationError
+from sim.files import check_writable, told, write_text
 from sim.model import ModelSpec
 
 __all__ = ["Options", "Progress", "calibrate"]
@@ -75,10 +76,9 @@ def _check_out(out: Path) -> None:
     """CalibrationError unless a file can be written at `out`."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(out.with_name(f".{out.name}-probe"), "")
-        out.with_name(f".{out.name}-probe").unlink()
+        check_writable(out)
     except OSError as error:
-        raise CalibrationError(f"{out}: cannot be written: {error.strerror}. Give -o another path.") from None
+        raise CalibrationError(f"{out}: cannot be written: {told(error)}. Give -o another path.") from None
 
 
 def _finished(out: Path, key: dict[str, Any]) -> Profile:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import signal
 import time
@@ -25,11 +24,12 @@ from typing import Annotated, Any
 
 import typer
 
-from calibrate.campaign_plan import SHIPPED, Known, Plan, Stage, profile_name, told
+from calibrate.campaign_plan import SHIPPED, Known, Plan, Stage, profile_name
 from calibrate.targets import line, targets
 from calibrate.worker import CUT, DONE, FAILED, Reply, Worker
 from sim.cost.profile import load_profile
 from sim.errors import BatchsimError, CalibrationError
+from sim.files import check_folder, read_json, told, write_text
 
 _FORMAT = "batchsim-campaign 1"
 _MARGIN_S = 20.0  # kept free at the end of the time given, so that what runs then can be stopped
@@ -64,7 +64,7 @@ class Campaign:
         _check_writable(self.out)
         new = {"format": _FORMAT, "plan": self.plan.digest, "device": self.device}
         try:
-            found = json.loads(self._state_file.read_text(encoding="utf-8"))
+            found = read_json(self._state_file)
             if found["format"] != _FORMAT or not all({"state", "seconds"} <= set(s) for s in found["stages"].values()):
                 raise ValueError("not a campaign's state")
         except FileNotFoundError:
@@ -233,10 +233,8 @@ class Campaign:
             self._worker = None
 
     def _save(self) -> None:
-        unfinished = self._state_file.with_suffix(".part")
         try:
-            unfinished.write_text(json.dumps(self.state, indent=1), encoding="utf-8")
-            os.replace(unfinished, self._state_file)
+            write_text(self._state_file, json.dumps(self.state, indent=1))
         except OSError as error:  # what is running may still be written
             typer.echo(f"{self._state_file}: cannot be written: {error.strerror}.", err=True)
 
@@ -247,13 +245,11 @@ class _NoWorkerError(Exception):
 
 def _check_writable(out: Path) -> None:
     """CalibrationError unless files can be written in `out`, which is made."""
-    probe = out / ".probe"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe.write_text("", encoding="utf-8")
-        probe.unlink()
+        check_folder(out)
     except OSError as error:
-        raise CalibrationError(f"--out {out}: cannot be written: {error.strerror}. Give another folder.") from None
+        raise CalibrationError(f"--out {out}: cannot be written: {told(error)}. Give another folder.") from None
 
 
 def _check_call(device: str, minutes: float) -> None:

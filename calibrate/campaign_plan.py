@@ -13,6 +13,7 @@ from typing import Any
 from calibrate.options import LEAST_MINUTES, Options
 from sim.catalog import load_model
 from sim.errors import CalibrationError, ScenarioError
+from sim.files import TABLE_BYTES, parse_json, read_text, told
 from sim.resolved import Resolved, ResolvedPolicy
 
 SHIPPED = Path(__file__).parent / "campaigns"
@@ -77,8 +78,8 @@ class Plan:
     def read(cls, path: Path) -> Plan:
         """The plan in a JSON file; its scenarios are files beside it. CalibrationError if it cannot be read."""
         try:
-            text = path.read_text(encoding="utf-8")
-            plain = json.loads(text)
+            text = read_text(path)
+            plain = parse_json(text)
             files = {name: _text(path, name, path.parent / file) for name, file in plain["scenarios"].items()}
             plan = cls(
                 model=plain["model"],
@@ -158,18 +159,11 @@ class Plan:
 def _text(plan: Path, name: str, file: Path) -> str:
     """What stands in the file of a plan's scenario. CalibrationError if it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file, TABLE_BYTES)
     except (OSError, ValueError) as error:
         raise CalibrationError(
             f"{plan}: scenario {name}: {file} cannot be read: {told(error)}. Write it with batchsim resolve."
         ) from None
-
-
-def told(error: Exception) -> str:
-    """An error of Python's in words."""
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def profile_name(model: str) -> str:

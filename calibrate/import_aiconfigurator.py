@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from calibrate.kernel_sums import Floats, Gemms, Times, attention_times, gemm_times, head_ms, layers_ms
+from calibrate.kernel_sums import Floats, Gemms, Times, attention_times, gemm_times, head_ms, layers_ms, read_parquet
 from sim.catalog import MODELS
 from sim.cost.profile import ChunkCost, Curve, Grid, HostTerm, Hull, Profile, StepCosts
 from sim.errors import BatchsimError, CalibrationError
+from sim.files import told, write_text
 from sim.model import ModelSpec
 
 SHIPPED_MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b")
@@ -117,11 +118,11 @@ def _table(folder: Path, system: str, version: str, kind: str) -> pd.DataFrame:
     op = "gemm" if kind == "gemm" else "attention"
     path = folder / "kernel_tables" / f"{system}_{op}_vllm_{version}_{kind}_perf.parquet"
     try:
-        return pd.read_parquet(path)
+        return read_parquet(path)
     except FileNotFoundError:
         raise CalibrationError(f"{path}: not found. Give the folder of the AIConfigurator tables.") from None
     except (OSError, ValueError) as error:
-        raise CalibrationError(f"{path}: cannot be read: {error}. Fetch the table anew.") from None
+        raise CalibrationError(f"{path}: cannot be read: {told(error)}. Fetch the table anew.") from None
 
 
 def _attention(table: pd.DataFrame, model: ModelSpec, kind: str) -> tuple[Times, tuple[str, ...]]:
@@ -217,7 +218,7 @@ def main() -> int:
         for system in SYSTEMS:
             for model in SHIPPED_MODELS:
                 profile = import_profile(Path(sys.argv[1]), system, model)
-                (out / f"{profile.name}.json").write_text(profile.to_json(), encoding="utf-8")
+                write_text(out / f"{profile.name}.json", profile.to_json())
                 print(out / f"{profile.name}.json")
     except BatchsimError as error:
         print(error, file=sys.stderr)

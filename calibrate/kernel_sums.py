@@ -18,6 +18,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from sim.catalog import MODELS
 from sim.errors import CalibrationError
+from sim.files import open_file, told
 from sim.model import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -56,10 +57,19 @@ def load(folder: Path, gpu: str) -> list[KernelSums]:
         return _from_tables(folder / "kernel_tables", *TABLES[gpu])
     except FileNotFoundError as error:
         raise CalibrationError(f"{error.filename}: not found. Give the folder of the AIConfigurator tables.") from None
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"{folder}: a table cannot be read: {told(error)}. Fetch the tables anew.") from None
+
+
+def read_parquet(path: Path) -> pd.DataFrame:
+    """The table at `path`. OSError if it is no regular file."""
+    with open_file(path) as file:
+        return pd.read_parquet(file)
 
 
 def _from_composite(path: Path, system: str) -> list[KernelSums]:
-    table = pd.read_csv(path)
+    with open_file(path) as file:
+        table = pd.read_csv(file)
     sums: list[KernelSums] = []
     for key, name in CSV_MODELS.items():
         rows = table[(table.sys == system) & (table.model == key)]
@@ -70,11 +80,11 @@ def _from_composite(path: Path, system: str) -> list[KernelSums]:
 
 
 def _from_tables(folder: Path, system: str, version: str) -> list[KernelSums]:
-    gemms = gemm_times(pd.read_parquet(folder / f"{system}_gemm_{version}_gemm_perf.parquet"))
+    gemms = gemm_times(read_parquet(folder / f"{system}_gemm_{version}_gemm_perf.parquet"))
     attention = {}
     for kind in ("context", "generation"):
         path = folder / f"{system}_attention_{version}_{kind}_attention_perf.parquet"
-        attention[kind] = pd.read_parquet(path) if path.exists() else None
+        attention[kind] = read_parquet(path) if path.exists() else None
     sums: list[KernelSums] = []
     for name in CSV_MODELS.values():
         model = MODELS[name]

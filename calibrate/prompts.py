@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import CalibrationError, ScenarioError
+from sim.files import TEXT_BYTES, check_regular, read_text, told
 from sim.tokens import output_stream
 from sim.types import Request
 
@@ -65,13 +66,14 @@ class TextPrompts:
         if not file.is_file():
             raise ScenarioError(f"{file}: no such file. Text prompts need the model's folder with its tokenizer.json.")
         try:
-            lines = [line for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ScenarioError(f"{texts}: cannot be read as text: {error}. Give one prompt a line.") from None
+            lines = [line for line in read_text(texts).splitlines() if line.strip()]
+        except (OSError, ValueError) as error:
+            raise ScenarioError(f"{texts}: cannot be read as text: {told(error)}. Give one prompt a line.") from None
         try:
+            check_regular(file, TEXT_BYTES)
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more special
-            raise ScenarioError(f"{file}: is no tokenizer: {error}. Download it again.") from None
+            raise ScenarioError(f"{file}: is no tokenizer: {told(error)}. Download it again.") from None
         self._lines = [np.array(e.ids, dtype=np.int64) for e in tokenizer.encode_batch(lines) if e.ids]
         if not self._lines:
             raise ScenarioError(f"{texts}: holds no text. Give one prompt a line.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from calibrate.measure import Sample
 from calibrate.plan import Point
 from sim.cost.profile import SwapCost
 from sim.errors import CalibrationError
+from sim.files import read_json, told, write_text
 
 _FORMAT = "batchsim-calibration-partial 2"
 
@@ -59,11 +59,11 @@ class Raw:
         """
         advice = f"Delete {path} to start anew, or write to another file."
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = read_json(path)
         except FileNotFoundError:
             return cls(key)
         except (OSError, ValueError) as error:
-            raise CalibrationError(f"{path}: cannot be read: {error}. {advice}") from None
+            raise CalibrationError(f"{path}: cannot be read: {told(error)}. {advice}") from None
         try:
             if value["format"] != _FORMAT:
                 raise ValueError
@@ -103,10 +103,3 @@ def check_key(found: dict[str, Any], asked: dict[str, Any], where: str, advice: 
                 raise CalibrationError(
                     f"{where}: was begun with {part} {name} {there.get(name)}, now it is {here.get(name)}. {advice}"
                 )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes the file, whole or not at all."""
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import CalibrationError, ScenarioError
+from sim.files import TABLE_BYTES, open_file, parse_json, replacing, told
 from sim.kv.choice import new_kv
 from sim.live import INTERRUPTED, VirtualClock, WallClock, live
 from sim.plain import to_plain
@@ -75,17 +76,13 @@ class LiveResult:
         """Writes all of it to `path`, whole or not at all."""
         head = {name: getattr(self, name) for name in _HEAD}
         words = json.dumps({"format": FORMAT, "version": VERSION} | head, ensure_ascii=False)
-        unfinished = path.with_name(f".{path.name}-{os.getpid()}")
         columns = {name: getattr(self, name) for name in _COLUMNS}
         try:
-            with unfinished.open("wb") as file:
+            with replacing(path) as file:
                 arrays: dict[str, Any] = {"head": np.array(words), **columns, **self.records.arrays()}
                 np.savez_compressed(file, **arrays)
-            unfinished.replace(path)
         except OSError as error:
-            raise ScenarioError(f"{path}: cannot be written: {error.strerror}. Give another path.") from None
-        finally:
-            unfinished.unlink(missing_ok=True)
+            raise ScenarioError(f"{path}: cannot be written: {told(error)}. Give another path.") from None
 
 
 _COLUMNS = ("kernel_ns", "host_ns", "rested")
@@ -93,11 +90,25 @@ _HEAD = ("policy", "load", "seed", "repeat", "end_ns", "window_ns", "num_offered
 _HEAD += ("num_blocks", "made")
 
 
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What NumPy raises for a file that is none of its archives, and reading ours for one that holds something else."""
+
+
 def load_result(path: Path) -> LiveResult:
     """The result that `LiveResult.save` wrote to `path`. ScenarioError for any other file."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            head = json.loads(str(arrays["head"]))
+        with open_file(path, TABLE_BYTES) as file, np.load(file, allow_pickle=False) as arrays:
+            head = parse_json(str(arrays["head"]))
             if (head.pop("format"), head.pop("version")) != (FORMAT, VERSION):
                 raise ValueError(f"not {FORMAT} of version {VERSION}")
             head["window_ns"] = tuple(head["window_ns"])
@@ -105,8 +116,8 @@ def load_result(path: Path) -> LiveResult:
             return LiveResult(records=Records.from_arrays(arrays), **columns, **head)
     except FileNotFoundError:
         raise ScenarioError(f"{path}: no such file. Give a result of a live run.") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ScenarioError(f"{path}: cannot be read as a live result: {error}. Run it again.") from None
+    except UNREADABLE as error:
+        raise ScenarioError(f"{path}: cannot be read as a live result: {told(error)}. Run it again.") from None
 
 
 def run_live(

@@ -5,7 +5,6 @@ Names and shapes are those of the Hugging Face checkpoints of the Llama family.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from calibrate.architecture import Architecture
 from sim.errors import CalibrationError
+from sim.files import check_regular, read_json, told
 
 _FLOATS = ("BF16", "F16", "F32")  # dtypes of tensors as safetensors names them
 STD = 0.02
@@ -101,9 +101,10 @@ def load_weights(architecture: Architecture, folder: Path, device: torch.device)
     files: dict[str, Any] = {}
     for path in _weight_files(folder):
         try:
+            check_regular(path)
             opened = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
-            raise CalibrationError(f"{path}: cannot be read: {error}. Download it again.") from None
+            raise CalibrationError(f"{path}: cannot be read: {told(error)}. Download it again.") from None
         files.update(dict.fromkeys(opened.keys(), opened))
     _check_names(architecture, files, folder)
     dtype = getattr(torch, architecture.spec.dtype)
@@ -117,9 +118,9 @@ def _weight_files(folder: Path) -> list[Path]:
         usual = folder / "model.safetensors"
         return [usual] if usual.is_file() else sorted(folder.glob("*.safetensors"))
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CalibrationError(f"{index}: holds no weight_map: {error!r}. Download it again.") from None
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CalibrationError(f"{index}: holds no weight_map: {told(error)}. Download it again.") from None
     for name in names:
         if not (folder / name).is_file():
             raise CalibrationError(f"{folder / name}: named in {index.name} but missing. Download it again.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from sim.errors import ScenarioError
+from sim.files import read_json, told
 from sim.model import Efficiencies, GpuSpec, ModelSpec
 
 # Source: config.json of the Hugging Face repository named beside each model; the fields that differ between them.
@@ -166,13 +166,13 @@ def load_model(name_or_path: str) -> ModelSpec:
         if not path.is_file():
             raise ScenarioError(f"model: {path}: no such file. Give the folder of a Hugging Face model, or a name.")
     try:
-        config: object = json.loads(path.read_text(encoding="utf-8"))
+        config: object = read_json(path)
     except FileNotFoundError:
         raise ScenarioError(
             f"model: {name_or_path} is neither in the catalog nor a file. {_known(name_or_path, MODELS)}"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ScenarioError(f"{path}: cannot be read as JSON: {error}. Give a Hugging Face config.json.") from None
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{path}: cannot be read: {told(error)}. Give a Hugging Face config.json.") from None
     if not isinstance(config, dict):
         raise ScenarioError(f"{path}: holds no JSON object. Give a Hugging Face config.json.")
     spec = ModelSpec.from_config(cast("dict[str, object]", config), str(path))

@@ -18,6 +18,7 @@ import numpy as np
 
 from sim.core import EngineCore
 from sim.errors import ScenarioError
+from sim.files import parse_json
 from sim.kv.blocks import KVBlockManager
 from sim.model import ModelSpec
 from sim.plain import fields_from_plain, from_plain, to_plain
@@ -186,7 +187,7 @@ class Resolved:
     def from_json(cls, text: str, source: str) -> Resolved:
         """What `to_json` wrote. ScenarioError, headed by `source`, for anything else."""
         try:
-            plain = json.loads(text)
+            plain = parse_json(text)
             if not isinstance(plain, dict) or plain.pop("format", None) != FORMAT:
                 raise ValueError("not a resolved scenario")
             if (version := plain.pop("version", None)) != VERSION:
@@ -195,7 +196,7 @@ class Resolved:
             values["rows"] = {seed: table.rows() for seed, table in values["rows"].items()}
             values["policies"] = tuple(_with_config(policy) for policy in values["policies"])
             return cls(**values)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # RecursionError: deep in what has the right shape
             raise ScenarioError(f"{source}: {error}. Write it anew with batchsim resolve.") from None
 
 

@@ -38,7 +38,7 @@ from sim.model import derive_kv
 from sim.point import Setup
 from sim.policies import POLICIES
 from sim.record import Recorder, Records
-from sim.results.frames import write_tables
+from sim.results.frames import pack_tables
 from sim.scenario import load_scenario
 from sim.simulate import simulate
 from sim.sweep.points import Sweep
@@ -189,7 +189,8 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
         start = time.perf_counter()
         if row.repeats > 1:  # the million rows would take minutes and measure the disk
             with tempfile.TemporaryDirectory() as folder:
-                write_tables(records, Path(folder))
+                for name, data in pack_tables(records).items():
+                    (Path(folder) / name).write_bytes(data)
         amount = requests if row.what == "requests" else steps
         measured.append(
             {

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.capacity.run import CapacityStudy, found_points
-from sim.results.provenance import as_json, identity, provenance, short_hash, write_csv, write_text
+from sim.files import write_text
+from sim.results.provenance import as_json, identity, provenance, short_hash, write_csv
 from sim.sweep.points import Sweep, writing
 
 FOLDER = "capacity"

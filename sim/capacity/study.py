@@ -21,7 +21,8 @@ from sim.errors import BatchsimError, ScenarioError
 from sim.explain.causes import Objectives, slo_misses
 from sim.metrics.slo import parse_slo
 from sim.point import Setup
-from sim.results.frames import read_tables, to_records
+from sim.results.frames import to_records
+from sim.results.point_files import read_table
 from sim.results.read import POINTS
 from sim.scenario import Point, PolicySpec, Scenario, changed
 from sim.sweep.failed import Failed, points_failed
@@ -270,8 +271,8 @@ def misses(case: Case, load: float, home: Any) -> Counter[tuple[str, str]]:
         return counted  # gaps between tokens alone are bounded
     for seed in case.measured(load)[:REASON_SEEDS]:
         folder = home / POINTS / case.results[load, seed]["point"]
-        tables = read_tables(folder)
-        found = slo_misses(to_records(tables["requests"], tables["steps"], tables["states"]), objectives)
+        tables = [read_table(folder, name) for name in ("requests", "steps", "states")]
+        found = slo_misses(to_records(*tables), objectives)
         counted.update(zip(found["metric"], found["cause"], strict=True))
     return counted
 

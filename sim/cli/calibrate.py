@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.common import OneLineGroup, one_line_errors, require_torch
+from sim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch, writing
 from sim.cli.live import check_overwrite
 from sim.errors import CalibrationError
+
+_ANOTHER = "Give -o another path."
 
 calibrate_app = typer.Typer(
     cls=OneLineGroup,
@@ -90,15 +92,15 @@ def show(
 
     if out is not None and out.suffix.lower() != ".png":
         raise CalibrationError(f"-o {out}: does not end in .png, which is what is drawn. Give a name that does.")
+    if out is not None:
+        check_output(out, _ANOTHER)
     loaded = load_profile(profile)
     typer.echo(table(loaded))
     if out is not None:
         from sim.report.profile import draw_profile
 
-        try:
+        with writing(out, _ANOTHER):
             draw_profile(loaded, out)
-        except OSError as error:
-            raise CalibrationError(f"{out}: cannot be written: {error.strerror}. Give -o another path.") from None
         typer.echo(str(out))
 
 
@@ -116,17 +118,17 @@ def import_aiconfigurator(
     """
     from calibrate.import_aiconfigurator import import_profile
     from sim.cost.profile import FORMAT
+    from sim.files import write_text
     from sim.report.profile_text import summary
 
     if out is not None:
+        check_output(out, _ANOTHER)
         check_overwrite(out, FORMAT)
     profile = import_profile(folder, gpu, model)
     path = Path(f"{profile.name}.json") if out is None else out
     check_overwrite(path, FORMAT)
-    try:
-        path.write_text(profile.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise CalibrationError(f"{path}: cannot be written: {error.strerror}. Give -o another path.") from None
+    with writing(path, _ANOTHER):
+        write_text(path, profile.to_json())
     typer.echo(summary(profile))
     typer.echo(str(path))
 

@@ -56,7 +56,7 @@ def capacity(
     from sim.capacity.search import Effort
     from sim.report.capacity import capacity_json, capacity_picture, capacity_text
     from sim.report.tables import fit
-    from sim.sweep.points import Sweep
+    from sim.sweep.points import Sweep, writing
     from sim.units import parse_share
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
@@ -72,10 +72,12 @@ def capacity(
     where = where_points_run(jobs, executor, address)
     with ProgressBar() as progress:
         sweep = Sweep(out / loaded.name, progress=progress, **where)
+        sweep.hold()
         study = find_capacities(loaded, sweep, policies=policy or [], effort=effort, extras=not only_rates)
     text = capacity_text(study)
     folder = keep_capacity(study, sweep, text, capacity_json(study))
-    capacity_picture(study, folder / "capacity.png")
+    with writing(sweep.home):
+        capacity_picture(study, folder / "capacity.png")
     if as_json:
         print_json(capacity_json(study) | {"path": str(folder)})
     else:

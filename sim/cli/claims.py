@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, one_line_errors, print_json
+from sim.cli.common import JsonOption, check_out, one_line_errors, print_json, writing
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
 
@@ -26,6 +26,7 @@ def claims(
     Example: batchsim claims --only 24x --set cost.profile=h200-llama-3.1-8b-aiconfigurator
     """
     from sim.claims import FOLKLORE, check_claims
+    from sim.files import write_text
     from sim.report.claims import claims_as_json, claims_picture, claims_text
 
     names = [claim.name for claim in FOLKLORE]
@@ -33,15 +34,18 @@ def claims(
     if unknown:
         raise ScenarioError(f"--only {unknown[0]}: is no claim. Write one of {', '.join(names)}.")
     chosen = [claim for claim in FOLKLORE if not only or claim.name in only]
+    check_out(out)
     with ProgressBar() as progress:
         findings, heading = check_claims(
             chosen, "claims", overrides=tuple(set_ or ()), out=out, jobs=jobs, progress=progress
         )
     picture = out / "claims" / "claims.png"
-    claims_picture(findings, heading, picture)
+    text = claims_text(findings, heading)
+    with writing(picture.parent, "Give another folder with --out."):
+        claims_picture(findings, heading, picture)
+        if not as_json:
+            write_text(picture.with_suffix(".txt"), text + "\n")
     if as_json:
         print_json(claims_as_json(findings, heading))
         return
-    text = claims_text(findings, heading)
-    picture.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
     typer.echo(f"{text}\n{picture.parent}/  {picture.name}  claims.txt")

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 
@@ -144,12 +145,43 @@ def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> 
 
     OSError if it cannot be read.
     """
+    from sim.files import open_file
+
     if not path.is_file():
         return
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(max(map(len, first_bytes)))
     if head and not head.startswith(first_bytes):
         raise ScenarioError(f"{path}: is there, and no {what}. Give another path.")
+
+
+@contextmanager
+def writing(
+    path: Path, advice: str = "Give another path.", kind: type[BatchsimError] = ScenarioError
+) -> Iterator[None]:
+    """Says in one line that `path` cannot be written, where the block finds so."""
+    try:
+        yield
+    except OSError as error:
+        from sim.files import told
+
+        raise kind(f"{path}: cannot be written: {told(error)}. {advice}") from None
+
+
+def check_output(path: Path, advice: str = "Give another path with -o.") -> None:
+    """ScenarioError unless a file can be written at `path`: asked before the work whose result it is for."""
+    from sim.files import check_writable
+
+    with writing(path, advice):
+        check_writable(path)
+
+
+def check_out(folder: Path, advice: str = "Give another folder with --out.") -> None:
+    """ScenarioError unless files can be written in `folder`, or it can be made: asked before the work."""
+    from sim.files import check_folder
+
+    with writing(folder, advice):
+        check_folder(folder)
 
 
 def print_json(value: Any) -> None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, check_replaceable, one_line_errors, print_json, read_results
+from sim.cli.common import (
+    JsonOption,
+    check_output,
+    check_replaceable,
+    one_line_errors,
+    print_json,
+    read_results,
+    writing,
+)
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -114,13 +122,12 @@ def _slo(
     from sim.report.causes import causes, causes_picture, causes_text
 
     seeds = sorted({int(number) for number in results.points["seed"]}) if seed is None else [seed]
-    found = causes(results, policies, load, seeds)
     path = results.path / PICTURE if output is None else output
-    try:
+    check_output(path)
+    found = causes(results, policies, load, seeds)
+    with writing(path, "Give another path with -o."):
         check_replaceable(path, (b"\x89PNG",), "PNG picture")
         causes_picture(results, found, load, len(seeds), path)
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be written: {error.strerror}. Give another path with -o.") from None
     if as_json:
         print_json(found)
     else:
@@ -156,18 +163,17 @@ def _counterfactual(
 
 def _audit(results: Results, policies: list[str], load: float, seed: int, path: Path) -> None:
     from sim.explain.audit import FIRST_BYTES, audit_log
+    from sim.files import replacing_text
 
     live = bool(results.manifest.get("live"))
     count = 0
-    try:
+    with writing(path):
         check_replaceable(path, (FIRST_BYTES,), "audit log")
-        with path.open("w", encoding="utf-8") as file:
+        with replacing_text(path) as file:
             for name in policies:
                 about = {"scenario": results.manifest["scenario_name"], "policy": name, "load": load, "seed": seed}
                 for line in audit_log(results.records(name, load, seed), **about, live=live):
                     file.write(line + "\n")
                     count += 1
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be written: {error.strerror}. Give another path.") from None
     count -= len(policies)  # headers
     typer.echo(f"{path}   {count:,} event{'' if count == 1 else 's'}")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, check_loads, one_line_errors, print_json, read_scenario, require_torch
+from sim.cli.common import (
+    JsonOption,
+    check_loads,
+    check_out,
+    check_output,
+    one_line_errors,
+    print_json,
+    read_scenario,
+    require_torch,
+    writing,
+)
 from sim.errors import BatchsimError, ScenarioError
 
 if TYPE_CHECKING:
@@ -76,7 +84,7 @@ def live(
     sampling = Sampling(temperature=temperature, seed=seed)
     if weights is not None:
         _check_weights(weights, setup.model)
-    _check_folder(out)
+    check_out(out)
     texts = _prompts(prompts, weights or Path(loaded.model_path), setup.model.vocab_size)
     runner = _runner(resolved, chosen, point, device=device, weights=weights, graphs=graphs)
     window_s = resolved.built_workload(point.load, seed).window_ns[1] / 1e9
@@ -115,7 +123,8 @@ def _say(results: Results, as_json: bool) -> None:
     if as_json:
         print_json(results.as_json() | {"live": run})
     else:
-        pictures = write_pictures(results)
+        with writing(results.path):
+            pictures = write_pictures(results)
         typer.echo("\n".join([report(results), *lines]))
         typer.echo(fit(f"{results.path}/  " + "  ".join(["summary.csv", *(p.name for p in pictures)])))
     if run["reason"] or run["void"]:
@@ -154,27 +163,29 @@ def resolve(
 
     Example: batchsim resolve bursty -o bursty.json --set seeds=1
     """
+    from sim.files import write_text
     from sim.point import resolve as resolved_of
     from sim.resolved import FORMAT
 
+    check_output(output)
     check_overwrite(output, FORMAT)
     loaded = read_scenario(scenario, set_, traces, "resolve")
     check_loads(loaded)
     text = resolved_of(loaded).to_json()
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ScenarioError(f"{output}: cannot be written: {error.strerror}. Give another path with -o.") from None
+    with writing(output, "Give another path with -o."):
+        write_text(output, text)
     typer.echo(f"{output}   {len(text.encode()):,} bytes")
 
 
 def check_overwrite(path: Path, format_: str) -> None:
     """ScenarioError if at `path` there is a file that is not JSON of `format_`."""
+    from sim.files import TABLE_BYTES, read_json
+
     if not path.is_file():
         return
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(path, TABLE_BYTES)
+    except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or found.get("format") != format_:
         raise ScenarioError(f"{path}: is there, and no {format_} file. Give another path with -o.")
@@ -206,13 +217,6 @@ def _load(scenario: Scenario, load: float | None) -> float:
     if load <= 0 or not (scenario.load_name or load in scenario.loads):
         raise ScenarioError(f"--load {load:g}: is not on the load axis of the scenario, which has {tested}.")
     return load
-
-
-def _check_folder(out: Path) -> None:
-    """ScenarioError unless files can be written below `out`, which need not be there. Makes nothing."""
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ScenarioError(f"--out {out}: nothing can be written in {there}. Give another folder.")
 
 
 def _check_weights(folder: Path, model: ModelSpec) -> None:

@@ -12,10 +12,12 @@ from sim.cli.common import (
     ExecutorOption,
     JobsOption,
     JsonOption,
+    check_out,
     one_line_errors,
     print_json,
     read_scenario,
     where_points_run,
+    writing,
 )
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
@@ -49,14 +51,13 @@ def plan(
 
     where = where_points_run(jobs, executor, address)
     loaded = read_scenario(scenario, set_, traces, "plan")
+    folder = output or out / loaded.name / "plan"
+    check_out(folder, "Give another folder with -o.")
     with ProgressBar() as progress:
         tables = plan_tables(loaded, out=out, **where, progress=progress, tell=_to_stderr)
     currency = loaded.file.plan.currency if loaded.file.plan is not None else ""
-    folder = output or out / loaded.name / "plan"
-    try:
+    with writing(folder, "Give another folder with -o."):
         files = write_report(tables, loaded.name, currency, folder)
-    except OSError as error:
-        raise ScenarioError(f"{folder}: cannot be written: {error.strerror}. Give another folder with -o.") from None
     if as_json:
         print_json(plan_json(tables, currency))
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import check_replaceable, one_line_errors, read_results
+from sim.cli.common import check_output, check_replaceable, one_line_errors, read_results, writing
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def timeline(
     from sim.units import parse_duration_ns
 
     loaded = read_results(results)
+    check_output(output, "Give another file with -o.")
     known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
     if policy not in known and (policy is not None or len(known) > 1):
         asked = f"has no policy {policy}" if policy is not None else f"has {len(known)} policies, a trace is of one"
@@ -61,11 +62,9 @@ def timeline(
         parts.append(timeline_events(life, blocks, window, terms, per_chunk_ns=per_chunk_ns, first_lane=lane))
         lane += len(life.requests)
     events = chain.from_iterable(parts)
-    try:
+    with writing(output, "Give another file with -o."):
         check_replaceable(output, FIRST_BYTES, "trace")
         counts = write_timeline(events, output, facts)
-    except OSError as error:
-        raise ScenarioError(f"{output}: cannot be written: {error.strerror}. Give another file with -o.") from None
     size = output.stat().st_size / 1e6
     typer.echo(
         f"{output}  {size:.1f} MB, {counts.get('B', 0):,} slices and {counts.get('C', 0):,} counter values of {policy}"

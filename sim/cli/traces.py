@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from sim.cli.common import ColumnsOption, FormatOption, JsonOption, TimeUnitOption, one_line_errors, print_json
+from sim.cli.common import (
+    ColumnsOption,
+    FormatOption,
+    JsonOption,
+    TimeUnitOption,
+    check_output,
+    one_line_errors,
+    print_json,
+    writing,
+)
 from sim.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -34,12 +42,15 @@ def inspect(
     from sim.workload.traces import read_trace
     from sim.workload.traces.inspect import summary
 
-    rows = read_trace(_trace_config(file, format_, columns, time_unit), Path(), tolerant=True)
-    figures = summary(rows)
+    config = _trace_config(file, format_, columns, time_unit)
     if out is None and not as_json:
         out = Path(f"{file.name.partition('.')[0]}.trace.png")
     if out is not None:
-        with _Writing(out):
+        check_output(out, "Give another path with --out.")
+    rows = read_trace(config, Path(), tolerant=True)
+    figures = summary(rows)
+    if out is not None:
+        with writing(out, "Give another path with --out."):
             trace_picture(rows, figures, out)
     if as_json:
         print_json(figures)
@@ -64,17 +75,19 @@ def init(
     Example: batchsim init --trace my.csv --columns arrival=ts,prompt=in_tok,output=out_tok --time-unit ms -o my.yaml
     """
     from sim.cli.starter import starter_text
+    from sim.files import write_text
     from sim.workload.traces.inspect import inspect_trace
 
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
+    check_output(output)
     config = None if trace is None else _trace_config(trace, format_, columns, time_unit)
     if config is None and (columns or time_unit or format_ != "auto"):
         raise ScenarioError("init: --columns, --time-unit and --format describe a trace. Name it with --trace.")
     figures = None if config is None else inspect_trace(config, Path())
     text = starter_text(model, gpu, output.parent, config, figures)
-    with _Writing(output):
-        output.write_text(text, encoding="utf-8")
+    with writing(output, "Give another path with -o."):
+        write_text(output, text)
     typer.echo(f"{output}   next: batchsim run {output}")
 
 
@@ -99,21 +112,3 @@ def _column_names(text: str) -> dict[str, str]:
     if set(names) - {"arrival"} != {"prompt", "output"} or not all(names.values()) or len(names) != len(pairs):
         raise ScenarioError(f"--columns {text}: write prompt=NAME,output=NAME and, with times, arrival=NAME.")
     return names
-
-
-class _Writing:
-    """Says in our words that a file cannot be written, and leaves nothing half-written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.was_there = os.path.lexists(path)
-
-    def __enter__(self) -> None:
-        if self.path.is_dir():
-            raise ScenarioError(f"{self.path}: is a folder. Give the path of a file.")
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not self.was_there:
-            self.path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ScenarioError(f"{self.path}: cannot be written: {error.strerror}. Give another path.") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.common import check_loads, one_line_errors, read_scenario, require_torch
+from sim.cli.common import check_loads, check_out, check_output, one_line_errors, read_scenario, require_torch, writing
 from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
 from sim.errors import BatchsimError, ScenarioError
 
@@ -67,6 +67,8 @@ def validate(
     case = Case(resolved, setup.cost, setup.kv.num_blocks, seed)
     stem = out / f"validation-{name or loaded.name}"
     _make_folder(out)
+    if json_file is not None:
+        check_output(json_file, "Give another path with --json.")
     if from_ is not None:
         case, points, runs = _saved(case, from_, [p.name for p in chosen])
         saturation = _saturations(case, list({p.policy.name: p.policy for p in points}.values()), needed=False)
@@ -80,10 +82,9 @@ def validate(
 
 
 def _make_folder(folder: Path) -> None:
-    try:
+    check_out(folder)
+    with writing(folder, "Give another folder with --out."):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ScenarioError(f"{folder}: cannot be made: {error.strerror}. Give another folder with --out.") from None
 
 
 def _saturations(case: Case, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
@@ -150,8 +151,9 @@ def _live(
         graphs=graphs,
     )
     _make_folder(folder)
-    for stale in folder.glob("*.npz"):  # of an earlier validation of this name
-        stale.unlink()
+    with writing(folder):
+        for stale in folder.glob("*.npz"):  # of an earlier validation of this name
+            stale.unlink()
     sentinel = Sentinel.of(setup.cost.profile) if isinstance(setup.cost, Calibrated) else None
     runs: list[list[Played]] = [[] for _ in points]
     counting = [0] * len(points)
@@ -194,11 +196,12 @@ def _finish(
     json_file: Path | None,
 ) -> None:
     """Judges every point, writes the files and prints the report."""
+    from sim.files import write_text
     from sim.report.validation import Validation, to_json
     from sim.report.validation_plots import write_pictures
     from sim.report.validation_text import markdown, report
     from sim.results.keep import heading
-    from sim.results.provenance import provenance, write_text
+    from sim.results.provenance import provenance
     from sim.validation.compare import judge
     from sim.validation.verdicts import BOUNDS
 
@@ -224,11 +227,14 @@ def _finish(
         points=tuple(judge(case, p.policy, p.load, p.share, lives) for p, lives in zip(points, runs, strict=True)),
     )
     text = to_json(found)
-    pictures = write_pictures(found, stem)
-    files = [stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md"), *pictures]
-    write_text(files[0], text)
-    write_text(files[1], markdown(found, [picture.name for picture in pictures]))
+    files = [stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")]
+    with writing(stem.parent, "Give another folder with --out."):
+        pictures = write_pictures(found, stem)
+        write_text(files[0], text)
+        write_text(files[1], markdown(found, [picture.name for picture in pictures]))
+    files += pictures
     if json_file is not None and json_file.resolve() != files[0].resolve():
-        write_text(json_file, text)
+        with writing(json_file, "Give another path with --json."):
+            write_text(json_file, text)
     typer.echo("  ".join(map(str, files)), err=True)
     typer.echo(report(found))

@@ -6,7 +6,6 @@ ends in `_ns` is a time, or a list of times, and equal within `tolerance_ns`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sim.conform.fields import BadRecording, Kind, ListOf, check_row
 from sim.errors import cut, shown
+from sim.files import read_json, told
 from sim.policies import POLICIES
 from sim.policies.evidence import FOLLOWED
 from sim.types import Arrival
@@ -91,25 +91,11 @@ def read(path: Path, policy: str | None, order: str | None = None) -> Recording:
 def _json(path: Path) -> Any:
     """What the file holds. BadRecording unless it is whole JSON that says nothing twice."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once_each)
+        return read_json(path)
     except OSError as error:
-        raise BadRecording(f"cannot be read: {error.strerror}. Give a recording's path.") from None
-    except RecursionError:
-        raise BadRecording("not a recording: nested too deeply. Record it again.") from None
+        raise BadRecording(f"cannot be read: {told(error)}. Give a recording's path.") from None
     except ValueError as error:
-        known = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
-        what = str(error) if known else "it holds a number of more than 4,300 digits"
-        raise BadRecording(f"not a recording, or not all of one: {what}. Record it again.") from None
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. BadRecording for a name that it has twice: the second would replace the first without a word."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in row if names.count(name) > 1)
-        raise BadRecording(f"an object has {shown(twice)} twice. Keep one.")
-    return row
+        raise BadRecording(f"not a recording, or not all of one: {error}. Record it again.") from None
 
 
 def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from sim.cost.curves import Curve, Grid, Ns
 from sim.errors import CalibrationError
+from sim.files import parse_json, read_text, told
 from sim.model import DTYPE_BYTES, ModelSpec
 from sim.plain import from_plain, to_plain
 from sim.ranges import INT32_MAX, PositiveInt, Range, check_ranges
@@ -189,9 +190,9 @@ class Profile:
             return float(number) if math.isfinite(float(number)) else refuse(number)
 
         try:
-            value = json.loads(text, parse_float=finite, parse_constant=refuse)
-        except (ValueError, RecursionError) as error:
-            raise CalibrationError(f"{source}: is not JSON: {error}. Calibrate again, or copy the file anew.") from None
+            value = parse_json(text, parse_float=finite, parse_constant=refuse)
+        except ValueError as error:
+            raise CalibrationError(f"{source}: is {error}. Calibrate again, or copy the file anew.") from None
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise CalibrationError(f"{source}: is not a {FORMAT}. Give a file that `batchsim calibrate` wrote.")
         if value.get("version") != VERSION:
@@ -247,15 +248,14 @@ def load_profile(name_or_path: str | Path) -> Profile:
     name = str(name_or_path)
     path = Path(str(resources.files(SHIPPED) / "profiles" / f"{name}.json")) if name in profile_names() else Path(name)
     try:
-        return Profile.from_json(path.read_text(encoding="utf-8"), str(path))
+        return Profile.from_json(read_text(path), str(path))
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name.removesuffix(".json"), profile_names(), n=1)
         known = "Check the path." if path.suffix == ".json" else f"Shipped are {', '.join(profile_names())}."
         advice = f"Did you mean {near[0]}?" if near else known
         raise CalibrationError(f"{name}: neither a shipped profile nor a file. {advice}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
-        why = error.strerror if isinstance(error, OSError) else error
-        raise CalibrationError(f"{name[:200]}: cannot be read: {why}. Give a profile's JSON file.") from None
+        raise CalibrationError(f"{name[:200]}: cannot be read: {told(error)}. Give a profile's JSON file.") from None
 
 
 # ---- JSON

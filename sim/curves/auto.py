@@ -9,7 +9,6 @@ that another one has, so that both can be compared at it. Nothing here depends o
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +18,10 @@ from sim.capacity import overload
 from sim.curves.landmarks import Tested, crossing, curve, knee, unstable_from
 from sim.curves.lines import Line
 from sim.errors import ScenarioError
+from sim.files import read_json, write_text
 from sim.point import Setup
 from sim.results.keep import objective_of_all, summary_rows
-from sim.results.provenance import as_json, identity, short_hash, spec_identity, write_text
+from sim.results.provenance import as_json, identity, short_hash, spec_identity
 from sim.scenario import Scenario
 from sim.sweep.failed import Failed
 from sim.sweep.points import Sweep, writing
@@ -255,6 +255,6 @@ def _cannot(scenario: Scenario, why: str) -> ScenarioError:
 
 def _kept(file: Path) -> float | None:
     try:
-        return float(json.loads(file.read_text(encoding="utf-8"))["saturation_rps"])
+        return float(read_json(file)["saturation_rps"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sim.metrics.slo import Slo
-from sim.results.frames import read_table
+from sim.results.point_files import read_table
 
 BATCHES = 10
 """Stretches of equal length. Of a 20-minute window each lasts two minutes: longer than nearly every request."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.results.frames import read_table
+from sim.results.point_files import read_table
 from sim.scenario.plan import GpuOffer
 from sim.units import NS_PER_S
 

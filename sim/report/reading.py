@@ -93,7 +93,7 @@ def sweeps(results: Results) -> list[Sweep]:
                 labels=labels,
                 loads=column(rows, "load"),
                 unstable=unstable,
-                failed=column(rows, "failed") if "failed" in rows else np.zeros(len(rows)),  # older runs had none
+                failed=column(rows, "failed"),
                 meets_slo=~unstable & (column(rows, "slo_margin") >= 0),
                 rows=rows,
                 label=policy if its is None else its["policy"],

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sim.cost.work import TIME_TERMS
 from sim.errors import BatchsimError
+from sim.files import TABLE_BYTES, open_file
 from sim.point import Setup
 from sim.record import STEP_DTYPE, Records
 from sim.scenario import load_scenario
@@ -29,7 +30,7 @@ def step_terms(results: Results, records: Records, replica: int | None = None) -
     live = results.manifest.get("live")
     try:
         if live is not None:
-            with np.load(results.path.parent / live["raw"]) as raw:
+            with open_file(results.path.parent / live["raw"], TABLE_BYTES) as file, np.load(file) as raw:
                 found = {name: np.asarray(raw[f"{name}_ns"], dtype=np.float64) for name in ("kernel", "host")}
             return found if all(len(ns) == len(records.steps) for ns in found.values()) else {}
         setup = Setup.of(load_scenario(str(results.path / "scenario.yaml")))

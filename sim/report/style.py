@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from sim.files import write_bytes
 from sim.report.palette import policy_styles
 from sim.report.reading import (
     is_auto,
@@ -33,7 +34,6 @@ from sim.report.reading import (
     tested_loads,
     wrapped,
 )
-from sim.results.provenance import write_whole
 from sim.units import NS_PER_S, format_duration
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def save(fig: Figure, path: Path | str) -> None:
     """Writes a PNG, whole or not at all, whose bytes depend on the drawing alone: no date, no program version."""
     drawn = io.BytesIO()
     fig.savefig(drawn, format="png", metadata={"Software": None})
-    write_whole(Path(path), drawn.getvalue())
+    write_bytes(path, drawn.getvalue())
 
 
 def load_axis(ax: Axes, results: Results) -> None:

@@ -10,7 +10,6 @@ written per token: the size is about 400 bytes a step and 1,000 a request.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from sim.explain.attribution import attribute
 from sim.explain.lives import Intervals, given_up, queueing, state_intervals
+from sim.files import replacing_text
 from sim.record import FINISHED, MISSING, OUTCOME_NAMES, STATE_NAMES, Records
 
 ENGINE, REQUESTS = 1, 2
@@ -75,12 +75,12 @@ def timeline_events(
 
 
 def write_timeline(events: Iterable[Event], path: Path, facts: dict[str, Any]) -> dict[str, int]:
-    """Writes the trace as it is made, packed if `path` ends in .gz; returns how many events of each phase it has.
+    """Writes the trace, whole or not at all, packed if `path` ends in .gz; returns how many events each phase has.
 
     `facts` go to its `otherData`. OSError where `path` cannot be written.
     """
     counts: dict[str, int] = {}
-    with gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
+    with replacing_text(path, packed=path.suffix == ".gz") as file:
         file.write(f'{_HEAD}{json.dumps(facts)},"traceEvents":[')
         separator = "\n"
         for event in events:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from sim.report.layout import fit
@@ -86,16 +84,7 @@ def trace_picture(rows: TraceRows, figures: dict[str, Any], path: Path) -> None:
         assert engine is not None  # `figure` sets one
         engine.set(wspace=0.06)  # type: ignore[call-arg]
         put_around(fig, Path(figures["source"]).name, heading, foot, [])
-        _save_whole(fig, path)
-
-
-def _save_whole(fig: Figure, path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        save(fig, unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        save(fig, path)
 
 
 def draw_arrivals(ax: Axes, arrival_ns: Ints) -> None:

@@ -6,7 +6,6 @@ Codes become categories and missing values null. The same records give the same 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -129,17 +128,11 @@ LOST = "lost"
 """The table that several replicas leave beside those."""
 
 
-def write_tables(records: Records, folder: Path, replica: int = 0) -> None:
-    """Writes requests.parquet, steps.parquet and states.parquet. `folder` must exist.
+def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
+    """The bytes of requests.parquet, steps.parquet and states.parquet, by file name.
 
     Records of several replicas have lost.parquet besides, with the columns of requests.
     """
-    for name, data in pack_tables(records, replica).items():
-        (folder / name).write_bytes(data)
-
-
-def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
-    """The bytes of the Parquet files that `write_tables` writes, by file name."""
     packed: dict[str, bytes] = {}
     frames = {name: make(records, replica) for name, make in _FRAMES.items()}
     if (lost := lost_frame(records)) is not None:
@@ -155,14 +148,9 @@ def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
     return packed
 
 
-def read_table(folder: Path, name: str) -> pd.DataFrame:
-    """The table `requests`, `steps` or `states` that `write_tables` left, equal to the frame it was made from."""
-    return pq.read_table(folder / f"{name}.parquet").to_pandas()
-
-
-def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """All three tables by name."""
-    return {name: read_table(folder, name) for name in _FRAMES}
+def to_frame(packed: bytes) -> pd.DataFrame:
+    """The table in the bytes of a file of `pack_tables`, equal to the frame it was made from."""
+    return pq.read_table(pa.BufferReader(packed)).to_pandas()
 
 
 def to_records(
@@ -199,9 +187,6 @@ def _numbers(frame: pd.DataFrame) -> NDArray[np.int32]:
 
 
 _CODES = ("klass", "tenant", "reason")
-_LATER = ("lag_ns", "cached_tokens", "cached_tokens_all", "pad_prefill_rows")
-_LATER += ("router_ns", "failover_ns", "num_retries")
-"""Columns that older tables do not have: there was nothing to count."""
 
 
 def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArray[np.void]:
@@ -209,9 +194,6 @@ def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArra
     named = {"outcome": OUTCOME_NAMES, "state": STATE_NAMES}
     rows = np.empty(len(frame), dtype)
     for name in dtype.names or ():
-        if name in _LATER and name not in frame:
-            rows[name] = 0
-            continue
         column = frame[name]
         if name in _CODES or name in named:
             codes = texts if name in _CODES else {text: code for code, text in named[name].items()}

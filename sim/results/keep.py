@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import NobodyToMeasure
+from sim.files import write_text
 from sim.fleet.inputs import cost_terms, fleet_inputs, is_lasting
 from sim.fleet.plan import UP, ReplicaSpan
 from sim.fleet.records import EngineLife, merged
@@ -20,10 +21,11 @@ from sim.metrics.measure import Measured, combine, measure
 from sim.metrics.slo import Slo, parse_slo
 from sim.point import Run, Setup
 from sim.record import FINISHED, Recorder
+from sim.results.checksums import file_facts, sealed
 from sim.results.frames import pack_tables
 from sim.results.point_files import PackedPoint, write_point
-from sim.results.provenance import as_json, cost_sources, provenance, short_hash, write_csv, write_text
-from sim.results.read import REPLICAS, Results, load_results
+from sim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
+from sim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
 from sim.scenario import Point, Scenario
 from sim.sweep.failed import Failed, points_failed
 from sim.units import format_duration
@@ -148,12 +150,14 @@ def keep_run(
     summary, points = tabulate(scenario, found)
     folder = home / short_hash([each.point if isinstance(each, Failed) else each["point"] for each in found])
     folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / "summary.csv", summary)
-    write_csv(folder / "points.csv", points)
+    files = {SUMMARY: csv_text(summary), POINTS_TABLE: csv_text(points), SCENARIO: scenario.text}
     if rows := _replica_rows(results):
-        write_csv(folder / REPLICAS, rows)
-    write_text(folder / "scenario.yaml", scenario.text)
-    write_text(folder / "manifest.json", as_json(_manifest(setup, results, failed, reused) | facts, indent=2))
+        files[REPLICAS] = csv_text(rows)
+    for name, text in files.items():
+        write_text(folder / name, text)
+    facts = facts | {"files": {name: file_facts(text.encode()) for name, text in files.items()}}
+    manifest = sealed(_manifest(setup, results, failed, reused) | facts)
+    write_text(folder / MANIFEST, as_json(manifest, indent=2))
     return load_results(folder)
 
 

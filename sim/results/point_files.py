@@ -1,22 +1,23 @@
-"""Writes and reads the folder of one point. It is there whole or not at all, and says of each table how it must look.
+"""Writes and reads the folder of one point. It is there whole or not at all, and says of each file how it must look.
 
 No file is forced to the disk: what a power cut leaves half-written does not match its checksum and is made again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from sim.results.checksums import file_facts, read_checked, read_sealed, sealed
+from sim.results.frames import to_frame
 from sim.results.provenance import as_json
 
 RESULT = "point.json"
-_KEYS = frozenset(("seed", "values", "workload", "files"))
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,8 @@ class PackedPoint:
 
     @classmethod
     def of(cls, result: dict[str, Any], tables: dict[str, bytes]) -> PackedPoint:
-        """`result` with size and checksum of every table."""
-        files = {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in tables.items()}
-        return cls(result | {"files": files}, tables)
+        """`result` with size and checksum of every table, and its own."""
+        return cls(sealed(result | {"files": {name: file_facts(data) for name, data in tables.items()}}), tables)
 
 
 def write_point(packed: PackedPoint, folder: Path) -> None:
@@ -53,15 +53,34 @@ def write_point(packed: PackedPoint, folder: Path) -> None:
 def read_point(folder: Path) -> dict[str, Any] | None:
     """What point.json of a point holds; None if the point is not there whole, byte for byte."""
     try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        if not isinstance(result, dict) or not set(result) >= _KEYS:
-            return None
+        result = _result(folder)
         for name, said in result["files"].items():
-            data = (folder / name).read_bytes()
-            if len(data) != said["bytes"] or _sha256(data) != said["sha256"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            read_checked(folder / name, said)
+    except (OSError, ValueError):
         return None
+    return result
+
+
+def read_table(folder: Path, name: str) -> pd.DataFrame:
+    """The table `requests`, `steps`, `states` or `lost` of a point.
+
+    OSError if it cannot be read; ValueError if it, or what lists it, was changed since, or is of another point.
+    """
+    file = f"{name}.parquet"
+    files = _result(folder)["files"]
+    if file not in files:
+        raise ValueError(f"{RESULT} lists no {file}")
+    return to_frame(read_checked(folder / file, files[file]))
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """What point.json holds. OSError or ValueError as `read_table`."""
+    try:
+        result = read_sealed(folder / RESULT)
+    except ValueError as error:
+        raise ValueError(f"{RESULT}: {error}") from None
+    if result["point"] != folder.name:
+        raise ValueError(f"{RESULT} is of another point, {result['point']}")
     return result
 
 
@@ -69,7 +88,3 @@ def remove_unfinished(points: Path) -> None:
     """Removes what a killed run left half-written. The caller has the folder's lock, so nobody is at work on it."""
     for folder in points.glob(".*-*"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""Which inputs and which code made a result, and writing it so that it is there whole or not at all.
+"""Which inputs and which code made a result, and how it is written as text.
 
 A point's hash covers what determines its records: the resolved scenario, the policy's knobs (and source, if it is a
 user's own), load, seed, the trace's bytes, batchsim's own code and the version of the library that draws.
@@ -22,9 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from sim.files import file_hash, write_text
 from sim.point import Setup
 from sim.scenario import Point, PolicySpec
 
+PROVENANCE = ("machine", "python", "packages", "code", "commit")
+"""What `provenance` tells: how a result was made, nothing of what it is."""
+_SHOWN = 60  # letters of a version in a message
 _AXES = ("policies", "load", "seeds", "vary", "plan")  # which points there are, not what one is
 
 
@@ -82,9 +86,9 @@ def code_hash() -> str:
 
 
 def _file_hash(path: Path) -> str | None:
-    """The hash of a trace file; None where it is missing, which reading it will report."""
+    """The hash of a trace file; None where it cannot be read, which reading it will report."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return file_hash(path)
     except OSError:
         return None
 
@@ -102,9 +106,11 @@ def provenance() -> dict[str, Any]:
 
 def other_version(made: dict[str, Any]) -> str:
     """How the batchsim and the packages that made a manifest differ from those here, in words; empty if they do not."""
-    then = {"code": made.get("code", "unknown"), **made.get("packages", {})}
+    known = made.get("packages")
+    then = {"code": made.get("code", "unknown")} | (known if isinstance(known, dict) else {})
     here = {"code": code_hash(), **packages()}
-    return ", ".join(f"{name} {have}, here {here[name]}" for name, have in then.items() if have != here.get(name, have))
+    differ = {name: have for name, have in then.items() if have != here.get(name, have)}
+    return ", ".join(f"{name} {str(have)[:_SHOWN]}, here {here[name]}" for name, have in differ.items())
 
 
 def packages() -> dict[str, str]:
@@ -128,28 +134,16 @@ def _commit() -> str | None:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_text(path, csv_text(rows))
+
+
+def csv_text(rows: list[dict[str, Any]]) -> str:
+    """The rows as CSV with the columns of the first; nothing stands for None."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
-    write_whole(path, text.getvalue().encode())
-
-
-def write_text(path: Path, text: str) -> None:
-    write_whole(path, text.encode())
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all, whatever happens to the process, the disk or the power."""
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    return text.getvalue()
 
 
 def as_json(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:

@@ -8,6 +8,7 @@ results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, mani
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from collections.abc import Sequence
@@ -20,20 +21,25 @@ import pandas as pd
 
 from sim.curves.landmarks import Marks, curve, marks
 from sim.errors import ScenarioError
+from sim.files import read_json, told
 from sim.metrics.measure import QUEUE_DEPENDENT
 from sim.metrics.paired import Difference, paired
 from sim.metrics.slo import parse_slo
 from sim.record import Records
-from sim.results.frames import LOST, read_table, to_records
+from sim.results.checksums import check_seal, read_checked
+from sim.results.frames import LOST, to_records
+from sim.results.point_files import read_table
 from sim.results.provenance import other_version
 
 POINTS = "points"
-REPLICAS = "replicas.csv"
+MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
+SUMMARY, POINTS_TABLE, REPLICAS = "summary.csv", "points.csv", "replicas.csv"
 COMPARED = ("ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s", "in_slo")
 """The metrics whose differences between policies are in the JSON of a run."""
 _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
 _HEAD += ("machine", "packages", "commit", "code")
 _NEEDED = (*_HEAD, "scenario", "outcomes", "details", "num_blocks", "identical_seeds", "points_run", "points_reused")
+_NEEDED += ("files", "sha256")
 _MAY_BE = ("vary", "precision")
 _TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key", "group"}
 
@@ -68,13 +74,7 @@ class Results:
         """A row a policy, load, seed and replica; see `sim.fleet.table`. None for runs of one engine."""
         if not self.scenario.get("replicas"):
             return None
-        try:
-            dtypes: Any = dict.fromkeys(_TEXT, "str")
-            return _numbers(pd.read_csv(self.path / REPLICAS, dtype=dtypes, keep_default_na=False))
-        except OSError as error:
-            raise ScenarioError(
-                f"{error.filename}: cannot be read: {error.strerror}. Run the scenario again."
-            ) from None
+        return _read_csv(self.path, REPLICAS, self.manifest)
 
     def records(self, policy: str, load: float, seed: int) -> Records:
         """All three tables as the arrays that `sim.explain.attribution` reads. ScenarioError if one lacks a column."""
@@ -136,8 +136,6 @@ class Results:
 
     def _failed_loads(self, policy: str) -> set[float]:
         """Where a seed of the policy failed. With `best_of` only where the failure cost the row of the summary."""
-        if "failed" not in self.summary:  # another version's
-            return set()
         rows = self.summary[(self.summary["policy"] == policy) & (self.summary["failed"] > 0)]
         return {float(load) for load in rows["load"]}
 
@@ -178,8 +176,8 @@ class Results:
         folder = self.path.parent / POINTS / str(next(iter(found["point"])))
         try:
             return read_table(folder, table)
-        except (OSError, ValueError) as error:  # Arrow's errors are either
-            raise ScenarioError(f"{folder}: {table} cannot be read: {error}. Run the scenario again.") from None
+        except (OSError, ValueError) as error:
+            raise ScenarioError(f"{folder}: {table} cannot be read: {told(error)}. Run the scenario again.") from None
 
     def _rows(self, policy: str, load: float, seed: int | None = None) -> pd.DataFrame:
         """The rows of `points` of a policy and load, of one seed if given. ScenarioError if there are none."""
@@ -261,45 +259,50 @@ def load_results(path: Path | str) -> Results:
     version needs.
     """
     folder = Path(path)
-    if not (folder / "manifest.json").is_file():
-        runs = sorted(folder.glob("*/manifest.json"), key=lambda file: file.stat().st_mtime)
+    if not (folder / MANIFEST).exists():
+        runs = sorted(folder.glob(f"*/{MANIFEST}"), key=lambda file: file.stat().st_mtime)
         if not runs:
             raise ScenarioError(f"{folder}: holds no results. Give the folder that `batchsim run` printed.")
         folder = runs[-1].parent
-    try:
-        manifest, summary, points = _files(folder)
-    except OSError as error:
-        file = error.filename or folder
-        raise ScenarioError(f"{file}: cannot be read: {error.strerror}. Run the scenario again.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ScenarioError(f"{folder}: cannot be read: {error!r}. Run the scenario again.") from None
-    other = other_version(manifest)
-    if missing := [name for name in _NEEDED if name not in manifest]:
-        raise ScenarioError(
-            f"{folder}: manifest.json has no {', '.join(missing)}: another version of batchsim wrote it"
-            f"{f' ({other})' if other else ''}. Run the scenario again."
-        )
-    if other:
+    manifest = _manifest(folder)
+    if other := other_version(manifest):
         warnings.warn(
             f"{folder}: made by another version ({other}): run the scenario again for results of this one.",
             stacklevel=2,
         )
+    summary, points = (_read_csv(folder, name, manifest) for name in (SUMMARY, POINTS_TABLE))
     return Results(folder, summary, points, manifest, manifest["scenario"])
 
 
-def _files(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """manifest.json, summary.csv and points.csv; ValueError if one of them holds something else."""
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    if not isinstance(manifest, dict):
-        raise ValueError("manifest.json holds no keys")
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What manifest.json of a run holds, as it was written. ScenarioError for anything else."""
+    path = folder / MANIFEST
+    try:
+        manifest = read_json(path)
+        if not isinstance(manifest, dict):
+            raise ValueError("it holds no keys")
+        if missing := [name for name in _NEEDED if manifest.get(name) is None and name != "commit"]:
+            made = other_version(manifest)
+            raise ScenarioError(
+                f"{folder}: manifest.json has no {', '.join(missing)}: another version of batchsim wrote it"
+                f"{f' ({made})' if made else ''}. Run the scenario again."
+            )
+        check_seal(manifest)
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{path}: cannot be read: {told(error)}. Run the scenario again.") from None
+    return manifest
+
+
+def _read_csv(folder: Path, name: str, manifest: dict[str, Any]) -> pd.DataFrame:
+    """A table of a run. ScenarioError if it is not the one that the manifest lists, or cannot be read."""
+    try:
+        if name not in manifest["files"]:
+            raise ValueError("the manifest lists no such table")
+        data = read_checked(folder / name, manifest["files"][name])
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{folder / name}: cannot be read: {told(error)}. Run the scenario again.") from None
     dtypes: Any = dict.fromkeys(_TEXT, "str")
-    summary, points = (
-        _numbers(pd.read_csv(folder / f"{name}.csv", dtype=dtypes, keep_default_na=False))
-        for name in ("summary", "points")
-    )
-    if not all({"policy", "load"} <= set(frame) for frame in (summary, points)):
-        raise ValueError("summary.csv or points.csv is another table")
-    return manifest, summary, points
+    return _numbers(pd.read_csv(io.BytesIO(data), dtype=dtypes, keep_default_na=False))
 
 
 def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

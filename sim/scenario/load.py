@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from sim.cost import long_form
 from sim.errors import ScenarioError
+from sim.files import read_text, told
 from sim.policies import POLICIES
 from sim.resolved import find_policy
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
@@ -103,16 +104,15 @@ def _find(name_or_path: str) -> tuple[str, str, Path]:
         shipped = resources.files(SHIPPED) / f"{name_or_path}.yaml"
         if path.name == name_or_path and not path.is_file() and shipped.is_file():
             path = Path(str(shipped))
-        return path.read_text(encoding="utf-8"), str(path), path.parent
+        return read_text(path), str(path), path.parent
     except FileNotFoundError:
         names = shipped_scenarios()
         near = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=1)
         advice = f"Did you mean {near[0]}?" if near else f"Shipped are {', '.join(names)}."
         raise ScenarioError(f"{name_or_path}: no such scenario. {advice}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
-        why = error.strerror if isinstance(error, OSError) else error
         shown = name_or_path if len(name_or_path) <= _NAME_SHOWN else name_or_path[:_NAME_SHOWN] + "…"
-        raise ScenarioError(f"{shown}: cannot be read: {why}. Give a YAML text file.") from None
+        raise ScenarioError(f"{shown}: cannot be read: {told(error)}. Give a YAML text file.") from None
 
 
 def _check_loads(file: ScenarioFile, document: Document) -> None:

@@ -102,7 +102,8 @@ def _row(
     p50["norm_latency"] = e2e / OUTPUT_TOKENS
     row: dict[str, Any] = {
         "policy": policy, "kind": kind, "label": label, "load_name": load_name, "load": load, "num_seeds": seeds,
-        "unstable": unstable, "bound_by": "padding, slots" if whole else "load" if rho < 0.8 else "KV blocks",
+        "failed": 0, "unstable": unstable,
+        "bound_by": "padding, slots" if whole else "load" if rho < 0.8 else "KV blocks",
         "few": "ttft_p99_s norm_latency_p99_s tpot_p99_s" if load <= 1 else "",
     }  # fmt: skip
     growth = 1 + 3 * rho**4

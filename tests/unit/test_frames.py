@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -11,12 +11,11 @@ import pytest
 from sim.record import MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
 from sim.results.frames import (
     COLUMN_DOCS,
-    read_table,
-    read_tables,
+    pack_tables,
     requests_frame,
     states_frame,
     steps_frame,
-    write_tables,
+    to_frame,
 )
 from tests.unit.metrics_helpers import arrival, records_of, run
 
@@ -55,30 +54,23 @@ def test_a_priority_of_minus_one_is_a_priority():
     assert requests_frame(records_of([{"priority": MISSING}]))["priority"].tolist() == [-1]
 
 
-def test_same_records_same_bytes(tmp_path):
-    """Two runs of the same requests in two folders give identical files, and nothing else is left there."""
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        folder.mkdir()
-        write_tables(_records(), folder)
-    digests = [
-        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-        for folder in (tmp_path / "a", tmp_path / "b")
-    ]
-    assert digests[0] == digests[1] and set(digests[0]) == {"requests.parquet", "steps.parquet", "states.parquet"}
+def test_same_records_same_bytes():
+    """Two runs of the same requests give identical files, and no others."""
+    first, second = pack_tables(_records()), pack_tables(_records())
+    assert first == second and set(first) == {"requests.parquet", "steps.parquet", "states.parquet"}
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_tables_come_back_equal(tmp_path, empty):
+def test_tables_come_back_equal(empty):
     """Reading gives the frames that were written, categories and nulls included; an empty run gives empty tables."""
     records = records_of([]) if empty else _records()
-    write_tables(records, tmp_path, replica=2)
-    for name, table in read_tables(tmp_path).items():
-        pd.testing.assert_frame_equal(table, FRAMES[name](records, 2), check_categorical=not empty)
-        pd.testing.assert_frame_equal(table, read_table(tmp_path, name))
+    packed = pack_tables(records, replica=2)
+    for name, make in FRAMES.items():
+        table = to_frame(packed[f"{name}.parquet"])
+        pd.testing.assert_frame_equal(table, make(records, 2), check_categorical=not empty)
 
 
-def test_files_carry_their_documentation(tmp_path):
+def test_files_carry_their_documentation():
     """A column's description travels with the file."""
-    write_tables(_records(), tmp_path)
-    schema = pq.read_schema(tmp_path / "steps.parquet")
+    schema = pq.read_schema(io.BytesIO(pack_tables(_records())["steps.parquet"]))
     assert schema.field("free_blocks").metadata == {b"description": b"KV blocks free while the step ran"}

@@ -244,7 +244,7 @@ def test_energy_is_power_times_time(replay: Scenario, tmp_path: Path) -> None:
     book.run([(ask, (0,))])
     folder = book.sweep.home / "points" / book.probe(ask).results[0]["point"]
     same = energy_kwh({"decode": 360.0, "prefill": 360.0}, folder)
-    from sim.results.frames import read_table
+    from sim.results.point_files import read_table
 
     seconds = read_table(folder, "steps")["duration_ns"].sum() / 1e9
     tokens = read_table(folder, "requests")["output_tokens"].sum()

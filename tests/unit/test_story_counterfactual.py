@@ -13,6 +13,7 @@ from sim.explain.counterfactual import LIVE, OTHER_CODE, Counterfactual, check_c
 from sim.point import Setup, simulate_point
 from sim.record import Records
 from sim.report.counterfactual import counterfactual_data, counterfactual_text
+from sim.results.checksums import SEAL, sealed
 from sim.results.read import Results, load_results
 from sim.run import run_scenario
 from sim.scenario import Point, load_scenario
@@ -187,7 +188,8 @@ def test_a_change_without_effect_says_so(results):
 def _copy(results: Results, tmp_path: Path, **manifest: object) -> Results:
     shutil.copytree(results.path.parent, tmp_path / "s")
     path = tmp_path / "s" / results.path.name / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | manifest))
+    kept = {name: value for name, value in json.loads(path.read_text()).items() if name != SEAL}
+    path.write_text(json.dumps(sealed(kept | manifest)))
     return load_results(path.parent)
 
 

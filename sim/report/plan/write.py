@@ -7,11 +7,12 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from sim.files import write_text
 from sim.report.plan.cells import Tables, cell, glossary
 from sim.report.plan.markdown import markdown
 from sim.report.plan.pictures import draw_pictures
 from sim.report.plan.sections import SHOWN, sections
-from sim.results.provenance import as_json, write_csv, write_text
+from sim.results.provenance import as_json, write_csv
 
 HTML, MARKDOWN = "report.html", "report.md"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import hashlib
 import io
@@ -15,15 +16,17 @@ from dataclasses import dataclass
 from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from sim.errors import TraceError
+from sim.files import TABLE_BYTES, TRACE_BYTES, open_file
 from sim.workload.traces.config import TraceConfig
 from sim.workload.traces.values import shown
 
 _NAMES_SHOWN = 12  # of a file's columns in an error
 _CHUNK_BYTES = 1 << 20
 _BATCH_ROWS = 65_536  # of Parquet in memory at a time
+_LINE_LETTERS = 1 << 24  # of a row of text at most; a row of 100,000 hash_ids has a million
 
 # Decimal keeps "0.1" exact; NaN and Infinity, which Python's JSON allows, become what the value readers refuse.
 _JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal)
@@ -78,24 +81,60 @@ def open_source(config: TraceConfig, base: Path) -> Source:
             digest = f" (SHA-256 {config.sha256.lower()})" if config.sha256 else ""
             place = f" and put it at {config.path} in this folder, or in that of --traces" if config.fetch else ""
             raise TraceError(f"{path}: no such file. {fetch}{digest}{place}.")
-        if not path.is_file():
+        if path.is_dir():
             raise TraceError(f"{path}: not a file. trace.path names one file.")
         if config.sha256 is not None:
             _check_sha256(path, config)
         return _peek(path)
 
 
-def _open(path: Path) -> io.BufferedIOBase:
+class _Unpacked(io.RawIOBase):
+    """The bytes of a gzipped file, and no more of them than a file may have: a short one can hold any number."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        self._packed, self._file = packed, gzip.GzipFile(fileobj=packed)
+        self._left = TRACE_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read1(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise OSError(errno.EFBIG, f"has more than {TRACE_BYTES:,} bytes when it is unpacked")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        self._packed.close()
+        super().close()
+
+
+def _open(path: Path) -> BinaryIO:
     """The uncompressed bytes of `path`; gzip is told by its magic number, not by the name."""
-    with path.open("rb") as plain:
-        magic = plain.read(2)
-    return gzip.open(path, "rb") if magic == b"\x1f\x8b" else path.open("rb")
+    file = open_file(path)
+    magic = file.read(2)
+    file.seek(0)
+    return io.BufferedReader(_Unpacked(file), _CHUNK_BYTES) if magic == b"\x1f\x8b" else file
 
 
 def _text(path: Path, newline: str | None) -> io.TextIOWrapper:
     """The text without BOM. Bytes that are not UTF-8 survive as escapes: only the columns read must be clean."""
-    binary: Any = _open(path)  # both kinds will do; only the stubs of gzip lack a name
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    return io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def _lines(path: Path, stream: io.TextIOWrapper) -> Iterator[str]:
+    """The lines of a text. TraceError for one that no row can be as long as, before it is read."""
+    number = 0
+    while line := stream.readline(_LINE_LETTERS):
+        number += 1
+        if len(line) == _LINE_LETTERS:
+            raise TraceError(
+                f"{path}:{number}: has {_LINE_LETTERS:,} letters or more, which is no row. Break the file into lines."
+            )
+        yield line
 
 
 def _check_sha256(path: Path, config: TraceConfig) -> None:
@@ -117,7 +156,10 @@ def _peek(path: Path) -> Source:
     if b"\0" in head:
         raise TraceError(f"{path}: holds zero bytes: not CSV, JSON or Parquet in UTF-8. Convert it to one of them.")
     with _text(path, None) as stream:
-        line = next((line for line in stream if line.strip()), "").strip()
+        line = stream.readline(_LINE_LETTERS)  # a JSON array may be one line, however long
+        while line and not line.strip():
+            line = stream.readline(_LINE_LETTERS)
+        line = line.strip()
     if not line:
         raise TraceError(f"{path}: empty. A trace needs at least one row.")
     if line.startswith("["):
@@ -184,7 +226,7 @@ def _why_missing(record: dict[str, object], name: str) -> str:
 
 def _json_lines(path: Path) -> Iterator[Row]:
     with _text(path, None) as stream:
-        for number, line in enumerate(stream, 1):
+        for number, line in enumerate(_lines(path, stream), 1):
             if not line.isspace():
                 yield number, line
 
@@ -192,7 +234,10 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _array(path: Path) -> list[object]:
     with _text(path, None) as stream:
         try:
-            return _JSON.decode(stream.read().strip())
+            text = stream.read(TABLE_BYTES)
+            if len(text) == TABLE_BYTES:
+                raise TraceError(f"{path}: has {TABLE_BYTES:,} letters or more in one array. Write JSON lines instead.")
+            return _JSON.decode(text.strip())
         except json.JSONDecodeError as error:
             raise TraceError(
                 f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}). Correct it."
@@ -202,7 +247,7 @@ def _array(path: Path) -> list[object]:
 
 
 def _csv_rows(path: Path, stream: io.TextIOWrapper) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(stream, strict=True)
+    reader = csv.reader(_lines(path, stream), strict=True)
     try:
         for row in reader:
             if row:
@@ -239,7 +284,7 @@ def _parquet(path: Path) -> Iterator[Any]:
     except ImportError:
         raise TraceError(f"{path}: reading Parquet needs pyarrow. pip install pyarrow, or convert to CSV.") from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with open_file(path) as opened, pyarrow.parquet.ParquetFile(opened) as file:
             yield file
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: damaged Parquet ({' '.join(str(error).split())[:80]}). Write it anew.") from None
