@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 
@@ -49,6 +50,16 @@ AddressOption = Annotated[
 FormatOption = Annotated[str, typer.Option("--format", help="The format, where it cannot be told from the file.")]
 
 
+# Of stdout: all other writing names its file. A pipe that nobody reads any more is Typer's, and ends quietly.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def _give_up_stdout() -> None:
+    """Lets Python end without writing again what stdout did not take."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class OneLineGroup(TyperGroup):
     """Says what is wrong with a call in one line, where Typer's own way is a usage text of several."""
 
@@ -63,6 +74,13 @@ class OneLineGroup(TyperGroup):
             else:
                 end = "" if message.endswith(("?", ".")) else "."
                 typer.echo(f"{command}: {message}{end} See {command} --help.", err=True)
+            sys.exit(2)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _NO_ROOM:
+                raise
+            _give_up_stdout()
+            with suppress(OSError):  # of stderr, where that is as full
+                typer.echo(f"stdout: cannot be written: {error.strerror}. Send it elsewhere, or make room.", err=True)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
 

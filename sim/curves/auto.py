@@ -18,8 +18,9 @@ from sim.capacity import overload
 from sim.curves.landmarks import Tested, crossing, curve, knee, unstable_from
 from sim.curves.lines import Line
 from sim.errors import ScenarioError
-from sim.files import read_json, write_text
+from sim.files import write_text
 from sim.point import Setup
+from sim.results.checksums import read_sealed, sealed
 from sim.results.keep import objective_of_all, summary_rows
 from sim.results.provenance import as_json, identity, short_hash, spec_identity
 from sim.scenario import Scenario
@@ -231,7 +232,7 @@ def saturations(lines: Sequence[Line], home: Path, *, jobs: int = 1, force: bool
         rates[i] = rate
         with writing(home):
             files[i].parent.mkdir(parents=True, exist_ok=True)
-            write_text(files[i], as_json({"policy": spec.name, "saturation_rps": rate}) + "\n")
+            write_text(files[i], as_json(sealed({"policy": spec.name, "saturation_rps": rate})) + "\n")
     best: dict[str, float] = {}
     for i, (line, _) in enumerate(runs):
         best[line.policy] = max(rates[i], best.get(line.policy, 0.0))
@@ -255,6 +256,6 @@ def _cannot(scenario: Scenario, why: str) -> ScenarioError:
 
 def _kept(file: Path) -> float | None:
     try:
-        return float(read_json(file)["saturation_rps"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return float(read_sealed(file)["saturation_rps"])
+    except (OSError, ValueError):
         return None

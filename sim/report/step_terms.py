@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.cost.work import TIME_TERMS
-from sim.errors import BatchsimError
-from sim.files import TABLE_BYTES, open_file
+from sim.errors import BatchsimError, ScenarioError
+from sim.files import TABLE_BYTES, file_hash, open_file
 from sim.point import Setup
 from sim.record import STEP_DTYPE, Records
 from sim.scenario import load_scenario
@@ -28,16 +29,28 @@ def step_terms(results: Results, records: Records, replica: int | None = None) -
     they sum to every recorded duration: with another profile or catalog than the run's they would explain nothing.
     """
     live = results.manifest.get("live")
+    if live is not None:
+        return _measured(results.path.parent / live["raw"], live.get("raw_sha256"), len(records.steps))
     try:
-        if live is not None:
-            with open_file(results.path.parent / live["raw"], TABLE_BYTES) as file, np.load(file) as raw:
-                found = {name: np.asarray(raw[f"{name}_ns"], dtype=np.float64) for name in ("kernel", "host")}
-            return found if all(len(ns) == len(records.steps) for ns in found.values()) else {}
         setup = Setup.of(load_scenario(str(results.path / "scenario.yaml")))
         cost = (setup if replica is None else setup.group_of(replica).setup).cost
         terms = cost.explain({name: records.steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()})
-    except (BatchsimError, OSError, KeyError, ValueError, zipfile.BadZipFile):
+    except (BatchsimError, KeyError, ValueError):
         return {}
     found = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}
     off_ns = np.abs(sum(found.values(), np.zeros(len(records.steps))) - records.steps["duration_ns"])
     return found if (off_ns <= _ROUNDING_NS).all() else {}
+
+
+def _measured(path: Path, sha256: str | None, num_steps: int) -> dict[str, NDArray[np.float64]]:
+    """The times of a live run's steps; empty without its file. ScenarioError for a file of another run."""
+    if not path.exists():
+        return {}
+    try:
+        if sha256 is not None and file_hash(path) != sha256:
+            raise ScenarioError(f"{path}: cannot be read: it is not as it was written. Remove it, or run again.")
+        with open_file(path, TABLE_BYTES) as file, np.load(file) as raw:
+            found = {name: np.asarray(raw[f"{name}_ns"], dtype=np.float64) for name in ("kernel", "host")}
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return {}
+    return found if all(len(ns) == num_steps for ns in found.values()) else {}

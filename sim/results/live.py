@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from sim.cost import Calibrated
 from sim.errors import ScenarioError
+from sim.files import file_hash
 from sim.live import lag_verdict, sent_lags_ns, tail_ns
 from sim.metrics.inputs import PointInputs
 from sim.metrics.measure import Measured, measure
@@ -58,12 +59,17 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
         facts = {
             "heading": _heading(setup, played.made),
             "sources": [f"step times: measured in this run on {_machine(played.made)}"],
-            "live": _live_facts(played, point) | {"raw": f"{RAW}/{name}.npz"},
+            "live": _live_facts(played, point) | _raw(home, f"{RAW}/{name}.npz"),
             "wall_s": round(played.end_ns / NS_PER_S, 2),
         }
         return keep_run(setup, home, [result], reused=0, facts=facts)
     except OSError as error:
         raise ScenarioError(f"{out}: cannot be written: {error.strerror}. Give another folder with --out.") from None
+
+
+def _raw(home: Path, name: str) -> dict[str, str]:
+    """Where the run as it was made lies, and its checksum."""
+    return {"raw": name, "raw_sha256": file_hash(home / name)}
 
 
 def live_lines(results: Results) -> list[str]:

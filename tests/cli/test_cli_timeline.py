@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from sim.cli.common import OneLineGroup
 from sim.cli.timeline import timeline
+from sim.errors import ScenarioError
+from sim.files import file_hash
 from sim.report.step_terms import step_terms
 from sim.results.read import load_results
 
@@ -103,3 +105,9 @@ def test_steps_of_a_live_run_say_what_was_measured(ran: Path, tmp_path: Path) ->
     np.savez(tmp_path / "raw" / "1.npz", kernel_ns=np.arange(count), host_ns=np.full(count, 7))
     found = step_terms(kept, records)
     assert found["kernel"].tolist() == list(range(count)) and set(found["host"]) == {7.0}
+    live = {"raw": "raw/1.npz", "raw_sha256": file_hash(tmp_path / "raw" / "1.npz")}
+    kept = replace(results, path=tmp_path / "run", manifest=results.manifest | {"live": live})
+    assert step_terms(kept, records).keys() == found.keys()
+    np.savez(tmp_path / "raw" / "1.npz", kernel_ns=np.arange(count), host_ns=np.full(count, 8))
+    with pytest.raises(ScenarioError, match="not as it was written"):
+        step_terms(kept, records)
