@@ -13,6 +13,7 @@ from calibrate.plan import Point
 from sim.cost.profile import SwapCost
 from sim.errors import CalibrationError
 from sim.files import read_json, told, write_text
+from sim.plain import from_plain
 
 _FORMAT = "batchsim-calibration-partial 2"
 
@@ -85,7 +86,7 @@ class Raw:
             memory=str(value["memory"]),
             samples={sample.point: sample for sample in samples},
             runs=[EngineSteps.from_row(row) for row in value["runs"]],
-            swap=None if value["swap"] is None else SwapCost(**value["swap"]),
+            swap=None if value["swap"] is None else from_plain(SwapCost, value["swap"], "swap"),
             energy=None if value["energy"] is None else dict(value["energy"]),
             notes=[str(note) for note in value["notes"]],
             telemetry=[dict(row) for row in value["telemetry"]],

@@ -6,6 +6,7 @@ ends in `_ns` is a time, or a list of times, and equal within `tolerance_ns`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path

@@ -53,23 +53,6 @@ def test_what_is_no_file_is_not_read(
     assert sorted(os.listdir()) == before
 
 
-@pytest.mark.parametrize("key", ["block_size", "usable_blocks", "max_model_len"])
-def test_a_recording_of_sizes_that_no_memory_holds_is_refused(tmp_path: Path, key: str) -> None:
-    """Before anything is taken for them."""
-    meta = {
-        "scheduler": "continuous", "block_size": 16, "usable_blocks": 8, "max_model_len": 100, "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-    }  # fmt: skip
-    step = {"t_start": 0, "t_end": 1, "scheduled": [[0, 5]], "preempted": [], "finished": [0], "free_blocks_sched": 7}
-    step |= {"free_blocks_after": 8, "num_waiting": 0, "num_running": 0}
-    requests = [{"id": 0, "arrival": 0, "prompt_len": 5, "output_len": 1}]
-    whole = {"meta": meta | {key: 10**30}, "requests": requests, "steps": [step]}
-    (tmp_path / "r.json").write_text(json.dumps(whole))
-    result = batchsim("conform", tmp_path / "r.json")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    assert "is 1e+30, and at most " in result.stderr
-
-
 # ---- results that somebody changed
 
 READING: list[list[object]] = [

@@ -244,10 +244,10 @@ def test_what_is_no_recording_is_refused_in_one_line(error: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"meta": {}, "meta": {}, "steps": []}', "an object has 'meta' twice. Keep one."),
-        ('{"meta": ' + "1" * 5000 + "}", "it holds a number of more than 4,300 digits."),
+        ('{"meta": {}, "meta": {}, "steps": []}', "an object has 'meta' twice. Record it again."),
+        ('{"meta": ' + "1" * 5000 + "}", "not JSON that is to be read: Exceeds the limit (4300 digits)"),
         ('{"meta": {}, "requests": [], "steps": 1}', "the recording.steps is 1, not a list."),
-        ("[" * 100_000, "not a recording: nested too deeply."),
+        ("[" * 100_000, "not JSON that is to be read: nested too deeply."),
     ],
 )
 def test_json_that_is_no_recording_says_why(text: str, expected: str, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ RUNNERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "length": ({}, {"max_model_len": 300}, "max_model_len 300 is beyond the 256 positions"),
     "no blocks": ({}, {"num_blocks": 0}, "num_blocks 0 must be at least 1"),
     "no room for KV": ({}, {"num_blocks": 10**10}, r"GB short: .* KV blocks would fit"),
-    "no room for weights": ({"vocab_size": 10**11}, {}, "No KV block would fit: use a smaller model"),
+    "no room for weights": ({"vocab_size": 2**31 - 1}, {}, "No KV block would fit: use a smaller model"),
 }
 
 

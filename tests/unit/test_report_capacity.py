@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from sim.capacity.run import CapacityStudy, PolicyCapacity
 from sim.capacity.search import Axis, Book, Effort, Trial, capacity
 from sim.capacity.study import Case
+from sim.cost.error import Unknown
 from sim.point import Setup
 from sim.report.capacity import capacity_json, capacity_picture, capacity_text
 from sim.scenario import load_scenario
@@ -25,6 +26,9 @@ PASSES, DOUBTFUL, BARELY_FAILS, FAILS = (
 )
 
 
+UNMEASURED = Unknown("nobody compared it")
+
+
 @cache
 def _setup() -> Setup:
     return Setup.of(load_scenario("chat"))
@@ -35,7 +39,7 @@ def study(book: Book) -> CapacityStudy:
     setup = _setup()
     case = Case(setup, setup.scenario.specs[0], Axis(0.01), 10.0, Effort(), book=book)
     found = [PolicyCapacity(case, capacity(book))]
-    return CapacityStudy(setup.scenario, setup, "ttft<1s @ 99%", 1.0, Effort(), found, [], None, None, [])
+    return CapacityStudy(setup.scenario, setup, "ttft<1s @ 99%", 1.0, Effort(), found, [], UNMEASURED, None, [])
 
 
 @pytest.mark.parametrize(
