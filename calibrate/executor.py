@@ -63,12 +63,12 @@ class TorchExecutor:
     # ---- the protocol
 
     def begin(self, seq: Sequence, output_tokens: int | None) -> None:
-        """Makes the prompt. The answer ends at `output_tokens`, the client's cap or the model's limit.
+        """Makes the prompt. The answer ends at `output_tokens`, the client's or the policy's cap, or the model's limit.
 
         Without `output_tokens` it ends at an end-of-text token too, where the model's files name one.
         """
         request = seq.request
-        target = min(request.max_output_tokens, self.max_model_len - request.prompt_tokens)
+        target = min(seq.max_output_tokens, self.max_model_len - request.prompt_tokens)
         if output_tokens is not None:
             target = min(target, output_tokens)
         listens = output_tokens is None and len(self._eos) > 0

@@ -223,12 +223,12 @@ class EngineCore:
         if self.max_waiting is not None and self.scheduler.num_waiting >= self.max_waiting:
             self._reject(seq, now_ns, "queue_full", f"{self.max_waiting} requests wait already")
             return
-        self.executor.begin(seq, arrival.output_tokens)
         self.scheduler.add(seq, now_ns)
         if self.scheduler.events:
             self._drain_events(now_ns)
         if seq.state == ENDED:
             return
+        self.executor.begin(seq, arrival.output_tokens)
         if request.deadline_ns is not None:
             heappush(self._timers, (request.deadline_ns, request.id, seq, "deadline"))
         if arrival.cancel_ns is not None:
@@ -341,11 +341,11 @@ class SimExecutor:
         self._ends: list[tuple[int, int, int, Sequence]] = []  # (group step, order, epoch, sequence)
 
     def begin(self, seq: Sequence, output_tokens: int | None) -> None:
-        """The length at which the engine stops: the true one, the client's cap, or the model's limit."""
+        """The length at which the engine stops: the true one, the client's cap, the policy's, or the model's limit."""
         request = seq.request
         if output_tokens is None:
             raise ValueError(f"request {request.id} has no output length; a simulation needs one")
-        self._targets[seq] = min(output_tokens, request.max_output_tokens, self.max_model_len - request.prompt_tokens)
+        self._targets[seq] = min(output_tokens, seq.max_output_tokens, self.max_model_len - request.prompt_tokens)
 
     def end(self, seq: Sequence) -> None:
         self._targets.pop(seq, None)

@@ -75,12 +75,14 @@ class Sequence:
     Counters are written by EngineCore only (and reset by the policy that preempts). While the sequence is in a decode
     group they are derived from the group's step. `order` is the admission serial and `num_blocks` the KV manager's
     count outside the group's growth. `epoch` changes on leaving the group and invalidates planned finishes.
+    `max_output_tokens` is the request's, unless the policy lowers it in `add`, as some engines do to fit their KV.
     """
 
     __slots__ = (
         "epoch",
         "group",
         "joined_step",
+        "max_output_tokens",
         "num_blocks",
         "order",
         "phase",
@@ -92,6 +94,7 @@ class Sequence:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.max_output_tokens = request.max_output_tokens
         self.order = -1
         self.epoch = 0
         self.num_blocks = 0
@@ -333,7 +336,7 @@ class Scheduler(Protocol):
     def num_running(self) -> int: ...
 
     def add(self, seq: Sequence, now_ns: int) -> None:
-        """Queues a new sequence, or appends a `rejected` event if it can never run."""
+        """Queues a new sequence, or appends a `rejected` event if it can never run; may lower `max_output_tokens`."""
         ...
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
@@ -364,7 +367,7 @@ class Executor(Protocol):
     """Runs batches: on a model, or on a cost model in simulated time."""
 
     def begin(self, seq: Sequence, output_tokens: int | None) -> None:
-        """Takes note of a new sequence and, in simulation, of its true output length."""
+        """Takes note of a sequence that the policy has queued and, in simulation, of its true output length."""
         ...
 
     def end(self, seq: Sequence) -> None:
