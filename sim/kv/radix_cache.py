@@ -3,9 +3,8 @@
 A page is a block. A sequence locks the pages it shares with the tree. `insert` adds what it has computed and gives back
 its own copies of pages that the tree has already; what is never inserted is never found. Short of free pages, the tree
 evicts. Pages that nobody locks count as free.
-Source: python/sglang/srt/mem_cache/radix_cache.py and common.py of the 0.5.23 wheel.
-Simplifies: no LoRA or salt keys, no host tier; only the pages needed are made free, where SGLang, with pages of several
-tokens, may evict up to one a request too many.
+Source: python/sglang/srt/mem_cache/unified_radix_cache.py and common.py of the 0.5.23 wheel.
+Simplifies: no LoRA or salt keys, no host tier. Only the pages needed are made free; who wants more asks `make_room`.
 """
 
 from __future__ import annotations

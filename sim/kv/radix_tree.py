@@ -2,7 +2,7 @@
 
 A node is a run of whole pages and is split where other tokens part from it. Whoever uses pages locks the path to them.
 Evicted is the leaf without locks that was walked over longest ago, the whole node at a time. Time is a count of walks.
-Source: python/sglang/srt/mem_cache/radix_cache.py of the 0.5.23 wheel.
+Source: python/sglang/srt/mem_cache/unified_cache/ of the 0.5.23 wheel.
 """
 
 from __future__ import annotations

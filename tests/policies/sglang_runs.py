@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from stepping import Run, run
@@ -14,10 +15,12 @@ from sim.tokens import TokenIds, prompt_stream
 from sim.types import Arrival, Request
 
 
-def timeline(arrivals: str | list[Arrival], *, page: int = 4, tokens: int = 4000, **knobs: Any) -> Run:
+def timeline(
+    arrivals: str | list[Arrival], *, page: int = 4, tokens: int = 4000, max_model_len: int = 1000, **knobs: Any
+) -> Run:
     """One run with a pool of `tokens` in pages of `page`, without chunks unless told; leaping must change nothing."""
     config = SglangConfig(**{"chunked_prefill_size": -1, **knobs})
-    setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": 1000}
+    setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": max_model_len}
     setting["kv"] = RadixKV if config.prefix_cache else CountingKV
     done = run(Sglang, config, arrivals, **setting)
     leapt = run(Sglang, config, arrivals, how="leap", **setting)
@@ -28,6 +31,11 @@ def timeline(arrivals: str | list[Arrival], *, page: int = 4, tokens: int = 4000
 
 def steps(done: Run) -> list[tuple[int, list[tuple[int, int]]]]:
     return [(row.start_ns, row.items) for row in done.log]
+
+
+def ignoring(text: str, *ids: int) -> list[Arrival]:
+    """The requests of `text`; those of `ids` ignore the end of their text."""
+    return [replace(a, request=replace(a.request, ignore_eos=a.request.id in ids)) for a in requests(text)]
 
 
 def sharing(text: str, *prompts: tuple[tuple[int, int], ...]) -> list[Arrival]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sglang_runs import sharing, steps, timeline
+from sglang_runs import ignoring, sharing, steps, timeline
 from whole_batches import blocked, outcomes
 
 from sim.errors import ScenarioError
@@ -115,7 +115,7 @@ def test_rule_2_lpm_is_fcfs_for_a_long_queue(num_waiting: int, first: int) -> No
     queue = ByPrefix(kv, shortest=False)
     for i in range(num_waiting):
         tokens = TokenIds.of([(0, 0, 12)]) if i == num_waiting - 1 else None
-        queue.push(Sequence(Request(i, 0, 12, 1, tokens=tokens)), i)
+        queue.push(Sequence(Request(i, 0, 12, 1, tokens=tokens)))
     queue.arrange()
     assert queue.head().request.id == first
 
@@ -179,12 +179,16 @@ def test_rule_3_preemption_can_be_disabled_and_is_not_for_fcfs() -> None:
         assert blocked(done.records) == [(14, 1, "no_slot")]
 
 
-def test_rule_3_nobody_is_preempted_if_that_frees_too_few_tokens() -> None:
-    """80 tokens against 70 free, 6.3 of them expected to be used by request 0: freeing those 6.3 is too little."""
+@pytest.mark.parametrize(("output", "makes_way"), [(70, True), (71, False)])
+def test_rule_3_what_is_made_way_for_is_as_it_was_when_last_looked_at(output: int, makes_way: bool) -> None:
+    """63.7 of 70 free tokens are not spoken for; preempting request 0 adds its 6.3: as many as 1 may generate, 70.
+
+    Its prompt of 20 does not count, since it was never looked at. With one token more nobody is preempted.
+    """
     done = timeline(
-        "0:30->10p0 5:50->30p50", page=1, tokens=100, max_running_requests=1, enable_priority_scheduling=True
+        f"0:30->10p0 5:20->{output}p50", page=1, tokens=100, max_running_requests=1, enable_priority_scheduling=True
     )
-    assert done.preemptions() == []
+    assert done.preemptions() == ([(40, 0, "priority", 1)] if makes_way else [])
 
 
 def test_rule_3_victims_are_the_least_important_then_the_latest() -> None:
@@ -254,7 +258,37 @@ def test_a_chunk_must_be_whole_pages_and_the_cache_needs_its_kv() -> None:
         Sglang(SglangConfig(), PolicyContext(CountingKV(1000, 4), 64))
 
 
-def test_a_request_beyond_the_pool_is_rejected() -> None:
-    """8 + 10 tokens and a page of 4 must be below the pool: 24 tokens do, 20 do not."""
-    assert outcomes(timeline("0:8->10", tokens=24).records) == [("finished", "")]
-    assert outcomes(timeline("0:8->10", tokens=20).records) == [("rejected", "never_fits")]
+@pytest.mark.parametrize(("tokens", "max_model_len"), [(40, 1000), (1000, 40)])
+def test_prompts_leave_6_tokens_of_the_context_and_of_the_pool(tokens: int, max_model_len: int) -> None:
+    """Of 40 tokens of either, 33 may be prompt; 34 are refused."""
+    done = timeline("0:33->1 100:34->1", page=1, tokens=tokens, max_model_len=max_model_len)
+    assert outcomes(done.records) == [("finished", ""), ("rejected", "prompt_too_long")]
+
+
+@pytest.mark.parametrize(
+    ("page", "tokens", "max_model_len", "output"),
+    [(1, 1000, 40, 40 - 2 - 10), (1, 40, 1000, 40 - 2 - 10), (4, 40, 1000, 40 - 12 - 4 - 1), (1, 1000, 1000, 90)],
+)
+def test_a_cap_is_cut_to_what_context_and_pool_hold(page: int, tokens: int, max_model_len: int, output: int) -> None:
+    """A prompt of 10 that would go on for 90 tokens ends at the cut cap; nothing is refused for it."""
+    done = timeline("0:10->90", page=page, tokens=tokens, max_model_len=max_model_len)
+    assert outcomes(done.records) == [("finished", "")]
+    assert done.records.requests["output_tokens"].tolist() == [output]
+
+
+@pytest.mark.parametrize(("prompt", "outcome"), [(47, "finished"), (48, "rejected")])
+def test_what_would_keep_the_head_of_the_queue_for_ever_is_rejected(prompt: int, outcome: str) -> None:
+    """Of 64 tokens in pages of 16 none are left for output: 47 and a page are below 64, 48 and a page never will be."""
+    done = timeline(f"0:{prompt}->5 100:4->1", page=16, tokens=64)
+    assert [what for what, _ in outcomes(done.records)] == [outcome, "finished"]
+
+
+@pytest.mark.parametrize(("output", "ends"), [(27, "finished"), (28, "rejected")])
+def test_one_that_can_never_come_back_is_rejected(output: int, ends: str) -> None:
+    """Preempted with one token made, it would need 8 tokens for 5, the rest of its output, a page of 4 and one: 40."""
+    arrivals = ignoring(f"0:4->{output}p0 5:4->2p50", 0)
+    done = timeline(
+        arrivals, tokens=40, max_running_requests=1, enable_priority_scheduling=True, disable_radix_cache=True
+    )
+    assert done.preemptions() == [(14, 0, "priority", 1)]
+    assert sorted(what for what, _ in outcomes(done.records)) == ["finished", ends]

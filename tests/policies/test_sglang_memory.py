@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_runs import sharing, steps, timeline
+from sglang_runs import ignoring, sharing, steps, timeline
 from stepping import crowds, run
 from whole_batches import blocked
 
 from sim.kv.blocks import CountingKV
 from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.sglang import Sglang, SglangConfig
+from sim.policies.systems.sglang_batch import RunningBatch
 from sim.policies.systems.sglang_budget import Growth, NewTokenRatio
 from sim.tokens import TokenIds, prompt_stream
 from sim.types import Arrival, PolicyContext, Request, Sequence
@@ -82,12 +83,42 @@ def test_rule_6_start_floor_and_what_a_retraction_sets() -> None:
 def test_rule_5_expected_outputs_are_clipped_at_4096() -> None:
     """Of 5,000 tokens to come 4,096 count, until fewer are left; 10 to come count as they are."""
     growth = Growth()
-    long, short = (Sequence(Request(i, 0, 1, 1)) for i in range(2))
-    growth.join(long, 5000, 7)
-    growth.join(short, 10, 7)
+    long, short = Sequence(Request(0, 0, 1, 5000)), Sequence(Request(1, 0, 1, 10))
+    growth.join(long, 7)
+    growth.join(short, 7)
     assert [growth.tokens(7 + step) for step in (0, 5, 904, 905)] == [4106, 4101, 4096 - 894, 4095 - 895]
     growth.leave(long)
-    assert (growth.tokens(8), growth.of(short, 8)) == (9, 9)
+    assert (growth.tokens(8), growth.of(short, 8, 0.5)) == (9, 4.5)
+
+
+@pytest.mark.parametrize(("prompt", "admitted_ns"), [(2, 20), (3, 248)])
+def test_rule_5_who_ignores_the_end_of_its_text_reserves_all_of_it(prompt: int, admitted_ns: int) -> None:
+    """40 tokens, 10 held, all 19 to come: 11 are left. 2 + 7 + 1 is below that, 3 + 7 + 1 waits for the end."""
+    done = timeline(ignoring(f"0:10->20 5:{prompt}->7", 0), page=1, tokens=40)
+    assert next(row.start_ns for row in done.log if (1, prompt) in row.items) == admitted_ns
+
+
+@pytest.mark.parametrize(("cap", "admitted_ns"), [(8, 20), (9, 248)])
+def test_rule_5_without_the_cache_the_ends_are_played_through(cap: int, admitted_ns: int) -> None:
+    """30 free, less a prompt of 9 and a page: 20. Two go on for 8 tokens: 4 are left, for 9: 2, and 2 must be kept.
+
+    That 19 of request 0 and 8 of request 1 to come are more than 20 does not count: the first to end gives back 9.
+    """
+    done = timeline(ignoring(f"0:10->20 5:9->{cap}", 0, 1), page=1, tokens=40, disable_radix_cache=True)
+    assert next(row.start_ns for row in done.log if (1, 9) in row.items) == admitted_ns
+
+
+def test_rule_5_sums_of_floats_are_those_of_sglang() -> None:
+    """0.7 of 2, 7 and 1, added row by row as SGLang does, are below 7, and 7 the other way round."""
+    batch = RunningBatch(CountingKV(100, 4), None)
+    rows = [Sequence(Request(i, 0, 1, cap)) for i, cap in enumerate((3, 8, 2))]
+    for seq in rows:
+        seq.settled_computed_tokens = seq.settled_output_tokens = 1
+        batch.join(seq)
+    batch.keep_order(rows)
+    assert int(batch.reserved(0.7, exact=False)) == 6
+    batch.keep_order(rows[::-1])
+    assert int(batch.reserved(0.7, exact=False)) == 7
 
 
 # ---- rule 7: chunks

@@ -13,6 +13,7 @@ CLIP_MAX_NEW_TOKENS = 4096  # the most output tokens a request is expected to ne
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
 NEW_TOKEN_RATIO_DECAY_STEPS = 600
+IGNORE_EOS_RESERVE_TOKENS = 1  # kept for each request at every end that is played through
 RETRACT_DECODE_STEPS = 20  # steps that a retraction makes room for
 _NO_CAP = 1 << 62
 
@@ -42,36 +43,42 @@ class NewTokenRatio:
 
 
 class Growth:
-    """Output tokens that the members of the decode group may still generate, clipped each; O(1) but for long ones.
+    """Output tokens that the decodes may still generate, clipped each; O(1) but for long ones.
 
-    For a member its output cap less what it has generated, plus the group's step, stays the same while it decodes.
+    For a decode its output cap less what it has generated, plus the group's step, stays the same while it decodes.
     """
 
-    __slots__ = ("_at", "_long", "_sum")
+    __slots__ = ("_at", "_fixed", "_long", "_sum")
 
     def __init__(self) -> None:
         self._at: dict[Sequence, int] = {}
         self._long: dict[Sequence, int] = {}  # those beyond the clip when last looked at
+        self._fixed: dict[Sequence, int] = {}  # those that ignore the end of their text
         self._sum = 0
 
-    def join(self, seq: Sequence, remaining: int, step: int) -> None:
-        """`seq`, which may still generate `remaining` tokens, joins the group at its `step`."""
+    def join(self, seq: Sequence, step: int) -> None:
+        """`seq` has joined the group at its `step`."""
+        remaining = seq.max_output_tokens - seq.num_output_tokens
         self._at[seq] = remaining + step
         self._sum += remaining + step
         if remaining > CLIP_MAX_NEW_TOKENS:
             self._long[seq] = remaining + step
+        if seq.request.ignore_eos:
+            self._fixed[seq] = remaining + step
 
     def leave(self, seq: Sequence) -> None:
         """`seq` leaves the group."""
         self._sum -= self._at.pop(seq)
         self._long.pop(seq, None)
+        self._fixed.pop(seq, None)
 
-    def of(self, seq: Sequence, step: int) -> int:
-        """The part of one member."""
-        return min(self._at[seq] - step, CLIP_MAX_NEW_TOKENS)
+    def of(self, seq: Sequence, step: int, ratio: float) -> float:
+        """What is reserved for one: its tokens at `ratio`, or all if it ignores the end of its text."""
+        tokens = min(self._at[seq] - step, CLIP_MAX_NEW_TOKENS)
+        return float(tokens) if seq.request.ignore_eos else tokens * ratio
 
     def tokens(self, step: int) -> int:
-        """Of all members, at the group's `step`."""
+        """Of all, at the group's `step`."""
         total = self._sum - len(self._at) * step
         clip = CLIP_MAX_NEW_TOKENS + step
         for seq, at in list(self._long.items()):
@@ -80,6 +87,51 @@ class Growth:
             else:
                 del self._long[seq]
         return total
+
+    def reserved(self, step: int, ratio: float) -> float:
+        """What is reserved for all; as a float it may differ from SGLang's sum, row by row, in its last digits."""
+        fixed = sum([min(at - step, CLIP_MAX_NEW_TOKENS) for at in self._fixed.values()])
+        return (self.tokens(step) - fixed) * ratio + fixed
+
+
+class Completion:
+    """Plays one prefill batch through to the end, for requests that ignore the end of their text; of no others."""
+
+    __slots__ = ("_ratio", "_rows")
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+        self._rows: list[tuple[float, int]] | None = None  # tokens to come, tokens held; the first to end first
+
+    def fits(
+        self, seq: Sequence, decodes: list[Sequence], chunks: list[tuple[Sequence, int]], left_tokens: int
+    ) -> bool:
+        """Whether `left_tokens` KV tokens last until all have ended, each giving back what it holds then.
+
+        All: `seq`, the decodes and the batch so far when first asked; later `seq` alone joins them.
+        """
+        if self._rows is None:
+            rows = [self._row(other) for other in (seq, *decodes, *[other for other, _ in chunks])]
+            self._rows = sorted([row for row in rows if row[0] > 0], key=_tokens_to_come)
+        elif (row := self._row(seq))[0] > 0:
+            # SGLang's search ends before the last one if none has as many to come.
+            last = len(self._rows) - 1
+            self._rows.insert(next((i for i, (n, _) in enumerate(self._rows) if row[0] <= n), max(last, 0)), row)
+        freed = 0
+        for i, (to_come, held) in enumerate(self._rows):
+            count = len(self._rows) - i
+            if left_tokens + freed - to_come * count <= IGNORE_EOS_RESERVE_TOKENS * count:
+                return False
+            freed += held
+        return True
+
+    def _row(self, seq: Sequence) -> tuple[float, int]:
+        ratio = 1.0 if seq.request.ignore_eos else self._ratio
+        return seq.max_output_tokens * ratio - seq.num_output_tokens, seq.num_tokens
+
+
+def _tokens_to_come(row: tuple[float, int]) -> float:
+    return row[0]
 
 
 class PrefillBudget:
@@ -113,9 +165,14 @@ class PrefillBudget:
         return self._kv.num_free * self._page - self.offset
 
     @property
+    def left_now(self) -> int:
+        """As `left_total`, but nothing is kept for output tokens."""
+        return self._kv.num_free * self._page - self._now_offset
+
+    @property
     def no_kv(self) -> bool:
         """Whether KV tokens are used up: with what the running may need, or already without."""
-        return self.left_total <= 0 or self._kv.num_free * self._page - self._now_offset <= 0
+        return self.left_total <= 0 or self.left_now <= 0
 
     @property
     def no_tokens(self) -> bool:

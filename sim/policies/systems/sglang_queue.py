@@ -5,44 +5,85 @@ Source: python/sglang/srt/managers/schedule_policy.py (SchedulePolicy) of the 0.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from heapq import heapify, heappop, heappush
-from typing import Protocol
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 
 from sim.kv.radix_cache import RadixKV
 from sim.kv.radix_tokens import Run, common_tokens, known_tokens
 from sim.types import Sequence
 
 PREFIX_MATCH_MAX = 128  # waiting requests beyond which lpm is fcfs
+REFRESH_PASSES = 32
 IN_BATCH_TOKENS = 32  # a request with at most so many cached tokens waits for one it shares at least as many with
 
 
-class Waiting(Protocol):
-    """A queue by first come or by some order; `arrange` sorts anew and is called before each prefill batch."""
+class Waiting(ABC):
+    """A queue by first come or by some order; `arrange` sorts anew and is called before each prefill batch.
 
+    Where that does not look into the `cache` anyway, every REFRESH_PASSES-th time the prefixes of the first
+    PREFIX_MATCH_MAX are used, the head's last, so that they are evicted from the tail on.
+    """
+
+    def __init__(self, cache: RadixKV | None) -> None:
+        self._cache = cache
+        self._entries: dict[Sequence, int] = {}  # when each, still open, entered the queue last
+        self._num_entries = 0
+        self._passes = 0
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def head(self) -> Sequence: ...
 
+    @abstractmethod
     def pop(self) -> Sequence: ...
 
-    def push(self, seq: Sequence, entry: int) -> None:
-        """Queues `seq` as the `entry`-th to enter."""
-        ...
-
+    @abstractmethod
     def remove(self, seq: Sequence) -> None: ...
 
-    def arrange(self) -> None: ...
+    @abstractmethod
+    def first(self, num: int) -> list[Sequence]:
+        """The first `num`, or all if there are fewer, in order."""
+
+    @abstractmethod
+    def _insert(self, seq: Sequence, entry: int) -> None: ...
+
+    def push(self, seq: Sequence) -> None:
+        """Queues `seq` as the last to enter."""
+        self._num_entries += 1
+        self._entries[seq] = self._num_entries
+        self._insert(seq, self._num_entries)
+
+    def entered(self, seq: Sequence) -> int:
+        """The how-manieth entry the last one of `seq` was, which may have left the queue."""
+        return self._entries[seq]
+
+    def forget(self, seq: Sequence) -> None:
+        """`seq`, not queued, has ended."""
+        del self._entries[seq]
+
+    def arrange(self) -> None:
+        """Puts the queue in order."""
+        if self._cache is None or not len(self):
+            return
+        if self._passes % REFRESH_PASSES == 0:
+            for seq in reversed(self.first(PREFIX_MATCH_MAX)):
+                self._cache.match(seq, seq.num_tokens)
+        self._passes += 1
 
     def reserved_for_shorter(self, remaining: int, budget: int, page: int) -> int:
         """Tokens of `budget` that a chunk with `remaining` tokens to go leaves to shorter waiting requests."""
-        ...
+        return 0
 
 
-class Fcfs:
+class Fcfs(Waiting):
     """In order of entering, the retracted at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: RadixKV | None) -> None:
+        super().__init__(cache)
         self._queue: deque[Sequence] = deque()
 
     def __len__(self) -> int:
@@ -54,23 +95,21 @@ class Fcfs:
     def pop(self) -> Sequence:
         return self._queue.popleft()
 
-    def push(self, seq: Sequence, entry: int) -> None:
-        self._queue.append(seq)
-
     def remove(self, seq: Sequence) -> None:
         self._queue.remove(seq)
 
-    def arrange(self) -> None:
-        """Nothing: it is in order."""
+    def first(self, num: int) -> list[Sequence]:
+        return list(islice(self._queue, num))
 
-    def reserved_for_shorter(self, remaining: int, budget: int, page: int) -> int:
-        return 0
+    def _insert(self, seq: Sequence, entry: int) -> None:
+        self._queue.append(seq)
 
 
-class ByPriority:
+class ByPriority(Waiting):
     """By priority, the higher or the lower number first, then in order of entering."""
 
-    def __init__(self, *, low_first: bool) -> None:
+    def __init__(self, cache: RadixKV | None, *, low_first: bool) -> None:
+        super().__init__(cache)
         self._sign = 1 if low_first else -1
         self._heap: list[tuple[int, int, Sequence]] = []
 
@@ -83,21 +122,18 @@ class ByPriority:
     def pop(self) -> Sequence:
         return heappop(self._heap)[2]
 
-    def push(self, seq: Sequence, entry: int) -> None:
-        heappush(self._heap, (self._sign * seq.request.priority, entry, seq))
-
     def remove(self, seq: Sequence) -> None:
         self._heap = [item for item in self._heap if item[2] is not seq]
         heapify(self._heap)
 
-    def arrange(self) -> None:
-        """Nothing: it is in order."""
+    def first(self, num: int) -> list[Sequence]:
+        return [seq for _, _, seq in nsmallest(num, self._heap)]
 
-    def reserved_for_shorter(self, remaining: int, budget: int, page: int) -> int:
-        return 0
+    def _insert(self, seq: Sequence, entry: int) -> None:
+        heappush(self._heap, (self._sign * seq.request.priority, entry, seq))
 
 
-class ByPrefix:
+class ByPrefix(Waiting):
     """`lpm`: most cached tokens first. `shortest-prefill-first`: fewest uncached first, ties in order of entering.
 
     Both put last those that had better wait for another waiting one to compute their common prefix. O(queue) to
@@ -105,7 +141,8 @@ class ByPrefix:
     """
 
     def __init__(self, cache: RadixKV, *, shortest: bool) -> None:
-        self._cache = cache
+        super().__init__(cache)
+        self._match = cache.match
         self._shortest = shortest
         self._queue: list[tuple[Sequence, int]] = []
         self._work: dict[Sequence, int] = {}  # uncached tokens when last arranged
@@ -121,22 +158,26 @@ class ByPrefix:
         self._work.pop(seq, None)
         return seq
 
-    def push(self, seq: Sequence, entry: int) -> None:
-        self._queue.append((seq, entry))
-
     def remove(self, seq: Sequence) -> None:
         self._queue = [item for item in self._queue if item[0] is not seq]
         self._work.pop(seq, None)
 
+    def first(self, num: int) -> list[Sequence]:
+        return [seq for seq, _ in self._queue[:num]]
+
+    def _insert(self, seq: Sequence, entry: int) -> None:
+        self._queue.append((seq, entry))
+
     def arrange(self) -> None:
         if not self._shortest and len(self._queue) > PREFIX_MATCH_MAX:
+            super().arrange()
             return
         matched: dict[Sequence, int] = {}
         first: dict[tuple[int, int], list[Run]] = {}  # by first token, those that need not wait for another
         later: set[Sequence] = set()
         for seq, _ in self._queue:
             tokens = seq.num_tokens
-            hit = self._cache.match(seq, tokens)
+            hit = self._match(seq, tokens)
             matched[seq] = min(hit, tokens - 1)
             if hit > IN_BATCH_TOKENS:
                 continue

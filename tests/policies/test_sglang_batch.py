@@ -1,0 +1,102 @@
+"""What SGLang's running batch and its cache remember from step to step, by hand: order, full flag, evictions, recency.
+
+Times in ns with stepping's LinearCost: a step is 10, 1 a prefill token, 2 a decode. The KV block is SGLang's page.
+"""
+
+from __future__ import annotations
+
+import pytest
+from sglang_runs import sharing, timeline
+
+from sim.types import Arrival
+
+TRUSTING = {"schedule_conservativeness": 0.0}  # the running reserve nothing
+
+# ---- the order of the batch
+
+
+def test_after_a_retraction_the_batch_is_in_the_order_of_its_sort() -> None:
+    """18 tokens of prompts and 3 a step fill 36 after 6 steps; of equal outputs the longest prompt goes, 2.
+
+    Sorted, the shortest prompt stands first: 1 is before 0 from then on.
+    """
+    done = timeline("0:6->12 5:4->12 20:8->12", page=1, tokens=36, **TRUSTING)
+    assert done.items[:4] == [[(0, 6)], [(1, 4)], [(2, 8)], [(0, 1), (1, 1), (2, 1)]]
+    at = next(i for i, row in enumerate(done.log) if row.preempted)
+    assert (at, done.log[at].preempted, done.items[at]) == (9, [2], [(1, 1), (0, 1)])
+    assert done.items[at + 1] == [(1, 1), (0, 1)]
+
+
+# ---- the full flag
+
+
+def test_what_fills_an_empty_batch_is_tried_again_at_once() -> None:
+    """Beside the whole cap of 0 there is no room for 1; once 0 runs, it is trusted to need nothing, and 1 comes in."""
+    done = timeline("0:6->12 0:4->12", page=1, tokens=36, **TRUSTING)
+    assert done.items[:3] == [[(0, 6)], [(1, 4)], [(0, 1), (1, 1)]]
+
+
+def test_a_batch_that_ran_before_stays_full_until_somebody_leaves() -> None:
+    """The same beside request 0, which runs: 2 does not fit beside the cap of 1 and waits for the end of 0."""
+    done = timeline("0:4->9 5:6->12 5:4->12", page=1, tokens=36, **TRUSTING)
+    assert [next(i for i, items in enumerate(done.items) if (2, 4) in items)] == [10]
+    assert (0, 1) in done.items[9]
+    assert (0, 1) not in done.items[11]
+
+
+def test_a_mixed_step_loses_the_flag() -> None:
+    """The same with decodes that ride along: the batch is a new one after it, and 2 is tried again in the next step."""
+    done = timeline(
+        "0:4->9 5:6->12 5:4->12", page=1, tokens=36, enable_mixed_chunk=True, chunked_prefill_size=64, **TRUSTING
+    )
+    assert done.items[:3] == [[(0, 4)], [(1, 6), (0, 1)], [(2, 4), (1, 1), (0, 1)]]
+
+
+# ---- evictions
+
+
+@pytest.mark.parametrize(("page", "computed"), [(4, 12), (1, 4)])
+def test_a_prefill_evicts_for_a_page_more_than_it_needs(page: int, computed: int) -> None:
+    """24 of 40 tokens are free and 24 are needed; in pages of 4, text 0 is evicted for one more, and computed anew."""
+    arrivals = sharing("0:8->1 100:8->1 200:24->1 300:12->1", ((0, 8),), ((1, 8),), ((2, 24),), ((0, 8), (3, 4)))
+    assert timeline(arrivals, page=page, tokens=40).items[-1] == [(3, computed)]
+
+
+def test_a_decode_step_evicts_for_a_page_a_request() -> None:
+    """Of 10 pages text 0 has 2, and 1 is free when 1 and 2 decode: only 1 needs it, but text 0 goes for a second.
+
+    Beside request 2 alone, which has a page of its own, it stays.
+    """
+    prompts: tuple[tuple[tuple[int, int], ...], ...] = (((0, 8),), ((1, 12),), ((2, 13),), ((0, 8), (3, 4)))
+    done = timeline(sharing("0:8->1 100:12->3 105:13->3 300:12->1", *prompts), tokens=40, **TRUSTING)
+    assert done.items[3] == [(1, 1), (2, 1)]
+    assert done.items[-1] == [(3, 12)]
+
+
+# ---- recency
+
+
+def pressed(num_before: int) -> list[Arrival]:
+    """After `num_before` passes: texts 0 and 1, then 30 tokens for which one of them goes, and text 0 behind them."""
+    before = "0:1->1 " * num_before
+    return sharing(
+        before + "1000:8->1 2000:8->1 3000:30->1 3000:12->1",
+        *[((9, 1),)] * num_before,
+        ((0, 8),),
+        ((1, 8),),
+        ((2, 30),),
+        ((0, 8), (3, 4)),
+    )
+
+
+@pytest.mark.parametrize(("num_before", "computed"), [(30, 4), (29, 12), (31, 12)])
+def test_every_32nd_pass_uses_the_prefixes_of_those_who_wait(num_before: int, computed: int) -> None:
+    """In the 33rd pass text 0, older than 1, is used by the request that waits for the slot, and 1 is evicted."""
+    done = timeline(pressed(num_before), page=1, tokens=40, max_running_requests=1)
+    assert done.items[-1] == [(num_before + 3, computed)]
+
+
+@pytest.mark.parametrize(("knob", "computed"), [("prefill_max_requests", 4), ("max_running_requests", 12)])
+def test_the_head_is_looked_at_before_the_number_of_requests(knob: str, computed: int) -> None:
+    """Refused by prefill_max_requests, text 0 has been used and stays; refused a slot, it has not."""
+    assert timeline(pressed(0), page=1, tokens=40, **{knob: 1}).items[-1] == [(3, computed)]
