@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import typer.testing
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sim.cli import app
+
+typer.testing._get_command = cache(get_command)  # to make a command takes Typer longer than many a call of it
 
 TINY = """\
 model: llama-3.1-8b

@@ -11,7 +11,7 @@ from math import factorial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse, stats
+from scipy import sparse, special, stats
 from scipy.sparse.linalg import spsolve
 
 
@@ -52,9 +52,9 @@ def stepped_mmc_time_in_system(rate: float, step: float, mean_steps: float, serv
 def _stationary(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     """The stationary distribution of a chain cut off at its last state."""
     matrix = matrix / matrix.sum(axis=1, keepdims=True)
-    size = len(matrix)
-    system = np.vstack([matrix.T - np.eye(size), np.ones(size)])
-    return np.asarray(np.linalg.lstsq(system, np.append(np.zeros(size), 1.0), rcond=None)[0], np.float64)
+    system = matrix.T - np.eye(len(matrix))
+    system[-1] = 1.0  # in place of an equation that follows from the others: it sums to 1
+    return np.linalg.solve(system, np.eye(len(matrix))[-1])
 
 
 def stepped_sharing_time_in_system(
@@ -90,7 +90,8 @@ def batch_time_in_system(rate: float, per_item: float, fixed: float, states: int
     """Mean time in system where a free server takes all who wait, n of them for `per_item * n + fixed`."""
     sizes = np.arange(1, states)
     durations = per_item * sizes + fixed
-    arrivals = stats.poisson.pmf(np.arange(states)[None, :], rate * durations[:, None])
+    counts, mean = np.arange(states)[None, :], rate * durations[:, None]
+    arrivals = np.exp(counts * np.log(mean) - mean - special.gammaln(counts + 1))  # Poisson's law
     matrix = arrivals[:, 1:].copy()
     matrix[:, 0] += arrivals[:, 0]
     start = _stationary(matrix)
