@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from sim.errors import PolicyError, ScenarioError, SchedulerStalled
 from sim.journal import ENDED, Journal, Reasons
-from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED, Recorder, pack_step
+from sim.record import CANCELLED, CAP_CUT, FINISHED, REJECTED, UNFINISHED, Recorder, pack_step
 from sim.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
 from sim.units import MAX_TIME_NS, format_duration
 
@@ -322,7 +322,15 @@ class EngineCore:
         """Sends what the policy releases, but for answers whose clients have given up."""
         for seq in responses:
             if seq in self.journal.lives:
-                self._end(seq, now_ns, FINISHED, "")
+                self._end(seq, now_ns, FINISHED, self._cut(seq))
+
+    def _cut(self, seq: Sequence) -> str:
+        """CAP_CUT if `seq` ended where the policy had lowered its cap to, else ""."""
+        asked, cap = seq.request.max_output_tokens, seq.max_output_tokens
+        if cap == asked or seq.num_output_tokens < cap:
+            return ""
+        self.recorder.details.setdefault(CAP_CUT, f"{asked} output tokens asked for, {cap} allowed")
+        return CAP_CUT
 
     def _end(self, seq: Sequence, now_ns: int, outcome: int, reason: str) -> None:
         """Ends a request and lists it for its client."""

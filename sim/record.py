@@ -84,6 +84,8 @@ REQUEST_COLUMNS = (
 
 FINISHED, REJECTED, CANCELLED, UNFINISHED = range(4)
 OUTCOME_NAMES = {FINISHED: "finished", REJECTED: "rejected", CANCELLED: "cancelled", UNFINISHED: "unfinished"}
+CAP_CUT = "cap_cut"
+"""The reason of requests that finished because the engine had cut their output cap."""
 REPLICA_FAILED = "replica_failed"
 """The reason of requests that ended with their replica."""
 

@@ -343,12 +343,16 @@ def _shares(part_ns: dict[str, int]) -> dict[str, float | None]:
 
 
 def _reasons(records: Records, missing: int) -> dict[str, dict[str, int]]:
-    """How many requests of the whole run were rejected, cancelled or left unfinished, by reason."""
+    """How many requests of the whole run were rejected, cancelled, left unfinished or finished otherwise than they were
+    to be, by reason."""
     requests, reasons = records.requests, {}
     for code, name in OUTCOME_NAMES.items():
-        if code != FINISHED:
-            codes, counts = np.unique(requests["reason"][requests["outcome"] == code], return_counts=True)
-            reasons[name] = {records.texts[c]: int(n) for c, n in zip(codes, counts, strict=True)}
+        codes, counts = np.unique(requests["reason"][requests["outcome"] == code], return_counts=True)
+        by_reason = {records.texts[c]: int(n) for c, n in zip(codes, counts, strict=True)}
+        if code == FINISHED:
+            by_reason.pop("", None)
+        if by_reason or code != FINISHED:
+            reasons[name] = by_reason
     if missing:
         reasons[OUTCOME_NAMES[UNFINISHED]]["never_let_in"] = missing
     return reasons

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.record import CAP_CUT
 from sim.report.confidence import paired_parts, precision_lines, warmup_warning
 from sim.report.curve_text import curve_table, vary_line
 from sim.report.layout import aligned, fit, listed
@@ -255,6 +256,14 @@ def warnings(results: Results, load: float | None) -> list[str]:
             share = percent_text(uncompleted)
             why = _why_uncompleted(results.manifest, sweep.labels[i], here)
             lines.append(f"! {sweep.name}: {share} of requests not completed {at_load(name, here)}: {why}")
+        runs = results.manifest["outcomes"][sweep.labels[i]]
+        cut = sum(run.get(CAP_CUT, 0) for run in runs if run["load"] == here)
+        if cut:
+            first = results.manifest["details"].get(sweep.labels[i], {}).get(CAP_CUT, "")
+            lines.append(
+                f"! {sweep.name}: {cut:,} requests over all seeds ended early {at_load(name, here)}: the engine cuts"
+                f" output caps to its KV memory and context ({first})"
+            )
     return lines
 
 

@@ -20,7 +20,7 @@ from sim.metrics.inputs import PointInputs
 from sim.metrics.measure import Measured, combine, measure
 from sim.metrics.slo import Slo, parse_slo
 from sim.point import Run, Setup
-from sim.record import FINISHED, Recorder
+from sim.record import CAP_CUT, FINISHED, Recorder
 from sim.results.checksums import file_facts, sealed
 from sim.results.frames import pack_tables
 from sim.results.point_files import PackedPoint, write_point
@@ -351,6 +351,7 @@ def _outcomes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 "finished": finished,
                 **totals,
                 **{f"{outcome}_by_reason": counts for outcome, counts in by_reason.items()},
+                CAP_CUT: result["reasons"].get("finished", {}).get(CAP_CUT, 0),
             }
         )
     return counted

@@ -181,6 +181,20 @@ def test_uncompleted_requests_are_warned_of_with_their_reasons():
     assert not any("not completed" in line for line in warnings(results, 12.0))
 
 
+def test_requests_cut_short_by_the_engine_are_warned_of():
+    """Number over all seeds and the first case; only of the load shown."""
+    results = sample_results()
+    results.manifest["outcomes"]["continuous"] = [
+        {"load": load, "seed": seed, **reasons(), "cap_cut": 3} for load, seed in ((8.0, 0), (8.0, 1))
+    ]
+    results.manifest["details"] = {"continuous": {"cap_cut": "90 output tokens asked for, 28 allowed"}}
+    assert warnings(results, 8.0)[-1] == (
+        "! continuous: 6 requests over all seeds ended early at 8 req/s offered: the engine cuts output caps to its KV"
+        " memory and context (90 output tokens asked for, 28 allowed)"
+    )
+    assert not any("cut" in line for line in warnings(results, 12.0))
+
+
 def test_best_of_names_its_variant_in_the_table():
     """Where the best variant changes with the load, the table names that of its load, the other lines the policy."""
     results = sample_results()
