@@ -120,7 +120,10 @@ class TorchExecutor:
                 self._drop_row(live)
         for seq in batch.preempted:
             live = self._lives.get(seq)
-            if live is not None and live.row is not None:
+            if live is None:
+                continue
+            del live.generated[seq.num_output_tokens :]  # a policy may have cut some off, to be generated anew
+            if live.row is not None:
                 self._drop_row(live)
         into: list[tuple[int, int]] = []
         for seq, _ in batch.swap_in:

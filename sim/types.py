@@ -130,6 +130,10 @@ class Sequence:
         """Forgets the KV after a preemption by recompute; generated tokens are kept. Not while in the group."""
         self.settled_computed_tokens = 0
 
+    def cut_output(self, num_tokens: int) -> None:
+        """Forgets generated tokens, to be generated anew, down to `num_tokens` known ones. After `reset_computed`."""
+        self.settled_output_tokens -= max(self.num_tokens - num_tokens, 0)
+
     def __repr__(self) -> str:
         return (
             f"Sequence(request {self.request.id}, order {self.order}, computed {self.num_computed_tokens} of"
@@ -149,7 +153,7 @@ class Batch:
     `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
     `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
     step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
-    `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`.
+    `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
     """
 
     __slots__ = (
@@ -225,18 +229,23 @@ class Batch:
         if self.layout == "by_order":
             yield from sorted(decodes + self.chunks, key=_item_order)
             return
-        parts = (decodes, self.chunks) if self.layout == "decodes_first" else (self.chunks, decodes)
-        for part in parts:
-            yield from sorted(part, key=_item_order)
+        decodes.sort(key=_item_order)
+        if self.layout == "decodes_first":
+            yield from decodes
+            yield from sorted(self.chunks, key=_item_order)
+        else:
+            yield from self.chunks
+            yield from decodes
 
     def in_order(self, sequences: list[Sequence]) -> list[Sequence]:
         """`sequences`, all of this batch, in batch order."""
         if len(sequences) < 2:
             return sequences
-        first_decodes = self.layout == "decodes_first"
         if self.layout == "by_order":
             return sorted(sequences, key=_sequence_order)
-        return sorted(sequences, key=lambda seq: ((seq.group is None) is first_decodes, seq.order))
+        first_decodes = self.layout == "decodes_first"
+        listed = {} if first_decodes else {seq: i for i, (seq, _) in enumerate(self.chunks)}
+        return sorted(sequences, key=lambda seq: ((seq.group is None) is first_decodes, listed.get(seq, seq.order)))
 
 
 def _item_order(item: tuple[Sequence, int]) -> int:

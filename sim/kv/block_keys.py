@@ -14,16 +14,17 @@ _OWN_KEYS = 1 << 64
 
 
 class ChainKeys:
-    """The keys of the full blocks of a request's tokens, its prompt and then what it generates, made when needed."""
+    """The keys of the blocks of a request's tokens, its prompt and then what it generates, made when needed."""
 
-    __slots__ = ("_block_size", "_keys", "_output", "_prompt_tokens", "_rest")
+    __slots__ = ("_block_size", "_keys", "_output", "_prompt_tokens", "_rest", "_segments")
 
     def __init__(self, request: Request, block_size: int) -> None:
         assert request.tokens is not None
         self._block_size = block_size
         self._prompt_tokens = request.prompt_tokens
         self._output = output_stream(request.id)
-        self._keys, self._rest = _prompt_keys(request.tokens.segments, block_size)
+        self._segments = request.tokens.segments
+        self._keys, self._rest = _prompt_keys(self._segments, block_size)
 
     def up_to(self, count: int) -> list[int]:
         """The keys of the first `count` blocks at least; not to be changed."""
@@ -36,6 +37,27 @@ class ChainKeys:
             else:
                 keys.append(hash((before, self._output, at)))
         return keys
+
+    def begun(self, num_tokens: int) -> int:
+        """The key of the block that the first `num_tokens` tokens begin and do not fill."""
+        full = num_tokens // self._block_size
+        before = self.up_to(full)[full - 1] if full else 0
+        return hash((before, *self._parts(full * self._block_size, num_tokens)))
+
+    def _parts(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens `start` to `end` - 1 as stream, index of the first, number, and so on."""
+        at, parts = self._prompt_tokens, ()
+        if end > at:
+            first = max(start - at, 0)
+            parts = (self._output, first, end - at - first)
+        for stream, first, length in reversed(self._segments):
+            if at <= start:
+                break
+            at -= length
+            low, high = max(start, at), min(end, at + length)
+            if low < high:
+                parts = (stream, first + low - at, high - low, *parts)
+        return parts
 
 
 def keys_of(request: Request, block_size: int) -> ChainKeys | range:

@@ -1,20 +1,22 @@
 """KV blocks with block reuse as TensorRT-LLM of 2025 does it, in GPU memory only.
 
-The full blocks of a prompt enter a tree when all of the prompt is computed, those of the output when the sequence gives
-its blocks up. A block's parent holds the tokens before its own. Of several blocks with equal tokens only the first is
-in the tree. Freed blocks go to the tail of one queue, each sequence's last block first, in the tree or not; new ones
-come from its head. A block handed out anew leaves the tree with all that is below it, which its holders keep.
-Source: cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (002ba6a7), evictionPolicy.cpp (fc07e755). What is below a
-block leaves the tree only, as in later versions: 002ba6a7 takes it from the queue as well and never gives it back.
-Later ones store an output's blocks as they fill, which nobody asks for before its request has ended.
-Simplifies: whole blocks only, so what lies in a begun block is never found (enable_partial_reuse); no retention
-priorities; of a prompt given up half computed only the computed blocks are kept, where TensorRT-LLM keeps all.
+The full blocks of a prompt enter a tree when all of the prompt is computed. When a sequence gives its blocks up, all
+that hold its known tokens but the last do, the begun one too and those of a prompt half computed. A block's parent
+holds the tokens before its own. Of several blocks with equal tokens only the first is in the tree. A full block is
+found by its tokens; a begun one by a sequence whose tokens but the last end exactly there, which takes it for itself
+and out of the tree. Freed blocks go to the tail of one queue, each sequence's last block first, in the tree or not; new
+ones come from its head. A block handed out anew leaves the tree with all that is below it, which its holders keep.
+Source: cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (002ba6a7), evictionPolicy.cpp (fc07e755).
+Simplifies: what is below a block leaves the tree only, as in later versions: 002ba6a7 takes it from the queue as well
+and never gives it back. Later ones store an output's blocks as they fill, which nobody asks for before its request has
+ended. Of a block no part is found but all that it holds (enable_partial_reuse); no retention priorities. A live executor
+refuses who finds a block that was never computed, where the engine reads it.
 """
 
 from __future__ import annotations
 
 from sim.decode import DecodeGroup
-from sim.kv.block_keys import ChainKeys, keys_of, own_key
+from sim.kv.block_keys import ChainKeys, keys_of
 from sim.kv.blocks import check_pool
 from sim.kv.free_queue import FreeQueue
 from sim.types import Sequence
@@ -77,8 +79,12 @@ class ReuseTreeKV:
     # ---- the tree
 
     def lookup(self, seq: Sequence) -> int:
-        """How many of the known tokens of `seq` are cached: whole blocks from the front, never all tokens."""
-        return min(self._hits(seq), (seq.num_tokens - 1) // self.block_size) * self.block_size
+        """How many of the known tokens of `seq` are cached: full blocks from the front, and a begun one that holds all
+        the rest but the last token, which is never cached.
+        """
+        most = seq.num_tokens - 1
+        hits = min(self._hits(seq), most // self.block_size)
+        return most if self._begun(seq, most, hits) is not None else hits * self.block_size
 
     def first_missing(self, seq: Sequence) -> int | None:
         """The key of the first full block of the known tokens of `seq` that is not in the tree; None if all are.
@@ -92,19 +98,23 @@ class ReuseTreeKV:
         """Puts the full blocks of the first `num_tokens` tokens of `seq` into the tree, where it has none for them."""
         self._deal()
         if seq.request.tokens is not None:
-            self._store(seq, num_tokens)
+            self._store(seq, num_tokens // self.block_size * self.block_size)
 
     def admit(self, seq: Sequence, num_tokens: int, hit_tokens: int) -> bool:
         """Gives `seq` its hit blocks and new ones for `num_tokens` tokens in all; False, and nothing changed, if short.
 
         `hit_tokens` is at most what `lookup` says now. A hit block that nobody holds counts as taken.
         """
-        if seq in self._held or self.lookup(seq) < hit_tokens or hit_tokens % self.block_size:
-            raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
         have = hit_tokens // self.block_size
+        known = seq not in self._held and hit_tokens <= self.lookup(seq)
+        begun = self._begun(seq, hit_tokens, have) if known and hit_tokens % self.block_size else None
+        if not known or (begun is None and hit_tokens % self.block_size):
+            raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
         table = [self._index[key] for key in self._known[seq].keys_up_to(have)[:have]] if have else []
         unused = [block for block in table if not self._users[block]]
-        new = max(self.blocks_for(num_tokens) - have, 0)
+        if begun is not None:
+            unused.append(begun)
+        new = max(self.blocks_for(num_tokens) - self.blocks_for(hit_tokens), 0)
         if len(unused) + new > self.num_free:
             return False
         self.num_free -= len(unused)
@@ -112,6 +122,9 @@ class ReuseTreeKV:
             self._queue.remove(block)
         for block in table:
             self._users[block] += 1
+        if begun is not None:
+            self._drop(begun)
+            table.append(begun)
         table += self._take(new)
         self._held[seq] = table
         seq.num_blocks = len(table)
@@ -144,7 +157,7 @@ class ReuseTreeKV:
         """Gives back the blocks of `seq`, which may come back and find them. Before it leaves the group."""
         self._deal()
         if seq in self._held:
-            self._store(seq, seq.num_computed_tokens)
+            self._store(seq, seq.num_tokens - 1)
             self._give_back(seq)
 
     def end(self, seq: Sequence) -> None:
@@ -152,7 +165,7 @@ class ReuseTreeKV:
         self._deal()
         if seq in self._held:
             if seq.request.tokens is not None:
-                self._store(seq, seq.num_computed_tokens)
+                self._store(seq, seq.num_tokens - 1)
             self._give_back(seq)
         self._known.pop(seq, None)
 
@@ -203,12 +216,24 @@ class ReuseTreeKV:
             known.hits, known.seen = hits, (self._version, limit)
         return known.hits
 
+    def _begun(self, seq: Sequence, num_tokens: int, hits: int) -> int | None:
+        """The begun block, held by nobody, that ends with token `num_tokens` of `seq`; None if the tree has none, or not
+        all full blocks before it, of which it has `hits`.
+        """
+        if hits != num_tokens // self.block_size or num_tokens % self.block_size == 0:
+            return None
+        return self._index.get(self._known[seq].begun(num_tokens))
+
     def _store(self, seq: Sequence, num_tokens: int) -> None:
+        """Puts the blocks of the first `num_tokens` tokens of `seq` into the tree, a begun one too."""
         known, table, full = self._known.get(seq), self._held[seq], num_tokens // self.block_size
         if known is None:
             known = self._known[seq] = _Known(seq, self.block_size)
+        keys = list(known.keys_up_to(full)[:full])
+        if num_tokens % self.block_size:
+            keys.append(known.begun(num_tokens))
         index, parent = self._index, _ROOT
-        for key, block in zip(known.keys_up_to(full)[:full], table, strict=False):
+        for key, block in zip(keys, table, strict=False):
             found = index.get(key)
             if found is None:
                 found = index[key] = block
@@ -260,7 +285,7 @@ class ReuseTreeKV:
     def _give_back(self, seq: Sequence) -> None:
         seq.num_blocks = 0
         unused = self._held.pop(seq)[::-1]
-        if seq.request.tokens is not None or own_key(seq.request) in self._index:
+        if seq.request.tokens is not None or self._key[unused[-1]] is not None:
             users, keys = self._users, self._key
             held, unused = unused, list[int]()
             for block in held:
@@ -286,3 +311,8 @@ class _Known:
     def keys_up_to(self, count: int) -> list[int] | range:
         """The keys of the first `count` blocks at least."""
         return self._keys.up_to(count) if isinstance(self._keys, ChainKeys) else self._keys
+
+    def begun(self, num_tokens: int) -> int:
+        """The key of the block that the first `num_tokens` tokens begin and do not fill."""
+        keys = self._keys
+        return keys.begun(num_tokens) if isinstance(keys, ChainKeys) else keys[(1 << 31) + num_tokens]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from naive_systems import Row, Step, micro_batch
+from naive_systems import Row, Step, cut, micro_batch
 
 from sim.policies.systems.trt_config import TensorrtLlmConfig
 from sim.tokens import output_stream
@@ -71,20 +71,34 @@ class Pool:
 
     def add(self, row: Row, tokens: Tokens) -> int:
         """Gives a starting row the blocks of all its tokens; returns how many of these are cached."""
-        path, _ = self.walk(tokens[:-1])
+        path, missing = self.walk(tokens[:-1])
         table = [node.block for node in path]
+        cached = len(path) * self.block_size
+        last = path[-1] if path else self.root
+        rest = tokens[cached:-1]
+        if missing is None and rest in last.children:
+            table.append(last.children.pop(rest).block)
+            cached += len(rest)
         for block in table:
             if not self.refs[block]:
                 self.queue.remove(block)
             self.refs[block] += 1
         table += [self.new_block() for _ in range(self.ceil(len(tokens)) - len(table))]
         self.tables[row] = table
-        return len(path) * self.block_size
+        return cached
 
-    def store(self, row: Row, tokens: Tokens) -> None:
+    def store(self, row: Row, tokens: Tokens) -> Node:
         node = self.root
         for part, block in zip(self.chop(tokens), self.tables[row], strict=False):
             node = node.children.setdefault(part, Node(block))
+        return node
+
+    def give_up(self, row: Row, tokens: Tokens) -> None:
+        """Stores all that hold `tokens`, the begun block too, and releases them."""
+        node, full = self.store(row, tokens), len(tokens) // self.block_size
+        if rest := tokens[full * self.block_size :]:
+            node.children.setdefault(rest, Node(self.tables[row][full]))
+        self.release(row)
 
     def release(self, row: Row) -> None:
         for block in reversed(self.tables.pop(row)):
@@ -106,6 +120,7 @@ class Reusing:
             for r in [a.request]
         ]
         self.tokens = {a.request.id: _all_tokens(a) for a in arrivals}
+        self.queue: list[Row] = []
         self.active: list[Row] = []
         self.now_ns = 0
         self.log: list[Step] = []
@@ -117,8 +132,10 @@ class Reusing:
         return self.tokens[row.id][: row.known]
 
     def run(self) -> list[Step]:
-        while self.active or self.to_come:
-            self.active += [row for row in self.to_come if row.arrival_ns <= self.now_ns]
+        while self.active or self.queue or self.to_come:
+            self.queue += [row for row in self.to_come if row.arrival_ns <= self.now_ns]
+            while self.queue and len(self.active) < self.config.max_batch_size:
+                self.active.append(self.queue.pop(0))
             self.to_come = [row for row in self.to_come if row.arrival_ns > self.now_ns]
             if self.active:
                 self.step()
@@ -134,9 +151,9 @@ class Reusing:
             fitting = self.no_evict()
         work = micro_batch(self, self.config, fitting)
         for row in paused:
-            pool.store(row, self.known(row)[: row.computed])
-            pool.release(row)
+            pool.give_up(row, self.known(row)[:-1])
             row.computed, row.decodes = 0, False
+            cut(row, self.config)
         for i, (row, n) in enumerate(work):
             if row not in pool.tables:
                 row.computed = pool.add(row, self.known(row))
@@ -157,8 +174,7 @@ class Reusing:
                 row.generated += 1
                 row.decodes = True
             if row.generated == row.output and row.decodes:
-                pool.store(row, self.known(row)[: row.computed])
-                pool.release(row)
+                pool.give_up(row, self.known(row)[:-1])
                 self.active.remove(row)
 
     def makers(self) -> set[Tokens]:
@@ -191,7 +207,7 @@ class Reusing:
         for row in self.active:
             if row.decodes or self.passed_over(row, made):
                 continue
-            if len(fitting) >= self.config.max_batch_size or to_come(row) > left:
+            if to_come(row) > left:
                 break
             fitting.append(row)
             left -= to_come(row)
@@ -207,7 +223,7 @@ class Reusing:
                 continue
             held = row in tables
             need = int(row.computed % self.block_size == 0) if row.decodes else 0 if held else self.ceil(row.known)
-            if len(fitting) < self.config.max_batch_size and used + need <= refs.count(0):
+            if used + need <= refs.count(0):
                 fitting.append(row)
                 used += need
                 i += 1

@@ -94,9 +94,12 @@ class Engine:
 def tensorrt_llm(config: TensorrtLlmConfig, arrivals: list[Arrival], blocks: int, block_size: int) -> list[Step]:
     """The steps of TensorRT-LLM."""
     engine = Engine(arrivals, blocks, block_size)
+    queue: list[Row] = []
     active: list[Row] = []
-    while active or engine.to_come:
-        active += engine.arrived()
+    while active or queue or engine.to_come:
+        queue += engine.arrived()
+        while queue and len(active) < config.max_batch_size:
+            active.append(queue.pop(0))
         if not active:
             engine.now_ns = engine.to_come[0].arrival_ns
             continue
@@ -106,6 +109,8 @@ def tensorrt_llm(config: TensorrtLlmConfig, arrivals: list[Arrival], blocks: int
         else:
             fitting = _no_evict(engine, config, active)
         work = micro_batch(engine, config, fitting)
+        for row in paused:
+            cut(row, config)
         for row, _ in work:
             engine.grow(row, row.computed + 1 if row.decodes else row.known)
         for row in engine.run(work, paused):
@@ -122,7 +127,7 @@ def _no_evict(engine: Engine, config: TensorrtLlmConfig, active: list[Row]) -> l
         if row.decodes:
             continue
         need = engine.ceil(row.prompt + row.cap) - row.held
-        if len(fitting) >= config.max_batch_size or need > left:
+        if need > left:
             break
         fitting.append(row)
         left -= need
@@ -135,7 +140,7 @@ def _max_utilization(engine: Engine, config: TensorrtLlmConfig, active: list[Row
     while i < end:
         row = active[i]
         need = engine.ceil(row.computed + 1) - row.held if row.decodes else 0 if row.held else engine.ceil(row.known)
-        if len(fitting) < config.max_batch_size and used + need <= engine.free:
+        if used + need <= engine.free:
             fitting.append(row)
             used += need
             i += 1
@@ -147,6 +152,12 @@ def _max_utilization(engine: Engine, config: TensorrtLlmConfig, active: list[Row
         paused.append(active[end])
         engine.drop(active[end])
     return fitting
+
+
+def cut(row: Row, config: TensorrtLlmConfig) -> None:
+    """Takes generated tokens away until the paused row can be computed in one step again."""
+    while row.known > config.max_num_tokens and not config.enable_chunked_prefill:
+        row.generated -= 1
 
 
 class Blocks(Protocol):
@@ -167,13 +178,27 @@ def micro_batch(engine: Blocks, config: TensorrtLlmConfig, fitting: list[Row]) -
         used += n
         (decodes if row.decodes else contexts).append((row, n or row.known - row.computed))
     if config.enable_chunked_prefill:
-        contexts = _chunks(engine, config, contexts, config.max_num_tokens - used)
-    key = _place
-    return sorted(contexts, key=key) + sorted(decodes, key=key)
+        contexts = _parted(_chunks(engine, config, contexts, config.max_num_tokens - used))
+    return contexts + decodes
 
 
-def _place(item: tuple[Row, int]) -> int:
-    return item[0].id
+def _parted(contexts: list[tuple[Row, int]]) -> list[tuple[Row, int]]:
+    """Those that do not end their prompt first: two fingers move inwards and swap what stands on the wrong side."""
+    low, high = 0, len(contexts) - 1
+
+    def ends(i: int) -> bool:
+        row, n = contexts[i]
+        return row.computed + n == row.known
+
+    while low < high:
+        if not ends(low):
+            low += 1
+        elif ends(high):
+            high -= 1
+        else:
+            contexts[low], contexts[high] = contexts[high], contexts[low]
+            low, high = low + 1, high - 1
+    return contexts
 
 
 def _chunks(

@@ -109,7 +109,17 @@ def test_a_prompt_longer_than_any_step_is_rejected() -> None:
 def test_chunks_are_cut_to_whole_blocks_and_the_rest_goes_to_those_behind() -> None:
     """Rule 8: of the 4 tokens left 4 are taken; beside the decode 7 are left, 4 taken, and 1 goes to the third."""
     result = trt("0:4->4 0:14->1 0:1->1", max_num_tokens=8, enable_chunked_prefill=True)
-    assert result.items == [[(0, 4), (1, 4)], [(1, 4), (2, 1), (0, 1)], [(1, 6), (0, 1)], [(0, 1)]]
+    assert result.items == [[(1, 4), (0, 4)], [(1, 4), (2, 1), (0, 1)], [(1, 6), (0, 1)], [(0, 1)]]
+
+
+def test_chunks_that_end_a_prompt_go_behind_those_that_do_not() -> None:
+    """Rule 9: of 3, 4 and 4 tokens the 3 end a prompt and change places with the last 4; then 6 end one and 4 do not.
+    Where all fits, all ends, and nobody moves.
+    """
+    knobs = {"enable_chunked_prefill": True, "context_chunking_policy": "EQUAL_PROGRESS"}
+    result = trt("0:3->1 0:10->1 0:10->1", max_num_tokens=11, **knobs)
+    assert result.items == [[(2, 4), (1, 4), (0, 3)], [(2, 4), (1, 6)], [(2, 2)]]
+    assert trt("0:3->1 0:4->1 0:4->1", max_num_tokens=11, **knobs).items == [[(0, 3), (1, 4), (2, 4)]]
 
 
 def test_a_chunk_of_no_tokens_is_not_run() -> None:
@@ -162,7 +172,7 @@ def test_a_static_batch_does_not_wait_to_be_full() -> None:
 def test_chunks_of_a_static_batch_stand_still_while_anybody_decodes() -> None:
     """Rule 4: the second prompt, half done, goes on only after the first request's last output."""
     result = static("0:4->3 0:12->1", max_num_tokens=8, enable_chunked_prefill=True)
-    assert result.items == [[(0, 4), (1, 4)], [(0, 1)], [(0, 1)], [(1, 8)]]
+    assert result.items == [[(1, 4), (0, 4)], [(0, 1)], [(0, 1)], [(1, 8)]]
     states = result.records.states
     reasons = [result.records.texts[row["reason"]] for row in states[states["request_id"] == 1]]
     assert "batch_running" in reasons
@@ -217,10 +227,15 @@ def test_what_could_never_end_is_rejected() -> None:
     assert outcomes(evicting("0:8->10", blocks=4).records) == [("rejected", "never_fits")]
 
 
-def test_what_a_pause_might_force_into_one_step_is_rejected() -> None:
-    """4 + 4 - 1 tokens may have to be computed anew in a step of 7; 4 + 5 - 1 could not."""
-    result = evicting("0:4->4 0:4->5", blocks=9, max_num_tokens=7)
-    assert outcomes(result.records) == [("finished", ""), ("rejected", "over_token_budget")]
+def test_a_pause_cuts_off_what_one_step_could_not_compute_anew() -> None:
+    """Paused at 74 with 4 + 5 tokens, the second keeps the 8 that fit a step, though not beside the first's decode. It
+    returns at 158, when that has ended, makes its fifth token again by 176 and has all 12 at 260.
+    """
+    result = evicting("0:4->12 0:4->12", blocks=5, max_num_tokens=8)
+    assert result.preemptions() == [(74, 1, "kv_blocks", 1)]
+    assert result.items[12] == [(1, 8)]
+    assert [row.start_ns for row in result.log[12:14]] == [158, 176]
+    assert times(result.records, "last_token_ns", "output_tokens") == [(158, 12), (260, 12)]
 
 
 # ---- all together
@@ -288,7 +303,9 @@ def test_the_steps_are_those_of_the_plain_loops(
     arrivals: list[Arrival], capacity: Any, size: int, tokens: int, chunking: Any, blocks: int
 ) -> None:
     """Step by step the same starts, work, pauses and free blocks as the rules told as loops over all requests."""
-    config = TensorrtLlmConfig(capacity, size, tokens if chunking else 36, chunking is not None, chunking, False)
+    config = TensorrtLlmConfig(
+        capacity, size, tokens if chunking else max(tokens, 16), chunking is not None, chunking, False
+    )
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
     log = run(TensorrtLlm, config, arrivals, blocks=blocks).log
     found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in log]

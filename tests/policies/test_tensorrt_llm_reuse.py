@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from sim.kv.blocks import CountingKV
 from sim.kv.reuse_tree import ReuseTreeKV
 from sim.policies.systems.tensorrt_llm import TensorrtLlm
 from sim.policies.systems.trt_config import TensorrtLlmConfig
-from sim.record import BLOCKED, SAT_OUT
+from sim.record import BLOCKED, DECODE, SAT_OUT
 from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Arrival, PolicyContext, Sequence
 
@@ -67,10 +68,27 @@ def test_a_prompt_begins_after_its_cached_blocks() -> None:
     assert times(result.records, "last_token_ns", "cached_tokens") == [(19, 0), (111, 8)]
 
 
-def test_only_whole_blocks_are_found() -> None:
+def test_no_part_of_a_block_is_found() -> None:
     """Rule 6: 7 tokens alike are one block; with 3 alike there is none."""
     assert cached(trt(alike("0:9->1 100:9->1", 7, 7))) == [0, 4]
     assert cached(trt(alike("0:9->1 100:9->1", 3, 3))) == [0, 0]
+
+
+def test_a_begun_block_is_found_by_exactly_its_tokens() -> None:
+    """Rule 6: 6 tokens are a block and 2 more. Who has one more token finds all 6; of those that have two more, or one
+    less, the begun block would be a part or hold too much, and they find 4.
+    """
+    assert cached(trt(alike("0:6->1 100:7->1", 6, 6))) == [0, 6]
+    assert cached(trt(alike("0:6->1 100:8->1", 6, 6))) == [0, 4]
+    assert cached(trt(alike("0:6->1 100:6->1", 6, 6))) == [0, 4]
+
+
+def test_who_finds_a_begun_block_takes_it_out_of_the_tree() -> None:
+    """Rule 6: of two that come at 100 the first takes it, so the second computes 3 tokens; and so does who comes at
+    200, as those that both have left by then hold their own seventh token.
+    """
+    result = trt(alike("0:6->1 100:7->1 100:7->1 200:7->1", 6, 6, 6, 6))
+    assert result.items == [[(0, 6)], [(1, 1), (2, 3)], [(3, 3)]]
 
 
 def test_the_last_prompt_token_is_always_computed() -> None:
@@ -123,6 +141,13 @@ def test_who_could_reuse_a_block_in_the_making_is_passed_over() -> None:
     assert states(result, BLOCKED) == [(0, 1, "waits_for_prefix", 0)]
     blind = trt(alike("0:9->1 0:9->1", 8, 8), enable_prefix_aware_scheduling=False)
     assert blind.items == [[(0, 9), (1, 9)]]
+
+
+def test_who_waits_for_a_prefix_keeps_its_place() -> None:
+    """Rule 6: of two places the second has one, waiting, so that the third gets its own when the second ends, at 32."""
+    result = trt(alike("0:9->3 0:9->1 0:2->1", 8, 8, 0), max_batch_size=2)
+    assert result.items == [[(0, 9)], [(1, 1), (0, 1)], [(2, 2), (0, 1)]]
+    assert states(result, BLOCKED) == [(0, 1, "waits_for_prefix", 0), (19, 2, "no_slot", -1)]
 
 
 def test_those_behind_who_share_nothing_overtake() -> None:
@@ -203,7 +228,7 @@ def test_who_was_overtaken_comes_before_the_rest_of_a_prompt_that_overtook() -> 
     """
     arrivals = alike("0:5->3 0:5->1/7 0:16->1/4", 4, 4, 0)
     result = trt(arrivals, blocks=7, max_num_tokens=12, enable_chunked_prefill=True)
-    assert result.items == [[(0, 5), (2, 4)], [(0, 1)], [(0, 1)], [(1, 1)], [(2, 12)]]
+    assert result.items == [[(2, 4), (0, 5)], [(0, 1)], [(0, 1)], [(1, 1)], [(2, 12)]]
     assert [row.start_ns for row in result.log] == [0, 19, 31, 43, 54]
     assert [row[:3] for row in states(result, SAT_OUT)] == [(19, 2, "kv_blocks")]
 
@@ -220,6 +245,42 @@ def test_a_paused_request_finds_its_blocks_again() -> None:
     assert times(result.records, "last_token_ns", "recomputed_tokens") == [(66, 0), (113, 0)]
 
 
+def test_a_prompt_paused_half_computed_leaves_all_its_blocks() -> None:
+    """Rules 5 and 6: paused at 29 with 4 of 12 tokens computed, the second leaves 3 blocks, of which the first takes
+    the last. At 65 it finds 8 tokens, 4 of them never computed.
+    """
+    arrivals = alike("0:3->5 0:12->1", 0, 12)
+    knobs = {"capacity_scheduler_policy": "MAX_UTILIZATION", "enable_chunked_prefill": True}
+    result = trt(arrivals, blocks=4, max_num_tokens=5, **knobs)
+    assert result.preemptions() == [(29, 1, "kv_blocks", 0)]
+    assert result.items == [[(0, 3)], [(1, 4), (0, 1)], [(0, 1)], [(0, 1)], [(0, 1)], [(1, 4)]]
+    assert times(result.records, "last_token_ns", "cached_tokens_all") == [(65, 0), (79, 8)]
+
+
+def test_a_decode_behind_an_older_prompt_that_takes_the_tokens_is_left_out() -> None:
+    """Rules 5, 7 and 6: of 10 tokens the first's decode takes one and the second's prompt 9, though 8 of them are
+    cached. The third, which had overtaken it, sits out from 20 to 33.
+    """
+    arrivals = alike("0:9->3 0:9->2 0:1->3", 8, 8, 0)
+    knobs = {"capacity_scheduler_policy": "MAX_UTILIZATION", "max_num_tokens": 10}
+    result = trt(arrivals, **knobs)
+    assert result.items == [[(0, 9), (2, 1)], [(1, 1), (0, 1)], [(0, 1), (1, 1), (2, 1)], [(2, 1)]]
+    assert [row.start_ns for row in result.log] == [0, 20, 33, 49]
+    assert [row[:3] for row in states(result, SAT_OUT)] == [(20, 2, "token_budget")]
+    assert [row[:2] for row in states(result, DECODE)] == [(20, 0), (20, 2), (33, 1), (33, 2)]
+    for how in ("step", "leap"):
+        other = run(TensorrtLlm, TensorrtLlmConfig(**knobs), arrivals, kv=ReuseTreeKV, how=how)
+        assert np.array_equal(other.records.steps, result.records.steps)
+
+
+def test_a_decode_left_out_can_be_given_up() -> None:
+    """Rules 5 and 7: cancelled at 25, the third of the test above gives back what it holds."""
+    knobs = {"capacity_scheduler_policy": "MAX_UTILIZATION", "max_num_tokens": 10}
+    arrivals = alike("0:9->3 0:9->2 0:1->3", 8, 8, 0)
+    arrivals[2] = replace(arrivals[2], cancel_ns=25)
+    assert trt(arrivals, **knobs).items == [[(0, 9), (2, 1)], [(1, 1), (0, 1)], [(0, 1), (1, 1)]]
+
+
 def test_who_pauses_another_one_is_then_passed_over_for_its_own_blocks() -> None:
     """Rules 5 and 6: the third overtakes the second, which waits for the first's prefix. At 18 the second needs 3
     blocks and finds 2, so the third is paused; looked at again, the second finds its own block in the making and is
@@ -227,7 +288,7 @@ def test_who_pauses_another_one_is_then_passed_over_for_its_own_blocks() -> None
     """
     arrivals = alike("0:5->4 0:9->1 0:3->2", 4, 4, 0)
     result = trt(arrivals, blocks=5, capacity_scheduler_policy="MAX_UTILIZATION")
-    assert result.items == [[(0, 5), (2, 3)], [(0, 1)], [(1, 5), (0, 1)], [(2, 4), (0, 1)]]
+    assert result.items == [[(0, 5), (2, 3)], [(0, 1)], [(1, 5), (0, 1)], [(2, 1), (0, 1)]]
     assert [row.start_ns for row in result.log] == [0, 18, 30, 47]
     assert result.preemptions() == [(18, 2, "kv_blocks", 1)]
     assert blocked(result.records) == [(0, 1, "waits_for_prefix"), (18, 1, "preemption"), (30, 2, "kv_blocks")]
@@ -331,7 +392,7 @@ def test_with_block_reuse_the_steps_are_those_of_the_plain_loops(
     config = TensorrtLlmConfig(
         capacity,
         size,
-        tokens if chunking else 36,
+        tokens if chunking else max(tokens, 16),
         chunking is not None,
         chunking,
         enable_prefix_aware_scheduling=aware,

@@ -1,27 +1,37 @@
-"""TensorRT-LLM, batch manager of 2025 (cf6abc45, 0a949d31, 1ce9149b), block reuse in whole blocks, in GPU memory only.
+"""TensorRT-LLM, batch manager of 2025 (cf6abc45, 0a949d31, 1ce9149b), without partial block reuse, in GPU memory only.
 
-Rule: two stages a step, over all requests by arrival. First, whose KV fits. GUARANTEED_NO_EVICT: all that decodes,
-then prompts while blocks for prompt and output cap are there. STATIC_BATCH: likewise, but prompts only while nobody
-decodes. MAX_UTILIZATION: each in turn with the blocks of this step; one that finds none pauses the last started one
-from it on. Then, who runs under max_batch_size and max_num_tokens: decodes take a token each, a prompt all of its own
-or, with chunked prefill, chunks of what the decodes leave. With block reuse a prompt begins after its cached blocks,
-which neither stage knows of; one whose next block another prompt is about to make is passed over for this step.
+Rule: the first max_batch_size requests by arrival are active, until they end. Two stages a step over them. First, whose
+KV fits. GUARANTEED_NO_EVICT: all that decodes, then prompts while blocks for prompt and output cap are there.
+STATIC_BATCH: likewise, but prompts only while nobody decodes. MAX_UTILIZATION: each in turn with the blocks of this
+step; one that finds none pauses the last started one from it on. Then, who runs within max_num_tokens, in the order of
+the first stage: a decode takes a token, a prompt all of its own, and who finds too few ends the step. With chunked
+prefill all decodes, then chunks of what they leave. With block reuse a prompt begins after its cached blocks, which
+neither stage knows of; one whose next block another prompt is about to make is passed over for this step.
 Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}.cpp.
-Simplifies: tokens_per_block (32 there) is the pool's block size. What a pause would force into one step beyond
-max_num_tokens is rejected, where the engine cuts generated text off. No beams, drafts, attention windows, pipelining.
-The cache simplifies as sim/kv/reuse_tree.py says.
+Simplifies: tokens_per_block (32 there) is the pool's block size; more than 16 chunks or decodes of a step keep their
+order, which std::sort scrambles there. No beams, drafts, attention windows, pipelining, overlap. The cache as
+sim/kv/reuse_tree.py says: above all, no block is lost with the one above it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush, merge
+from itertools import islice
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
 from sim.kv.reuse_tree import ReuseTreeKV
-from sim.policies.systems.trt_chunks import Chunks, Waiting, by_order, equal_progress, first_come, lacking
+from sim.policies.systems.trt_chunks import (
+    Chunks,
+    Waiting,
+    by_order,
+    equal_progress,
+    first_come,
+    lacking,
+    unfinished_first,
+)
 from sim.policies.systems.trt_config import TensorrtLlmConfig
 from sim.policies.systems.trt_prefix import Prefixes
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
@@ -55,6 +65,7 @@ class TensorrtLlm:
         self.waiting = Waiting()
         self.running: dict[Sequence, None] = {}
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
+        self.left_out: dict[Sequence, None] = {}  # running, decode, but found no tokens in the last step
         self._evicts = config.capacity_scheduler_policy == "MAX_UTILIZATION"
         self._static = config.capacity_scheduler_policy == "STATIC_BATCH"
         self._to_come = 0  # blocks that the running will still take if they reach their caps
@@ -95,13 +106,13 @@ class TensorrtLlm:
         self._stopped = None
         self._prefixes = Prefixes(self._cache if self.config.waits_for_prefixes else None, self.partial)
         if self._evicts and not self._undisturbed():
-            contexts: Iterable[Sequence] = [seq for seq in self._fit_by_pausing(preempted) if seq.group is None]
+            contexts: Iterable[Sequence] = self._with_tokens(self._fit_by_pausing(preempted))
         elif self._static and self.group.members:
             contexts = ()
             self.events.extend(Event("sat_out", seq, "batch_running") for seq in self.partial)
         else:
             contexts = self._contexts()
-        # Decodes always fit: there are no more than the tokens of an earlier step.
+        # Decodes fit, no more than the tokens of an earlier step, but for those that `_with_tokens` has left out.
         chunks = self._micro_batch(contexts, self.config.max_num_tokens - len(self.group))
         cached = self._start(chunks)
         room = self._grow_group()
@@ -113,7 +124,7 @@ class TensorrtLlm:
         return Batch(self.group, chunks, tokens, preempted=preempted, cached=cached, layout="chunks_first")
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        if batch.preempted or self.partial:
+        if batch.preempted or self.partial or self.left_out:
             return False
         # A head that lacks slots or blocks goes on to, as both only get fewer; one that lacks tokens may come to lack
         # blocks.
@@ -140,8 +151,8 @@ class TensorrtLlm:
     # ---- stage 1: whose KV fits
 
     def _undisturbed(self) -> bool:
-        """MAX_UTILIZATION: whether nobody is paused in this step: all that is started comes first and fits. O(1)."""
-        if self.group.blocks_due() > self.kv.num_free:
+        """MAX_UTILIZATION: whether nobody is paused or left out: all that is started comes first and fits. O(1)."""
+        if self.left_out or len(self.group) > self.config.max_num_tokens or self.group.blocks_due() > self.kv.num_free:
             return False
         head, started = self.waiting.head(), self._started
         while started and started[0][2] not in self.running:
@@ -151,21 +162,22 @@ class TensorrtLlm:
     def _contexts(self) -> Iterator[Sequence]:
         """The prompts whose KV fits beside the decodes, by arrival; no more is looked at than is asked for."""
         started = sorted(self.partial, key=by_order)
-        slots = self.config.max_batch_size - len(self.group)
         # What is kept for those that are started and do not decode is theirs when their turn comes, not before.
         room = self._room() + sum(map(self._need, started)) - (self.group.blocks_due() if self._evicts else 0)
-        for seq in merge(started, self.waiting, key=by_order):
+        for seq in merge(started, self._active(), key=by_order):
             if seq not in self.partial and self._prefixes.must_wait(seq):
                 continue
             need = self._need(seq)
-            if slots < 1 or need > room:
-                reason = "no_slot" if slots < 1 else "kv_blocks"
-                self._stopped = (seq, reason)
-                self.events.extend(Event("sat_out", s, reason) for s in started if s.order >= seq.order)
+            if need > room:
+                self._stopped = (seq, "kv_blocks")
+                self.events.extend(Event("sat_out", s, "kv_blocks") for s in started if s.order >= seq.order)
                 return
-            slots -= 1
             room -= need
             yield seq
+
+    def _active(self) -> Iterator[Sequence]:
+        """Those that wait and have one of the `max_batch_size` places, which go by arrival and are kept to the end."""
+        return islice(self.waiting, self.config.max_batch_size - len(self.running))
 
     def _room(self) -> int:
         """Blocks that nobody holds, nor has reserved."""
@@ -187,19 +199,18 @@ class TensorrtLlm:
         kv, fitting, used = self.kv, list[Sequence](), 0
         started = sorted(self.running, key=by_order)
         self._prefixes.note(seq for seq in self.waiting if started and seq.order < started[-1].order)
-        for seq in merge(started.copy(), self.waiting, key=by_order):
+        for seq in merge(started.copy(), self._active(), key=by_order):
             if preempted and seq.order >= preempted[-1].order:
                 break
             if seq not in self.running and self._prefixes.must_wait(seq):
                 continue
             need = self._blocks_for_step(seq)
-            while len(fitting) >= self.config.max_batch_size or used + need > kv.num_free:
-                reason = "no_slot" if len(fitting) >= self.config.max_batch_size else "kv_blocks"
+            while used + need > kv.num_free:
                 if not started or started[-1].order < seq.order:
-                    self._stopped = (seq, reason)
+                    self._stopped = (seq, "kv_blocks")
                     return fitting
                 victim = started.pop()
-                self.events.append(Event("preempted", victim, reason, seq.request.id))
+                self.events.append(Event("preempted", victim, "kv_blocks", seq.request.id))
                 preempted.append(victim)
                 self._pause(victim)
                 if victim is seq:
@@ -221,11 +232,38 @@ class TensorrtLlm:
 
     # ---- stage 2: who runs in this step
 
+    def _with_tokens(self, fitting: list[Sequence]) -> list[Sequence]:
+        """The prompts of `fitting`. Without chunks tokens go by arrival until someone finds too few: decodes from there
+        on are left out of this step, those before are in it again.
+        """
+        left, whole = self.config.max_num_tokens, not self.config.enable_chunked_prefill
+        contexts: list[Sequence] = []
+        for seq in fitting:
+            decodes = seq in self.running and seq not in self.partial
+            if whole:
+                left -= 1 if decodes else seq.num_tokens
+            if left < 0:
+                if decodes:
+                    self._leave_out(seq)
+            elif not decodes:
+                contexts.append(seq)
+            elif seq in self.left_out:
+                del self.left_out[seq]
+                self.group.join(seq)
+        return contexts
+
+    def _leave_out(self, seq: Sequence) -> None:
+        if seq not in self.left_out:
+            self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
+            self.group.leave(seq)
+            self.left_out[seq] = None
+            self.events.append(Event("sat_out", seq, "token_budget"))
+
     def _micro_batch(self, contexts: Iterable[Sequence], capacity: int) -> Chunks:
         """What runs of `contexts` in `capacity` tokens: whole prompts until one does not fit, or chunks."""
         if self.config.enable_chunked_prefill:
             cut = equal_progress if self.config.context_chunking_policy == "EQUAL_PROGRESS" else first_come
-            return cut(contexts, capacity, self.kv.block_size) if capacity else []
+            return unfinished_first(cut(contexts, capacity, self.kv.block_size)) if capacity else []
         chunks: Chunks = []
         for seq in contexts:
             if seq.num_tokens > capacity:
@@ -239,7 +277,6 @@ class TensorrtLlm:
     def _refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a request that could never run; None if it could."""
         budget, prompt = self.config.max_num_tokens, seq.request.prompt_tokens
-        most = min(prompt + seq.request.max_output_tokens, self.max_model_len) - 1
         if self._evicts:
             refusal = never_fits(self.kv, seq, self.max_model_len)
             if refusal is not None:
@@ -247,10 +284,10 @@ class TensorrtLlm:
         elif self._blocks_at_end(seq) > self.kv.num_blocks:
             detail = f"{self._blocks_at_end(seq)} KV blocks to completion, {self.kv.num_blocks} in the pool"
             return Event("rejected", seq, "never_fits", detail=detail)
-        if self.config.enable_chunked_prefill or (most if self._evicts else prompt) <= budget:
+        if self.config.enable_chunked_prefill or prompt <= budget:
             return None
-        what = f"up to {most} tokens to recompute" if self._evicts else f"prompt of {prompt} tokens"
-        return Event("rejected", seq, "over_token_budget", detail=f"{what} in one step, max_num_tokens {budget}")
+        detail = f"prompt of {prompt} tokens in one step, max_num_tokens {budget}"
+        return Event("rejected", seq, "over_token_budget", detail=detail)
 
     def _start(self, chunks: Chunks) -> list[tuple[Sequence, int]]:
         """Allocates the prompts that start, as far as they are not cached, and shortens their chunks to what is left.
@@ -292,6 +329,8 @@ class TensorrtLlm:
         if seq.group is not None:
             self.group.leave(seq)
         seq.reset_computed()
+        if not self.config.enable_chunked_prefill:
+            seq.cut_output(self.config.max_num_tokens)
         self.waiting.put_back(seq)
 
     def _end(self, seq: Sequence) -> None:
@@ -307,6 +346,7 @@ class TensorrtLlm:
         """Takes `seq`, which still holds its blocks, out of the running."""
         self._to_come -= self._blocks_at_end(seq) - self.kv.held(seq)
         self.partial.pop(seq, None)
+        self.left_out.pop(seq, None)
         del self.running[seq]
 
     def _note_blocked(self, preempted: list[Sequence]) -> None:

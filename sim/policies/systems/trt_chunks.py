@@ -1,6 +1,7 @@
 """How TensorRT-LLM cuts prompts into chunks, and the order in which its requests wait.
 
-Source: MicroBatchScheduler::setCtxRequestsChunkSize in cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp.
+Source: MicroBatchScheduler::setCtxRequestsChunkSize in cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp,
+sortRequests in utils/inflightBatchingUtils.cpp.
 """
 
 from __future__ import annotations
@@ -57,6 +58,22 @@ def equal_progress(contexts: Iterable[Sequence], capacity: int, unit: int) -> Ch
                 still.append(seq)
         growing = still
     return [(seq, n) for seq, n in sizes.items() if n]
+
+
+def unfinished_first(chunks: Chunks) -> Chunks:
+    """`chunks` with those that end a prompt behind those that do not, as std::partition of libstdc++ puts them.
+
+    The first that ends one changes places with the last that does not, the second with the last but one, until they
+    meet. To be asked before hits in a prefix cache shorten anything.
+    """
+    ends = [n == lacking(seq) for seq, n in chunks]
+    first = [i for i, last in enumerate(ends) if last]
+    behind = [i for i, last in enumerate(ends) if not last]
+    for i, j in zip(first, reversed(behind), strict=False):
+        if i > j:
+            break
+        chunks[i], chunks[j] = chunks[j], chunks[i]
+    return chunks
 
 
 class Waiting:
