@@ -161,11 +161,11 @@ def load_model(name_or_path: str) -> ModelSpec:
     if name_or_path in MODELS:
         return MODELS[name_or_path]
     path = Path(name_or_path)
-    if path.is_dir():
-        path /= "config.json"
-        if not path.is_file():
-            raise ScenarioError(f"model: {path}: no such file. Give the folder of a Hugging Face model, or a name.")
     try:
+        if path.is_dir():
+            path /= "config.json"
+            if not path.is_file():
+                raise ScenarioError(f"model: {path}: no such file. Give the folder of a Hugging Face model, or a name.")
         config: object = read_json(path)
     except FileNotFoundError:
         raise ScenarioError(

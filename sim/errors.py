@@ -5,6 +5,10 @@ Anything else that escapes is a bug of batchsim, and the command line shows its 
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable
+
 MAX_SHOWN = 80
 """Letters of a bad value that an error quotes."""
 
@@ -21,6 +25,42 @@ def cut(text: str) -> str:
     """`text` that a user made up as an error gives it: on one line, with at most MAX_SHOWN letters."""
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+MAX_ECHO = 200
+"""Letters of any one text of a user's that a message repeats, wherever it quotes it."""
+_LONG_WORD = re.compile(rf"\S{{{MAX_ECHO + 1},}}")
+
+
+def bounded(message: str, texts: Iterable[str] = ()) -> str:
+    """`message` on one line, with at most MAX_ECHO letters of a word, and of what it repeats of any of `texts`.
+
+    What is longer loses its middle, so that a path keeps its folder and its file.
+    """
+    message = " ".join(message.split())
+    for text in texts:
+        if len(text) > MAX_ECHO:
+            for form in {text, repr(text), json.dumps(text)}:
+                message = _without(" ".join(form.split()), message)
+    return _LONG_WORD.sub(lambda word: _without_middle(word[0]), message)
+
+
+def _without(text: str, message: str) -> str:
+    """`message` with every stretch of more than MAX_ECHO letters that stands in `text` cut to that."""
+    at = 0
+    while (end := at + MAX_ECHO + 1) <= len(message):
+        if message[at:end] in text:
+            while end < len(message) and message[at : end + 1] in text:
+                end += 1
+            message = message[:at] + _without_middle(message[at:end]) + message[end:]
+            at += MAX_ECHO
+        else:
+            at += 1
+    return message
+
+
+def _without_middle(text: str) -> str:
+    return f"{text[: MAX_ECHO // 2]}...{text[3 - MAX_ECHO // 2 :]}"
 
 
 class BatchsimError(Exception):

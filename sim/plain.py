@@ -6,7 +6,7 @@ unions of these; a union of dataclasses is told apart by their `kind`. Annotatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -150,3 +150,15 @@ def _kind(record: Any) -> object:
 
 def _below(where: str, name: object) -> str:
     return f"{where}.{name}" if where else str(name)
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Every text in plain values, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        plain = cast("dict[object, object]", value)
+        yield from texts_in([*plain, *plain.values()])
+    elif isinstance(value, list | tuple):
+        for item in cast("list[object]", value):
+            yield from texts_in(item)

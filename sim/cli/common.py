@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError
+from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded
 
 if TYPE_CHECKING:
     from sim.results.read import Results
@@ -68,10 +68,12 @@ class OneLineGroup(TyperGroup):
         try:
             code = super().main(*args, **extra | {"standalone_mode": False})
         except UsageError as error:
+            texts: list[str] = (args[0] if args else extra.get("args")) or sys.argv[1:]
             message, command = error.format_message(), error.ctx.command_path if error.ctx else "batchsim"
             if "\n" in message:  # the help, of a group called without a command
                 typer.echo(message, err=True)
             else:
+                message = bounded(message, texts)
                 end = "" if message.endswith(("?", ".")) else "."
                 typer.echo(f"{command}: {message}{end} See {command} --help.", err=True)
             sys.exit(2)
@@ -98,13 +100,24 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
         except BatchsimError as error:
             for trace in getattr(error, "__notes__", ()):  # of errors that are no user's, inside a worker
                 typer.echo(trace, err=True)
-            typer.echo(" ".join(str(error).split()), err=True)
+            typer.echo(bounded(str(error), _texts(kwargs)), err=True)
             raise typer.Exit(1 if isinstance(error, PointsFailed) else 2) from None
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            line = f"{error.filename}: {error.strerror}. Give the name of a file or a folder."
+            typer.echo(bounded(line, _texts(kwargs)), err=True)
+            raise typer.Exit(2) from None
         except KeyboardInterrupt:
             typer.echo("interrupted. What was written by then is kept. Run the same command again.", err=True)
             raise typer.Exit(130) from None
 
     return wrapped
+
+
+def _texts(options: dict[str, Any]) -> list[str]:
+    """What was written for the options of a command."""
+    return [str(text) for given in options.values() for text in (given if isinstance(given, list) else [given])]
 
 
 def where_points_run(jobs: int | None, executor: str, address: str | None) -> dict[str, Any]:

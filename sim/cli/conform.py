@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sim.cli.common import JsonOption, one_line_errors, print_json
-from sim.errors import BatchsimError
+from sim.errors import BatchsimError, bounded
 
 PolicyOption = Annotated[
     str | None,
@@ -41,7 +41,7 @@ def conform(
         try:
             verdict = compare(path, policy, order)
         except BatchsimError as error:
-            typer.echo(" ".join(str(error).split()), err=True)
+            typer.echo(bounded(str(error), [str(path)]), err=True)
             refused = True
             continue
         differs = differs or bool(verdict.difference)

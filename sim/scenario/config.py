@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from sim.cost import Constant, CostConfig, Linear, ProfileConfig, RooflineConfig
-from sim.errors import CalibrationError, ScenarioError
+from sim.errors import CalibrationError, ScenarioError, bounded
+from sim.plain import texts_in
 from sim.ranges import PositiveInt, Range, check_ranges
 from sim.resolved import ResolvedPolicy
 from sim.scenario.kv import KvConfig
@@ -225,7 +226,8 @@ class Scenario:
         try:
             yield
         except (ScenarioError, CalibrationError) as error:
-            raise type(error)(f"{self.places.get(key, self.source)}: {error}") from None
+            message = f"{self.places.get(key, self.source)}: {error}"
+            raise type(error)(bounded(message, texts_in([self.plain, self.overrides]))) from None
 
     @property
     def cost(self) -> CostConfig:

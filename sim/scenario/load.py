@@ -5,19 +5,22 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
+from functools import cache, wraps
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ParamSpec, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from sim.cost import long_form
-from sim.errors import ScenarioError
+from sim.errors import ScenarioError, bounded
 from sim.files import read_text, told
+from sim.plain import texts_in
 from sim.policies import POLICIES
 from sim.resolved import find_policy
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
@@ -27,6 +30,8 @@ from sim.workload.build import apply_load
 from sim.workload.config import ClosedLoop
 from sim.workload.predictors import PredictorConfig
 from sim.workload.tagged import kind_of
+
+P = ParamSpec("P")
 
 SHIPPED = "scenarios"
 MAX_LABEL = 40  # letters: what a column of a table can hold
@@ -50,6 +55,23 @@ def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
     return parse_scenario(scenario.text, scenario.source, folder, every, scenario.trace_folders)
 
 
+def _echo_bounded(read: Callable[P, Scenario]) -> Callable[P, Scenario]:
+    """`read`, whose first argument is a scenario's text: its errors repeat little of any long text that was written."""
+
+    @wraps(read)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Scenario:
+        try:
+            return read(*args, **kwargs)
+        except ScenarioError as error:
+            written: list[object] = [*args[1:], *kwargs.values()]
+            with suppress(ScenarioError):
+                written.append(read_document(str(args[0]), "").value)
+            raise type(error)(bounded(str(error), texts_in(written))) from None
+
+    return wrapped
+
+
+@_echo_bounded
 def parse_scenario(
     text: str, source: str, folder: Path, overrides: tuple[str, ...] = (), trace_folders: tuple[Path, ...] = ()
 ) -> Scenario:
@@ -175,7 +197,7 @@ def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
 def _place_profile(cost: Any, folder: Path) -> None:
     """Makes a profile's path one from the current folder, if its file stands beside the scenario."""
     profile = cost.get("profile") if isinstance(cost, dict) else None
-    if isinstance(profile, str) and profile.endswith(".json") and (folder / profile).is_file():
+    if isinstance(profile, str) and profile.endswith(".json") and os.path.isfile(folder / profile):
         cost["profile"] = str(folder / profile)
 
 
@@ -204,14 +226,14 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         raise ScenarioError(f"{where}: kv.swap_space is given and no policy swaps. Remove it.")
     trace = file.workload.trace
     folders = [folder, Path.cwd(), *trace_folders]
-    base = next((f for f in folders if trace is not None and (f / trace.path).exists()), folder)
+    base = next((f for f in folders if trace is not None and os.path.exists(f / trace.path)), folder)
     model = folder / file.model
     load_name, loads = file.load.axis if file.load else ("", (1.0,))
     return Scenario(
         name=Path(document.source).name.removesuffix(".yaml"),
         source=document.source,
         base=base,
-        model_path=str(model) if model.exists() else file.model,
+        model_path=str(model) if os.path.exists(model) else file.model,
         file=file,
         text=text,
         plain=plain,

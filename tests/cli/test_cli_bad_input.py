@@ -471,3 +471,43 @@ def test_commands_that_take_one_value_refuse_a_varied_key(command: str, tmp_path
     if command == "resolve":
         auto = ["--set", "vary=null", "--set", "load={mean_rate: auto}"]
         refused(tmp_path, [command, tmp_path / "s.yaml", *output, *auto], "load.mean_rate is auto", "a list of loads")
+
+
+# ---- what an error repeats
+
+LONG = {"a word": "x" * 3000, "words": "a b " * 750, "quotes": "it's " * 600, "a path": "a/" * 1500}
+REPEATING = {
+    "a key": lambda folder, text: ("run", folder / "s.yaml", "--set", f"{text}=1"),
+    "a value": lambda folder, text: ("run", folder / "s.yaml", "--set", f"slo={text}"),
+    "a quantity": lambda folder, text: ("run", folder / "s.yaml", "--set", f"workload.warmup={text}"),
+    "a model": lambda folder, text: ("run", folder / "s.yaml", "--set", f"model={text}"),
+    "a scenario": lambda folder, text: ("run", text),
+    "results": lambda folder, text: ("explain", text),
+    "a command": lambda folder, text: (text,),
+    "an option": lambda folder, text: ("conform", folder / "s.yaml", "--order", text),
+    "an argument": lambda folder, text: ("policies", text),
+    "a policy": lambda folder, text: ("conform", folder / "s.yaml", "--policy", text),
+    "a recording": lambda folder, text: ("conform", text),
+}
+
+
+@pytest.mark.parametrize("where", REPEATING)
+def test_an_error_repeats_at_most_200_letters_of_what_was_written(where: str, tmp_path: Path) -> None:
+    """Whatever is long, with spaces, quotes or slashes: one line that shows its beginning and its end."""
+    (tmp_path / "s.yaml").write_text(TINY)
+    for text in LONG.values():
+        result = batchsim(*REPEATING[where](tmp_path, text))
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+        repeated = [result.stderr[i : i + 201] in text for i in range(len(result.stderr) - 200)]
+        assert not any(repeated) and len(result.stderr) < 1200, result.stderr
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("old", ["seeds:", "static:", "10ms", "ttft<1s & tpot<50ms @ 99%", "fixed"])
+def test_so_does_an_error_in_a_scenario(old: str, text: str, tmp_path: Path) -> None:
+    """A key, a label, a quantity, an objective or a kind of 3,000 letters in the file itself."""
+    quoted = "'" + text.replace("'", "''") + "'"
+    (tmp_path / "s.yaml").write_text(changed(TINY, old, quoted + ":" * old.endswith(":")))
+    result = batchsim("run", tmp_path / "s.yaml")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
+    assert not any(result.stderr[i : i + 201] in text for i in range(len(result.stderr) - 200)), result.stderr
