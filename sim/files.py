@@ -93,11 +93,9 @@ def parse_json(text: str, **options: Any) -> Any:
     An object that names something twice is none: the second would replace the first without a word.
     """
     try:
-        return json.loads(text, object_pairs_hook=_once_each, **options)
+        return json.loads(text, object_pairs_hook=unique_keys, **options)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error}") from None
-    except _Twice as error:
-        raise ValueError(str(error)) from None
     except RecursionError:
         raise ValueError("not JSON that is to be read: nested too deeply") from None
     except ValueError as error:  # of Python's limit on the digits of a whole number
@@ -105,17 +103,14 @@ def parse_json(text: str, **options: Any) -> Any:
         raise ValueError(f"not JSON that is to be read: {told}") from None
 
 
-class _Twice(Exception):  # noqa: N818
-    """A name that a JSON object has twice."""
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object from its keys and values, as `object_pairs_hook`. ValueError where one key is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in row if names.count(name) > 1)
-        raise _Twice(f"an object has {shown(twice)} twice")
-    return row
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"{shown(twice)} is given twice")
+    return found
 
 
 def file_hash(path: Path | str) -> str:

@@ -306,6 +306,11 @@ def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
         raise ScenarioError(f"cost {config.kind} has no GPU to derive KV memory from. Add kv: tokens.")
     profile = cost.profile
     if profile.num_blocks is not None and profile.block_size == kv.block_size:
+        if (scenario.plain.get("kv") or {}).get("utilisation") is not None:
+            raise ScenarioError(
+                f"kv.utilisation is not read: profile {profile.name} has its KV memory measured. Drop it, or write"
+                " kv.tokens in its place."
+            )
         return KvBudget(profile.num_blocks, kv.block_size, f"measured, profile {profile.name}")
     if cost.gpu is None:
         raise ScenarioError(

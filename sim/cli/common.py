@@ -8,8 +8,9 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 
@@ -66,6 +67,7 @@ class OneLineGroup(TyperGroup):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Runs the command and exits: 0, 1 (a comparison or a point failed), 2 (bad input) or 130 (Ctrl-C)."""
         try:
+            _check_options(extra.get("args", args[0] if args else None) or sys.argv[1:])
             code = super().main(*args, **extra | {"standalone_mode": False})
         except UsageError as error:
             texts: list[str] = (args[0] if args else extra.get("args")) or sys.argv[1:]
@@ -85,6 +87,14 @@ class OneLineGroup(TyperGroup):
                 typer.echo(f"stdout: cannot be written: {error.strerror}. Send it elsewhere, or make room.", err=True)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_options(given: Sequence[str]) -> None:
+    """UsageError for an option whose value is empty: of a path that would be the current folder."""
+    for option, value in pairwise((*given, "-")):
+        name, equals, text = option.partition("=")
+        if name.startswith("-") and ((equals and not text) or (not equals and not value)):
+            raise UsageError(f"{name} has an empty value. Write one, or leave the option out")
 
 
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:

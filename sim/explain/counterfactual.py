@@ -31,8 +31,9 @@ from sim.record import Records
 from sim.results.keep import check_cohort, point_inputs
 from sim.results.provenance import identity, point_hash
 from sim.results.read import Results, scenario_of, varied
-from sim.scenario import LOADED, Point, PolicySpec, Scenario, load_scenario
+from sim.scenario import Point, PolicySpec, Scenario, load_scenario
 from sim.scenario.load import SHIPPED
+from sim.scenario.replaced import replaced_by
 from sim.scenario.text import read_document
 from sim.workload.config import ClosedLoop
 
@@ -124,6 +125,8 @@ def counterfactual(
     _check_axis(scenario, changes)
     parsed = tuple(_change(text, plain, spec, setup) for text in changes)
     pinned = plain | {"policies": {policy: _pinned(plain["policies"][policy], spec)}}
+    if any(change.key == "kv.tokens" for change in parsed):  # the memory is then stated, and no share of the GPU's
+        pinned["kv"] = {key: value for key, value in (plain.get("kv") or {}).items() if key != "utilisation"}
     altered = _scenario(results, pinned, parsed, folders)
     if len(altered.specs) != 1:
         raise ScenarioError(
@@ -178,12 +181,12 @@ def check_changes(changes: Sequence[str]) -> set[str]:
 
 def _check_axis(scenario: Scenario, changes: Sequence[str]) -> None:
     """ScenarioError for a change of what the point's load replaces anyway."""
-    replaced = LOADED.get(scenario.load_name)
     for text in changes:
-        if text.partition("=")[0].strip() == replaced:
+        other = replaced_by(text.partition("=")[0].strip(), scenario.plain)
+        if other.startswith("load."):
             raise ScenarioError(
-                f"--counterfactual {text}: load.{scenario.load_name} stands in its place. Choose another tested load"
-                f" with --load, or use batchsim run --set 'load={{{scenario.load_name}: [...]}}'."
+                f"--counterfactual {text}: {other} stands in its place. Choose another tested load with --load, or use"
+                f" batchsim run --set 'load={{{scenario.load_name}: [...]}}'."
             )
 
 

@@ -18,6 +18,7 @@ from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, drive
 from sim.planning.search import Found, first_guess, headroom, judge, smallest, whole
 from sim.point import Setup
 from sim.scenario import Scenario, changed
+from sim.scenario.replaced import check_planned
 from sim.sweep.points import Progress, Sweep
 from sim.units import NS_PER_S
 from sim.workload.open_loop import OpenWorkload
@@ -119,6 +120,7 @@ def _merit(planned: Planned, index: int) -> tuple[float, float]:
 
 def _check(demand: Demand) -> None:
     scenario = demand.scenario
+    check_planned(scenario)
     if scenario.file.replicas is not None:
         raise ScenarioError(
             f"{scenario.source}: replicas and plan are given, and plan chooses replicas. Drop replicas."

@@ -1,10 +1,9 @@
 """A scenario: the YAML file, its checks, and the points it asks to run."""
 
-from sim.scenario.config import LOADED, KvConfig, LoadConfig, Point, PolicySpec, Scenario
+from sim.scenario.config import KvConfig, LoadConfig, Point, PolicySpec, Scenario
 from sim.scenario.load import changed, load_scenario, scenario_schema
 
 __all__ = [
-    "LOADED",
     "KvConfig",
     "LoadConfig",
     "Point",

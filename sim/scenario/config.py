@@ -33,13 +33,6 @@ AUTO_POINTS = 10
 AutoPoints = Annotated[int, Range(4, 100)]
 """Loads a policy where the load axis is `auto`."""
 
-LOADED = {
-    "mean_rate": "workload.arrivals.mean_rate",
-    "users": "workload.arrivals.users",
-    "rate_scale": "workload.trace.rate_scale.factor",
-}
-"""What each load axis replaces: to change it would do nothing."""
-
 
 @dataclass(frozen=True)
 class LoadConfig:
@@ -165,9 +158,6 @@ class ScenarioFile:
             raise ValueError(
                 f"vary names {key}, and there is no policy {path[1]}. There are {', '.join(self.policies)}."
             )
-        axis = "" if self.load is None else self.load.axis[0]
-        if axis and key == LOADED[axis]:
-            raise ValueError(f"vary names {key}, in whose place load.{axis} stands. Drop one of them.")
         if not values:
             raise ValueError(f"vary names {key} without values. Give at least one.")
         for i, value in enumerate(values):

@@ -24,6 +24,7 @@ from sim.plain import texts_in
 from sim.policies import POLICIES
 from sim.resolved import find_policy
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from sim.scenario.replaced import check_replaced
 from sim.scenario.text import Document, read_document
 from sim.scenario.text import Path as Keys
 from sim.workload.build import apply_load
@@ -44,8 +45,13 @@ def load_scenario(name_or_path: str, *, overrides: Sequence[str] = (), trace_fol
     A relative trace path is looked for beside the scenario, then in the current folder, then in `trace_folders`.
     Raises ScenarioError in one line: where, what, what to do.
     """
+    for each in trace_folders:
+        if not each.is_dir():
+            raise ScenarioError(f"{each}: no such folder to look for traces in. Correct --traces, or leave it out.")
     text, source, folder = _find(name_or_path)
-    return parse_scenario(text, source, folder, tuple(overrides), tuple(trace_folders))
+    scenario = parse_scenario(text, source, folder, tuple(overrides), tuple(trace_folders))
+    check_replaced(scenario)
+    return scenario
 
 
 def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:

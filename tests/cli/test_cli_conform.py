@@ -182,7 +182,10 @@ def test_a_recording_that_cannot_be_compared_is_exit_2_in_one_line(error: str, t
     assert expected in result.stderr and len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", json.dumps(RECORDING)[:900], "[" * 100_000])
+TWICE = json.dumps(RECORDING)[:-1] + f', "meta": {json.dumps(RECORDING["meta"])}}}'
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", json.dumps(RECORDING)[:900], "[" * 100_000, TWICE])
 def test_a_file_that_is_cut_or_empty_is_exit_2_in_one_line(text: str, tmp_path: Path) -> None:
     """Whatever JSON or half of it: the line says that it is no recording."""
     path = tmp_path / "cut.json"

@@ -296,6 +296,8 @@ def test_a_target_that_nothing_holds_says_what_bounds_it(planned: tuple[Path, An
         ("seeds=1", "seeds is 1, and one has no interval"),
         ("replicas={count: 2, router: random}", "replicas and plan are given"),
         ("plan.router=nowhere", "nowhere"),
+        ("workload.arrivals.mean_rate=9/s", "a plan reads plan.target in its place"),
+        ("cost.base=9ms", "a plan reads plan.gpus in its place"),
     ],
 )
 def test_what_no_plan_can_be_made_of_is_one_line(tmp_path: Path, change: str, complaint: str) -> None:

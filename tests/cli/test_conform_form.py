@@ -244,7 +244,7 @@ def test_what_is_no_recording_is_refused_in_one_line(error: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"meta": {}, "meta": {}, "steps": []}', "an object has 'meta' twice. Record it again."),
+        ('{"meta": {}, "meta": {}, "steps": []}', "'meta' is given twice. Record it again."),
         ('{"meta": ' + "1" * 5000 + "}", "not JSON that is to be read: Exceeds the limit (4300 digits)"),
         ('{"meta": {}, "requests": [], "steps": 1}', "the recording.steps is 1, not a list."),
         ("[" * 100_000, "not JSON that is to be read: nested too deeply."),

@@ -347,6 +347,14 @@ def test_a_plan_that_cannot_be_run_is_refused(place: Place, change: dict[str, An
         Plan.read(wrong)
 
 
+def test_a_plan_that_says_one_thing_twice_is_refused(place: Place) -> None:
+    """Which of both is meant nobody can tell."""
+    wrong = place.folder / "twice.json"
+    wrong.write_text('{"model": "x", ' + place.plan.read_text(encoding="utf-8")[1:], encoding="utf-8")
+    with pytest.raises(BatchsimError, match="'model' is given twice"):
+        Plan.read(wrong)
+
+
 def test_the_shipped_plan_does_the_most_valuable_first() -> None:
     """The order in which a short visit should be spent, and a live run is begun only if its arrivals can end."""
     stages = Plan.read(SHIPPED / "gpu.json").stages()

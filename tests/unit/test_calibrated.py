@@ -318,6 +318,16 @@ def test_a_profile_stands_beside_its_scenario(tmp_path: Path, monkeypatch: pytes
     assert "measured on another" in cost.describe()
 
 
+def test_a_share_of_memory_beside_a_measured_one_is_refused(tmp_path: Path) -> None:
+    """The profile says how many blocks there are, in blocks of its size; in others the share is read."""
+    (tmp_path / "mine.json").write_text(PROFILE.to_json(), encoding="utf-8")
+    path = scenario_file(tmp_path, "mine.json")
+    with pytest.raises(ScenarioError, match=r"kv\.utilisation is not read: profile mine has its KV memory measured"):
+        Setup.of(load_scenario(path, overrides=["kv={utilisation: 80%}"]))
+    derived = f"kv={{utilisation: 80%, block_size: {2 * PROFILE.block_size}}}"
+    assert "× 0.80" in str(Setup.of(load_scenario(path, overrides=[derived])).kv)
+
+
 def test_a_config_json_profile_of_the_same_shape_fits(tmp_path: Path) -> None:
     """Names and positions may differ, nothing that costs time may."""
     renamed = replace(MODELS["llama-3.1-8b"], name="a/folder", max_position_embeddings=8192)

@@ -160,7 +160,10 @@ def test_a_model_is_loaded_by_file_or_folder(tmp_path: Path) -> None:
     assert load_model(str(tmp_path)).num_parameters == load_model(str(tmp_path / "config.json")).num_parameters
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}', "\x00", "[" * 100_000])
+TWICE = json.dumps(LLAMA)[:-1] + ', "hidden_size": 4096}'
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}', "\x00", "[" * 100_000, TWICE])
 def test_a_broken_config_is_one_line(tmp_path: Path, text: str) -> None:
     """Whatever the file holds, the error is ours and names the file."""
     path = tmp_path / "config.json"

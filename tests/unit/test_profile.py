@@ -156,8 +156,9 @@ def test_whatever_does_not_belong_is_refused(change: Callable[[dict[str, Any]], 
         ("[]", "is not a batchsim-profile"),
         (PROFILE.to_json().replace("1.02", "1e999"), "holds 1e999"),
         (PROFILE.to_json().replace("1.02", "-Infinity"), "holds -Infinity"),
+        ('{"version": 1, ' + PROFILE.to_json()[1:], "'version' is given twice"),
     ],
-    ids=["cut", "empty", "deep", "list", "huge", "infinite"],
+    ids=["cut", "empty", "deep", "list", "huge", "infinite", "twice"],
 )
 def test_corrupt_files_are_refused(text: str, message: str) -> None:
     """A file cut short or edited to nonsense is named, without a traceback."""

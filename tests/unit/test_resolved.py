@@ -264,6 +264,8 @@ def test_missing_keys_broken_json_and_absent_seeds_are_one_line(plain: dict[str,
     for text in ("{", "[]", "[" * 10_000):
         with pytest.raises(ScenarioError, match=r"r\.json: "):
             Resolved.from_json(text, "r.json")
+    with pytest.raises(ScenarioError, match=r"r\.json: .*'format' is given twice"):
+        Resolved.from_json('{"format": 1, ' + json.dumps(plain)[1:], "r.json")
 
 
 def test_a_seed_whose_jittered_trace_is_not_there_is_refused(folder: Path) -> None:

@@ -110,6 +110,16 @@ def test_derived_kv_memory_is_what_a_percentage_is_of(tmp_path):
     assert not found.rerun
 
 
+def test_kv_memory_that_a_change_states_is_no_share_of_a_gpu(tmp_path):
+    """A file that says which share of the GPU to take is changed to so many tokens all the same."""
+    text = SCENARIO.replace("{kind: linear, base: 8ms, per_token: 80us}", "h200")
+    (tmp_path / "d.yaml").write_text(text.replace("kv: {tokens: 1600}", "kv: {utilisation: 80%, block_size: 32}"))
+    scenario = load_scenario(str(tmp_path / "d.yaml"), overrides=["seeds=1", "load.mean_rate=[6/s]"])
+    found = counterfactual(run_scenario(scenario, out=tmp_path), "preemptive", 6.0, 0, ["kv.tokens=-20%"])
+    tokens = Setup.of(scenario).kv.tokens
+    assert (found.changes[0].before, found.changes[0].after) == (tokens, round(0.8 * tokens))
+
+
 def test_misses_that_vanish_and_appear_are_told_by_request(results):
     """The sets are those of the two sides, and the text names them with the values before and after."""
     found = counterfactual(results, "preemptive", 9.0, 0, ["kv.tokens=+100%"])
@@ -250,6 +260,7 @@ def test_changes_that_do_not_go_together_are_refused(changes, said):
         ("policies.continuous.max_num_seqs=4", "is of another policy"),
         ("policies.preemptive.max_num_seqs={best_of: [4, 8]}", "best_of is 2 points"),
         ("workload.arrivals.mean_rate=+20%", "load.mean_rate stands in its place"),
+        ("kv.utilisation=80%", "kv.tokens stands in its place"),
         ("kv.tokens=[1,", "--counterfactual kv.tokens=[1,:1: not valid YAML"),
     ],
 )

@@ -65,6 +65,7 @@ def test_broken_csv_row_has_its_line(tmp_path: Path, row: str, expected: str) ->
         ("[1, 2]", ":2: not a JSON object"),
         ("null", ":2: not a JSON object"),
         ('{"t": 1, "in": 2}', ":2: 'out' is missing"),
+        ('{"t": 1, "in": 2, "in": 300, "out": 1}', ":2: 'in' is given twice"),
         ('{"t": 1, "in": true, "out": 1}', ":2: in True is not a number of tokens"),
         ('{"t": 1, "in": NaN, "out": 1}', ":2: in NaN is not a number of tokens"),
         ('{"t": 1, "in": null, "out": 1}', ":2: in is missing"),
@@ -79,6 +80,13 @@ def test_broken_json_line_has_its_line(tmp_path: Path, line: str, expected: str)
     """A broken line of JSON is an error with file, line and reason."""
     good = '{"t": 0, "in": 5, "out": 1}\n'
     assert expected in refusal(tmp_path, good + line + "\n", **MAPPED)
+
+
+def test_a_key_given_twice_in_the_first_record_is_told_too(tmp_path: Path) -> None:
+    """Of a format that is recognised by that record as well, and of an array."""
+    row = '{"timestamp": 0, "timestamp": 5, "input_length": 5, "output_length": 1, "hash_ids": [1]}'
+    assert ":1: 'timestamp' is given twice" in refusal(tmp_path, row + "\n")
+    assert "'timestamp' is given twice" in refusal(tmp_path, f"[{row}]")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from sim.errors import TraceError
-from sim.files import TABLE_BYTES, TRACE_BYTES, open_file
+from sim.files import TABLE_BYTES, TRACE_BYTES, open_file, unique_keys
 from sim.workload.traces.config import TraceConfig
 from sim.workload.traces.values import shown
 
@@ -29,7 +29,7 @@ _BATCH_ROWS = 65_536  # of Parquet in memory at a time
 _LINE_LETTERS = 1 << 24  # of a row of text at most; a row of 100,000 hash_ids has a million
 
 # Decimal keeps "0.1" exact; NaN and Infinity, which Python's JSON allows, become what the value readers refuse.
-_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal)
+_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=unique_keys)
 
 Row = tuple[int, Any]
 Decode = Callable[[Any], Sequence[object]]
@@ -176,9 +176,10 @@ def _peek(path: Path) -> Source:
 
 def _first_record(line: str) -> dict[str, object]:
     try:
-        return _object(line)
-    except ValueError:
-        return {}  # reading the rows reports it with its line
+        found = json.loads(line, parse_float=Decimal, parse_constant=Decimal)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}  # reading the rows reports what is wrong, with its line
 
 
 def rows(source: Source, columns: Sequence[str]) -> tuple[Iterator[Row], Decode]:

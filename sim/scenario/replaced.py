@@ -1,0 +1,76 @@
+"""Keys that are not read because another stands in their place: to set one would do nothing, so it is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sim.errors import ScenarioError
+from sim.scenario.config import Scenario
+
+LOADED = {
+    "mean_rate": "workload.arrivals.mean_rate",
+    "users": "workload.arrivals.users",
+    "rate_scale": "workload.trace.rate_scale.factor",
+}
+"""What each load axis replaces. Arrivals need a rate or users all the same, so a file may hold both."""
+
+PLANNED = {
+    "load": "plan.target",
+    "workload.arrivals.mean_rate": "plan.target",
+    "workload.trace.rate_scale": "plan.target",
+    "cost": "plan.gpus",
+}
+"""What `batchsim plan` takes from its own block; a scenario has them for other commands."""
+
+
+def replaced_by(key: str, plain: Mapping[str, Any]) -> str:
+    """The key of the scenario `plain` that is read in the place of `key`; "" where `key` itself is read."""
+    for axis, replaced in LOADED.items():
+        if key == replaced and _at(plain, f"load.{axis}") is not None:
+            return f"load.{axis}"
+    owner, _, name = key.rpartition(".")
+    stated = f"{owner}.tokens"
+    memory = name == "utilisation" and owner.rpartition(".")[2] == "kv"
+    return stated if memory and _at(plain, stated) is not None else ""
+
+
+def check_replaced(scenario: Scenario) -> None:
+    """ScenarioError, with its place, for a key that is set or varied, or is KV memory of two kinds, to no effect."""
+    for text in scenario.overrides:
+        if other := replaced_by(_key(text), scenario.plain):
+            raise ScenarioError(f"--set {text}: {other} stands in its place. Change that, or drop one of them.")
+    if other := replaced_by(scenario.vary_key, scenario.plain):
+        where, key = scenario.places["vary"], scenario.vary_key
+        raise ScenarioError(f"{where}: vary names {key}, in whose place {other} stands. Drop one of them.")
+    for each in (scenario, *scenario.variants):
+        for key in _memories(each.plain):
+            if _at(each.plain, key) is not None and (other := replaced_by(key, each.plain)):
+                where = scenario.places.get(key.partition(".")[0], scenario.source)
+                raise ScenarioError(f"{where}: {key} is not read beside {other}. Drop one of them.")
+
+
+def check_planned(scenario: Scenario) -> None:
+    """ScenarioError for a key that is set for a plan, which does not read it."""
+    for text in scenario.overrides:
+        for key, other in PLANNED.items():
+            if f"{_key(text)}.".startswith(f"{key}."):
+                raise ScenarioError(f"--set {text}: a plan reads {other} in its place. Change that.")
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _memories(plain: Mapping[str, Any]) -> Iterator[str]:
+    """Every key that may say which share of a GPU's memory an engine takes."""
+    yield "kv.utilisation"
+    for name in _at(plain, "replicas.groups") or ():
+        yield f"replicas.groups.{name}.kv.utilisation"
+
+
+def _at(plain: Any, key: str) -> Any:
+    """The value at a dotted key, None where there is none."""
+    for part in key.split("."):
+        plain = plain.get(part) if isinstance(plain, Mapping) else None
+    return plain
