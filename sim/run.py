@@ -12,6 +12,7 @@ from sim.curves.lines import Line, lines_of, same_requests
 from sim.curves.precision import Precision, check_metric, refine
 from sim.metrics.slo import parse_slo
 from sim.point import Setup
+from sim.reach import check_reach
 from sim.results.keep import keep_run
 from sim.results.read import Results
 from sim.scenario import Scenario
@@ -42,6 +43,8 @@ def run_scenario(
     lines = lines_of(setup)
     for each in {id(line.setup): line.setup for line in lines}.values():
         check_inputs(each)
+        with each.scenario.at("cost"):
+            check_reach(each, each.scenario.specs, max(scenario.loads, default=ANY_LOAD), range(scenario.file.seeds))
     if precision is not None:
         check_metric(lines[0], min(scenario.loads, default=ANY_LOAD), precision.metric)
     home = Path(out) / scenario.name

@@ -73,7 +73,7 @@ ROWS = (
     _row(5, "sim.scenario.*", "numpy pydantic pydantic_core yaml"),
     _row(
         6,
-        "sim.point sim.run sim.results.* sim.sweep.* sim.curves.* sim.capacity.* sim.validation.*"
+        "sim.point sim.reach sim.run sim.results.* sim.sweep.* sim.curves.* sim.capacity.* sim.validation.*"
         " sim.explain.counterfactual sim.fleet.inputs",
         "numpy pandas pyarrow",
         inside="ray",  # sim.sweep.ray_pool

@@ -12,6 +12,7 @@ from typing import Any
 
 from sim.capacity.search import Capacity, Effort, Probe, capacity, jackknife, probes
 from sim.capacity.study import (
+    ANY_LOAD,
     AT_SHARE,
     QUICK,
     Case,
@@ -32,6 +33,7 @@ from sim.errors import ScenarioError
 from sim.metrics.paired import Difference, paired
 from sim.metrics.slo import NOT_ALL, parse_slo
 from sim.point import Setup
+from sim.reach import check_reach
 from sim.results.keep import objective_text
 from sim.scenario import Scenario
 from sim.sweep.points import Sweep
@@ -127,6 +129,9 @@ def find_capacities(
     labels = _chosen(scenario, policies)
     _check_objectives(scenario)
     setup = Setup.of(scenario)
+    chosen = [spec for spec in scenario.specs if spec.label in labels]
+    with scenario.at("cost"):
+        check_reach(setup, chosen, max(scenario.loads, default=ANY_LOAD), range(effort.pilot))
     sweep.hold()
     found = [PolicyCapacity(case, _found(case)) for case in _search(setup, labels, sweep, effort)]
     differences = [

@@ -17,6 +17,7 @@ from sim.planning.money import cost_per_month
 from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, drive
 from sim.planning.search import Found, first_guess, headroom, judge, smallest, whole
 from sim.point import Setup
+from sim.reach import check_reach
 from sim.scenario import Scenario, changed
 from sim.scenario.replaced import check_planned
 from sim.sweep.points import Progress, Sweep
@@ -89,6 +90,8 @@ def make_plan(
     _check(demand)
     book = Book(demand, Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress))
     groups = [Group(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
+    for group in groups[:: len(scenario.specs)]:
+        _check_reach(book, group)
     saturated = _saturations(book, groups, jobs)
     peak_rps = _peak_rps(book.setup(Ask(groups[0])))
     parts = [rps / peak_rps for rps in saturated]
@@ -141,6 +144,19 @@ def _check(demand: Demand) -> None:
 
 
 # ---- where to start
+
+
+def _check_reach(book: Book, group: Group) -> None:
+    """ScenarioError where the profile of a GPU does not reach to the longest prompt of the target traffic."""
+    setup, scenario = book.setup(Ask(group)), book.demand.scenario
+    try:
+        check_reach(setup, setup.scenario.specs, setup.scenario.loads[0], [0])
+    except ScenarioError as error:
+        where = scenario.places.get("plan", scenario.source)
+        advice = str(error).replace(
+            "pass --set cost.extrapolate=true", f"set extrapolate: true in plan.gpus.{group.gpu}.cost"
+        )
+        raise ScenarioError(f"{where}: plan.gpus.{group.gpu}: {advice}") from None
 
 
 def _saturations(book: Book, groups: Sequence[Group], jobs: int) -> list[float]:

@@ -192,6 +192,17 @@ def test_what_a_gpu_lacks_is_said_of_the_plan(replay: Scenario, tmp_path: Path) 
     assert "--set" not in str(caught.value)
 
 
+def test_a_prompt_beyond_a_profile_is_said_of_its_gpu_before_anything_runs(replay: Scenario, tmp_path: Path) -> None:
+    """With what to write there."""
+    rows = [f"{ms},17000,2" for ms in range(0, 20_000, 100)]
+    (Path(replay.source).parent / "my.csv").write_text("\n".join(["ts,in,out", *rows]) + "\n")
+    gpus = "plan.gpus={h: {cost: h200-llama-3.1-8b-aiconfigurator, price: 2.00/h, kv_tokens: 160000}}"
+    said = r"s.yaml:12: plan.gpus.h: continuous, .* 17000 tokens of one .* set extrapolate: true in plan.gpus.h.cost"
+    with pytest.raises(ScenarioError, match=said):
+        make_plan(with_plan(replay, gpus), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_money_is_price_times_time(replay: Scenario) -> None:
     """730 hours a month of all GPUs; tokens by the mean rate."""
     offer = replay.file.plan.gpus["one"]  # type: ignore[union-attr]

@@ -1,0 +1,89 @@
+"""Whether a profile reaches to the longest prompt of a scenario, asked before its first point: all would fail there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sim.cost import Calibrated, Scaled
+from sim.errors import ExtrapolationError, ScenarioError
+from sim.point import Setup
+from sim.scenario import PolicySpec
+from sim.simulate import simulate
+from sim.types import Arrival, Request
+from sim.workload.build import BuiltWorkload
+
+
+def check_reach(setup: Setup, specs: Sequence[PolicySpec], load: float, seeds: Iterable[int]) -> None:
+    """ScenarioError, with the numbers and what to do, where a policy cannot compute the longest prompt within what the
+    profile was measured on.
+
+    Asked of the requests that are known to be sent: all of open arrivals, the first of every session and user.
+    """
+    engines = [group.setup for group in setup.groups] or [setup]
+    bounded = [(engine, profile) for engine in engines if (profile := _bounded(engine)) is not None]
+    for seed in seeds if bounded else ():
+        workload = setup.workload(load, seed)
+        for engine, cost in bounded:
+            longest, hull = _longest(engine, workload), cost.profile.hull
+            if longest is not None and longest.prompt_tokens > min(hull.max_chunk_context, hull.max_tokens):
+                _check(engine, cost, specs, workload, longest, seed)
+
+
+def _bounded(setup: Setup) -> Calibrated | None:
+    """The profile of a setup that does not go beyond it."""
+    cost = setup.cost.cost if isinstance(setup.cost, Scaled) else setup.cost
+    return cost if isinstance(cost, Calibrated) and not cost.extrapolate else None
+
+
+def _longest(setup: Setup, workload: BuiltWorkload) -> Request | None:
+    """The request with the longest prompt that model and KV memory have room for."""
+    room, most = setup.kv.num_blocks * setup.kv.block_size, setup.max_model_len
+    requests = (arrival.request for arrival in workload.arrivals())
+    fitting = (
+        r for r in requests if r.prompt_tokens < most and min(r.prompt_tokens + r.max_output_tokens, most) <= room
+    )
+    return max(fitting, key=lambda request: request.prompt_tokens, default=None)
+
+
+def _check(
+    setup: Setup,
+    cost: Calibrated,
+    specs: Sequence[PolicySpec],
+    workload: BuiltWorkload,
+    longest: Request,
+    seed: int,
+) -> None:
+    """Runs `longest` alone under every policy, up to its first token."""
+    tokens = longest.prompt_tokens
+    alone = Request(longest.id, 0, tokens, longest.max_output_tokens, longest.priority, longest.klass)
+    for spec in specs:
+        try:
+            simulate(setup.engine(spec, workload), _Alone(Arrival(alone, 1)))
+        except ExtrapolationError as error:
+            told = _whole(cost, tokens) or error
+            raise ScenarioError(f"{spec.name}, the longest prompt (seed {seed}): {told}") from None
+        except Exception:
+            continue  # whatever else is wrong with a policy is told at its points, and the others' are kept
+
+
+def _whole(cost: Calibrated, tokens: int) -> ExtrapolationError | None:
+    """What the cost says of a prompt where all of it is too long, not only of the chunk that was the first to be."""
+    try:
+        cost.recompute_ns(tokens)
+    except ExtrapolationError as error:
+        return error
+    return None
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A workload of one request."""
+
+    arrival: Arrival
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return iter([self.arrival])
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        return None
