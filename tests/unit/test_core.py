@@ -155,6 +155,18 @@ def test_who_waits_is_counted_before_it_is_let_in() -> None:
     assert core.num_waiting == 2
 
 
+def test_the_next_timer_is_the_first_cancel_or_the_end_of_the_run() -> None:
+    """Whichever is sooner; the end of the run counts only while somebody is alive."""
+    core = engine(vllm(CountingKV(100, 4)), stop_ns=50)
+    assert core.next_timer_ns is None
+    core.submit(arrival(0, 0, deadline_ns=70))
+    core.schedule(0, drain=False)
+    assert core.next_timer_ns == 50
+    core.submit(arrival(1, 10, cancel_ns=40))
+    core.enter_due(10)
+    assert core.next_timer_ns == 40
+
+
 # ---- rejections
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sim.decode import DecodeGroup
-from sim.journal import Journal
+from sim.journal import ENDED, Journal
 from sim.kv.blocks import CountingKV
-from sim.record import CANCELLED, DECODE, MISSING, PREEMPTED, PREFILL, RECOMPUTE, SAT_OUT, SWAPPED, Recorder
+from sim.record import CANCELLED, DECODE, FINISHED, MISSING, PREEMPTED, PREFILL, RECOMPUTE, SAT_OUT, SWAPPED, Recorder
 from sim.types import Arrival, Batch, Request, Sequence
 from tests.unit.engine import vllm
 
@@ -188,3 +190,32 @@ def test_times_of_the_front_end_are_kept() -> None:
     journal, (seq,) = begun(1)
     row = ended(journal, seq)
     assert (row["sent_ns"], row["lag_ns"], row["router_ns"], row["failover_ns"], row["num_retries"]) == (0, 0, 0, 0, 0)
+
+
+def test_output_ends_with_the_last_token_though_the_row_goes_on() -> None:
+    """A sequence that ended and stays in the group, as padding, makes no more tokens for its client."""
+    journal, (seq,) = begun(1)
+    chunk(journal, seq, 8, 0, sampled=True)
+    group = DecodeGroup(4)
+    group.join(seq)
+    group.advance()
+    journal.tokens(Batch(group, [], 0), [seq], 20)
+    group.advance()
+    row = ended(journal, seq)
+    assert (row["output_tokens"], row["last_token_ns"]) == (2, 20)
+
+
+@pytest.mark.parametrize(("streams", "first", "last"), [(True, 13, 23), (False, 33, 33)])
+def test_a_streamed_answer_arrives_with_its_tokens_and_a_whole_one_when_it_is_sent(
+    streams: bool, first: int, last: int
+) -> None:
+    """Tokens at 10 and 20 ns, the answer sent at 30; the front end takes 3 ns for each piece."""
+    journal = Journal(Recorder(), 3)
+    seq = Sequence(Request(0, 0, 8, 99))
+    journal.begin(seq, Arrival(seq.request, 99))
+    chunk(journal, seq, 8, 0, sampled=True)
+    journal.tokens(Batch(None, [], 0), [seq], 20)
+    journal.end(seq, 30, FINISHED, "", streams=streams)
+    assert (seq.state, seq in journal.lives) == (ENDED, False)
+    (row,) = journal.recorder.records().requests
+    assert (row["first_delivery_ns"], row["delivered_ns"], row["ended_ns"]) == (first, last, 20)
