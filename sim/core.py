@@ -297,8 +297,10 @@ class EngineCore:
                 self.journal.blocked(event, now_ns)
             elif event.kind == "rejected":
                 self._reject(event.seq, now_ns, event.reason, event.detail)
-            else:
+            elif event.kind in ("preempted", "sat_out"):
                 reasons[event.seq] = (event.reason, event.blocker)
+            else:
+                raise self._policy_error(f"emits an event of kind {event.kind!r}, of which there is none")
         return reasons
 
     def _check_progress(self, batch: Batch, now_ns: int) -> None:

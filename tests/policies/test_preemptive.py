@@ -255,6 +255,24 @@ def test_a_prompt_in_chunks_makes_way_for_a_more_important_one() -> None:
     assert result.items[:3] == [[(0, 4)], [(1, 4)], [(0, 4)]]
 
 
+def test_a_head_takes_tokens_too_as_many_as_its_prompt_needs_at_once() -> None:
+    """7 tokens beside 2 decodes of a budget of 8: whole it lacks one, so the newer decode leaves; in chunks nobody."""
+    arrivals = "0:4->5p1 0:4->5p1 20:7->1p0"
+    knobs: dict[str, Any] = {"seqs": 8, "budget": 8, "waiting_order": "priority", "preempt_after": 0}
+    whole = preemptive(arrivals, chunked_prefill=False, **knobs)
+    assert whole.preemptions() == [(32, 1, "priority", 2)]
+    assert whole.items[2] == [(0, 1), (2, 7)]
+    assert preemptive(arrivals, **knobs).items[2] == [(0, 1), (1, 1), (2, 6)]
+
+
+def test_decodes_that_stand_still_have_no_tokens_to_give() -> None:
+    """Under prefill_first the prompt in chunks takes all 8 tokens: it leaves too, after the lesser decode."""
+    knobs: dict[str, Any] = {"seqs": 4, "budget": 8, "waiting_order": "priority", "preempt_after": 0}
+    result = preemptive("0:4->9p2 10:16->1p1 30:4->1p0", order="prefill_first", **knobs)
+    assert result.preemptions() == [(32, 0, "priority", 2), (32, 1, "priority", 2)]
+    assert result.items[:3] == [[(0, 4)], [(1, 8)], [(2, 4)]]
+
+
 def test_who_was_preempted_before_its_first_decode_decodes_once() -> None:
     """Under prefill_first no decode step lies between the two prefills of request 0; its tokens are still its own."""
     result = preemptive(IMPORTANT, seqs=1, waiting_order="priority", preempt_after=0, order="prefill_first")
@@ -294,6 +312,13 @@ def test_a_swapped_decode_takes_its_token_of_the_budget() -> None:
     """It is back at 92 with one of 8 tokens, which leaves 7 to the prompt of 8 that comes in with it."""
     result = preemptive(PAIR + " 80:8->1", blocks=5, swap_blocks=2, by="swap", budget=8)
     assert result.items[-2:] == [[(1, 1), (2, 7)], [(2, 1)]]
+
+
+def test_a_swapped_decode_that_stands_still_takes_no_token_of_the_budget() -> None:
+    """Under prefill_first it is back at 92 too, and the prompt that comes in with it has all 8 tokens."""
+    knobs: dict[str, Any] = {"by": "swap", "budget": 8, "order": "prefill_first"}
+    result = preemptive(PAIR + " 80:8->1", blocks=5, swap_blocks=2, **knobs)
+    assert result.items[-2:] == [[(2, 8)], [(1, 1)]]
 
 
 def test_prefill_first_takes_no_blocks_for_decodes_that_stand_still() -> None:

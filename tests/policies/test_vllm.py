@@ -13,6 +13,7 @@ from sim.kv.blocks import CountingKV
 from sim.kv.choice import new_kv
 from sim.kv.prefix_cache import BlockHashKV
 from sim.policies.systems.vllm import Vllm, VllmConfig
+from sim.record import SAT_OUT
 from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
 from sim.types import Arrival, PolicyContext, Request
 
@@ -118,6 +119,17 @@ def test_a_blocked_head_goes_in_when_a_running_one_generates_what_it_asks_for() 
     assert blocked(result.records) == [(16, 1, "kv_blocks")]
     assert result.items[:4] == [[(0, 6)], [(0, 1)], [(0, 1), (1, 5)], [(0, 1)]]
     assert cached(result)[1] == (8, 8)
+
+
+def test_a_decode_behind_a_prompt_whose_cap_grows_sits_out() -> None:
+    """3.1: when one of three ends, the prompt's cap goes from 8 // 3 to 8 // 2, which is all 4 tokens of a step."""
+    arrivals = [arrival(0, 0, 1, prompt=12), arrival(1, 0, 4, prompt=1), arrival(2, 0, 2, prompt=1)]
+    knobs = {"long_prefill_token_threshold": 2, "long_prefill_token_threshold_adaptive": True}
+    result = vllm(arrivals, max_num_seqs=4, max_num_batched_tokens=8, max_num_scheduled_tokens=4, **knobs)
+    assert result.items[:5] == [[(0, 2), (1, 1), (2, 1)], [(0, 2), (1, 1), (2, 1)], [(0, 4)], [(0, 4)], [(1, 1)]]
+    states = result.records.states
+    (out,) = states[states["state"] == SAT_OUT]
+    assert (out["time_ns"], out["request_id"], result.records.texts[out["reason"]]) == (30, 1, "token_budget")
 
 
 def test_max_num_active_seqs_and_max_num_scheduled_tokens_bound_a_step() -> None:

@@ -11,7 +11,7 @@ from sim.kv.blocks import CountingKV
 from sim.live import VirtualClock, live
 from sim.policies.gated import Gated, GatedConfig
 from sim.record import Recorder
-from sim.types import Arrival, Batch, Idle, PolicyContext, Request, Sequence
+from sim.types import Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
 from tests.conformance.runs import MS, Listed
 
 
@@ -62,6 +62,13 @@ class Leaks(Gated):
         return responses
 
 
+class Misspells(Gated):
+    """Refuses a request in a word of its own, which would never be answered."""
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        self.events.append(Event("refused", seq, "too_late"))
+
+
 def run(policy: type[Gated]) -> EngineCore:
     context = PolicyContext(CountingKV(100, 16), 1000)
     core = EngineCore(
@@ -79,6 +86,7 @@ def run(policy: type[Gated]) -> EngineCore:
         (Understates, "Understates: says num_prefill_tokens 0 for chunks of 50"),
         (TooLong, "TooLong: schedules 21 tokens of Sequence"),
         (Forgets, r"Forgets: schedule\(\) returned None"),
+        (Misspells, "Misspells: emits an event of kind 'refused', of which there is none"),
         (Leaks, "Leaks: 98 of 100 KV blocks are free after the last request"),
     ],
 )

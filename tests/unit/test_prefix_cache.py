@@ -151,11 +151,11 @@ def test_a_hit_block_that_nobody_uses_counts_as_taken() -> None:
 def test_a_hit_block_whose_last_user_ends_counts_as_taken_from_then_on() -> None:
     """The head hits a used and an unused block; when the used one comes free there is not one more for others."""
     kv = BlockHashKV(5, SIZE)
-    run(kv, sequence(0, (A, 0, 8)))
-    kv.end(next(iter(kv._held)))
-    user, other, head = sequence(1, (A, 0, 5)), sequence(2, prompt=4), sequence(3, (A, 0, 16))
-    run(kv, user)
-    run(kv, other)
+    first, user, other = sequence(0, (A, 0, 8)), sequence(1, (A, 0, 5)), sequence(2, prompt=4)
+    for seq in (first, user, other):
+        run(kv, seq)
+    kv.end(first)
+    head = sequence(3, (A, 0, 16))
     assert (kv.num_free, kv.lookup(head)) == (2, 8)
     assert not kv.admit(head, 12, 8, spare_blocks=1)
     kv.end(user)

@@ -18,9 +18,13 @@ from sim.record import (
     STATE_NAMES,
     STEP_COLUMNS,
     STEP_DTYPE,
+    UNFINISHED,
     Recorder,
+    Records,
+    _format,
     pack_step,
 )
+from sim.types import Arrival, Request
 
 
 @pytest.mark.parametrize(
@@ -81,3 +85,67 @@ def test_every_code_has_a_name() -> None:
     """States and outcomes are named, each name once."""
     assert len(set(STATE_NAMES.values())) == len(STATE_NAMES) == 7
     assert list(OUTCOME_NAMES.values()) == ["finished", "rejected", "cancelled", "unfinished"]
+
+
+def test_a_packed_row_is_a_row_of_the_array() -> None:
+    """8 bytes little-endian for q, 4 for i: what the packer writes, numpy reads under the same names."""
+    packer, dtype = _format((("time", "q"), ("count", "i")))
+    assert packer.pack(1, -2) == b"\1" + bytes(7) + b"\xfe\xff\xff\xff"
+    (row,) = np.frombuffer(packer.pack(1 << 40, -2), dtype)
+    assert (row["time"], row["count"]) == (1 << 40, -2)
+
+
+def test_tables_come_back_from_their_arrays() -> None:
+    """All but `replicas`; nothing in them needs pickling, and texts keep their letters."""
+    recorder = Recorder()
+    recorder.step_rows += pack_step(*range(len(STEP_COLUMNS)))
+    recorder.request(*range(len(REQUEST_COLUMNS)))
+    recorder.state(5, 7, BLOCKED, "naïve")
+    recorder.details["never_fits"] = "6 KV blocks"
+    records = recorder.records()
+    arrays = records.arrays()
+    assert set(arrays) == {"requests", "steps", "states", "words"}
+    assert not any(array.dtype.hasobject for array in arrays.values())
+    assert "naïve" in str(arrays["words"])
+    again = Records.from_arrays(arrays)
+    for table in ("requests", "steps", "states"):
+        assert np.array_equal(getattr(again, table), getattr(records, table))
+    assert (again.texts, again.details) == (("", "naïve"), {"never_fits": "6 KV blocks"})
+
+
+@pytest.mark.parametrize("table", ["requests", "steps", "states"])
+def test_tables_of_another_version_are_refused(table: str) -> None:
+    """A table with other columns is named."""
+    arrays = Recorder().records().arrays()
+    with pytest.raises(ValueError, match=f"the columns of {table} are those of another version"):
+        Records.from_arrays({**arrays, table: np.zeros(1)})
+
+
+@pytest.mark.parametrize("sent_ns", [None, 3])
+def test_one_that_reached_no_engine_has_its_request_and_no_times(sent_ns: int | None) -> None:
+    """It was sent and arrived when it ended, unless the client sent it before; the router's times are kept."""
+    recorder = Recorder()
+    request = Request(4, 5, 8, 9, priority=2, klass="chat", tenant="a")
+    arrival = Arrival(request, 9, sent_ns=sent_ns, router_ns=11, failover_ns=12, num_retries=13)
+    recorder.unserved(arrival, 20, UNFINISHED, "time_limit")
+    records = recorder.records()
+    (row,) = records.requests
+    given = {"request_id": 4, "klass": 1, "tenant": 2, "priority": 2, "prompt_tokens": 8, "max_output_tokens": 9}
+    given |= {"sent_ns": 20 if sent_ns is None else 3, "arrival_ns": 20, "ended_ns": 20, "outcome": UNFINISHED}
+    given |= {"reason": 3, "router_ns": 11, "failover_ns": 12, "num_retries": 13}
+    missing = ("scheduled_ns", "first_token_ns", "last_token_ns", "first_delivery_ns", "delivered_ns")
+    expected = dict.fromkeys(REQUEST_DTYPE.names or (), 0) | given | dict.fromkeys(missing, MISSING)
+    assert {name: int(row[name]) for name in expected} == expected
+    assert records.texts == ("", "chat", "a", "time_limit")
+
+
+def test_a_step_cut_short_ends_when_it_was_cut() -> None:
+    """Of two steps the last one alone, and nothing of it but its duration."""
+    recorder = Recorder()
+    for start_ns in (100, 110):
+        recorder.step_rows += pack_step(start_ns, 10, *range(2, len(STEP_COLUMNS)))
+    recorder.cut_last_step(113)
+    assert (len(recorder), recorder.num_steps) == (0, 2)
+    steps = recorder.records().steps
+    assert steps[0].item() == (100, 10, *range(2, len(STEP_COLUMNS)))
+    assert steps[1].item() == (110, 3, *range(2, len(STEP_COLUMNS)))
