@@ -2,14 +2,15 @@
 
 Each mutant is tested in a process of its own, forked from one that has collected all tests, by the tests of its file
 (table.py), quickest first, until one fails. It is killed if a test fails, or takes far more CPU time than without it.
-Survivors are printed as the lines that were and that are. Those in survivors.toml have a reason why no test can or
-should notice them; they are not run again, and an entry that fits no mutant any more is an error.
+Survivors are printed as entries of survivors.toml: the lines that were and that are. Those that stand there with a
+reason why no test can or should notice them are not run again; an entry that fits no mutant any more is an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 import math
 import multiprocessing
 import os
@@ -75,7 +76,10 @@ def main() -> int:
     def told(mutant: Mutant, killed: bool) -> None:
         counts[mutant.path]["killed" if killed else "survived"] += 1
         if not killed:
-            print(f"{mutant.name}\n  in  {mutant.where}\n  was {mutant.was}\n  now {mutant.now}", flush=True)
+            print(f"[[survivor]]  # {mutant.name}")
+            for key in ("where", "was", "now"):
+                print(f"{key} = {json.dumps(getattr(mutant, key), ensure_ascii=False)}")
+            print('why = ""\n', flush=True)
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         test({path: code for path, (code, _) in made.items()}, Tester(mutants, args.jobs, told), Path(folder))
