@@ -14,7 +14,10 @@ ENGINE = (
 CACHE = "unit/test_prefix_cache policies/test_vllm unit/test_naive_vllm conformance:vllm"
 RADIX = "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_tgi conformance:sglang"
 REUSE = "policies/test_tensorrt_llm policies/test_tensorrt_llm_reuse conformance:tensorrt_llm"
-MEASURES = "unit/test_metrics unit/test_metrics_objectives unit/test_metrics_kpis unit/test_slo unit/test_precision conformance:continuous"
+MEASURES = (
+    "unit/test_metrics unit/test_metrics_objectives unit/test_metrics_kpis unit/test_slo unit/test_precision"
+    " conformance:continuous"
+)
 BATCHES = "policies/test_static policies/test_dynamic policies/test_hf_static conformance:static conformance:dynamic"
 TRITON = "policies/test_triton conformance:triton"
 TGI = "policies/test_tgi conformance:tgi"
