@@ -2,7 +2,7 @@
 
 Properties are mutated like other functions. What mutmut leaves alone: other decorated functions, what stands outside of
 functions, texts of errors (`do_not_mutate_patterns` in pyproject.toml). Left alone here: the None that an ordered set,
-a dict, has for values.
+a dict, has for values; `strict` of zip.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mutmut.mutation.file_mutation import mutate_file_contents
 
 ROOT = Path(__file__).parents[2]
 _SET_ITEM = re.compile(r"\w\] = None$")  # a dict whose values are None is an ordered set
+_STRICT = re.compile(r",? *strict=\w+")  # a check of the program itself
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def mutate(path: str) -> tuple[str, list[Mutant]]:
         where = ".".join([module, *function.removeprefix("xǁ").removeprefix("x_").split("ǁ")])
         now = [line.replace(name, original) for line in now]
         mutant = Mutant(f"{module}.{name}", path, where, *_difference(was, now))
-        if not _SET_ITEM.search(mutant.was):
+        if not _SET_ITEM.search(mutant.was) and _STRICT.sub("", mutant.was) != _STRICT.sub("", mutant.now):
             mutants.append(mutant)
     return made.code, mutants
 

@@ -68,7 +68,8 @@ TESTS = {
 def tests_of(path: str) -> frozenset[str]:
     """The test files of a mutated file; the most exact pattern decides."""
     patterns = [pattern for pattern in TESTS if fnmatch.fnmatch(path, pattern)]
-    return frozenset(TESTS[max(patterns, key=len)].split()) if patterns else frozenset()
+    names = TESTS[max(patterns, key=len)].split() if patterns else []
+    return frozenset([*names, "policies/test_config_bounds"] if path.startswith("sim/policies/") else names)
 
 
 def test_file(name: str) -> str:
