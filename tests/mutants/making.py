@@ -17,7 +17,7 @@ from mutmut.mutation.file_mutation import mutate_file_contents
 
 ROOT = Path(__file__).parents[2]
 _SET_ITEM = re.compile(r"\w\] = None$")  # a dict whose values are None is an ordered set
-_STRICT = re.compile(r",? *strict=\w+")  # a check of the program itself
+_STRICT = re.compile(r", (strict=\w+)?(?=\))")  # of zip: a check of the program itself
 
 
 @dataclass(frozen=True)
