@@ -105,6 +105,7 @@ def test_max_batch_size_bounds_running_and_new_together() -> None:
     result = unchunked("0:4->3 0:4->2 5:4->1", max_batch_size=2)
     assert times(result.records, "scheduled_ns") == [(0,), (0,), (32,)]
     assert blocked(result.records) == [(18, 2, "no_slot")]
+    assert blocked(unchunked("0:4->3 0:4->2 0:4->1", max_batch_size=2).records) == [(0, 2, "no_slot")]
 
 
 # ---- with chunking
@@ -179,6 +180,7 @@ def test_padded_prompts_cost_as_much_as_the_longest() -> None:
     result = padded("0:4->1 0:2->1 0:2->1", max_batch_prefill_tokens=8)
     assert result.items == [[(0, 4), (1, 2)], [(2, 2)]]
     assert steps(result.records, "num_prefill_tokens", "pad_prefill_tokens") == [(6, 2), (2, 0)]
+    assert blocked(result.records) == [(0, 2, "token_budget")]
 
 
 def test_padded_rows_are_read_as_long_as_the_longest() -> None:

@@ -80,6 +80,15 @@ def test_generated_tokens_are_found_too() -> None:
     assert kv.lookup(sequence(1, (A, 0, 6), (output_stream(0), 0, 20))) == 12
 
 
+def test_an_answer_to_less_than_a_block_is_found_with_it() -> None:
+    """Of a prompt of 2 tokens the first block is filled by its answer, and the second is the answer's alone."""
+    kv = BlockHashKV(20, SIZE)
+    first = sequence(0, (A, 0, 2))
+    run(kv, first)
+    generate(kv, first, 6)
+    assert kv.lookup(sequence(1, (A, 0, 2), (output_stream(0), 0, 20))) == 8
+
+
 def test_unpublished_blocks_are_reused_first_and_cached_ones_from_the_end_of_the_longest_unused() -> None:
     """Freed last block of `a`, never full, then the fresh ones; then a's cached blocks, deepest first, then b's."""
     kv = BlockHashKV(8, SIZE)
