@@ -14,10 +14,7 @@ ENGINE = (
 CACHE = "unit/test_prefix_cache policies/test_vllm unit/test_naive_vllm conformance:vllm"
 RADIX = "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_tgi conformance:sglang"
 REUSE = "policies/test_tensorrt_llm policies/test_tensorrt_llm_reuse conformance:tensorrt_llm"
-MEASURES = (
-    "unit/test_metrics unit/test_metrics_objectives unit/test_metrics_kpis unit/test_slo unit/test_precision"
-    " conformance:continuous"
-)
+MEASURES = "unit/test_metrics unit/test_metrics_objectives unit/test_metrics_kpis unit/test_slo conformance:continuous"
 BATCHES = "policies/test_static policies/test_dynamic policies/test_hf_static conformance:static conformance:dynamic"
 TRITON = "policies/test_triton conformance:triton"
 TGI = "policies/test_tgi conformance:tgi"
@@ -39,6 +36,7 @@ TESTS = {
     "sim/kv/radix_*.py": RADIX,
     "sim/kv/reuse_tree.py": REUSE,
     "sim/metrics/*.py": MEASURES,
+    "sim/metrics/measure.py": f"{MEASURES} unit/test_precision",
     "sim/metrics/warmup.py": "theory/test_warmup unit/test_curve",
     "sim/policies/continuous.py": "policies/test_continuous conformance:continuous",
     "sim/policies/dynamic.py": BATCHES,
