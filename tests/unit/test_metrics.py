@@ -51,6 +51,16 @@ def test_gaps_of_one_request(arrivals, wanted):
     assert sorted(np.repeat(gaps, counts).tolist()) == sorted(expected)
 
 
+def test_the_last_token_may_come_of_a_recompute():
+    """Preempted with 5 of 6 tokens, the last one ends its recompute: the long gap before it counts like any other."""
+    made = run([arrival(0, 0, 4, 6), arrival(1, 0, 4, 6)], num_blocks=5)
+    assert made.records.requests["num_preemptions"].tolist() == [0, 1]
+    times = made.token_times()
+    gaps, counts = token_gaps(made.records, np.array([False, True]))
+    assert sorted(np.repeat(gaps, counts).tolist()) == sorted(np.diff(times[1]).tolist())
+    assert max(gaps) == times[1][-1] - times[1][-2] > 2 * sorted(gaps)[-2]
+
+
 def test_latencies_by_hand():
     """Two requests: each latency's mean and percentiles are those of its formula, from the time of sending."""
     rows = [
