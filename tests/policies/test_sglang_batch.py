@@ -8,7 +8,10 @@ from __future__ import annotations
 import pytest
 from sglang_runs import sharing, timeline
 
-from sim.types import Arrival
+from sim.kv.radix_cache import RadixKV
+from sim.policies.systems.sglang_queue import Fcfs
+from sim.tokens import TokenIds, prompt_stream
+from sim.types import Arrival, Request, Sequence
 
 TRUSTING = {"schedule_conservativeness": 0.0}  # the running reserve nothing
 
@@ -73,30 +76,71 @@ def test_a_decode_step_evicts_for_a_page_a_request() -> None:
     assert done.items[-1] == [(3, 12)]
 
 
+def test_decodes_that_sit_a_mixed_step_out_evict_all_the_same() -> None:
+    """1, 2 and 3 need a page each; beside 4 one is free, and text 0's: it is evicted though that does not suffice.
+
+    Request 5, which comes before they decode again, computes all of it.
+    """
+    done = timeline(
+        sharing(
+            "0:4->1 100:2->4 105:3->4 115:4->4 135:7->1 150:6->1",
+            *[((0, 4),), ((1, 2),), ((2, 3),), ((3, 4),), ((4, 7),), ((0, 4), (5, 2))],
+        ),
+        tokens=28,
+        enable_mixed_chunk=True,
+        chunked_prefill_size=16,
+        **TRUSTING,
+    )
+    assert done.items[3:5] == [[(3, 4), (2, 1), (1, 1)], [(4, 7)]]
+    assert done.items[5][0] == (5, 6)
+
+
 # ---- recency
 
 
 def pressed(num_before: int) -> list[Arrival]:
-    """After `num_before` passes: texts 0 and 1, then 30 tokens for which one of them goes, and text 0 behind them."""
+    """After `num_before` passes texts 0 and 1, then 30 tokens for which one of them goes, and 0 and 1 again."""
     before = "0:1->1 " * num_before
     return sharing(
-        before + "1000:8->1 2000:8->1 3000:30->1 3000:12->1",
+        before + "1000:8->1 2000:8->1 3000:30->1 3000:12->1 3000:12->1",
         *[((9, 1),)] * num_before,
         ((0, 8),),
         ((1, 8),),
         ((2, 30),),
         ((0, 8), (3, 4)),
+        ((1, 8), (4, 4)),
     )
 
 
 @pytest.mark.parametrize(("num_before", "computed"), [(30, 4), (29, 12), (31, 12)])
 def test_every_32nd_pass_uses_the_prefixes_of_those_who_wait(num_before: int, computed: int) -> None:
-    """In the 33rd pass text 0, older than 1, is used by the request that waits for the slot, and 1 is evicted."""
+    """In the 33rd pass texts 0 and 1 are used by those that wait for the slot, the first of them last: 1 is evicted.
+
+    In others text 0 is the older one, and goes.
+    """
     done = timeline(pressed(num_before), page=1, tokens=40, max_running_requests=1)
-    assert done.items[-1] == [(num_before + 3, computed)]
+    assert done.items[-2] == [(num_before + 3, computed)]
 
 
 @pytest.mark.parametrize(("knob", "computed"), [("prefill_max_requests", 4), ("max_running_requests", 12)])
 def test_the_head_is_looked_at_before_the_number_of_requests(knob: str, computed: int) -> None:
     """Refused by prefill_max_requests, text 0 has been used and stays; refused a slot, it has not."""
-    assert timeline(pressed(0), page=1, tokens=40, **{knob: 1}).items[-1] == [(3, computed)]
+    assert timeline(pressed(0), page=1, tokens=40, **{knob: 1}).items[-2] == [(3, computed)]
+
+
+def test_all_of_what_waits_is_used() -> None:
+    """A page of 8 is all that waits: it counts, where a match to compute from would leave one token out."""
+    kv = RadixKV(4, 8)
+    texts = [TokenIds.of([(prompt_stream(i), 0, 8)]) for i in range(2)]
+    for i, tokens in enumerate(texts):
+        seq = Sequence(Request(i, 0, 8, 1, tokens=tokens))
+        assert kv.admit(seq, 8, 0)
+        seq.settled_computed_tokens = 8
+        kv.insert(seq)
+        kv.free(seq)
+    queue = Fcfs(kv)
+    queue.push(Sequence(Request(2, 0, 8, 1, tokens=texts[0])))
+    queue.arrange()
+    kv.make_room(3)
+    found = [kv.match(Sequence(Request(3, 0, 8, 1, tokens=tokens)), 8) for tokens in texts]
+    assert found == [8, 0]
