@@ -45,9 +45,10 @@ _PARTIAL, _VOID, _NOT_RUN = "partial", "void", "not run"
 class Campaign:
     """One call of a campaign: runs stages until they are done or the time is up."""
 
-    def __init__(self, plan: Path, out: Path, device: str, minutes: float) -> None:
+    def __init__(self, plan: Path, out: Path, device: str, minutes: float, *, allow_code: bool = False) -> None:
         self._end_s = time.monotonic() + 60 * minutes - _MARGIN_S
-        self.plan = Plan.read(plan)
+        self.plan = Plan.read(plan, allow_code=allow_code)
+        self._allow_code = allow_code
         self.out = out
         self.device = device
         self._plan_file = plan
@@ -170,7 +171,8 @@ class Campaign:
     def _ready_worker(self) -> Worker:
         """The process of this group. CalibrationError if it cannot start at all, or is of another machine."""
         if self._worker is None:
-            self._worker = Worker(self._plan_file, self.out, self.device, min(_START_S, max(1.0, self._left_s())))
+            most_s = min(_START_S, max(1.0, self._left_s()))
+            self._worker = Worker(self._plan_file, self.out, self.device, most_s, allow_code=self._allow_code)
             ready = self._worker.ready
             if ready.state != DONE:
                 self._leave()
@@ -298,12 +300,15 @@ def main(
     minutes: Annotated[float, typer.Option(help="Time for this call.")] = 9.0,
     device: Annotated[str, typer.Option(help="cuda, or cpu to try it out.")] = "cuda",
     plan: Annotated[Path, typer.Option(help="What to do, as JSON.")] = SHIPPED / "gpu.json",
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Let scenarios import and run policies of their own, module:Class.")
+    ] = False,
 ) -> None:
     """Measure, check and replay on this machine until the time is up; print how every stage ended."""
     code = 1
     try:
         _check_call(device, minutes)
-        campaign = Campaign(plan, out, device, minutes)
+        campaign = Campaign(plan, out, device, minutes, allow_code=allow_code)
         signal.signal(signal.SIGTERM, _terminate)  # as Ctrl-C
         try:
             campaign.run()

@@ -75,8 +75,11 @@ class Plan:
     digest: str
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
-        """The plan in a JSON file; its scenarios are files beside it. CalibrationError if it cannot be read."""
+    def read(cls, path: Path, *, allow_code: bool = False) -> Plan:
+        """The plan in a JSON file; its scenarios are files beside it. CalibrationError if it cannot be read.
+
+        Users' own policies, `module:Class`, are imported with `allow_code` alone.
+        """
         try:
             text = read_text(path)
             plain = parse_json(text)
@@ -87,7 +90,11 @@ class Plan:
                 profile_minutes=float(plain["profile_minutes"]),
                 options=dict(plain["options"]),
                 scenarios={
-                    name: Resolved.from_json(file, f"{path}: scenario {name}, {path.parent / plain['scenarios'][name]}")
+                    name: Resolved.from_json(
+                        file,
+                        f"{path}: scenario {name}, {path.parent / plain['scenarios'][name]}",
+                        allow_code=allow_code,
+                    )
                     for name, file in files.items()
                 },
                 points=tuple(LivePoint(*point) for point in plain["points"]),

@@ -45,10 +45,10 @@ class Reply:
 class Worker:
     """A process that runs stages one by one. `ready` is the identity of its machine, or why it did not start."""
 
-    def __init__(self, plan: Path, out: Path, device: str, most_s: float) -> None:
+    def __init__(self, plan: Path, out: Path, device: str, most_s: float, *, allow_code: bool = False) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process has no CUDA
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, plan, out, device), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, plan, out, device, allow_code), daemon=True)
         self._process.start()
         theirs.close()
         self.ready = self._reply(most_s)
@@ -86,7 +86,7 @@ class Worker:
             return Reply(FAILED, {}, f"its process {how}", lost=True)
 
 
-def _serve(pipe: Connection, plan: Path, out: Path, device: str) -> None:
+def _serve(pipe: Connection, plan: Path, out: Path, device: str, allow_code: bool) -> None:
     """The process: says that it is ready, then runs the stages it is sent until the pipe ends."""
     with contextlib.suppress(OSError):
         os.setsid()  # Ctrl-C in a terminal goes to the campaign, which passes it on
@@ -95,7 +95,7 @@ def _serve(pipe: Connection, plan: Path, out: Path, device: str) -> None:
     try:
         from calibrate.stages import Stages
 
-        stages = Stages(Plan.read(plan), out, device)
+        stages = Stages(Plan.read(plan, allow_code=allow_code), out, device)
         pipe.send(Reply(DONE, stages.identity))
         while True:
             pipe.send(_run(stages, *pipe.recv()))

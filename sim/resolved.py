@@ -6,10 +6,9 @@ policies, workload and the rows of a trace are inside; only the source of a user
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from sim.errors import ScenarioError
 from sim.files import parse_json
 from sim.kv.blocks import KVBlockManager
 from sim.model import ModelSpec
+from sim.named_policy import find_policy
 from sim.plain import fields_from_plain, from_plain, to_plain
-from sim.policies import POLICIES
 from sim.record import Recorder
 from sim.types import Executor, LengthPredictor, PolicyContext, Request, Scheduler, StepEstimator
 from sim.workload.build import BuiltWorkload, build_workload
@@ -35,7 +34,6 @@ FORMAT = "batchsim-resolved"
 VERSION = 3
 
 _ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
-_METHODS = ("add", "cancel", "schedule", "repeat", "complete")
 
 
 @dataclass(frozen=True)
@@ -134,8 +132,11 @@ class Resolved:
         predictor: LengthPredictor | None = None
         if policy.predictor is not None:
             predictor = _Unasked() if workload is None else build_predictor(policy.predictor, workload)
-        make = find_policy(policy.kind)[1]
-        scheduler = make(policy.config, PolicyContext(kv, self.max_model_len, predictor, estimator))
+        make = find_policy(policy.kind, allow_code=True)[1]  # whoever made this object was asked
+        try:
+            scheduler = make(policy.config, PolicyContext(kv, self.max_model_len, predictor, estimator))
+        except SystemExit as error:
+            raise ScenarioError(f"{policy.kind} ends the program (SystemExit {error}). Correct it.") from None
         missing = [name for name in _ATTRIBUTES if not hasattr(scheduler, name)]
         if missing:
             raise ScenarioError(
@@ -184,8 +185,11 @@ class Resolved:
         return json.dumps({"format": FORMAT, "version": VERSION} | plain, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, source: str) -> Resolved:
-        """What `to_json` wrote. ScenarioError, headed by `source`, for anything else."""
+    def from_json(cls, text: str, source: str, *, allow_code: bool = False) -> Resolved:
+        """What `to_json` wrote. ScenarioError, headed by `source`, for anything else.
+
+        Users' own policies, `module:Class`, are imported with `allow_code` alone.
+        """
         try:
             plain = parse_json(text)
             if not isinstance(plain, dict) or plain.pop("format", None) != FORMAT:
@@ -194,7 +198,7 @@ class Resolved:
                 raise ValueError(f"version {version!r}, this batchsim reads {VERSION}")
             values = fields_from_plain(cls, plain, hints={"rows": dict[int, _Table]})
             values["rows"] = {seed: table.rows() for seed, table in values["rows"].items()}
-            values["policies"] = tuple(_with_config(policy) for policy in values["policies"])
+            values["policies"] = tuple(_with_config(policy, allow_code) for policy in values["policies"])
             return cls(**values)
         except (ValueError, RecursionError) as error:  # RecursionError: deep in what has the right shape
             raise ScenarioError(f"{source}: {error}. Write it anew with batchsim resolve.") from None
@@ -246,32 +250,7 @@ class _Table:
         return TraceRows(times, prompt, output, self.source, self.format, self.notes, hash_ids)
 
 
-def _with_config(policy: ResolvedPolicy) -> ResolvedPolicy:
+def _with_config(policy: ResolvedPolicy, allow_code: bool) -> ResolvedPolicy:
     """`policy`, whose config is plain, with the config of its kind."""
-    return replace(policy, config=from_plain(find_policy(policy.kind)[0], policy.config, f"{policy.label}.config"))
-
-
-def find_policy(kind: str) -> tuple[Any, Any]:
-    """Config and class of a registered policy, or of a user's own named by import path `module:Class`.
-
-    ScenarioError where that cannot be imported or is no policy.
-    """
-    if kind in POLICIES:
-        return POLICIES[kind]
-    module_name, _, name = kind.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-        policy = getattr(module, name)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ScenarioError(f"policy {kind} cannot be imported: {error}. Is its folder on PYTHONPATH?") from None
-    missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
-    if missing:
-        raise ScenarioError(f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/types.py.")
-    config = getattr(policy.__init__, "__annotations__", {}).get("config")
-    config = getattr(module, config, None) if isinstance(config, str) else config
-    if not is_dataclass(config):
-        raise ScenarioError(
-            f"{kind}.__init__ has no config that is a dataclass of its module. Write"
-            " def __init__(self, config: MyConfig, context)."
-        )
-    return config, policy
+    config = find_policy(policy.kind, allow_code=allow_code)[0]
+    return replace(policy, config=from_plain(config, policy.config, f"{policy.label}.config"))

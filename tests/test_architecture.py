@@ -59,7 +59,7 @@ ROWS = (
     _row(2.2, "sim.fleet.records", "numpy", pure=True),
     _row(2.5, "sim.journal", pure=True),
     _row(3, "sim.core", pure=True),
-    _row(3.2, "sim.resolved", "numpy", pure=True),  # a scenario without pydantic and yaml
+    _row(3.2, "sim.resolved sim.named_policy", "numpy", pure=True),  # a scenario without pydantic and yaml
     _row(3.4, "sim.capacity sim.capacity.saturation sim.validation sim.validation.periods", "numpy", pure=True),
     _row(4, "sim.simulate sim.fleet.drive sim.fleet.clients sim.fleet.engine", "simpy", pure=True),
     _row(4, "sim.live sim.load"),

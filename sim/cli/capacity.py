@@ -10,6 +10,7 @@ import typer
 
 from sim.cli.common import (
     AddressOption,
+    AllowCodeOption,
     ExecutorOption,
     JobsOption,
     JsonOption,
@@ -40,6 +41,7 @@ def capacity(
         Path | None,
         typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
     ] = None,
+    allow_code: AllowCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the highest load that each policy sustains within the SLO, what breaks first, and what would help.
@@ -60,7 +62,7 @@ def capacity(
     from sim.units import parse_share
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
-    loaded = read_scenario(scenario, overrides, traces, "capacity")
+    loaded = read_scenario(scenario, overrides, traces, "capacity", allow_code=allow_code)
     try:
         share = parse_share(precision)
         if not 0.002 <= share <= 0.5:

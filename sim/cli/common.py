@@ -48,6 +48,9 @@ AddressOption = Annotated[
         help="The Ray cluster; with --executor ray. By default that of RAY_ADDRESS, or the one this machine is in.",
     ),
 ]
+AllowCodeOption = Annotated[
+    bool, typer.Option("--allow-code", help="Let the scenario import and run policies of its own, module:Class.")
+]
 FormatOption = Annotated[str, typer.Option("--format", help="The format, where it cannot be told from the file.")]
 
 
@@ -160,11 +163,14 @@ def check_loads(scenario: Scenario) -> None:
         raise ScenarioError(f"{where}: load.{axis} is auto, which only batchsim run finds. Write a list of loads.")
 
 
-def read_scenario(name: str, set_: list[str] | None, traces: Path | None, command: str) -> Scenario:
+def read_scenario(
+    name: str, set_: list[str] | None, traces: Path | None, command: str, *, allow_code: bool
+) -> Scenario:
     """`load_scenario` for a command that runs one value of everything. ScenarioError where a key is varied."""
     from sim.scenario import load_scenario
 
-    scenario = load_scenario(name, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    folders = [traces] if traces else []
+    scenario = load_scenario(name, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)
     if scenario.vary_key:
         raise ScenarioError(
             f"{scenario.places['vary']}: {scenario.vary_key} is varied, and batchsim {command} takes one value."

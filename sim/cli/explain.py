@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.cli.common import (
+    AllowCodeOption,
     JsonOption,
     check_output,
     check_replaceable,
@@ -51,6 +52,7 @@ def explain(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help=f"The picture of --slo; by default {PICTURE} in RESULTS.")
     ] = None,
+    allow_code: AllowCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show why requests were slow: the parts of their lives, largest first, and the mean over all.
@@ -81,7 +83,8 @@ def explain(
     elif audit is not None:
         _audit(loaded, chosen, load, seed or 0, audit)
     elif changes:
-        _counterfactual(loaded, chosen, load, seed or 0, changes, [traces] if traces else [], as_json)
+        folders = [Path.cwd(), *([traces] if traces else [])]
+        _counterfactual(loaded, chosen, load, seed or 0, changes, folders, allow_code, as_json)
     elif request is not None:
         _story(loaded, chosen, load, seed or 0, request, as_json)
     else:
@@ -136,7 +139,14 @@ def _slo(
 
 
 def _counterfactual(
-    results: Results, policies: list[str], load: float, seed: int, changes: list[str], traces: list[Path], as_json: bool
+    results: Results,
+    policies: list[str],
+    load: float,
+    seed: int,
+    changes: list[str],
+    folders: list[Path],
+    allow_code: bool,
+    as_json: bool,
 ) -> None:
     from sim.explain.counterfactual import check_changes, counterfactual
     from sim.report.counterfactual import counterfactual_data, counterfactual_text
@@ -150,11 +160,10 @@ def _counterfactual(
     chosen = [name for name in policies if labels[name] in named] if named else policies
     if not chosen:
         raise ScenarioError(f"--policy {policies[0]}: the change is of {', '.join(named)}. Write that one, or none.")
-    folders = [Path.cwd(), *traces]
-    found = [
-        counterfactual_data(counterfactual(results, name, load, seed, changes, folders=folders)) | {"policy": name}
-        for name in chosen
-    ]
+    found = []
+    for name in chosen:
+        each = counterfactual(results, name, load, seed, changes, folders=folders, allow_code=allow_code)
+        found.append(counterfactual_data(each) | {"policy": name})
     if as_json:
         print_json(found)
     else:

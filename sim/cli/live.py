@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sim.cli.common import (
+    AllowCodeOption,
     JsonOption,
     check_loads,
     check_out,
@@ -58,6 +59,7 @@ def live(
         typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps; by default as the profile's."),
     ] = None,
     traces: TracesOption = None,
+    allow_code: AllowCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Replay one point of a scenario in real time on the real model, with the very scheduler of the simulation.
@@ -73,7 +75,7 @@ def live(
     from sim.run import check_inputs
     from sim.scenario import Point
 
-    loaded = read_scenario(scenario, set_, traces, "live")
+    loaded = read_scenario(scenario, set_, traces, "live", allow_code=allow_code)
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_inputs(setup)
@@ -158,6 +160,7 @@ def resolve(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("resolved.json"),
     set_: SetOption = None,
     traces: TracesOption = None,
+    allow_code: AllowCodeOption = False,
 ) -> None:
     """Write all that a run of a scenario needs into one JSON file, for a machine without YAML, pydantic and traces.
 
@@ -169,7 +172,7 @@ def resolve(
 
     check_output(output)
     check_overwrite(output, FORMAT)
-    loaded = read_scenario(scenario, set_, traces, "resolve")
+    loaded = read_scenario(scenario, set_, traces, "resolve", allow_code=allow_code)
     check_loads(loaded)
     text = resolved_of(loaded).to_json()
     with writing(output, "Give another path with -o."):

@@ -9,6 +9,7 @@ import typer
 
 from sim.cli.common import (
     AddressOption,
+    AllowCodeOption,
     ExecutorOption,
     JobsOption,
     JsonOption,
@@ -38,6 +39,7 @@ def plan(
         Path | None,
         typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
     ] = None,
+    allow_code: AllowCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the cheapest group of replicas that holds a traffic, and write a report of it.
@@ -50,7 +52,7 @@ def plan(
     from sim.report.plan.write import write_report
 
     where = where_points_run(jobs, executor, address)
-    loaded = read_scenario(scenario, set_, traces, "plan")
+    loaded = read_scenario(scenario, set_, traces, "plan", allow_code=allow_code)
     folder = output or out / loaded.name / "plan"
     check_out(folder, "Give another folder with -o.")
     with ProgressBar() as progress:

@@ -10,6 +10,7 @@ import typer
 
 from sim.cli.common import (
     AddressOption,
+    AllowCodeOption,
     ExecutorOption,
     JobsOption,
     JsonOption,
@@ -52,6 +53,7 @@ def run(
     max_seeds: Annotated[
         int | None, typer.Option(help="Of --precision: at most so many a point.", show_default="20")
     ] = None,
+    allow_code: AllowCodeOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario and compare its policies.
@@ -73,7 +75,8 @@ def run(
     from sim.sweep.failed import Failed, points_failed
     from sim.sweep.points import writing
 
-    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=[traces] if traces else [])
+    folders = [traces] if traces else []
+    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)
     if load is not None and load not in loaded.loads and not loaded.auto:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")

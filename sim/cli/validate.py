@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.common import check_loads, check_out, check_output, one_line_errors, read_scenario, require_torch, writing
+from sim.cli.common import (
+    AllowCodeOption,
+    check_loads,
+    check_out,
+    check_output,
+    one_line_errors,
+    read_scenario,
+    require_torch,
+    writing,
+)
 from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
 from sim.errors import BatchsimError, ScenarioError
 
@@ -41,6 +50,7 @@ def validate(
         Path | None,
         typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
     ] = None,
+    allow_code: AllowCodeOption = False,
 ) -> None:
     """Simulate a scenario and run it live on the same requests; report by how much the simulation was wrong.
 
@@ -56,7 +66,7 @@ def validate(
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
-    loaded = read_scenario(scenario, set_, traces, "validate")
+    loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
     if loaded.load_name != "mean_rate" and loads is None and from_ is None:
         check_loads(loaded)  # there is no saturation to take shares of
     setup = Setup.of(loaded)

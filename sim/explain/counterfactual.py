@@ -110,8 +110,11 @@ def counterfactual(
     changes: Sequence[str],
     *,
     folders: Sequence[Path] = (),
+    allow_code: bool = False,
 ) -> Counterfactual:
     """The point of `results`, and the same with `changes`. Traces and model files are looked for in `folders`.
+
+    A policy of the user's own, `module:Class`, is imported with `allow_code` alone.
 
     ScenarioError for a change of no known key, one that is no change of this point, or a point that cannot be made.
     """
@@ -120,14 +123,14 @@ def counterfactual(
     row = _row(results, policy, load, seed)
     its = varied(results, policy)
     policy, named = (policy, policy) if its is None else (its["policy"], policy)
-    scenario = _scenario(results, plain, (), folders)
+    scenario = _scenario(results, plain, (), folders, allow_code)
     setup, spec = Setup.of(scenario), _spec(scenario, policy, row["variant"], results)
     _check_axis(scenario, changes)
     parsed = tuple(_change(text, plain, spec, setup) for text in changes)
     pinned = plain | {"policies": {policy: _pinned(plain["policies"][policy], spec)}}
     if any(change.key == "kv.tokens" for change in parsed):  # the memory is then stated, and no share of the GPU's
         pinned["kv"] = {key: value for key, value in (plain.get("kv") or {}).items() if key != "utilisation"}
-    altered = _scenario(results, pinned, parsed, folders)
+    altered = _scenario(results, pinned, parsed, folders, allow_code)
     if len(altered.specs) != 1:
         raise ScenarioError(
             f"--counterfactual {' '.join(changes)}: best_of is {len(altered.specs)} points, and one is simulated. Give"
@@ -205,7 +208,7 @@ def _found(plain: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _scenario(
-    results: Results, plain: Mapping[str, Any], changes: Sequence[Change], folders: Sequence[Path]
+    results: Results, plain: Mapping[str, Any], changes: Sequence[Change], folders: Sequence[Path], allow_code: bool
 ) -> Scenario:
     """The scenario that a run's manifest holds, with changes. It has no folder of its own."""
     name = str(results.manifest["scenario_name"])
@@ -214,7 +217,7 @@ def _scenario(
         path = Path(folder) / f"{name}.yaml"
         path.write_text(json.dumps(plain, ensure_ascii=False), encoding="utf-8")
         try:
-            scenario = load_scenario(str(path), overrides=overrides, trace_folders=folders)
+            scenario = load_scenario(str(path), overrides=overrides, trace_folders=folders, allow_code=allow_code)
         except ScenarioError as error:
             raise ScenarioError(_said(str(error), path, results)) from None
     places = {key: _said(place, path, results) for key, place in scenario.places.items()}

@@ -192,7 +192,8 @@ class Scenario:
     `base` is the folder that relative trace paths start from, `model_path` the catalog name or file of the model.
     `places` says where top keys and policies stand: `file:line`, or the option that set them. `overrides` are the texts
     of --set, `trace_folders` where else a trace was looked for. `loads` is empty where they are yet to be found.
-    `variants` are the scenarios with each value of the key that it varies; empty if it varies none.
+    `variants` are the scenarios with each value of the key that it varies; empty if it varies none. `allow_code`:
+    whether it may name policies by import path.
     """
 
     name: str
@@ -209,6 +210,7 @@ class Scenario:
     overrides: tuple[str, ...] = ()
     trace_folders: tuple[Path, ...] = ()
     variants: tuple[Scenario, ...] = ()
+    allow_code: bool = False
 
     @contextmanager
     def at(self, key: str) -> Iterator[None]:

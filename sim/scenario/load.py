@@ -20,9 +20,9 @@ from pydantic_core import ErrorDetails
 from sim.cost import long_form
 from sim.errors import ScenarioError, bounded
 from sim.files import read_text, told
+from sim.named_policy import find_policy
 from sim.plain import texts_in
 from sim.policies import POLICIES
-from sim.resolved import find_policy
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from sim.scenario.replaced import check_replaced
 from sim.scenario.text import Document, read_document
@@ -39,17 +39,24 @@ MAX_LABEL = 40  # letters: what a column of a table can hold
 _NAME_SHOWN = 200  # letters of a name in an error
 
 
-def load_scenario(name_or_path: str, *, overrides: Sequence[str] = (), trace_folders: Sequence[Path] = ()) -> Scenario:
+def load_scenario(
+    name_or_path: str,
+    *,
+    overrides: Sequence[str] = (),
+    trace_folders: Sequence[Path] = (),
+    allow_code: bool = False,
+) -> Scenario:
     """The scenario at a path, or shipped under a name; `overrides` are texts like `seeds=1` or `policies.x.y=2`.
 
     A relative trace path is looked for beside the scenario, then in the current folder, then in `trace_folders`.
-    Raises ScenarioError in one line: where, what, what to do.
+    Policies named `module:Class` are imported, which runs their module, with `allow_code` alone. Raises ScenarioError
+    in one line: where, what, what to do.
     """
     for each in trace_folders:
         if not each.is_dir():
             raise ScenarioError(f"{each}: no such folder to look for traces in. Correct --traces, or leave it out.")
     text, source, folder = _find(name_or_path)
-    scenario = parse_scenario(text, source, folder, tuple(overrides), tuple(trace_folders))
+    scenario = parse_scenario(text, source, folder, tuple(overrides), tuple(trace_folders), allow_code)
     check_replaced(scenario)
     return scenario
 
@@ -58,7 +65,7 @@ def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
     """`scenario` with further `overrides`, which win over those that it was loaded with."""
     folder = Path(scenario.source).parent
     every = (*scenario.overrides, *overrides)
-    return parse_scenario(scenario.text, scenario.source, folder, every, scenario.trace_folders)
+    return parse_scenario(scenario.text, scenario.source, folder, every, scenario.trace_folders, scenario.allow_code)
 
 
 def _echo_bounded(read: Callable[P, Scenario]) -> Callable[P, Scenario]:
@@ -79,7 +86,12 @@ def _echo_bounded(read: Callable[P, Scenario]) -> Callable[P, Scenario]:
 
 @_echo_bounded
 def parse_scenario(
-    text: str, source: str, folder: Path, overrides: tuple[str, ...] = (), trace_folders: tuple[Path, ...] = ()
+    text: str,
+    source: str,
+    folder: Path,
+    overrides: tuple[str, ...] = (),
+    trace_folders: tuple[Path, ...] = (),
+    allow_code: bool = False,
 ) -> Scenario:
     """The scenario that a file `source` in `folder` with this text would hold. Raises as `load_scenario` does."""
     document = read_document(text, source)
@@ -89,8 +101,8 @@ def parse_scenario(
         _lengthen_cost(document)
         _override(document, override)
     _lengthen_cost(document)
-    scenario = _build(document, text, folder, trace_folders)
-    scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders)
+    scenario = _build(document, text, folder, trace_folders, allow_code)
+    scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders, allow_code=allow_code)
     return replace(scenario, variants=_variants(scenario, document)) if scenario.vary_key else scenario
 
 
@@ -207,13 +219,13 @@ def _place_profile(cost: Any, folder: Path) -> None:
         cost["profile"] = str(folder / profile)
 
 
-def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[Path]) -> Scenario:
+def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[Path], allow_code: bool) -> Scenario:
     plain = document.value
     for _, owner in _costs(plain):
         _place_profile(owner.get("cost"), folder)
     file: ScenarioFile = _validate(ScenarioFile, plain, document, ())
     _check_loads(file, document)
-    specs = tuple(spec for label in file.policies for spec in _specs(label, document))
+    specs = tuple(spec for label in file.policies for spec in _specs(label, document, allow_code))
     if isinstance(file.workload.arrivals, ClosedLoop):
         listed = file.load.axis[1] if file.load else ()
         users = int(min(listed)) if listed else file.workload.arrivals.users
@@ -254,7 +266,7 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
 # ---- policies
 
 
-def _specs(label: str, document: Document) -> Iterator[PolicySpec]:
+def _specs(label: str, document: Document, allow_code: bool) -> Iterator[PolicySpec]:
     """The policy of a label, or one for every choice of its `best_of` knobs."""
     path: Keys = ("policies", label)
     entry = dict(document.value["policies"][label] or {})
@@ -267,7 +279,7 @@ def _specs(label: str, document: Document) -> Iterator[PolicySpec]:
     where = document.where(path)
     if not isinstance(kind, str):
         raise ScenarioError(f"{where}: policies.{label}.kind is {kind!r}. Write the name of a policy.")
-    config_type, policy = _policy(kind, where)
+    config_type, policy = _policy(kind, where, allow_code)
     predictor = entry.pop("predictor", None)
     if predictor is not None:
         predictor = _validate(PredictorConfig, predictor, document, (*path, "predictor"))
@@ -292,7 +304,7 @@ def _initials(knob: str) -> str:
     return "".join(word[0] for word in knob.split("_"))
 
 
-def _policy(kind: str, where: str) -> tuple[Any, Any]:
+def _policy(kind: str, where: str, allow_code: bool) -> tuple[Any, Any]:
     """Config and class of a registered policy, or of one named by import path `module:Class`."""
     if kind in POLICIES:
         return POLICIES[kind]
@@ -301,7 +313,7 @@ def _policy(kind: str, where: str) -> tuple[Any, Any]:
         advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(POLICIES)}."
         raise ScenarioError(f"{where}: there is no policy {kind}. {advice} Your own is named module:Class.")
     try:
-        return find_policy(kind)
+        return find_policy(kind, allow_code=allow_code)
     except ScenarioError as error:
         raise ScenarioError(f"{where}: {error}") from None
 

@@ -172,7 +172,7 @@ def run_point(task: Task) -> PackedPoint | Failed:
         raise
     except BatchsimError as error:
         return Failed.of(point, name, str(error))
-    except Exception as error:  # a policy of the user's own, memory, or a bug of ours: the other points stay right
+    except (Exception, SystemExit) as error:  # an own policy, memory, or a bug of ours: the other points stay right
         frame = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
         return Failed.of(point, name, reason, traceback.format_exc())

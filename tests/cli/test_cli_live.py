@@ -202,7 +202,8 @@ def test_live_keeps_a_run_that_a_policy_breaks(
             f'policies:\n  mine: {{kind: "own_{error}:Own", max_num_seqs: 8, max_num_batched_tokens: 512}}\n',
         )
     )
-    done = batchsim("live", scenario, "--policy", "mine", "--device", "cpu", "--load", 200, "--out", scenario.parent)
+    options = ["--device", "cpu", "--load", 200, "--out", scenario.parent, "--allow-code"]
+    done = batchsim("live", scenario, "--policy", "mine", *options)
     assert done.exit_code == 1, done.stderr
     requests = load_results(scenario.parent / "s-live").requests("mine", 200.0, 0)
     assert len(requests) == 12 and "policy_failed" in set(requests["reason"])
@@ -246,7 +247,7 @@ def test_live_refuses_before_it_loads_a_model(scenario: Path, one_thread: None) 
         ((scenario, *common, "--load", 100, "--prompts", "no.txt"), "tokenizer.json"),
         ((scenario, *common, "--load", 100, "--weights", "nowhere"), "nowhere"),
         ((scenario, *common, "--load", 100, "--weights", other), f"--weights {other}: hidden_size is 64"),
-        ((scenario, *common, "--load", 100, "--out", scenario / "out"), f"--out {scenario / 'out'}"),
+        ((scenario, *common, "--load", 100, "--out", scenario / "out"), f"{scenario / 'out'}: cannot be written"),
     ]:
         done = batchsim("live", *args)
         assert done.exit_code == 2 and complaint in done.stderr, (args, done.stderr, done.exception)

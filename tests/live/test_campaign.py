@@ -90,7 +90,7 @@ class Place:
     def command(self, minutes: float) -> list[str]:
         options = {"--out": self.out, "--minutes": minutes, "--device": "cpu", "--plan": self.plan}
         words = [str(word) for pair in options.items() for word in pair]
-        return [sys.executable, "-m", "calibrate.campaign", *words]
+        return [sys.executable, "-m", "calibrate.campaign", "--allow-code", *words]
 
     def environment(self) -> dict[str, str]:
         paths = os.pathsep.join(map(str, (BARE, ROOT, self.folder)))
@@ -133,7 +133,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             (folder / f"{name}.yaml").write_text(
                 SCENARIO.replace("TINY", str(TINY)).replace("LONGEST", str(longest)), encoding="utf-8"
             )
-            text = resolve(load_scenario(str(folder / f"{name}.yaml"))).to_json()
+            text = resolve(load_scenario(str(folder / f"{name}.yaml"), allow_code=True)).to_json()
             (folder / f"{name}.json").write_text(text, encoding="utf-8")
         yield Place(folder)
 
@@ -227,7 +227,15 @@ def test_the_files_are_what_other_commands_read(history: History, tmp_path: Path
     assert len(played.kernel_ns) == found["steps"]
     profile = place.out / "profile-tiny-llama.json"
     load_profile(str(profile))
-    arguments = ["validate", str(place.folder / "small.yaml"), "--set", f"cost={profile}", "--policy", "continuous"]
+    arguments = [
+        "validate",
+        str(place.folder / "small.yaml"),
+        "--allow-code",
+        "--set",
+        f"cost={profile}",
+        "--policy",
+        "continuous",
+    ]
     done = CliRunner().invoke(app, [*arguments, "--from", str(place.out / "small"), "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert list(tmp_path.glob("validation-*.json"))
@@ -238,9 +246,9 @@ def test_a_stage_that_takes_too_long_is_stopped(place: Place, tmp_path: Path) ->
     """It ends as cut, its process is gone, and what it had measured lies in the folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", place.environment()["PYTHONPATH"])
-        worker = Worker(place.plan, tmp_path, "cpu", 60)
+        worker = Worker(place.plan, tmp_path, "cpu", 60, allow_code=True)
     assert worker.ready.state == DONE, worker.ready.reason
-    profile = Plan.read(place.plan).stages()[2]
+    profile = Plan.read(place.plan, allow_code=True).stages()[2]
     reply = worker.run(profile, 1.0, Known(None, None), 3)
     assert (reply.state, reply.reason, reply.lost) == (CUT, "stopped after 3 s", True)
     assert (tmp_path / "profile-tiny-llama.partial.json").is_file()
@@ -262,7 +270,17 @@ def test_processes_of_these_tests_are_bare(place: Place) -> None:
 
 def refused(place: Place, out: Path, device: str = "cpu") -> str:
     """The line of a call that stops at once, with exit code 2."""
-    words = ["-m", "calibrate.campaign", "--out", str(out), "--plan", str(place.plan), "--device", device]
+    words = [
+        "-m",
+        "calibrate.campaign",
+        "--allow-code",
+        "--out",
+        str(out),
+        "--plan",
+        str(place.plan),
+        "--device",
+        device,
+    ]
     done = subprocess.run([sys.executable, *words], env=place.environment(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     return done.stderr
@@ -314,7 +332,7 @@ def test_a_call_that_cannot_work_is_refused_in_one_line(
     empty = tmp_path / "empty.json"
     empty.write_text("{}", encoding="utf-8")
     given = [word.format(empty=empty) for word in words]
-    usual = ["--out", str(tmp_path / "out"), "--plan", str(place.plan), "--device", "cpu"]
+    usual = ["--allow-code", "--out", str(tmp_path / "out"), "--plan", str(place.plan), "--device", "cpu"]
     done = CliRunner().invoke(campaign_app, [*usual, *given])
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
     assert told in done.stderr
@@ -344,7 +362,7 @@ def test_a_plan_that_cannot_be_run_is_refused(place: Place, change: dict[str, An
     wrong = place.folder / "wrong.json"
     wrong.write_text(json.dumps(json.loads(place.plan.read_text(encoding="utf-8")) | change), encoding="utf-8")
     with pytest.raises(BatchsimError, match=told):
-        Plan.read(wrong)
+        Plan.read(wrong, allow_code=True)
 
 
 def test_a_plan_that_says_one_thing_twice_is_refused(place: Place) -> None:

@@ -151,6 +151,7 @@ OWN = {
     "sim.report.style.save": "into memory",
     "sim.report.plan.pictures._svg": "into memory",
     "sim.explain.counterfactual._scenario": "into a temporary folder of its own",
+    "sim.cli.common._give_up_stdout": "/dev/null",
     "sim.sweep.folder_lock.FolderLock.__init__": "a lock, never read as data",
     "calibrate.weights.load_weights": "checked first, and mapped by its library",
     "calibrate.prompts.TextPrompts.__init__": "checked first, and read by its library",

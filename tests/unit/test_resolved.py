@@ -93,7 +93,7 @@ def check_round_trip(scenario: Scenario) -> None:
     """Every policy at the lowest and highest load: simulated, and predicted from the JSON alone."""
     setup = Setup.of(scenario)
     text = setup.resolved.to_json()
-    resolved = Resolved.from_json(text, "here")
+    resolved = Resolved.from_json(text, "here", allow_code=scenario.allow_code)
     assert resolved.to_json() == text and resolved.policies == setup.resolved.policies
     last = scenario.file.seeds - 1
     for load, seed in {(scenario.loads[0], 0), (scenario.loads[-1], last)}:
@@ -132,7 +132,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_a_scenario_can_say_survives_the_json(text: str, folder: Path) -> None:
     """Classes, a trace with jitter, predictors, best_of, swap, a front end and a user's own policy, bit for bit."""
     (folder / "s.yaml").write_text(text)
-    check_round_trip(load_scenario(str(folder / "s.yaml")))
+    check_round_trip(load_scenario(str(folder / "s.yaml"), allow_code=True))
 
 
 def test_a_closed_loop_survives_the_json(folder: Path) -> None:
@@ -271,7 +271,8 @@ def test_missing_keys_broken_json_and_absent_seeds_are_one_line(plain: dict[str,
 def test_a_seed_whose_jittered_trace_is_not_there_is_refused(folder: Path) -> None:
     """Rows moved at random are those of the resolved seeds only; find() names the variants."""
     (folder / "s.yaml").write_text(EVERYTHING)
-    resolved = Resolved.from_json(resolve(load_scenario(str(folder / "s.yaml"))).to_json(), "r.json")
+    text = resolve(load_scenario(str(folder / "s.yaml"), allow_code=True)).to_json()
+    resolved = Resolved.from_json(text, "r.json", allow_code=True)
     with pytest.raises(ScenarioError, match="seeds 0 to 1, not for seed 2"):
         resolved.built_workload(10.0, 2)
     with pytest.raises(ScenarioError, match=r"has 2 variants of static. Write one of static \(bs 2\)"):

@@ -43,7 +43,7 @@ FEW, MANY = 20, 1000  # waiting requests at which `mine` fails: at 200/s, never
 def scenario(folder: Path, kind: str = "Forgets", limit: int = FEW) -> Scenario:
     path = folder / "s.yaml"
     path.write_text(SCENARIO.replace("KIND", kind).replace("LIMIT", str(limit)))
-    return load_scenario(str(path))
+    return load_scenario(str(path), allow_code=True)
 
 
 def failed_of(results: Results) -> set[tuple[str, float, int]]:
@@ -104,6 +104,7 @@ def test_a_run_without_any_point_is_an_error(tmp_path: Path) -> None:
     made = load_scenario(
         scenario(tmp_path).source,
         overrides=['policies={mine: {kind: "tests.unit.failing_policies:Forgets", limit: 0}}'],
+        allow_code=True,
     )
     with pytest.raises(PointsFailed, match=r"4 of 4 points failed: mine: 4 points failed at load 10, 200: "):
         run_scenario(made, out=tmp_path)
@@ -155,7 +156,7 @@ def test_a_trace_that_changed_is_read_again(tmp_path: Path, jobs: int) -> None:
     lasts = []
     for gap_ms in (40, 80):
         (tmp_path / "my.csv").write_text("\n".join(["ts,in,out", *(f"{gap_ms * i},50,5" for i in range(60))]))
-        results = run_scenario(load_scenario(str(tmp_path / "t.yaml")), out=tmp_path, jobs=jobs)
+        results = run_scenario(load_scenario(str(tmp_path / "t.yaml"), allow_code=True), out=tmp_path, jobs=jobs)
         lasts.append(results.requests("continuous", 1.0, 0)["arrival_ns"].max())
     assert lasts == [59 * 40_000_000, 59 * 80_000_000]
 
