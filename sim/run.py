@@ -18,6 +18,7 @@ from sim.results.read import Results
 from sim.scenario import Scenario
 from sim.sweep.failed import Failed
 from sim.sweep.points import Progress, Sweep, writing
+from sim.sweep.size import Limits
 
 ANY_LOAD = 1.0
 """Of any axis: one user, a request a second, the trace as it is."""
@@ -32,23 +33,27 @@ def run_scenario(
     force: bool = False,
     progress: Progress | None = None,
     precision: Precision | None = None,
+    limits: Limits | None = None,
 ) -> Results:
     """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results.
 
     Points run on `jobs` processes, or on the Ray cluster at the address `ray`. With `precision` they get more seeds
     than the scenario's where they need them. The manifest's `failed` lists those that failed; PointsFailed if all did.
+    ScenarioError, before the first of them, where there would be more than `limits` allows.
     """
     started = time.monotonic()
     setup = Setup.of(scenario)
     lines = lines_of(setup)
-    for each in {id(line.setup): line.setup for line in lines}.values():
+    home = Path(out) / scenario.name
+    sweep = Sweep(home, jobs=jobs, ray=ray, force=force, progress=progress, limits=limits)
+    setups = list({id(line.setup): line.setup for line in lines}.values())
+    _check_size(sweep, lines, setups, 0 if precision is None else precision.max_seeds)
+    for each in setups:
         check_inputs(each)
         with each.scenario.at("cost"):
             check_reach(each, each.scenario.specs, max(scenario.loads, default=ANY_LOAD), range(scenario.file.seeds))
     if precision is not None:
         check_metric(lines[0], min(scenario.loads, default=ANY_LOAD), precision.metric)
-    home = Path(out) / scenario.name
-    sweep = Sweep(home, jobs=jobs, ray=ray, force=force, progress=progress)
     sweep.hold()
     facts: dict[str, Any] = {}
     if scenario.auto:
@@ -62,6 +67,15 @@ def run_scenario(
     facts |= {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs if ray is None else None, "ray": ray}
     with writing(home):
         return keep_run(setup, home, found, reused=sweep.reused, facts=facts)
+
+
+def _check_size(sweep: Sweep, lines: Sequence[Line], setups: Sequence[Setup], max_seeds: int) -> None:
+    scenario = lines[0].setup.scenario
+    load = scenario.file.load
+    num_loads = load.num_points if load is not None and load.is_auto else len(scenario.loads)
+    points = sum(len(line.specs) for line in lines) * num_loads * max(scenario.file.seeds, max_seeds)
+    largest = [(setup, max(scenario.loads)) for setup in setups if scenario.loads]
+    sweep.check_size(points, largest, scenario.places.get("seeds", scenario.source))
 
 
 def run_lines(lines: Sequence[Line], sweep: Sweep) -> list[dict[str, Any] | Failed]:

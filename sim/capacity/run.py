@@ -132,6 +132,9 @@ def find_capacities(
     chosen = [spec for spec in scenario.specs if spec.label in labels]
     with scenario.at("cost"):
         check_reach(setup, chosen, max(scenario.loads, default=ANY_LOAD), range(effort.pilot))
+    searched = sum(spec.label in labels for spec in scenario.specs)
+    largest = [(setup, max(scenario.loads))] if scenario.loads else []
+    sweep.check_size(searched * effort.max_probes * effort.most, largest, scenario.source)
     sweep.hold()
     found = [PolicyCapacity(case, _found(case)) for case in _search(setup, labels, sweep, effort)]
     differences = [

@@ -12,6 +12,7 @@ from sim.errors import ScenarioError
 from sim.results.read import Results
 from sim.run import Progress, run_scenario
 from sim.scenario import load_scenario
+from sim.sweep.size import Limits
 
 Measure = Callable[[Results, str, Sequence[str], float], Values]
 Verdict = Literal["yes", "no: less", "no: more", "seeds differ", "undefined"]
@@ -79,10 +80,12 @@ def check_claims(
     overrides: tuple[str, ...] = (),
     jobs: int = 1,
     progress: Progress | None = None,
+    limits: Limits | None = None,
 ) -> tuple[list[Finding], str]:
     """The findings of all conditions, in order, and the heading of the runs; points that are there are reused.
 
-    `overrides` are set in all of them, before the condition's own. ScenarioError where they leave nothing to compare.
+    `overrides` are set in all of them, before the condition's own. ScenarioError where they leave nothing to compare,
+    or a condition is beyond `limits`.
     """
     runs: dict[tuple[str, ...], Results] = {}
     findings = []
@@ -90,7 +93,8 @@ def check_claims(
         for condition in claim.conditions:
             key = overrides + condition.overrides
             if key not in runs:
-                runs[key] = run_scenario(load_scenario(scenario, overrides=key), out=out, jobs=jobs, progress=progress)
+                loaded = load_scenario(scenario, overrides=key)
+                runs[key] = run_scenario(loaded, out=out, jobs=jobs, progress=progress, limits=limits)
             _check_there(runs[key], claim, condition)
             values = condition.measure(runs[key], condition.policy, condition.against, condition.load)
             findings.append(Finding(claim, condition, values.by_seed, values.note))

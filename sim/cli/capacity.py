@@ -14,6 +14,9 @@ from sim.cli.common import (
     ExecutorOption,
     JobsOption,
     JsonOption,
+    MaxMemoryOption,
+    MaxPointsOption,
+    limits_of,
     one_line_errors,
     print_json,
     read_scenario,
@@ -21,6 +24,7 @@ from sim.cli.common import (
 )
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
+from sim.ranges import MAX_POINTS
 
 
 @one_line_errors
@@ -42,6 +46,8 @@ def capacity(
         typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
     ] = None,
     allow_code: AllowCodeOption = False,
+    max_points: MaxPointsOption = MAX_POINTS,
+    max_memory: MaxMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the highest load that each policy sustains within the SLO, what breaks first, and what would help.
@@ -73,7 +79,7 @@ def capacity(
     effort = replace(effort, fewest=min(effort.fewest, max_seeds))
     where = where_points_run(jobs, executor, address)
     with ProgressBar() as progress:
-        sweep = Sweep(out / loaded.name, progress=progress, **where)
+        sweep = Sweep(out / loaded.name, progress=progress, limits=limits_of(max_points, max_memory), **where)
         sweep.hold()
         study = find_capacities(loaded, sweep, policies=policy or [], effort=effort, extras=not only_rates)
     text = capacity_text(study)

@@ -8,9 +8,19 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.common import JsonOption, check_out, one_line_errors, print_json, writing
+from sim.cli.common import (
+    JsonOption,
+    MaxMemoryOption,
+    MaxPointsOption,
+    check_out,
+    limits_of,
+    one_line_errors,
+    print_json,
+    writing,
+)
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
+from sim.ranges import MAX_POINTS
 
 
 @one_line_errors
@@ -19,6 +29,8 @@ def claims(
     jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    max_points: MaxPointsOption = MAX_POINTS,
+    max_memory: MaxMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Test sayings about batching under stated conditions: where each holds and where not.
@@ -34,10 +46,11 @@ def claims(
     if unknown:
         raise ScenarioError(f"--only {unknown[0]}: is no claim. Write one of {', '.join(names)}.")
     chosen = [claim for claim in FOLKLORE if not only or claim.name in only]
+    limits = limits_of(max_points, max_memory)
     check_out(out)
     with ProgressBar() as progress:
         findings, heading = check_claims(
-            chosen, "claims", overrides=tuple(set_ or ()), out=out, jobs=jobs, progress=progress
+            chosen, "claims", overrides=tuple(set_ or ()), out=out, jobs=jobs, progress=progress, limits=limits
         )
     picture = out / "claims" / "claims.png"
     text = claims_text(findings, heading)

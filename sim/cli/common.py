@@ -22,6 +22,7 @@ from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioEr
 if TYPE_CHECKING:
     from sim.results.read import Results
     from sim.scenario import Scenario
+    from sim.sweep.size import Limits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +38,17 @@ ColumnsOption = Annotated[
 TimeUnitOption = Annotated[str | None, typer.Option(help="Unit of the arrival times: ns, us, ms, s or iso.")]
 JobsOption = Annotated[
     int | None, typer.Option(min=1, help="Simulations at a time on this machine.", show_default="all cores")
+]
+MaxPointsOption = Annotated[
+    int, typer.Option(min=1, help="Simulations at most: a scenario that asks for more is refused before the first.")
+]
+MaxMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory that the simulations of a time may need by an estimate, like 32GB.",
+        show_default="this machine's",
+    ),
 ]
 ExecutorOption = Annotated[
     Literal["local", "ray"], typer.Option(help="Where points run: here, or on a Ray cluster that is there already.")
@@ -142,6 +154,27 @@ def where_points_run(jobs: int | None, executor: str, address: str | None) -> di
     if address is not None:
         raise ScenarioError("--address: is for --executor ray. Add that, or drop it.")
     return {"jobs": jobs or os.cpu_count() or 1, "ray": None}
+
+
+def limits_of(max_points: int, max_memory: str | None) -> Limits:
+    """What a sweep may cost. ScenarioError where `max_memory` is no size."""
+    from sim.sweep.size import Limits
+    from sim.units import parse_bytes
+
+    if max_memory is None:
+        return Limits(max_points, _machine_bytes())
+    try:
+        return Limits(max_points, parse_bytes(max_memory))
+    except ValueError as error:
+        raise ScenarioError(f"--max-memory: {error}") from None
+
+
+def _machine_bytes() -> int | None:
+    """The memory of this machine; None where its system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def read_results(path: Path) -> Results:

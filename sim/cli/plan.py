@@ -13,7 +13,10 @@ from sim.cli.common import (
     ExecutorOption,
     JobsOption,
     JsonOption,
+    MaxMemoryOption,
+    MaxPointsOption,
     check_out,
+    limits_of,
     one_line_errors,
     print_json,
     read_scenario,
@@ -22,6 +25,7 @@ from sim.cli.common import (
 )
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
+from sim.ranges import MAX_POINTS
 
 
 @one_line_errors
@@ -40,6 +44,8 @@ def plan(
         typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
     ] = None,
     allow_code: AllowCodeOption = False,
+    max_points: MaxPointsOption = MAX_POINTS,
+    max_memory: MaxMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the cheapest group of replicas that holds a traffic, and write a report of it.
@@ -52,11 +58,12 @@ def plan(
     from sim.report.plan.write import write_report
 
     where = where_points_run(jobs, executor, address)
+    limits = limits_of(max_points, max_memory)
     loaded = read_scenario(scenario, set_, traces, "plan", allow_code=allow_code)
     folder = output or out / loaded.name / "plan"
     check_out(folder, "Give another folder with -o.")
     with ProgressBar() as progress:
-        tables = plan_tables(loaded, out=out, **where, progress=progress, tell=_to_stderr)
+        tables = plan_tables(loaded, out=out, **where, progress=progress, tell=_to_stderr, limits=limits)
     currency = loaded.file.plan.currency if loaded.file.plan is not None else ""
     with writing(folder, "Give another folder with -o."):
         files = write_report(tables, loaded.name, currency, folder)

@@ -14,11 +14,15 @@ from sim.cli.common import (
     ExecutorOption,
     JobsOption,
     JsonOption,
+    MaxMemoryOption,
+    MaxPointsOption,
+    limits_of,
     one_line_errors,
     print_json,
     where_points_run,
 )
 from sim.errors import BatchsimError, ScenarioError
+from sim.ranges import MAX_POINTS
 
 if TYPE_CHECKING:
     from sim.curves.precision import Precision
@@ -54,6 +58,8 @@ def run(
         int | None, typer.Option(help="Of --precision: at most so many a point.", show_default="20")
     ] = None,
     allow_code: AllowCodeOption = False,
+    max_points: MaxPointsOption = MAX_POINTS,
+    max_memory: MaxMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario and compare its policies.
@@ -82,7 +88,16 @@ def run(
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
     asked = _precision(precision, metric, max_seeds)
     with ProgressBar() as progress:
-        results = run_scenario(loaded, out=out, **where, force=force, progress=progress, precision=asked)
+        limits = limits_of(max_points, max_memory)
+        results = run_scenario(
+            loaded,
+            out=out,
+            **where,
+            force=force,
+            progress=progress,
+            precision=asked,
+            limits=limits,
+        )
     _check_rejections(results, strict)
     with writing(results.path.parent):
         drawn = write_pictures(results, load) if pictures else []

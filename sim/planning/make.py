@@ -21,6 +21,7 @@ from sim.reach import check_reach
 from sim.scenario import Scenario, changed
 from sim.scenario.replaced import check_planned
 from sim.sweep.points import Progress, Sweep
+from sim.sweep.size import Limits
 from sim.units import NS_PER_S
 from sim.workload.open_loop import OpenWorkload
 
@@ -81,19 +82,26 @@ def make_plan(
     ray: str | None = None,
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
+    limits: Limits | None = None,
 ) -> Planned:
     """Simulates until every question of the scenario's plan is answered; points lie below `out` and are reused.
+
+    ScenarioError where one look at every configuration is beyond `limits`.
 
     `tell` is called with how much is to be simulated, before it is and where it is long.
     """
     demand = demand_of(scenario)
     _check(demand)
-    book = Book(demand, Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress))
+    sweep = Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress, limits=limits)
+    book = Book(demand, sweep)
     groups = [Group(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
     for group in groups[:: len(scenario.specs)]:
         _check_reach(book, group)
+    busiest = book.setup(Ask(groups[0]))
+    once = len(groups) * len(book.seeds(PLANNED))  # a look at every configuration; how many looks, the search decides
+    sweep.check_size(once, [(busiest, busiest.scenario.loads[0])], scenario.source)
     saturated = _saturations(book, groups, jobs)
-    peak_rps = _peak_rps(book.setup(Ask(groups[0])))
+    peak_rps = _peak_rps(busiest)
     parts = [rps / peak_rps for rps in saturated]
     limit = demand.plan.max_replicas
     starts = [replace(group, replicas=first_guess(part, limit)) for group, part in zip(groups, parts, strict=True)]

@@ -10,6 +10,7 @@ from sim.planning.make import make_plan
 from sim.planning.tables import Tables, tables_of
 from sim.scenario import Scenario
 from sim.sweep.points import Progress
+from sim.sweep.size import Limits
 
 
 def plan_tables(
@@ -20,12 +21,13 @@ def plan_tables(
     ray: str | None = None,
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
+    limits: Limits | None = None,
 ) -> Tables:
     """The tables of the scenario's plan by name, rows as dicts; `configurations` says which group holds, and why not.
 
     Simulations lie below `out` and are reused. ScenarioError where no plan can be made of the scenario; a traffic that
     no group holds is none: it has no table `recommendation`. `tell` is called with how much is to be simulated, where
-    that is long.
+    that is long; what is beyond `limits` is an error before.
     """
-    planned = make_plan(scenario, out=out, jobs=jobs, ray=ray, progress=progress, tell=tell)
+    planned = make_plan(scenario, out=out, jobs=jobs, ray=ray, progress=progress, tell=tell, limits=limits)
     return tables_of(planned) | {"assumptions": assumptions(planned)}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from sim.cost import Constant, CostConfig, Linear, ProfileConfig, RooflineConfig
 from sim.errors import CalibrationError, ScenarioError, bounded
 from sim.plain import texts_in
-from sim.ranges import PositiveInt, Range, check_ranges
+from sim.ranges import MAX_CHOICES, PositiveInt, Range, check_ranges
 from sim.resolved import ResolvedPolicy
 from sim.scenario.kv import KvConfig
 from sim.scenario.plan import PlanConfig
@@ -160,6 +160,8 @@ class ScenarioFile:
             )
         if not values:
             raise ValueError(f"vary names {key} without values. Give at least one.")
+        if len(values) > MAX_CHOICES:
+            raise ValueError(f"vary names {key} with {len(values):,} values. Give at most {MAX_CHOICES:,}.")
         for i, value in enumerate(values):
             if value is None or isinstance(value, dict | list):
                 told = "null" if value is None else value

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, wraps
 from importlib import resources
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, get_args, get_origin, get_type_hints
 
@@ -23,6 +24,7 @@ from sim.files import read_text, told
 from sim.named_policy import find_policy
 from sim.plain import texts_in
 from sim.policies import POLICIES
+from sim.ranges import MAX_CHOICES
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from sim.scenario.replaced import check_replaced
 from sim.scenario.text import Document, read_document
@@ -289,6 +291,8 @@ def _specs(label: str, document: Document, allow_code: bool) -> Iterator[PolicyS
             choices[knob] = value["best_of"]
             if not isinstance(choices[knob], list) or not choices[knob]:
                 raise ScenarioError(f"{document.where((*path, knob))}: best_of needs a list of values, like [4, 8].")
+    if (count := prod(map(len, choices.values()))) > MAX_CHOICES:
+        raise ScenarioError(f"{where}: best_of asks for {count:,} variants of {label}. List at most {MAX_CHOICES:,}.")
     for picked in itertools.product(*choices.values()):
         chosen = dict(zip(choices, picked, strict=True))
         knobs = entry | chosen

@@ -9,7 +9,7 @@ import errno
 import pickle
 import shutil
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +28,7 @@ from sim.sweep.failed import Failed, points_failed
 from sim.sweep.folder_lock import FolderLock, lock_folder
 from sim.sweep.pool import Killed, run_all
 from sim.sweep.ray_pool import run_on_ray
+from sim.sweep.size import Limits, check_size
 
 Progress = Callable[[int, int, str], None]
 """Called with points done, points in all, and what was done last."""
@@ -59,8 +60,8 @@ class Sweep:
     """Runs points of one scenario, or of variants of it; their results lie in `home`.
 
     They run on `jobs` processes of this machine, or on the CPUs of the Ray cluster at the address `ray`. `force`
-    simulates anew what is there. `reused` counts the points that were not simulated. From `hold` or the first run
-    on, no other process can write to `home` until this object is gone.
+    simulates anew what is there. `limits` is what `check_size` goes by. `reused` counts the points that were not
+    simulated. From `hold` or the first run on, no other process can write to `home` until this object is gone.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Sweep:
         ray: str | None = None,
         force: bool = False,
         progress: Progress | None = None,
+        limits: Limits | None = None,
     ) -> None:
         if not isinstance(jobs, Integral) or jobs < 1:
             raise ScenarioError(f"jobs {jobs!r} is not a number of processes. Write 1 or more.")
@@ -79,6 +81,7 @@ class Sweep:
         self.ray = ray
         self.force = force
         self.progress = progress
+        self.limits = limits or Limits()
         self.reused = 0
         self._lock: FolderLock | None = None
 
@@ -110,6 +113,10 @@ class Sweep:
             with writing(self.home):
                 self.home.mkdir(parents=True, exist_ok=True)
                 self._lock = lock_folder(self.home)
+
+    def check_size(self, points: int, largest: Iterable[tuple[Setup, float]], where: str) -> None:
+        """ScenarioError, before anything runs, if so many points, or the `largest` by setup and load, are too much."""
+        check_size(points, largest, jobs=self.jobs if self.ray is None else 1, limits=self.limits, where=where)
 
     def _attempt(self, wanted: Sequence[tuple[Setup, Point]], may_be_empty: bool) -> list[dict[str, Any] | Failed]:
         self.hold()
