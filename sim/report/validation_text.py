@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from sim.report.layout import WIDTH, fit
+from sim.report.markdown import escaped, markdown_table
 from sim.report.validation import Validation
 from sim.validation.compare import METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
 from sim.validation.load_shift import REACH
@@ -151,8 +152,7 @@ def _aligned(grid: Grid) -> list[str]:
 
 
 def _markdown_table(grid: Grid) -> str:
-    rule = ["---", *(["---:"] * (len(grid[0]) - 1))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [grid[0], rule, *grid[1:]])
+    return markdown_table(grid[0], [False, *([True] * (len(grid[0]) - 1))], grid[1:])
 
 
 # ---- the page
@@ -160,9 +160,9 @@ def _markdown_table(grid: Grid) -> str:
 
 def markdown(found: Validation, pictures: Sequence[str]) -> str:
     """The page that a reader judges by: verdicts, errors, step times, every point, and what made it."""
-    parts = [f"# Simulated against live: {found.name}", found.heading]
+    parts = [f"# Simulated against live: {escaped(found.name)}", escaped(found.heading)]
     if found.warnings():
-        parts.append("\n".join(f"- **{line}**" for line in found.warnings()))
+        parts.append("\n".join(f"- **{escaped(line)}**" for line in found.warnings()))
     parts.append(
         _markdown_table(
             [["bound", "asked", "found", ""], *([v.what, v.bound, v.found, v.word] for v in found.verdicts)]
@@ -187,7 +187,7 @@ def _page_of(found: Validation, point: PointReport) -> list[str]:
         steps = len(run.played.records.steps)
         told = f"void: {run.void}" if run.void else f"first step that differs: {_parts(run)}"
         lines.append(f"- live, repeat {run.played.repeat}: {steps:,} steps; {told}")
-    parts = [f"## {found.where(point)}", "\n".join(lines)]
+    parts = [f"## {escaped(found.where(point))}", "\n".join(lines)]
     if point.counted:
         parts += [_markdown_table(metric_grid(point)), _markdown_table(step_grid(point.steps))]
     return parts

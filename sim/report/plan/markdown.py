@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from sim.report.markdown import escaped, markdown_table
 from sim.report.plan.cells import Cell
 from sim.report.plan.sections import Section, Sentence, TableView
 
 
 def markdown(name: str, sections: list[Section], files: list[str]) -> str:
     """The whole text; pictures are files beside it."""
-    blocks = [f"# Capacity plan: {name}", "Simulated by batchsim. Every number is a cell of a table beside this file."]
+    blocks = [
+        f"# Capacity plan: {escaped(name)}",
+        "Simulated by batchsim. Every number is a cell of a table beside this file.",
+    ]
     for section in sections:
-        blocks.append(f"## {section.title}")
-        blocks += [sentence_text(sentence) for sentence in section.sentences]
-        blocks += [f"![{told}]({picture}.svg)" for picture, told in section.pictures]
+        blocks.append(f"## {escaped(section.title)}")
+        blocks += [escaped(sentence_text(sentence)) for sentence in section.sentences]
+        blocks += [f"![{escaped(told)}]({picture}.svg)" for picture, told in section.pictures]
         blocks += [_table(view) for view in section.views]
     blocks.append(f"Tables as CSV and JSON: {', '.join(files)}.")
     return "\n\n".join(blocks) + "\n"
@@ -23,6 +27,4 @@ def sentence_text(sentence: Sentence) -> str:
 
 
 def _table(view: TableView) -> str:
-    rules = ["---:" if numeric else "---" for numeric in view.numeric]
-    rows = [[cell.text.replace("|", "\\|") for cell in row] for row in view.rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [list(view.headings), rules, *rows])
+    return markdown_table(view.headings, view.numeric, [[cell.text for cell in row] for row in view.rows])
