@@ -72,7 +72,8 @@ def test_broken_csv_row_has_its_line(tmp_path: Path, row: str, expected: str) ->
         ('{"t": 1, "in": [1], "out": 1}', ":2: in [1] is not a number of tokens"),
         ('{"t": -1, "in": 1, "out": 1}', ":2: t -1 is negative"),
         ('{"t": Infinity, "in": 1, "out": 1}', ":2: t Infinity is not a number"),
-        ('{"t": 1, "in": ' + "9" * 5000 + ', "out": 1}', ":2: "),
+        ('{"t": 1, "in": ' + "9" * 5000 + ', "out": 1}', "999... is above 2,147,483,647 tokens"),
+        ('{"t": -' + "9" * 5000 + ', "in": 1, "out": 1}', "999... is negative"),
         ("[" * 100_000, ":2: not JSON of a trace (nested too deep)"),
     ],
 )
@@ -80,6 +81,14 @@ def test_broken_json_line_has_its_line(tmp_path: Path, line: str, expected: str)
     """A broken line of JSON is an error with file, line and reason."""
     good = '{"t": 0, "in": 5, "out": 1}\n'
     assert expected in refusal(tmp_path, good + line + "\n", **MAPPED)
+
+
+@pytest.mark.parametrize("form", ["{}\n", "[{}]"], ids=["lines", "array"])
+def test_a_number_of_thousands_of_digits_is_told_by_its_row(form: str, tmp_path: Path) -> None:
+    """In the first record, by which the format is recognised, in an array too: the column, the number's beginning."""
+    row = '{"timestamp": 0, "input_length": ' + "5" * 5000 + ', "output_length": 1, "hash_ids": [1]}'
+    message = refusal(tmp_path, form.format(row))
+    assert "1: input_length 555" in message and "5... is above 2,147,483,647 tokens" in message
 
 
 def test_a_key_given_twice_in_the_first_record_is_told_too(tmp_path: Path) -> None:

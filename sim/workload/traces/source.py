@@ -29,7 +29,16 @@ _BATCH_ROWS = 65_536  # of Parquet in memory at a time
 _LINE_LETTERS = 1 << 24  # of a row of text at most; a row of 100,000 hash_ids has a million
 
 # Decimal keeps "0.1" exact; NaN and Infinity, which Python's JSON allows, become what the value readers refuse.
-_JSON = json.JSONDecoder(parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=unique_keys)
+_READ: dict[str, Any] = {"parse_float": Decimal, "parse_constant": Decimal}
+_JSON = json.JSONDecoder(**_READ, object_pairs_hook=unique_keys)
+
+
+def _whole(digits: str) -> int | Decimal:
+    """A whole number of a file; of more digits than Python's `int` takes, too, which whoever wants it then refuses."""
+    return int(digits) if len(digits) < 1000 else Decimal(digits)
+
+
+_JSON_DIGITS = json.JSONDecoder(**_READ, parse_int=_whole, object_pairs_hook=unique_keys)  # slower: number by number
 
 Row = tuple[int, Any]
 Decode = Callable[[Any], Sequence[object]]
@@ -176,7 +185,7 @@ def _peek(path: Path) -> Source:
 
 def _first_record(line: str) -> dict[str, object]:
     try:
-        found = json.loads(line, parse_float=Decimal, parse_constant=Decimal)
+        found = json.loads(line, **_READ, parse_int=_whole)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}  # reading the rows reports what is wrong, with its line
@@ -205,9 +214,19 @@ def rows(source: Source, columns: Sequence[str]) -> tuple[Iterator[Row], Decode]
     return _json_lines(source.path), decode
 
 
+def _decode(text: str) -> Any:
+    """The JSON value in `text`. Raises as `json` does, and where a key is given twice."""
+    try:
+        return _JSON.decode(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return _JSON_DIGITS.decode(text)
+
+
 def _object(raw: object) -> dict[str, object]:
     try:
-        record = _JSON.decode(raw.strip()) if isinstance(raw, str) else raw
+        record = _decode(raw.strip()) if isinstance(raw, str) else raw
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
@@ -238,7 +257,7 @@ def _array(path: Path) -> list[object]:
             text = stream.read(TABLE_BYTES)
             if len(text) == TABLE_BYTES:
                 raise TraceError(f"{path}: has {TABLE_BYTES:,} letters or more in one array. Write JSON lines instead.")
-            return _JSON.decode(text.strip())
+            return _decode(text.strip())
         except json.JSONDecodeError as error:
             raise TraceError(
                 f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}). Correct it."
