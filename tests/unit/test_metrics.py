@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sim.metrics.gaps import token_gaps
 from sim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
 from sim.metrics.slo import parse_slo
-from sim.metrics.stability import is_too_short, is_unstable
+from sim.metrics.stability import _time_in_system, is_too_short, is_unstable
 from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
 from tests.unit.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm
 
@@ -267,6 +267,19 @@ def test_an_engine_that_only_fills_up_is_not_judged():
     assert not is_unstable(requests, (0, 40 * S))
     assert not is_too_short(requests, (0, 120 * S))
     assert is_too_short(requests, (0, 119 * S))
+
+
+def test_time_in_system_is_the_integral_of_the_number_in_it():
+    """Of two that are there from 2 to 5 and from 3 to 9 there are 0, 3, 6 and 9 request · ns up to 2, 4, 6 and 12."""
+    sent, left = np.array([2, 3]), np.array([5, 9])
+    integral = _time_in_system(sent, left, np.array([2, 4, 6, 12]))
+    assert (integral.tolist(), integral.dtype) == ([0, 3, 6, 9], np.float64)
+
+
+def test_a_run_in_which_nothing_ended_is_not_too_short():
+    """Nobody ran for too long, as far as it was seen."""
+    rows = [{"sent_ns": 0, "ended_ns": S, "outcome": UNFINISHED}]
+    assert not is_too_short(records_of(rows).requests, (0, S))
 
 
 def test_backpressure_is_not_growth():

@@ -8,8 +8,11 @@ import pytest
 from sim.catalog import load_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost.work import useful_flops_bytes
+from sim.fleet.plan import DRAINING, STARTING, UP, ReplicaSpan
+from sim.fleet.records import EngineLife, merged
 from sim.kv.prefix_cache import BlockHashKV
 from sim.live import VirtualClock, live
+from sim.metrics.inputs import FleetInputs
 from sim.metrics.measure import measure
 from sim.policies.systems.vllm import Vllm, VllmConfig
 from sim.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, STEP_DTYPE, Recorder
@@ -128,6 +131,39 @@ def test_fragmentation_counts_what_is_reserved_ahead():
     made = run([arrival(0, 0, 4, 2)])
     values = measure(inputs_of(made.records, num_blocks=1000)).values
     assert values["kv_fragmentation"] == pytest.approx(1 - 5 / 8)
+
+
+def test_kpis_of_several_replicas_by_hand():
+    """Replica 1 has half the blocks of replica 0 and twice its GPUs and peak, and is held from 200 to 700 of 1,000 ms.
+
+    The window is from 100 to 900 ms: who is held before it or after it does not count.
+    """
+    first = {"start_ns": 100 * MS, "duration_ns": 500 * MS, "num_decode": 1, "num_running": 1, "free_blocks": 50}
+    second = {"start_ns": 300 * MS, "duration_ns": 100 * MS, "num_chunks": 1, "num_running": 1, "free_blocks": 0}
+    request = {"sent_ns": 150 * MS, "delivered_ns": 600 * MS, "output_tokens": 8, "num_retries": 2}
+    lives = [EngineLife(0, records_of([request], [first])), EngineLife(1, records_of([], [second]))]
+    spans = [
+        (0, UP, 0, 1000), (1, STARTING, 200, 300), (1, UP, 300, 600), (1, DRAINING, 600, 700),
+        (2, UP, 0, 50), (2, UP, 950, 1000), (1, UP, 950, 1000), (3, UP, 0, 60),
+    ]  # fmt: skip
+    fleet = FleetInputs(
+        group=("", "", "", ""),
+        num_blocks=np.array([100, 50, 100, 100]),
+        num_gpus=np.array([1, 2, 1, 1]),
+        peak_flops=np.array([1e3, 2e3, 1e3, 1e3]),
+        memory_bandwidth=None,
+        spans=tuple(ReplicaSpan(replica, state, start * MS, end * MS) for replica, state, start, end in spans),
+    )
+    terms = {"flops": np.array([100.0, 50.0]), "bytes": np.array([1.0, 1.0])}
+    inputs = inputs_of(merged(lives), window_ns=(100 * MS, 900 * MS), fleet=fleet, cost_terms=terms)
+    values = measure(inputs).values
+    expected = {
+        "replica_seconds": 1.3, "num_replicas_mean": 1.3 / 0.8, "num_replicas_max": 2, "retries": 2,
+        "kv_utilisation_mean": (500 * 0.5 + 100 * 1.0) / 600, "engine_busy_share": 600 / (800 + 400),
+        "output_tokens_per_s_per_gpu": 8 / 0.8 / ((800 + 2 * 500) / 800), "mfu": 150 / (1e3 * 0.5 + 2e3 * 0.1),
+    }  # fmt: skip
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+    assert values["mbu"] is None
 
 
 def _bound(reason: str, *, pad_rows: int = 0, queued_ms: int = 50, **terms: float) -> str:
