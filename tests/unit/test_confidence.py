@@ -45,15 +45,17 @@ def test_the_interval_is_that_of_student():
 def test_only_seeds_of_both_count():
     """A seed that one of them did not run is left out; without any in common nothing is claimed."""
     assert paired({0: 1.0, 1: 2.0, 5: 99.0}, {0: 0.0, 1: 1.0, 7: -99.0}) == Difference(1.0, 0.0, 2)
-    assert paired({0: 1.0}, {1: 1.0}).why == "no seed in common"
+    assert paired({0: 1.0}, {1: 1.0}) == Difference(None, None, 0, "no seed in common")
 
 
 def test_what_is_not_defined_has_no_difference():
     """A value missing in one seed takes the whole difference away; one seed gives a mean without an interval."""
     found = paired(by_seed(1.0, None, 1.0), by_seed(1.0, 1.0, 1.0))
-    assert (found.mean, found.half_width, found.is_none) == (None, None, False)
+    assert found == Difference(None, None, 3, "not defined for one of them")
+    assert not found.is_none
     single = paired(by_seed(3.0), by_seed(1.0))
-    assert (single.mean, single.half_width, single.is_none) == (2.0, None, False)
+    assert single == Difference(2.0, None, 1, "one seed has no interval")
+    assert not single.is_none
 
 
 @pytest.mark.parametrize(
