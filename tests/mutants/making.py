@@ -54,7 +54,10 @@ def mutate(path: str) -> tuple[str, list[Mutant]]:
             for span in (made.line_span_by_function_name[n] for n in (original, name))
         )
         where = ".".join([module, *function.removeprefix("xǁ").removeprefix("x_").split("ǁ")])
-        now = [line.replace(name, original) for line in now]
+        was, now = (
+            [line.replace(made_name, where.rpartition(".")[2]) for line in text]
+            for made_name, text in ((original, was), (name, now))
+        )
         mutant = Mutant(f"{module}.{name}", path, where, *_difference(was, now))
         if not _SET_ITEM.search(mutant.was) and _STRICT.sub("", mutant.was) != _STRICT.sub("", mutant.now):
             mutants.append(mutant)

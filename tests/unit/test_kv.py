@@ -27,6 +27,13 @@ def kv(request: pytest.FixtureRequest) -> CountingKV | TableKV:
     return request.param(num_blocks=4, block_size=4, num_swap_blocks=2)
 
 
+@pytest.mark.parametrize("manager", [CountingKV, TableKV, BlockHashKV, RadixKV])
+def test_there_is_no_swap_unless_asked_for(manager: type) -> None:
+    """A pool of 3 blocks has 3 free ones and none in swap."""
+    pool = manager(3, 4)
+    assert (pool.num_free, pool.num_blocks, pool.num_swap_free, pool.num_swap_blocks) == (3, 3, 0, 0)
+
+
 def test_allocation_is_all_or_nothing(kv: CountingKV | TableKV) -> None:
     """A sequence grows to whole blocks; where they do not suffice nothing changes."""
     a, b = sequence(0), sequence(1)

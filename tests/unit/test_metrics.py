@@ -224,6 +224,8 @@ def test_an_empty_run_measures_nothing():
     assert all(values[f"{name}_mean_s"] is None for name in LATENCIES)
     assert values["in_slo"] is values["slo_met"] is values["uncompleted_share"] is None
     assert values["throughput_rps"] == 0.0
+    at_once = measure(inputs_of(records_of([]), all_at_once=True)).values
+    assert at_once["throughput_rps"] is at_once["offered_rps"] is at_once["engine_busy_share"] is None
 
 
 def _queue(rho: float, count: int, seed: int, service_s: float = 1.0) -> tuple[np.ndarray, tuple[int, int]]:
