@@ -1,0 +1,141 @@
+"""A scenario's values against the dataclasses they are to be; the first error is one line that begins with file:line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from sim.errors import ScenarioError
+from sim.scenario.config import ScenarioFile
+from sim.scenario.text import Document
+from sim.scenario.text import Path as Keys
+from sim.workload.tagged import kind_of
+
+_MISSING = ("missing", "missing_argument")
+_WORDS = {  # what a validator calls them, and how a scenario writes them
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid string": "a word",
+    "a valid boolean": "true or false",
+    "a valid array": "a list, like [a, b]",
+    "a valid dictionary": "keys and values, like {key: value}",
+    "an object": "keys and values, like {key: value}",
+}
+
+
+_GONE = {
+    "busy_share": "an engine that batches is busy as soon as one request runs, so that this is full at any load. Write"
+    " kv_utilisation, the share of KV blocks in use, or queue_per_replica, the requests that wait for each"
+}
+"""Kinds that were there, and what to write instead."""
+
+
+def validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
+    """`value` as the dataclass `kind`; the first error in file order as a ScenarioError."""
+    try:
+        return adapter(kind).validate_json(json.dumps(value))
+    except ValidationError as error:
+        problems = [(_path_of(item["loc"], value), item) for item in error.errors(include_url=False)]
+    # Beside an unknown key a missing one is most often the same key misspelt: the unknown one says more.
+    odd = {keys[:-1] for keys, item in problems if item["type"] == "unexpected_keyword_argument"}
+    telling = [p for p in problems if not (p[1]["type"] in _MISSING and p[0][:-1] in odd)]
+    keys, item = min(telling, key=lambda p: document.line((*path, *p[0])))
+    message = _message(kind, value, (*path, *keys), keys, item)
+    more = f" ({len(problems) - 1} more after this.)" if len(problems) > 1 else ""
+    raise ScenarioError(f"{document.where(_blamed(document, (*path, *keys), item))}: {message}{more}")
+
+
+def _blamed(document: Document, path: Keys, item: ErrorDetails) -> Keys:
+    """The path of the key that a check of the whole mapping at `path` names first, where it stands there."""
+    named = str(item["msg"]).removeprefix("Value error, ").split(" ")[0].partition("[")[0].split(".")
+    longest = (*path, *named) if item["type"] == "value_error" else path
+    return longest if longest in document.lines or longest in document.overrides else path
+
+
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What validates JSON as the dataclass `kind`, made once."""
+    return TypeAdapter(kind)
+
+
+def _path_of(loc: tuple[int | str, ...], value: Any) -> Keys:
+    """The keys of `loc` without the names of union members that a validator puts between them."""
+    keys: list[int | str] = []
+    named = False  # the union member of the mapping at hand
+    for i, part in enumerate(loc):
+        last = i == len(loc) - 1
+        if isinstance(value, dict) and value.get("kind") == part and not named:
+            named = True
+        elif isinstance(value, dict) and part in value:
+            value, named = value[part], False
+            keys.append(part)
+        elif isinstance(value, list) and isinstance(part, int):
+            value, named = value[part] if part < len(value) else None, False
+            keys.append(part)
+        elif last and isinstance(value, dict):
+            keys.append(part)
+    return tuple(keys)
+
+
+def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in full) or "the scenario"
+    match item["type"]:
+        case "unexpected_keyword_argument":
+            owner = ".".join(str(part) for part in full[:-1]) or "a scenario"
+            known = _field_names(kind, root, keys[:-1])
+            near = difflib.get_close_matches(str(keys[-1]), known, n=1)
+            advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
+            return f"{name} is not a field of {owner}. {advice}"
+        case "missing" | "missing_argument":
+            return f"{name} is missing. Add it."
+        case "union_tag_invalid":
+            expected = item.get("ctx", {}).get("expected_tags", "")
+            given = item.get("ctx", {}).get("tag", "")
+            if given in _GONE:
+                return f"{name}.kind is {given}: {_GONE[given]}."
+            near = difflib.get_close_matches(given, [tag.strip(" '") for tag in expected.split(",")], n=1)
+            return f"{name}.kind is {given}. " + (f"Did you mean {near[0]}?" if near else f"Write one of {expected}.")
+        case "union_tag_not_found":
+            return f"{name} has no kind. Add kind: with the name of one."
+        case "value_error":
+            reason = str(item["msg"]).removeprefix("Value error, ")
+            return (f"{name}: " if full else "") + reason + ("" if reason.endswith((".", "?")) else ".")
+        case _:
+            shown = json.dumps(item["input"])
+            shown = shown if len(shown) <= 60 else shown[:57] + "..."
+            advice = str(item["msg"]).removeprefix("Input should be ").removesuffix(" type")
+            or_auto = ", or auto" if kind is ScenarioFile and len(full) == 2 and full[0] == "load" else ""
+            return f"{name} is {shown}. Write {_WORDS.get(advice, advice)}{or_auto}."
+
+
+def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:
+    """The fields of the dataclass that stands at `keys` below `kind`."""
+    kind = _chosen(kind, value)
+    for key in keys:
+        if is_dataclass(kind):
+            kind = get_type_hints(kind, include_extras=True).get(str(key))
+        else:
+            arguments = get_args(kind)
+            kind = arguments[-1] if get_origin(kind) is dict else arguments[0] if arguments else None
+        value = value.get(key) if isinstance(value, dict) else None
+        kind = _chosen(kind, value)
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+
+
+def _chosen(kind: Any, value: Any) -> Any:
+    """The member of a union that `value` names by its kind; an optional or annotated type without its wrapping."""
+    if get_origin(kind) is Annotated:
+        return _chosen(get_args(kind)[0], value)
+    members = [member for member in get_args(kind) if is_dataclass(member) or get_origin(member) is Annotated]
+    if is_dataclass(kind) or not members or get_origin(kind) in (dict, tuple, list):
+        return kind
+    if len(members) == 1:
+        return _chosen(members[0], value)
+    named = value.get("kind") if isinstance(value, dict) else None
+    return next((member for member in members if kind_of(member) == named), members[0])
