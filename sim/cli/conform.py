@@ -16,8 +16,8 @@ PolicyOption = Annotated[
     typer.Option(help="The policy that must make the same schedule; unless given, that of the recorded scheduler."),
 ]
 OrderOption = Annotated[
-    Literal["exact", "free"] | None,
-    typer.Option(help="Whether the order within a batch counts; unless given, as the recording says: exact."),
+    Literal["exact", "arrival", "free"] | None,
+    typer.Option(help="How the order within a batch counts; unless given, as the recording says: exact."),
 ]
 
 

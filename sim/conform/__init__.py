@@ -7,8 +7,9 @@ The form to record your own with (made so from vLLM 0.33.0; one engine, one repl
     meta      `scheduler`: vLLM's class path, or the name of a policy here; `block_size`, `usable_blocks`
               (less any null block; `num_gpu_blocks` may stand beside it), `max_model_len`; every knob of the policy by
               its name, as a scenario writes it; `step_time`, if steps follow a law: "t_end = t_start + 0.005 +
-              0.00002*sum(num_tokens)"; `engine_version` (or `vllm_version`); `order`: "free" where the order within a
-              batch does not count, else "exact"; notes.
+              0.00002*sum(num_tokens)"; `engine_version` (or `vllm_version`); `order` within a batch: "exact", as the
+              engine had it; "arrival", put so afterwards, prompts before decodes, as in a recording whose `name` ends
+              in _by_arrival; "free" where it does not count; notes.
               `totals`, if any: requests, steps, preemptions, tokens, cached_tokens, empty_steps, makespan and others.
     requests  `id`, `arrival`, `prompt_len`, `output_len` (generated in fact), `max_new_tokens` (the cap that the
               scheduler knew; `output_len` if absent), `priority` (0 if absent), `ignore_eos` (false if absent), and
@@ -52,7 +53,8 @@ __all__ = ["Difference", "Verdict", "conform"]
 def conform(path: Path, policy: str | None = None, order: str | None = None) -> Verdict:
     """Compares the recording at `path` with the policy of its scheduler, or with `policy` given the same knobs.
 
-    `order` "free": the order within a batch does not count; "exact": it does; None: as the recording says.
+    `order` within a batch: "exact", "arrival" (ours is put so before it is compared), "free" (it does not count); None:
+    as the recording says.
     ScenarioError, in one line, if it is no whole recording or asks for what is not simulated.
     """
     if policy is not None and policy not in POLICIES:

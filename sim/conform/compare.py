@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.conform.recording import Facts, Recording
+from sim.conform.recording import ARRIVAL, EXACT, FREE, Facts, Recording
 from sim.conform.replay import Replay, State, Step
 from sim.errors import PolicyError, SchedulerStalled
 from sim.units import NS_PER_S
@@ -37,7 +37,7 @@ class Verdict:
     """How many steps were compared, and the first difference in one line, or "" if there is none.
 
     `differences` are all the facts that differ at that place, `around` the lines that describe it. Times equal within
-    `tolerance_ns` are equal, and with `free_order` lists of the same rows in any order of the batch.
+    `tolerance_ns` are equal. `order` is that in which the rows of a batch were compared.
     """
 
     path: Path
@@ -47,11 +47,11 @@ class Verdict:
     differences: tuple[Difference, ...] = ()
     around: tuple[str, ...] = ()
     tolerance_ns: int = 0
-    free_order: bool = False
+    order: str = EXACT
 
     def __str__(self) -> str:
         within = f", times within {self.tolerance_ns / NS_PER_S:g} s" if self.tolerance_ns else ""
-        within += ", order within a batch not compared" if self.free_order else ""
+        within += {FREE: ", order within a batch not compared", ARRIVAL: ", batches by arrival"}.get(self.order, "")
         lines = [f"{self.path.name}: {self.difference or f'equal, {self.num_steps} steps ({self.policy}){within}'}"]
         for difference in self.differences:
             lines += [
@@ -70,6 +70,7 @@ def compare(path: Path, recording: Recording) -> Verdict:
     """The verdict on `recording`. BadRecording if the policy cannot be run with its knobs."""
     replay = Replay(recording)
     recorded, count, last = recording.steps, 0, None
+    places = {arrival.request.id: i for i, arrival in enumerate(recording.arrivals)}
     notes = (recording.note,) if recording.note else ()
     steps = replay.steps()
     while True:
@@ -84,7 +85,8 @@ def compare(path: Path, recording: Recording) -> Verdict:
             what = f"step {count + 1} is made where the recording has ended after {count}"
             extra = (f"step {count + 1} here: {_summary(step)}", *_around(step.before, replay, last, count))
             return Verdict(path, recording.policy, count + 1, what, around=(*extra, *notes))
-        found = (*_unequal(recorded[count], step.facts, recording), *_of_requests(step, recording))
+        facts = _by_arrival(step.facts, places) if recording.order == ARRIVAL else step.facts
+        found = (*_unequal(recorded[count], facts, recording), *_of_requests(step, recording))
         count += 1
         if found:
             names = ", ".join(difference.name for difference in found)
@@ -99,8 +101,18 @@ def compare(path: Path, recording: Recording) -> Verdict:
     found = tuple(_unequal(recording.totals, replay.run_facts(), recording))
     what = f"all {count} steps are equal, the totals differ in {', '.join(d.name for d in found)}" if found else ""
     return Verdict(
-        path, recording.policy, count, what, found, notes if found else (), recording.tolerance_ns, recording.free_order
+        path, recording.policy, count, what, found, notes if found else (), recording.tolerance_ns, recording.order
     )
+
+
+def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]:
+    """`facts` with the rows of the batch put by arrival, prompts before decodes; `places` are those of arrivals."""
+    ids = [i for i, _ in facts["scheduled"]]
+    at = {i: (phase == "decode", places[i]) for i, phase in zip(ids, facts["phase"], strict=True)}
+    return facts | {
+        name: sorted(facts[name], key=lambda row: at[row[0] if isinstance(row, list) else row])
+        for name in IN_BATCH_ORDER
+    }
 
 
 def _of_requests(step: Step, recording: Recording) -> Iterator[Difference]:
@@ -116,7 +128,7 @@ def _unequal(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Ite
         if fact not in ours:
             continue
         here = ours[fact]
-        if recording.free_order and fact in IN_BATCH_ORDER:
+        if recording.order == FREE and fact in IN_BATCH_ORDER:
             here, value = sorted(here), sorted(value)
         if not _same(fact, here, value, recording.tolerance_ns):
             yield Difference(name, _shown(fact, here), _shown(fact, value))

@@ -29,8 +29,8 @@ Names = Mapping[str, tuple[str, Kind | ListOf]]
 
 MAX_PROMPT_BLOCKS = 10**7
 """Of all requests: a cache keeps a key for each."""
-FREE, EXACT = "free", "exact"
-"""What may be said of the order within a batch."""
+EXACT, ARRIVAL, FREE = "exact", "arrival", "free"
+"""What may be said of the order within a batch: the engine's, put by arrival with prompts before decodes, or none."""
 FORM = "The form stands in sim/conform/__init__.py."
 
 
@@ -49,8 +49,8 @@ class StepLaw:
 class Recording:
     """`policy` is ours by name, `config` its; `durations_ns` of the steps; `law` None: no law is stated.
 
-    `requests` and `totals` hold what the recording knows beyond the steps. `free_order`: the order within a batch does
-    not count. `note` says what the reader should know.
+    `requests` and `totals` hold what the recording knows beyond the steps. `order` is that within a batch. `note` says
+    what the reader should know.
     """
 
     policy: str
@@ -65,7 +65,7 @@ class Recording:
     totals: Facts = field(default_factory=dict[str, tuple[str, Any]])
     law: StepLaw | None = None
     tolerance_ns: int = 0
-    free_order: bool = False
+    order: str = EXACT
     steps_name: str = "steps"
     note: str = ""
 
@@ -81,12 +81,13 @@ def read(path: Path, policy: str | None, order: str | None = None) -> Recording:
     if isinstance(data, dict) and {"meta", "steps"} <= data.keys():
         found = vllm_v1.recording(data, policy)
     elif isinstance(data, dict) and {"scheduler", "iterations"} <= data.keys():
-        if order == FREE:
-            raise BadRecording("order free is not for Vidur's form, which lists what it knows in batch order. Drop it.")
+        if order not in (None, EXACT):
+            what = f"order {order} is not for Vidur's form, which lists what it knows in batch order"
+            raise BadRecording(f"{what}. Drop it.")
         found = vidur.recording(data, policy)
     else:
         raise BadRecording(f"not a recording: needs meta, requests and steps. {FORM}")
-    return found if order is None else replace(found, free_order=order == FREE)
+    return found if order is None else replace(found, order=order)
 
 
 def _json(path: Path) -> Any:

@@ -26,7 +26,7 @@ from sim.conform.fields import (
     BadRecording,
     check_row,
 )
-from sim.conform.recording import ABSENT, EXACT, FREE, Facts, Names, Recording, StepLaw
+from sim.conform.recording import ABSENT, ARRIVAL, EXACT, FREE, Facts, Names, Recording, StepLaw
 from sim.errors import cut, shown
 from sim.policies import POLICIES
 from sim.policies.evidence import FOLLOWED
@@ -86,7 +86,7 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
     scheduler: str = meta["scheduler"]
     name = policy or _policy(scheduler)
     recorded = FOLLOWED.get(SCHEDULERS.get(scheduler, scheduler))
-    knobs, free = _knobs(meta, name)
+    knobs, order = _knobs(meta, name)
     config = form.policy_config(name, knobs, "meta")
     blocks = meta["usable_blocks"]
     if meta.get("num_gpu_blocks", blocks + 1) != blocks + 1:
@@ -107,7 +107,7 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
         requests=_per_request(data.get("per_request"), arrivals),
         totals=_totals(meta.get("totals", {})),
         law=_law(meta["step_time"]) if "step_time" in meta else None,
-        free_order=free,
+        order=order,
         note=form.version_note(name, recorded.engine, _version(meta)) if recorded is not None else "",
     )
 
@@ -122,8 +122,8 @@ def _policy(scheduler: str) -> str:
     return name
 
 
-def _knobs(meta: dict[str, Any], policy: str) -> tuple[dict[str, Any], bool]:
-    """The policy's knobs in `meta`, and whether it says that the order within a batch is free.
+def _knobs(meta: dict[str, Any], policy: str) -> tuple[dict[str, Any], str]:
+    """The policy's knobs in `meta`, and the order within a batch.
 
     BadRecording if `meta` has what is neither the policy's, nor off, nor a note.
     """
@@ -141,10 +141,11 @@ def _knobs(meta: dict[str, Any], policy: str) -> tuple[dict[str, Any], bool]:
         raise BadRecording(f"{what}. If it is a note, put it into meta.note.")
     knobs = {name: meta[name] for name in known & meta.keys()}
     if "order" in known or "order" not in meta:
-        return knobs, False
-    if meta["order"] not in (FREE, EXACT):
-        raise BadRecording(f"meta.order is {shown(meta['order'])}, not {FREE} or {EXACT}. Record it again.")
-    return knobs, meta["order"] == FREE
+        return knobs, ARRIVAL if str(meta.get("name", "")).endswith("_by_arrival") else EXACT
+    if meta["order"] not in (EXACT, ARRIVAL, FREE):
+        what = f"meta.order is {shown(meta['order'])}, not {EXACT}, {ARRIVAL} or {FREE}"
+        raise BadRecording(f"{what}. Record it again.")
+    return knobs, meta["order"]
 
 
 def _version(meta: dict[str, Any]) -> str | None:

@@ -9,8 +9,8 @@ ones come from its head. A block handed out anew leaves the tree with all that i
 Source: cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (002ba6a7), evictionPolicy.cpp (fc07e755).
 Simplifies: what is below a block leaves the tree only, as in later versions: 002ba6a7 takes it from the queue as well
 and never gives it back. Later ones store an output's blocks as they fill, which nobody asks for before its request has
-ended. Of a block no part is found but all that it holds (enable_partial_reuse); no retention priorities. A live executor
-refuses who finds a block that was never computed, where the engine reads it.
+ended. Of a block no part is found but all that it holds (enable_partial_reuse); no retention priorities. A live
+executor refuses a block found that was never computed, where the engine reads it.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class ReuseTreeKV:
         return known.hits
 
     def _begun(self, seq: Sequence, num_tokens: int, hits: int) -> int | None:
-        """The begun block, held by nobody, that ends with token `num_tokens` of `seq`; None if the tree has none, or not
-        all full blocks before it, of which it has `hits`.
+        """The begun block, held by nobody, that ends with token `num_tokens` of `seq`; None if the tree has none, or
+        not all full blocks before it, of which it has `hits`.
         """
         if hits != num_tokens // self.block_size or num_tokens % self.block_size == 0:
             return None

@@ -60,6 +60,22 @@ CAPPED: Json = {
         | {"free_blocks_sched": 7, "free_blocks_after": 10, "num_waiting": 0, "num_running": 0},
     ],
 }
+# Blocks of 4 tokens, 10 tokens a step. The 5 of 0 end a prompt, so that the engine puts the 4 of 1 before them.
+PARTED: Json = {
+    "meta": PAUSED["meta"]
+    | {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT", "enable_chunked_prefill": True, "enable_block_reuse": False}
+    | {"max_num_tokens": 10, "totals": {}},
+    "requests": [
+        {"id": 0, "arrival": 0.0, "prompt_len": 5, "output_len": 1},
+        {"id": 1, "arrival": 0.0, "prompt_len": 8, "output_len": 1},
+    ],
+    "steps": [
+        {"t_start": 0.0, "t_end": 0.014, "scheduled": [[1, 4], [0, 5]], "preempted": [], "finished": [0]}
+        | {"free_blocks_sched": 1, "free_blocks_after": 3, "num_waiting": 0, "num_running": 1},
+        {"t_start": 0.014, "t_end": 0.023, "scheduled": [[1, 4]], "preempted": [], "finished": [1]}
+        | {"free_blocks_sched": 3, "free_blocks_after": 5, "num_waiting": 0, "num_running": 0},
+    ],
+}
 VIDUR: Json = {
     "source": {"simulator": "microsoft/vidur", "commit": "7d47513a"},
     "scheduler": {"name": "orca", "batch_size_cap": 2, "effective_max_batch_size": 2, "block_size": 4, "num_blocks": 8}
@@ -104,9 +120,11 @@ def put(data: Json, keys: tuple[str | int, ...], value: Any) -> Json:
     return copied
 
 
-@pytest.mark.parametrize("recording", [PAUSED, CAPPED, VIDUR], ids=["paused", "capped", "vidur"])
+@pytest.mark.parametrize("recording", [PAUSED, CAPPED, PARTED, VIDUR], ids=["paused", "capped", "parted", "vidur"])
 def test_recordings_made_by_hand_are_equal(recording: Json, tmp_path: Path) -> None:
-    """One paused for a request that only waits; a cap above the output, which reserves KV; Vidur's form."""
+    """One paused for a request that only waits; a cap above the output, which reserves KV; an unfinished prompt before
+    a finished one; Vidur's form.
+    """
     assert str(conform(written(recording, tmp_path))).startswith("recording.json: equal, ")
 
 
@@ -144,10 +162,24 @@ def test_order_free_frees_the_order_alone(rows: list[list[int]], tmp_path: Path)
     assert conform(written(other, tmp_path)).difference.startswith("step 3 differs in scheduled")
 
 
-def test_order_free_is_not_for_vidurs_form(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "value"), [("order", "arrival"), ("name", "mine_by_arrival")])
+def test_batches_that_are_listed_by_arrival_are_compared_so(key: str, value: str, tmp_path: Path) -> None:
+    """PARTED is equal as the engine had it. Listed by arrival it is equal where that is said, as a key or in its name;
+    the order still counts, and exact is exact.
+    """
+    assert conform(written(PARTED, tmp_path)).difference == ""
+    listed = put(PARTED, ("steps", 0, "scheduled"), [[0, 5], [1, 4]])
+    assert conform(written(listed, tmp_path)).difference.startswith("step 1 differs in scheduled")
+    assert str(conform(written(put(listed, ("meta", key), value), tmp_path))).endswith("batches by arrival")
+    assert "differs" in conform(written(put(PARTED, ("meta", key), value), tmp_path)).difference
+    assert "differs" in conform(written(put(listed, ("meta", key), value), tmp_path), order="exact").difference
+
+
+@pytest.mark.parametrize("order", ["arrival", "free"])
+def test_another_order_is_not_for_vidurs_form(order: str, tmp_path: Path) -> None:
     """It has lists that go by the order of the batch, and is compared exactly or not at all."""
-    with pytest.raises(ScenarioError, match="order free is not for Vidur's form"):
-        conform(written(VIDUR, tmp_path), order="free")
+    with pytest.raises(ScenarioError, match=f"order {order} is not for Vidur's form"):
+        conform(written(VIDUR, tmp_path), order=order)
 
 
 def test_a_policy_with_a_knob_named_order_keeps_the_key(tmp_path: Path) -> None:
@@ -225,7 +257,7 @@ REFUSED: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "a law of dots": (("meta", "step_time"), LAW.replace("0.005", "1.2.3"), "not like t_end = t_start"),
     "no request": (("per_request", "x"), {}, "per_request has 'x', which is no request's id."),
     "no object": (("per_request", "0"), [], "per_request.0 is [], not an object."),
-    "order at will": (("meta", "order"), "any", "meta.order is 'any', not free or exact."),
+    "order at will": (("meta", "order"), "any", "meta.order is 'any', not exact, arrival or free."),
     "a long echo": (("meta", "scheduler"), "x" * 3000, "xxx... is none that a policy here stands for."),
     "two lines": (("meta", "a\nb"), 1, r"meta.a\nb 1 is not a knob of vllm."),
 }

@@ -294,6 +294,17 @@ def test_the_check_notices_what_is_wrong(wrong: str) -> None:
         kv.check()
 
 
+def test_the_key_of_a_begun_block_is_that_of_its_tokens() -> None:
+    """Of 6 prompt and 5 generated tokens, told as one prompt or as both. No two lengths are alike, nor a full block."""
+    first = Request(3, 0, 6, 20, tokens=TokenIds.of([(0, 2, 5), (4, 0, 1)]))
+    both = TokenIds.of([(0, 2, 5), (4, 0, 1), (output_stream(3), 0, 5)])
+    ones, others = keys_of(first, SIZE), keys_of(Request(8, 0, 11, 20, tokens=both), SIZE)
+    lengths = [n for n in range(1, 12) if n % SIZE]
+    found = [ones.begun(n) for n in lengths]
+    assert found == [others.begun(n) for n in lengths]
+    assert len({*found, *ones.up_to(2)[:2]}) == len(lengths) + 2
+
+
 def test_a_hit_that_is_not_there_is_refused() -> None:
     """Admission with more cached tokens than a lookup finds is a mistake of the policy."""
     kv = BlockHashKV(6, SIZE)

@@ -40,7 +40,7 @@ from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 class TensorrtLlm:
     """The scheduler. A decode-only step is O(1) in the number of sequences unless KV blocks or tokens are short."""
 
-    evidence = "hand-derived"
+    evidence = "recorded"
     differs = "without partial block reuse"  # from the engine as it is shipped
     streams = True
 
