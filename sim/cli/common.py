@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -66,10 +66,6 @@ AllowCodeOption = Annotated[
 FormatOption = Annotated[str, typer.Option("--format", help="The format, where it cannot be told from the file.")]
 
 
-# Of stdout: all other writing names its file. A pipe that nobody reads any more is Typer's, and ends quietly.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-
-
 def _give_up_stdout() -> None:
     """Lets Python end without writing again what stdout did not take."""
     with suppress(OSError, ValueError, AttributeError):
@@ -80,7 +76,9 @@ class OneLineGroup(TyperGroup):
     """Says what is wrong with a call in one line, where Typer's own way is a usage text of several."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Runs the command and exits: 0, 1 (a comparison or a point failed), 2 (bad input) or 130 (Ctrl-C)."""
+        """Runs the command and exits: 0, 1 (a comparison or a point failed), 2 (bad input, or output that cannot be
+        written) or 130 (Ctrl-C).
+        """
         try:
             _check_options(extra.get("args", args[0] if args else None) or sys.argv[1:])
             code = super().main(*args, **extra | {"standalone_mode": False})
@@ -95,8 +93,8 @@ class OneLineGroup(TyperGroup):
                 typer.echo(f"{command}: {message}{end} See {command} --help.", err=True)
             sys.exit(2)
         except OSError as error:
-            if error.filename is not None or error.errno not in _NO_ROOM:
-                raise
+            if not any(frame.f_code is typer.echo.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
+                raise  # not of printing
             _give_up_stdout()
             with suppress(OSError):  # of stderr, where that is as full
                 typer.echo(f"stdout: cannot be written: {error.strerror}. Send it elsewhere, or make room.", err=True)

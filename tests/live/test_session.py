@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import zipfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -126,16 +129,25 @@ def test_a_result_comes_back_from_its_file(played: LiveResult, tmp_path: Path) -
 
 
 def test_what_is_no_result_is_one_line(played: LiveResult, tmp_path: Path) -> None:
-    """A missing, a foreign and a cut file, and a folder that is not there, are told apart from results."""
+    """A missing, a foreign and a cut file, one that is none, and one that says it is vast, are no results."""
     played.save(tmp_path / "run.npz")
     (tmp_path / "cut.npz").write_bytes((tmp_path / "run.npz").read_bytes()[:200])
     (tmp_path / "text.npz").write_text("hello")
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    os.mkfifo(tmp_path / "fifo.npz")
+    (tmp_path / "zero.npz").symlink_to("/dev/zero")
+    with zipfile.ZipFile(tmp_path / "vast.npz", "w") as archive:
+        entry = io.BytesIO()
+        np.lib.format.write_array_header_2_0(entry, {"descr": "<U1", "fortran_order": False, "shape": (1 << 50,)})
+        archive.writestr("head.npy", entry.getvalue())
     for name, complaint in [
         ("none.npz", "no such file"),
         ("cut.npz", "cannot be read as a live result"),
         ("text.npz", "cannot be read as a live result"),
         ("other.npz", "cannot be read as a live result"),
+        ("fifo.npz", "cannot be read as a live result: is a FIFO, not a regular file"),
+        ("zero.npz", "cannot be read as a live result: is a character device"),
+        ("vast.npz", "cannot be read as a live result"),
     ]:
         with pytest.raises(ScenarioError, match=f"{name}: {complaint}") as caught:
             load_result(tmp_path / name)
