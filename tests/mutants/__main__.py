@@ -29,10 +29,20 @@ from tests.mutants.testing import Tester, test
 REASONS = ROOT / "tests" / "mutants" / "survivors.toml"
 
 
-def reasons() -> dict[tuple[str, str, str], str]:
-    """Why a mutant may survive, by its key."""
-    entries = tomllib.loads(REASONS.read_text(encoding="utf-8")) if REASONS.exists() else {}
-    return {(e["where"], e["was"], e["now"]): e["why"] for e in entries.get("survivor", [])}
+def excused(mutants: list[Mutant]) -> tuple[set[Mutant], list[dict[str, str]]]:
+    """Those for whose survival there is a reason, and the reasons that fit none of `mutants`."""
+    entries = tomllib.loads(REASONS.read_text(encoding="utf-8")).get("survivor", [])
+    found: set[Mutant] = set()
+    stale: list[dict[str, str]] = []
+    by_change: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
+    for mutant in mutants:
+        by_change[mutant.was, mutant.now].append(mutant)
+    for entry in entries:
+        fitting = [m for m in by_change[entry["was"], entry["now"]] if fnmatch.fnmatchcase(m.where, entry["where"])]
+        found.update(fitting)
+        if not fitting:
+            stale.append(entry)
+    return found, stale
 
 
 def interval(killed: int, number: int) -> str:
@@ -60,15 +70,15 @@ def main() -> int:
     with multiprocessing.Pool(args.jobs) as pool:
         made = dict(zip(paths, pool.map(mutate, paths, chunksize=1), strict=True))
     mutants = [mutant for _, found in made.values() for mutant in found]
-    known, keys = reasons(), {mutant.key for mutant in mutants}
-    stale = [key for key in known if key not in keys] if len(paths) == len(mutated_files()) else []
-    for key in stale:
-        print(f"{REASONS.name} has a reason for a mutant that there is no more: {key}. Take it out.")
+    known, stale = excused(mutants)
+    stale = stale if len(paths) == len(mutated_files()) else []
+    for entry in stale:
+        print(f"{REASONS.name} has a reason for a mutant that there is no more. Take it out: {entry}")
     mutants = [m for m in mutants if any(fnmatch.fnmatch(text, name) for name in names for text in (m.name, m.path))]
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant in mutants:
-        counts[mutant.path]["explained"] += mutant.key in known
-    mutants = [mutant for mutant in mutants if mutant.key not in known]
+        counts[mutant.path]["explained"] += mutant in known
+    mutants = [mutant for mutant in mutants if mutant not in known]
     if args.sample is not None:
         counts.clear()
         mutants = random.Random(args.seed).sample(mutants, min(args.sample, len(mutants)))

@@ -30,10 +30,6 @@ class Mutant:
     was: str
     now: str
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.where, self.was, self.now
-
 
 def mutated_files() -> list[str]:
     """The files that pyproject.toml names, relative to the project."""

@@ -30,7 +30,7 @@ TESTS = {
     "sim/record.py": ENGINE + " unit/test_frames",
     "sim/kv/block_keys.py": CACHE,
     "sim/kv/blocks.py": ENGINE,
-    "sim/kv/choice.py": f"{CACHE} {RADIX} {REUSE}",
+    "sim/kv/choice.py": "unit/test_kv",
     "sim/kv/free_queue.py": CACHE,
     "sim/kv/prefix_cache.py": CACHE,
     "sim/kv/radix_*.py": RADIX,

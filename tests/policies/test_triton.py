@@ -57,6 +57,23 @@ def test_rule_1_a_payload_sent_by_its_delay_grows_up_to_a_preferred_size() -> No
     assert starts_us(triton(arrivals, default_queue_policy=NO_PREFETCHING, **knobs)) == [0, 0, 100, 100, 100]
 
 
+def test_rule_1_two_that_come_at_once_make_a_sealed_payload() -> None:
+    """Busy until 30 and without a delay: a preferred size of two is complete, though one of four could follow."""
+    assert starts_us(triton("0:4->3 5:4->1 5:4->1 12:4->1 12:4->1", preferred_batch_size=(2, 4))) == [0, 30, 30, 40, 40]
+
+
+def test_rule_1_a_payload_of_the_largest_preferred_size_is_full() -> None:
+    """Busy until 100: formed of those of 10 and 20, not sealed under a delay, it takes in no third for all that."""
+    arrivals = "0:4->10 0:4->10 10:4->1 20:4->1 30:4->1"
+    assert starts_us(triton(arrivals, max_batch_size=8, preferred_batch_size=(2,), delay_us=50)) == [
+        0,
+        0,
+        100,
+        100,
+        110,
+    ]
+
+
 def test_rule_1_a_payload_below_a_preferred_size_takes_in_whoever_comes() -> None:
     """The same with 4 the only preferred size: the third joins at 80 what was sent at 60."""
     arrivals = "0:4->10 0:4->10 0:4->1 0:4->1 10:4->1 70:4->1 80:4->1"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.metrics.gaps import token_gaps
-from sim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
+from sim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile, unseen
 from sim.metrics.slo import parse_slo
 from sim.metrics.stability import _time_in_system, is_too_short, is_unstable
 from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
@@ -218,6 +218,15 @@ def test_attribution_shares_sum_to_one():
     assert sum(shares) == pytest.approx(1) and values["attr_queued_share"] > 0
 
 
+def test_the_front_end_has_its_share():
+    """500 ns for each of two requests, of all the time from sending to delivery."""
+    made = run([arrival(0, 0, 6, 4), arrival(1, 9000, 6, 4)], per_chunk_ns=500)
+    requests = made.records.requests
+    values = measure(inputs_of(made.records, per_chunk_ns=500)).values
+    whole_ns = int((requests["delivered_ns"] - requests["sent_ns"]).sum())
+    assert values["attr_frontend_share"] == pytest.approx(1000 / whole_ns)
+
+
 def test_an_empty_run_measures_nothing():
     """No requests: no latencies and no verdict, but no error and no zeros in their place."""
     values = measure(inputs_of(records_of([]), slo=parse_slo("ttft<1s @ 99%"))).values
@@ -332,6 +341,11 @@ def test_combine_is_the_t_interval_over_seeds():
     assert combined.half_width["x"] == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
     assert combined.reasons == {"rejected": {"queue_full": 6}}
     assert (combined.few, combined.bound_by, combined.num_seeds) == (frozenset({"x"}), "slots", 3)
+
+
+def test_what_none_of_so_many_did_may_still_be_done_by_some():
+    """Clopper and Pearson's upper 95 % bounds where none of 10 and none of 100 missed: 30.85 % and 3.62 %."""
+    assert [round(unseen(count), 4) for count in (10, 100)] == [0.3085, 0.0362]
 
 
 def test_one_seed_has_no_interval():

@@ -111,3 +111,9 @@ def test_gaps_are_judged_by_their_own_times_and_by_who_did_not_complete() -> Non
     assert lost["slo_margin"] == pytest.approx(kept * 6 / 8 - 0.5)
     whole_answers = measure(inputs_of(records, slo=slo, streams=False)).values
     assert whole_answers["slo_margin"] == pytest.approx(-0.5)
+
+
+def test_gaps_of_nobody_are_not_judged() -> None:
+    """Without a request there is no margin, met or missed."""
+    values = measure(inputs_of(records_of([]), slo=parse_slo("p50(itl)<1s"))).values
+    assert values["slo_margin"] is values["slo_met"] is None

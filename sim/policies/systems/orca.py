@@ -43,7 +43,6 @@ class Orca:
     streams = True
 
     def __init__(self, config: OrcaConfig, context: PolicyContext) -> None:
-        self.config = config
         self.kv = kv = context.kv
         self.slot_tokens = config.max_tokens_per_request or context.max_model_len
         if kv.blocks_for(self.slot_tokens) > kv.num_blocks:
