@@ -75,6 +75,8 @@ def test_each_class_has_latencies_of_its_own() -> None:
         ("p50(e2e)<1s", {"a": "ttft<150ms @ 30%"}, None, (0.5, None), None, 0.0),
         ("p60(e2e)<1s", {"a": "ttft<150ms @ 30%"}, None, (0.5, None), None, 0.5 - 0.6),
         ("e2e<1s @ 20%", {"z": "p50(e2e)<1s"}, 0.5, (0.5, 1.0), 2.0, 0 - 0.5),
+        # Where both have their own, the general one judges neither.
+        ("e2e<1s @ 20%", {"a": "ttft<50ms @ 30%", "b": "e2e<1s @ 40%"}, 0.25, (0.0, 1.0), 1.0, 0 - 0.3),
         (None, {}, None, (None, None), None, None),
     ],
 )
