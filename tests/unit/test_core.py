@@ -390,6 +390,17 @@ def test_a_run_stops_at_the_first_boundary_at_or_after_its_end(drive: Driver, st
     assert played == Outcome("unfinished", "drain_limit", 0, 10, MISSING, 10 * tokens, tokens)
 
 
+def test_an_engine_may_fail_before_its_first_step() -> None:
+    """Nothing runs that could be cut; what was open comes back in order of entering, those not let in last."""
+    core = engine(vllm(CountingKV(100, 4)))
+    made = [arrival(0, 0), arrival(1, 0), arrival(2, 50)]
+    for one in made:
+        core.submit(one)
+    core.enter_due(0)
+    assert core.fail(10, "replica_failed") == made
+    assert [(o.outcome, o.ended_ns) for o in outcomes(core.recorder.records())] == [("unfinished", 10)] * 3
+
+
 def test_the_simulation_driver_wants_a_simulated_executor() -> None:
     """A real model cannot be cranked in simulated time."""
 
