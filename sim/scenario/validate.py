@@ -1,4 +1,4 @@
-"""A scenario's values against the dataclasses they are to be; the first error is one line that begins with file:line."""
+"""A scenario's values against the dataclasses they are to be; the first error is one line, from file:line on."""
 
 from __future__ import annotations
 
