@@ -55,7 +55,7 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "delivered_ns": "ns; last piece of the response at the client; null unless finished",
         "ended_ns": "ns; last token, rejection, cancel or end of the run",
         "outcome": "finished, rejected, cancelled or unfinished",
-        "reason": "why it was not finished; empty if it was",
+        "reason": "why it was not finished; of finished ones empty, or cap_cut: the engine cut its output cap",
         "num_preemptions": "times it lost its place, swaps included",
         "num_swaps": "times it was moved to host memory",
         "recomputed_tokens": "tokens computed again after preemptions",

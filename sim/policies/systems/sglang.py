@@ -6,10 +6,9 @@ KV tokens that are free or evictable, less what the running are expected to need
 leave. Else no prefill is tried until somebody leaves. One prompt at a time is cut to the chunk size and goes first.
 If the decodes lack pages, those with the fewest output tokens are retracted to the end of the queue; the ratio rises.
 Source: python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py, mem_cache/* of the 0.5.23 wheel.
-Simplifies: the page is the KV block (SGLang's default has 1 token). Where SGLang ends or hangs there is a way on: a
-prompt that runs out of memory waits for the decodes; a head of the queue that would never fit is rejected; no prompt is
-cut behind another. A refused prompt costs nothing, in SGLang a step of one token. Which of several victims of one
-request is queued first is left to a hash there, here to their place in the batch. A cancel takes effect at once.
+Simplifies: the page is the KV block (SGLang's default has 1 token). Where SGLang dies or hangs there is a way on: a
+prompt short of memory waits for the decodes, what can never fit is rejected, no prompt is cut behind another. A refused
+prompt takes no step. Several victims of one request queue up in batch order. A cancel takes effect at once.
 Priorities are passed as they are: unlike elsewhere here the HIGHER number comes first, unless
 `schedule_low_priority_values_first`.
 """
