@@ -217,14 +217,16 @@ class TorchExecutor:
             known = live.known(start, start + n)
             if n < 1 or len(known) != n:
                 raise PolicyError(f"{n} tokens of {seq!r} are scheduled. Correct the policy.")
-            shared = 0
+            shared = begun = 0
             if live.row is None:
-                live.row, shared = self._mirror.new_row(), self.kv.blocks_for(start)
+                live.row, (shared, begun) = self._mirror.new_row(), divmod(start, self.kv.block_size)
             elif self._shares:
                 self._mirror.follow(live.row, self.kv.table(seq))
             need = self.kv.blocks_for(start + n)
             if self._mirror.held[live.row] < need:
                 self._mirror.extend(live.row, self.kv.table(seq), need, f"request {seq.request.id}", shared=shared)
+            if begun:
+                self._mirror.adopt(live.row, shared)
             ids.append(known)
             rows.append(live.row)
             computed.append(start)

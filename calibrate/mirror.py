@@ -96,6 +96,13 @@ class BlockMirror:
         """Makes the first blocks of the row its own: their tokens have just been brought back."""
         self._own(self.tables[row, :num_blocks], np.full(num_blocks, row + 1))
 
+    def adopt(self, row: int, number: int) -> None:
+        """Makes block `number` of the row, which others have begun and nobody has now, its own with what it holds."""
+        block = int(self.tables[row, number])
+        if self.owner[block]:
+            self._refuse(block, row + 1)
+        self.owner[block] = row + 1
+
     def note(self, slots: Int64s, ids: Int64s) -> None:
         """Keeps what is stored at `slots`, for `check_shared`."""
         if self.content is not None:

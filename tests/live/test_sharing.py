@@ -27,7 +27,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm": VLLM,
     "sglang": {"max_running_requests": 8, "chunked_prefill_size": 16},
     "tensorrt_llm": TENSORRT_LLM,
-    "tensorrt_llm pausing": {**TENSORRT_LLM, "capacity_scheduler_policy": "MAX_UTILIZATION"},
+    "tensorrt_llm pausing": {"max_batch_size": 8, "max_num_tokens": 40, "capacity_scheduler_policy": "MAX_UTILIZATION"},
 }
 
 
@@ -73,6 +73,48 @@ def test_tokens_equal_those_without_sharing(llama: tuple[ModelRunner, Any], kind
     if num_blocks == 60:
         assert cached[0] == 0 and cached[2] > 0 and cached[4] >= 20  # its first turn, the answer included
     core.check_returned()
+
+
+def follow_up(earlier: Arrival, at_ms: int, answer: int, outputs: int) -> Arrival:
+    """A request that says what `earlier` said and `answer` tokens of what it was told, and one token more."""
+    assert earlier.request.tokens is not None
+    segments = [*earlier.request.tokens.segments, (output_stream(earlier.request.id), 0, answer), (DOCUMENT, 0, 1)]
+    tokens = TokenIds.of(segments)
+    one = arrival(earlier.request.id + 1, at_ms, tokens.num_tokens, outputs)
+    return replace(one, request=replace(one.request, tokens=tokens))
+
+
+def test_a_begun_block_is_written_on_by_who_takes_it_over(llama: tuple[ModelRunner, Any]) -> None:
+    """All but one of 32 tokens are found, 3 of them in a block that the second then fills; its answer is right."""
+    runner, model = llama
+    first = requests()[0]
+    both = [first, follow_up(first, 400, 8, 7)]
+    executor, core = generate(runner, "tensorrt_llm", TENSORRT_LLM, both, num_blocks=60)
+    assert core.recorder.records().requests["cached_tokens"].tolist() == [0, 31]
+    for one in both:
+        answer = expected(model, prompt_of(one, VOCAB, executor.answers), one.output_tokens or 0)
+        assert executor.answers[one.request.id] == answer
+
+
+def test_what_a_pause_cuts_off_is_generated_again(llama: tuple[ModelRunner, Any]) -> None:
+    """Two of 8 + 20 tokens in 10 blocks of 4: the second is paused with 21, keeps the 20 that fit a step, answers in
+    full.
+    """
+    runner, model = llama
+    knobs = {"max_num_tokens": 20, "enable_block_reuse": False, "capacity_scheduler_policy": "MAX_UTILIZATION"}
+    both = [arrival(number, 0, 8, 20) for number in (0, 1)]
+    executor, core = generate(runner, "tensorrt_llm", knobs, both, num_blocks=10)
+    rows = core.recorder.records().requests
+    assert (rows["num_preemptions"].tolist(), rows["output_tokens"].tolist()) == ([0, 1], [20, 20])
+    for one in both:
+        assert executor.answers[one.request.id] == expected(model, prompt_of(one, VOCAB), 20)
+
+
+def test_a_block_that_a_pause_left_uncomputed_is_refused(llama: tuple[ModelRunner, Any]) -> None:
+    """The engine would read what was never computed; here the run ends in one line."""
+    knobs = {**TENSORRT_LLM, "capacity_scheduler_policy": "MAX_UTILIZATION"}
+    with pytest.raises(PolicyError, match="was never computed there"):
+        generate(llama[0], "tensorrt_llm", knobs, requests(), num_blocks=22)
 
 
 def test_equal_segments_are_equal_tokens() -> None:
