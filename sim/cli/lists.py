@@ -32,14 +32,17 @@ def policies(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(rows)
         return
+    from sim.report.layout import filled
+
+    indent = " " * 19
     for row in rows:
-        typer.echo(f"{row['policy']:<18} {row['evidence']:<13} {row['what']}")
+        lines = filled(row["what"], indent, f"{row['policy']:<18} {row['evidence']:<13} ")
         if "equal_schedules" in row:
             count = f"{row['equal_schedules']} schedule{'s' if row['equal_schedules'] > 1 else ''}"
-            typer.echo(
-                " " * 19 + f"equal in every step to {count} recorded from {row['engine']} {row['engine_version']}"
-            )
-        typer.echo(" " * 19 + ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items()))
+            told = f"equal in every step to {count} recorded from {row['engine']} {row['engine_version']}"
+            lines += filled(told, indent, indent)
+        knobs = ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items())
+        typer.echo("\n".join([*lines, *filled(knobs, indent, indent)]))
 
 
 def _default(field: Field[Any]) -> Any:
@@ -78,16 +81,23 @@ def catalog(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"models": models, "gpus": gpus})
         return
+    from sim.report.layout import filled
+
+    lines: list[str] = []
+    indent = " " * 15
     for name, m in models.items():
-        typer.echo(
+        lines += filled(
             f"{name:<14} {m['parameters'] / 1e9:5.2f} B parameters  {m['weight_bytes'] / 1e9:6.1f} GB weights"
-            f"  {m['kv_bytes_per_token']:>7,} B KV/token  {m['source']}"
+            f"  {m['kv_bytes_per_token']:>7,} B KV/token  {m['source']}",
+            indent,
         )
     for name, g in gpus.items():
-        typer.echo(
+        lines += filled(
             f"{name:<14} {g['memory_bytes'] / 1e9:5.1f} GB  {g['memory_bandwidth'] / 1e12:.2f} TB/s"
-            f"  {g['peak_flops'] / 1e12:.0f} TFLOP/s bf16  {g['source']}"
+            f"  {g['peak_flops'] / 1e12:.0f} TFLOP/s bf16  {g['source']}",
+            indent,
         )
+    typer.echo("\n".join(lines))
 
 
 @one_line_errors

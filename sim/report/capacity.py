@@ -17,9 +17,9 @@ from sim.capacity.search import Capacity, most_margin, probes, unmeasured
 from sim.capacity.study import AT_SHARE, QUICK
 from sim.cost import CostError, Unknown
 from sim.metrics.paired import Difference
+from sim.report.layout import aligned, fit
 from sim.report.palette import PolicyStyle, kind_styles
 from sim.report.style import GREY, figure, house_style, put_around, save
-from sim.report.tables import fit
 from sim.results.keep import heading
 from sim.units import format_duration
 
@@ -57,29 +57,15 @@ def capacity_text(study: CapacityStudy) -> str:
     grid += [
         [p.name, _capacity(study, p.found), str(len(p.case.book)), first_to_break(p), _use(p)] for p in study.policies
     ]
-    lines = [heading(study.setup), f"objective: {study.objective}", *_aligned(grid), _effort(study)]
+    lines = [
+        heading(study.setup),
+        f"objective: {study.objective}",
+        *aligned(grid, left=range(len(grid[0]))),
+        _effort(study),
+    ]
     lines += [f"paired: {one} − {other}  {_paired(found, study)}" for one, other, found in study.differences]
     lines += _remarks(study) + _saturation(study) + _changes(study) + _cost(study)
     return "\n".join(fit(line) for line in lines)
-
-
-def _aligned(grid: list[list[str]]) -> list[str]:
-    """Columns to the left; a long reason is broken into lines of its own below."""
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    widths[3] = min(widths[3], max(20, 100 - sum(widths[:3]) - widths[4] - 8))
-    lines = []
-    for cells in grid:
-        words, rows = cells[3].split(" "), [""]
-        for word in words:
-            if rows[-1] and len(rows[-1]) + 1 + len(word) > widths[3]:
-                rows.append(word)
-            else:
-                rows[-1] = f"{rows[-1]} {word}".strip()
-        for i, row in enumerate(rows):
-            shown = [cell if i == 0 else "" for cell in cells]
-            shown[3] = row
-            lines.append("  ".join(cell.ljust(width) for cell, width in zip(shown, widths, strict=True)).rstrip())
-    return lines
 
 
 def _capacity(study: CapacityStudy, found: Capacity) -> str:

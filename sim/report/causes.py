@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from sim.errors import ScenarioError
 from sim.explain.attribution import PARTS
 from sim.explain.causes import NEVER_LET_IN, Objectives, slo_misses
-from sim.report.layout import WIDTH, fit
+from sim.report.layout import fit
 from sim.report.reading import at_load, load_name, sweeps_at
 from sim.report.style import GREY, figure, frame, house_style, save
 from sim.results.read import scenario_of
@@ -118,7 +118,7 @@ def causes_text(results: Results, found: list[dict[str, Any]], load: float, num_
             of_misses = f"{100 * row['misses'] / one['missed']:.0f} %"
             time = f"  median {format_duration(row['median_ns'])}" if row["median_ns"] else ""
             shown = f"  {row['metric']:<12}  {row['cause']:<{width}}  {row['misses']:>8,}  {of_misses:>5}{time}"
-            lines.append(shown if len(shown) <= WIDTH else shown[: WIDTH - 1] + "…")
+            lines.append(shown)
     return "\n".join(fit(line) for line in lines)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sim.report.layout import WIDTH
+from sim.report.layout import filled
 from sim.report.numbers import DASH
 from sim.report.reading import at_load, load_name
 from sim.units import NS_PER_S, format_duration
@@ -87,7 +86,7 @@ def counterfactual_text(results: Results, found: dict[str, Any]) -> str:
 
 
 def _fill(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(filled(text, "    "))
 
 
 def _ids(ids: list[int]) -> str:

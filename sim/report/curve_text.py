@@ -34,7 +34,7 @@ def curve_table(results: Results) -> list[str]:
         f"loads in {unit} · saturation: completions under overload · knee: greatest power, throughput / mean e2e ·"
         f" crossed: {results.manifest['objective']}, interpolated between the tested loads in brackets"
     )
-    return [*aligned(grid, last_left=False), fit(told)]
+    return [*aligned(grid, left=(0,)), fit(told)]
 
 
 def _knee(knee: Knee | None) -> str:

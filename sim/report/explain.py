@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pandas as pd
 
 from sim.explain.attribution import attribute
 from sim.record import OUTCOME_NAMES, Records
-from sim.report.layout import WIDTH
+from sim.report.layout import filled
 from sim.report.reading import at_load, load_name
 from sim.results.read import scenario_of
 from sim.units import format_duration, parse_duration_ns
@@ -97,5 +96,4 @@ def _sum_text(life_ns: float, parts: list[dict[str, Any]]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    lines = textwrap.fill(text, WIDTH, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
-    return lines.replace(_UNBROKEN, " ")
+    return "\n".join(filled(text, "      ")).replace(_UNBROKEN, " ")

@@ -1,62 +1,105 @@
-"""Lines of plain text of at most WIDTH columns: long ones broken, cells aligned."""
+"""Lines of plain text that fit where they are written to: long ones broken between words, cells aligned, none cut."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 
-from sim.report.reading import wrapped
-
 WIDTH = 100
-_MIN_TEXT = 10  # letters that a shortened label or bound keeps
-_LABEL_END = 4  # of them at a label's end, where variants differ: `static (batch…e 16)`
+"""Columns of a line in a file or a pipe."""
+MIN_WIDTH = 40
+_MIN_TEXT = 10  # letters to which a column of words is narrowed at most
+
+Grid = list[list[str]]
+
+
+def width() -> int:
+    """Columns of a line: WIDTH, or on a terminal its own (COLUMNS, where that is set), at least MIN_WIDTH."""
+    return max(shutil.get_terminal_size((WIDTH, 24)).columns, MIN_WIDTH) if sys.stdout.isatty() else WIDTH
 
 
 def fit(line: str) -> str:
-    """`line` over as many lines of WIDTH as it needs, broken between its ` · ` parts where it has some."""
-    if len(line) <= WIDTH:
+    """`line` over as many lines as it needs, broken between its ` · ` parts where it has some, else between words."""
+    if len(line) <= width():
         return line
-    if " · " in line:
-        return wrapped(line, WIDTH)
-    return "\n".join(textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+    lines = wrapped(line, width()).split("\n") if " · " in line else [line]
+    return "\n".join(part for each in lines for part in (filled(each, "  ") if len(each) > width() else [each]))
 
 
-def aligned(grid: list[list[str]], *, last_left: bool = True, spare: Sequence[str] = ()) -> list[str]:
-    """The rows as lines of at most WIDTH columns: first and last column to the left, numbers to the right.
+def wrapped(text: str, letters: int) -> str:
+    """`text` broken at its ` · ` separators into lines of at most `letters`, where the parts allow."""
+    done: list[str] = []
+    for part in text.split(" · "):
+        if done and len(done[-1]) + 3 + len(part) <= letters:
+            done[-1] += f" · {part}"
+        else:
+            done.append(part)
+    return "\n".join(done)
 
-    Where it is too wide the columns headed `spare` are left out one by one; then the last column is shortened, then the
-    middle of the first, with `…` for what is cut.
+
+def filled(text: str, indent: str, first: str = "") -> list[str]:
+    """`text` as lines that begin with `indent`, the first one with `first`, broken between words alone."""
+    return textwrap.wrap(
+        text, width(), initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def aligned(grid: Grid, *, left: Sequence[int] = (0, -1), spare: Sequence[str] = (), close: bool = False) -> list[str]:
+    """The rows as lines: columns `left` to the left, the others to the right.
+
+    Where they are too wide the columns headed `spare` are left out one by one; columns stand closer, if `close`; then
+    words of those to the left, the widest first, go on in further lines; then columns do, the first before each part.
     """
-    widths = _widths(grid)
+    most, columns = width(), len(grid[0])
+    words = [column % columns for column in left]
+    shown = list(range(columns))
+    widths, gap = [max(map(len, column)) for column in zip(*grid, strict=True)], 2
     for head in spare:
-        if sum(widths) + 2 * (len(widths) - 1) > WIDTH:
-            at = grid[0].index(head)
-            grid = [[*cells[:at], *cells[at + 1 :]] for cells in grid]
-            widths = _widths(grid)
-    for column in (-1, 0):
-        excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
-        widths[column] = min(widths[column], max(_MIN_TEXT, widths[column] - excess))
-    lines = []
-    for cells in grid:
-        first, *middle, last = cells
-        numbers = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
-        end = _cut(last, widths[-1])
-        line = [
-            _cut(first, widths[0], _LABEL_END).ljust(widths[0]),
-            *numbers,
-            end if last_left else end.rjust(widths[-1]),
-        ]
-        lines.append("  ".join(line).rstrip())
+        if _total([widths[column] for column in shown], gap) > most:
+            shown.remove(grid[0].index(head))
+    if close and _total([widths[column] for column in shown], gap) > most:
+        gap = 1
+    for column in sorted(words, key=lambda column: -widths[column]):
+        excess = _total([widths[each] for each in shown], gap) - most
+        least = max([_MIN_TEXT, *(len(word) for cells in grid for word in cells[column].split())])
+        widths[column] = min(widths[column], max(least, widths[column] - excess))
+    lines: list[str] = []
+    for part in _parts(shown, widths, most, gap):
+        for cells in grid:
+            lines += _row([cells[i] for i in part], [widths[i] for i in part], [i in words for i in part], gap)
     return lines
 
 
-def _widths(grid: list[list[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*grid, strict=True)]
+def _parts(shown: list[int], widths: list[int], most: int, gap: int) -> list[list[int]]:
+    """The columns of each part of a table, all of them in one if that fits."""
+    first, *others = shown
+    parts = [[first]]
+    for column in others:
+        part = parts[-1]
+        if len(part) > 1 and _total([widths[each] for each in (*part, column)], gap) > most:
+            parts.append([first, column])
+        else:
+            part.append(column)
+    return parts
 
 
-def _cut(text: str, width: int, end: int = 0) -> str:
-    """`text` in at most `width` letters, its last `end` kept."""
-    return text if len(text) <= width else text[: width - 1 - end] + "…" + text[len(text) - end :]
+def _row(cells: list[str], widths: list[int], left: list[bool], gap: int) -> list[str]:
+    """One row, over several lines where a cell of words is wider than its column."""
+    broken = [
+        textwrap.wrap(c, w, break_long_words=False, break_on_hyphens=False) for c, w in zip(cells, widths, strict=True)
+    ]
+    lines: list[str] = []
+    for i in range(max(1, *map(len, broken))):
+        texts = [lines_of[i] if i < len(lines_of) else "" for lines_of in broken]
+        padded = [t.ljust(w) if to_left else t.rjust(w) for t, w, to_left in zip(texts, widths, left, strict=True)]
+        lines.append((" " * gap).join(padded).rstrip())
+    return lines
+
+
+def _total(widths: list[int], gap: int) -> int:
+    return sum(widths) + gap * (len(widths) - 1)
 
 
 def listed(line: str, parts: Sequence[str]) -> str:
@@ -64,7 +107,7 @@ def listed(line: str, parts: Sequence[str]) -> str:
     lines = [line]
     for part in parts:
         separator = "  " if lines[-1] == line else "   "
-        if len(lines[-1]) + len(separator) + len(part) <= WIDTH:
+        if len(lines[-1]) + len(separator) + len(part) <= width():
             lines[-1] += separator + part
         else:
             lines.append(f"  {part}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sim.cost.profile import Curve, Profile
+from sim.report.layout import fit
 from sim.units import format_duration
 
-WIDTH = 100
 _ALL = "all"
 
 
@@ -26,7 +25,7 @@ def summary(profile: Profile) -> str:
     lines.append(f"KV: {_blocks(profile)}")
     lines += [f"missing: {what}" for what in profile.missing]
     lines += [f"note: {note}" for note in profile.notes]
-    return "\n".join(map(_fitted, lines))
+    return "\n".join(map(fit, lines))
 
 
 def table(profile: Profile) -> str:
@@ -43,12 +42,7 @@ def table(profile: Profile) -> str:
         [f"missing: {what}" for what in profile.missing],
         [f"note: {note}" for note in profile.notes],
     ]
-    return "\n\n".join("\n".join(map(_fitted, block)) for block in blocks if block)
-
-
-def _fitted(line: str) -> str:
-    """`line`, in several where it is longer than WIDTH."""
-    return line if len(line) <= WIDTH else textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False)
+    return "\n\n".join("\n".join(map(fit, block)) for block in blocks if block)
 
 
 def _machine(profile: Profile) -> str:

@@ -224,14 +224,3 @@ def at_load(name: str, load: float) -> str:
 def short_load(name: str, load: float) -> str:
     """A load as the label of a point: `8`, `2×`; empty for a single nameless load."""
     return f"{load:g}×" if name == "rate_scale" else f"{load:g}" if name else ""
-
-
-def wrapped(text: str, letters: int) -> str:
-    """`text` broken at its ` · ` separators into lines of at most `letters`, where the parts allow."""
-    done: list[str] = []
-    for part in text.split(" · "):
-        if done and len(done[-1]) + 3 + len(part) <= letters:
-            done[-1] += f" · {part}"
-        else:
-            done.append(part)
-    return "\n".join(done)

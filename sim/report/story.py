@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from sim.errors import ScenarioError
 from sim.explain.story import Chapter, Stories, Story
 from sim.record import FINISHED, MISSING, OUTCOME_NAMES
-from sim.report.layout import WIDTH
+from sim.report.layout import WIDTH, filled
 from sim.report.reading import at_load, load_name
 from sim.results.read import scenario_of
 from sim.units import NS_PER_S, format_duration, parse_duration_ns
@@ -215,8 +214,7 @@ def story_text(results: Results, found: dict[str, Any]) -> str:
     head = f"{point}: request {found['request_id']}{klass} ({tokens}), sent at {sent_s:.6f} s"
     life = f"{format_duration(found['e2e_ns'])}: {found['sentence']}"
     head, life = (_NUMBER_AND_UNIT.sub(f"\\1{_UNBROKEN}\\2", text) for text in (head, life))
-    told = textwrap.fill(life, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-    lines = [text.replace(_UNBROKEN, " ") for text in (textwrap.fill(head, WIDTH, subsequent_indent="  "), told)]
+    lines = [text.replace(_UNBROKEN, " ") for text in (*filled(head, "  "), *filled(life, "    ", "  "))]
     if found["chapters"]:
         legend = "  ".join(f"{letter} {what}" for what, letter in _LETTERS.items() if letter in found["line"])
         lines += ["", f"  |{found['line']}|", f"   {legend}", "", *_chapter_rows(found["chapters"])]
@@ -243,7 +241,7 @@ def _chapter_rows(chapters: list[dict[str, Any]]) -> list[str]:
 
 def _row(start_ns: int, end_ns: int, text: str) -> str:
     row = f"  {start_ns / NS_PER_S:>12.6f} s  {format_duration(end_ns - start_ns):>9}  "
-    return textwrap.fill(text, WIDTH, initial_indent=row, subsequent_indent=" " * (len(row) + 2))
+    return "\n".join(filled(text, " " * (len(row) + 2), row))
 
 
 def _title(chapter: dict[str, Any]) -> str:

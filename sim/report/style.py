@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from sim.files import write_bytes
+from sim.report.layout import wrapped
 from sim.report.palette import policy_styles
 from sim.report.reading import (
     is_auto,
@@ -32,7 +33,6 @@ from sim.report.reading import (
     sweeps,
     systems_note,
     tested_loads,
-    wrapped,
 )
 from sim.units import NS_PER_S, format_duration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from sim.report.layout import WIDTH, fit
+from sim.report.layout import aligned, fit
 from sim.report.markdown import escaped, markdown_table
 from sim.report.validation import Validation
 from sim.validation.compare import METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
@@ -43,9 +43,9 @@ def report(found: Validation) -> str:
         lines += [f"- {found.where(point)}: {_parts(run)}" for run in point.counted[:1]]
     grid = step_grid(all_steps(found.points))
     verdicts = [f"{v.word}: {v.what} {v.bound}: {v.found}" for v in found.verdicts]
-    told = [*lines, "", *_aligned(grid), "", *verdicts, "", LEGEND]
+    told = [*lines, "", *aligned(grid, left=(0,), close=True), "", *verdicts, "", LEGEND]
     lines = "\n".join(map(fit, told)).split("\n")
-    return "\n".join([*map(fit, lines), *_aligned(error_grid(found))])
+    return "\n".join([*map(fit, lines), *aligned(error_grid(found), left=(0,), close=True)])
 
 
 def _saturation(found: Validation) -> str:
@@ -137,18 +137,6 @@ def _value(name: str, value: float | None) -> str:
     if name.endswith("_per_s") or name.endswith("_rps"):
         return f"{value:.4g}/s"
     return f"{1e3 * value:.4g} ms" if name.endswith("_s") else f"{value:.4g}"
-
-
-def _aligned(grid: Grid) -> list[str]:
-    """First column to the left, the others to the right; close together where they are many."""
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
-    return [
-        gap.join(
-            [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
-        ).rstrip()
-        for cells in grid
-    ]
 
 
 def _markdown_table(grid: Grid) -> str:

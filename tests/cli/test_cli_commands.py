@@ -283,6 +283,14 @@ def test_catalog_gives_sources() -> None:
     assert all(name in done("catalog") for kind in data.values() for name in kind)
 
 
+@pytest.mark.parametrize("command", ["policies", "catalog"])
+def test_lists_are_at_most_100_columns(command: str) -> None:
+    """Long lists of knobs and sources go on below, broken between words."""
+    text = done(command)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "priority_scheduling_preemption_threshold=10," in text or "datasheet" in text
+
+
 def test_schema_covers_scenario_and_policies() -> None:
     """The JSON schema names the top keys and the knobs of each policy, and forbids others."""
     schema = json.loads(done("schema"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from report_samples import FOUR, SEVEN, sample_results
 
 from sim.errors import ScenarioError
+from sim.report.layout import aligned
 from sim.report.reading import load_to_show
 from sim.report.tables import highest_loads, point_table, report, warnings
 
@@ -121,7 +123,7 @@ def test_shares_are_never_rounded_to_all_or_nothing(share: float, shown: str):
 
 
 def test_lines_are_at_most_100_columns():
-    """Long labels and many policies are shortened with an ellipsis that keeps the end, or wrapped; none is dropped."""
+    """In a file; long labels go on below, many policies in further lines; none is dropped, no word is cut."""
     policies = {
         **SEVEN,
         "long": ("static (batch_size 16)", "static", 30.0),
@@ -130,8 +132,46 @@ def test_lines_are_at_most_100_columns():
     results = sample_results(policies, noise=0.5)
     text = report(results, 12.0)
     assert max(map(len, text.splitlines())) <= 100
-    assert len(point_table(results, 12.0).splitlines()) == 1 + 1 + len(policies) + 1
-    assert " 64)" in point_table(results, 12.0) and "…" in text
+    first = " ".join(line.split("  ")[0] for line in point_table(results, 12.0).splitlines())
+    assert all(label in first for label, _, _ in policies.values()) and "…" not in text
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 160])
+def test_tables_fit_the_terminal_they_are_written_to(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever width: no line is longer, no word of a label or a heading is cut."""
+    results = sample_results({**SEVEN, "long": ("static (batch_size 16)", "static", 30.0)}, noise=0.5)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    text = report(results, 12.0)
+    assert max(map(len, text.splitlines())) <= columns
+    assert {"(batch_size", "continuous", "p99", "SLO"} <= set(text.split()) and "…" not in text
+
+
+def test_a_table_that_is_too_wide_goes_on_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words are broken into lines first, then columns go to a second part, with the first column again."""
+    grid = [["", "one", "two", "why"], ["a policy", "1" * 20, "2" * 20, "because it is so"]]
+    assert aligned(grid) == [
+        "                           one                   two  why",
+        "a policy  11111111111111111111  22222222222222222222  because it is so",
+    ]
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert aligned(grid) == [
+        "                           one",
+        "a policy  11111111111111111111",
+        "                           two",
+        "a policy  22222222222222222222",
+        "          why",
+        "a policy  because it",
+        "          is so",
+    ]
+    assert aligned(grid, close=True) == [
+        "                          one",
+        "a policy 11111111111111111111",
+        "                          two why",
+        "a policy 22222222222222222222 because it",
+        "                              is so",
+    ]
 
 
 def test_load_shown_is_the_highest_at_which_a_policy_meets_the_slo():

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from sim.report.layout import fit
 from sim.report.plan.cells import COLUMNS, Row, Tables
 from sim.report.plan.markdown import sentence_text
 from sim.report.plan.sections import recommendation
-from sim.report.tables import fit
 
 
 def plan_text(tables: Tables, currency: str) -> str:
     """At most 100 columns."""
     gpu, policy = (
-        min(most, max(len(row[name]) for row in tables["configurations"]))
-        for name, most in (("gpu", 10), ("policy", 20))
+        max(len(head), *(len(row[head.lower()]) for row in tables["configurations"])) for head in ("GPU", "policy")
     )
-    gpu, policy = max(gpu, len("GPU")), max(policy, len("policy"))
     money = f"{currency} a month"
     head = f"{'GPU':{gpu}} {'policy':{policy}} {'replicas':>8} {'within SLO':>10} {money:>11}"
     lines = [f"{head}  one less (its margin from)"]
     for row in tables["configurations"]:
-        head = f"{row['gpu'][:gpu]:{gpu}} {row['policy'][:policy]:{policy}} "
+        head = f"{row['gpu']:{gpu}} {row['policy']:{policy}} "
         if row["holds"]:
             held, month = (COLUMNS[name].show(row[name]) for name in ("attainment", "cost_per_month"))
             lines.append(f"{head}{row['replicas']:>8} {held:>10} {month:>11}  {_one_less(row)}")
