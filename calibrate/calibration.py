@@ -300,8 +300,10 @@ class Run:
         raw.runs = [*self._runs_before, *(run.divided(self.bench.factor(seconds)) for seconds, run in self._runs)]
         raw.seconds = self._spent_s + time.monotonic() - self._began_s
         raw.notes = [*self._notes, *self.bench.notes()]
-        if self.bench.first_ns is None and (usual_ns := self.bench.usual_ns()):
-            raw.sentinel = {"step": self.bench.sentinel.to_row(), "ns": round(usual_ns)}
+        usual_ns, mean_ns = self.bench.usual_ns(), self.bench.mean_ns()
+        if self.bench.first_ns is None and usual_ns and mean_ns:
+            step = self.bench.sentinel.to_row()
+            raw.sentinel = {"step": step, "ns": round(usual_ns), "mean_ns": round(mean_ns)}
         raw.telemetry = [*self._telemetry, *filter(None, [self.telemetry.summary()])]
         raw.save(self.partial)
         self._saved_s = time.monotonic()

@@ -1,7 +1,8 @@
 """Timing single steps: visits of points, several rounds in random order, with a sentinel that shows drift.
 
 A visit puts a step's inputs on the device, runs it once to warm up and then several times; its result is the median.
-The sentinel is one step visited again and again: where it drifts, what was measured meanwhile drifted with it.
+The sentinel is one step visited again and again: where it drifts, what was measured meanwhile drifted with it. Of its
+visits the mean is kept too: what interrupts a step now and then is in the mean of a run, and in no median.
 """
 
 from __future__ import annotations
@@ -72,11 +73,16 @@ class Bench:
         self.seed = seed
         self.first_ns = first_ns
         self.drift: list[tuple[float, float]] = []  # seconds, ns of the sentinel
+        self.means: list[float] = []  # of the same visits, ns
         self._hot_s = -math.inf  # when the last step bound by arithmetic ended
         self._wall_s = self._process_s = 0.0  # of replays: by the clock, and as this process had the processor
 
     def visit(self, point: Point) -> float:
         """The median time of the step in ns, kernels only."""
+        return self.look(point)[0]
+
+    def look(self, point: Point) -> tuple[float, float]:
+        """The median time of the step in ns, kernels only, and the mean, which no disturbance is left out of."""
         runner = self.runner
         self.seed += 1
         inputs = StepInputs.synthetic(
@@ -95,10 +101,17 @@ class Bench:
             runner.replay(math.ceil(heat_s * 1e9 / once))
         least, most = _REPLAYS
         replays = min(max(math.ceil(_VISIT_S[self.device] * 1e9 / once), least), most)
-        _, times = self.calmest(lambda: runner.replay(replays))
+        every: list[int] = []
+
+        def replay() -> list[int]:
+            times = runner.replay(replays)
+            every.extend(times)
+            return times
+
+        _, times = self.calmest(replay)
         if hot:
             self._hot_s = time.monotonic()
-        return statistics.median(times)
+        return statistics.median(times), statistics.fmean(every)
 
     def calmest(self, measure: Callable[[], T], rest_s: Callable[[T], float] = lambda _: 0.0) -> tuple[float, T]:
         """What `measure` returns, and the middle of the time it took; on a CPU of the calmer of two attempts, where
@@ -122,7 +135,9 @@ class Bench:
         """Visits the sentinel if it is time to, or `now`."""
         seconds = time.monotonic()
         if now or not self.drift or seconds - self.drift[-1][0] >= _SENTINEL_S[self.device]:
-            self.drift.append((seconds, self.visit(self.sentinel)))
+            median, mean = self.look(self.sentinel)
+            self.drift.append((seconds, median))
+            self.means.append(mean)
 
     def factor(self, seconds: float) -> float:
         """By how much steps were slower at that time than usual in the first call; 1 where that cannot be told from
@@ -155,6 +170,10 @@ class Bench:
         ns = [value for _, value in self.drift]
         smooth = [statistics.median(ns[max(0, i - 1) : i + 2]) for i in range(len(ns))]
         return statistics.median(smooth)
+
+    def mean_ns(self) -> float | None:
+        """The mean time of the sentinel in this call, interruptions included; None without a reading."""
+        return statistics.fmean(self.means) if self.means else None
 
     def notes(self) -> list[str]:
         """What is to be said of drift and of a busy machine; nothing where all was calm."""

@@ -32,7 +32,9 @@ class Raw:
     notes: list[str] = field(default_factory=list)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0  # spent in all
-    sentinel: dict[str, Any] | None = None  # the step that shows drift, and its usual ns in the first call
+    sentinel: dict[str, Any] | None = (
+        None  # the step that shows drift, its usual ns and the mean of it, in the first call
+    )
 
     def save(self, path: Path) -> None:
         """Writes the file, whole or not at all."""
@@ -78,7 +80,9 @@ class Raw:
         """What `value` holds; any of the errors that wrong types and missing keys make."""
         samples = [Sample.from_row(row) for row in value["samples"]]
         sentinel = value["sentinel"]
-        if sentinel is not None and not (Point.from_row(sentinel["step"]).decode and sentinel["ns"] > 0):
+        if sentinel is not None and not (
+            Point.from_row(sentinel["step"]).decode and sentinel["ns"] > 0 and sentinel.get("mean_ns", 1) > 0
+        ):
             raise ValueError
         return cls(
             key=key,

@@ -137,7 +137,7 @@ def run_live(
 
     KV memory is what the scenario states, else all that the runner has. A run that was cut, by Ctrl-C or by any error,
     returns as well, with its `reason`. With a `sentinel`, how far the machine drifted before and after the run is in
-    `made`. ScenarioError if the runner's model is another one or its memory too small.
+    `made`, by medians and by means. ScenarioError if the runner's model is another one or its memory too small.
     """
     from calibrate.executor import TorchExecutor
     from calibrate.sampling import GREEDY
@@ -151,11 +151,13 @@ def run_live(
     executor = TorchExecutor(runner, kv, max_model_len=resolved.max_model_len, sampling=sampling, prompts=prompts)
     core = resolved.engine(policy, workload, kv, executor, estimator)
     warm_up(runner)
-    drift = [] if sentinel is None else sentinel.drift(runner)
+    drifts = [] if sentinel is None else [sentinel.drift(runner)]
     with settled_memory():
         run = live(core, workload, WallClock())
     if sentinel is not None and not run.reason:
-        drift += sentinel.drift(runner)
+        drifts.append(sentinel.drift(runner))
+    known = [drift for drift in drifts if drift is not None]
+    names = ("drift", "drift_of_means") if known else ()
     times = executor.times[: core.recorder.num_steps]
     return _result(
         core,
@@ -167,7 +169,7 @@ def run_live(
         end_ns=run.end_ns,
         reason=run.reason,
         error=run.error,
-        made=made | ({"drift": drift} if drift else {}),
+        made=made | {name: [drift[i] for drift in known] for i, name in enumerate(names)},
     )
 
 

@@ -92,6 +92,7 @@ def _point(point: PointReport) -> dict[str, Any]:
         "machine_drift": point.drift,
         "step_bias": point.bias,
         "step_bias_at_par": point.bias_at_par,
+        "live_runs_calm": len(point.calm),
         "errors": [asdict(metric) | {"agrees": point.agrees(metric)} for metric in point.metrics],
         "load_equivalent": point.shifts,
         "steps": [asdict(row) for row in point.steps],
@@ -108,6 +109,8 @@ def _run(run: LiveRun) -> dict[str, Any]:
         "end_ns": run.played.end_ns,
         "void": run.void,
         "machine_drift": run.played.made.get("drift"),
+        "machine_drift_of_means": run.played.made.get("drift_of_means"),
+        "calm": run.calm,
         "first_step_that_differs": None if divergence is None else asdict(divergence),
     }
 

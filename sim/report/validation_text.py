@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sim.report.layout import aligned, fit
 from sim.report.markdown import escaped, markdown_table
 from sim.report.validation import Validation
-from sim.validation.compare import METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
+from sim.validation.compare import CALM, METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
 from sim.validation.load_shift import REACH
 from sim.validation.step_error import RegionError
 from sim.validation.verdicts import all_steps
@@ -24,8 +24,8 @@ _SHOWN = {
 LEGEND = (
     "errors in %: simulated / live − 1, ± half the range of the live repeats"
     f" · = within {SPREADS}x that: agrees · ~ fewer than 20 observations beyond the percentile"
-    " · drift: a step of the profile timed again / then − 1 · steps: bias of step times · at par: that bias had the"
-    " machine not drifted"
+    " · drift: the mean of a step of the profile timed again / then − 1 · steps: bias of step times · at par: that bias"
+    f" had the machine not drifted, of the runs beside which all readings of that step agree to {100 * CALM:.0f} %"
     f" · shift: load at which the simulation has the live mean E2E / the load − 1; >{100 * REACH:.0f}: beyond ±"
 )
 
@@ -62,7 +62,7 @@ def _parts(run: LiveRun) -> str:
 
 
 def error_grid(found: Validation) -> Grid:
-    """A row a point: drift, step-time bias as it is and without the drift, the errors that matter with the live spread,
+    """A row a point: drift, step-time bias as it is and at par, the errors that matter with the live spread,
     the load-equivalent error."""
     grid = [["policy", "load", "drift", "steps", "at par", *_SHOWN, "shift"]]
     for point in found.points:
@@ -174,6 +174,8 @@ def _page_of(found: Validation, point: PointReport) -> list[str]:
     for run in point.runs:
         steps = len(run.played.records.steps)
         told = f"void: {run.void}" if run.void else f"first step that differs: {_parts(run)}"
+        if run.drift is not None:
+            told += f"; drift {100 * run.drift:+.1f} %" + ("" if run.calm else ", not calm")
         lines.append(f"- live, repeat {run.played.repeat}: {steps:,} steps; {told}")
     parts = [f"## {escaped(found.where(point))}", "\n".join(lines)]
     if point.counted:

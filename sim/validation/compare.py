@@ -4,8 +4,10 @@ A point is one policy at one load. Its live runs are repeated; `spread` is half 
 as a share of their mean, and an error within SPREADS times the spread counts as agreement. Runs that were cut, whose
 load source came late, or that something else on the machine disturbed are left out, and said. No claim is made where
 the spread is above UNFIT, where more than half of the runs are left out, or where the machine is slower or faster than
-when the cost was measured by more than UNFIT_DRIFT (a step of the profile is timed again beside every run). The
-prediction is never moved by that drift; the step bias that an unmoved machine would have had is said beside.
+when the cost was measured by more than UNFIT_DRIFT. That is told by the sentinel, a step of the profile that is timed
+again before and after every run: by its mean, since what interrupts steps now and then is in the times of a run and in
+no median. A run is calm where median and mean, before and after, agree to CALM. The prediction is never moved by the
+drift; beside stand the errors at par, those of the calm runs had the machine been as when the cost was measured.
 """
 
 from __future__ import annotations
@@ -43,6 +45,10 @@ UNFIT = 0.10
 
 UNFIT_DRIFT = 0.05
 """The largest drift of the machine since its calibration. Source: calibrations flag their own drift from there on."""
+
+CALM = 0.02
+"""The largest distance between what the sentinel says of a run, by median and mean, before and after: a bound of 2 % on
+the bias cannot be judged by what is not known to as much."""
 
 DISTURBED_SHARE, DISTURBED_FACTOR = 0.10, 1.25
 """A run is void if for this share of its time steps took that many times what is usual in it."""
@@ -190,19 +196,32 @@ def label_of(metric: str) -> str:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """One live run of a point. `void` says why it does not count, "" if it does."""
+    """One live run of a point. `void` says why it does not count, "" if it does. `drift`: how much slower the machine
+    was around it, by the sentinel's mean (by its median in runs of older versions, which are never calm), None where
+    nobody looked; `calm`: whether all readings agree."""
 
     played: Played
     void: str
     divergence: Divergence | None
+
+    @property
+    def drift(self) -> float | None:
+        readings = self.played.made.get("drift_of_means") or self.played.made.get("drift")
+        return float(np.mean(readings)) if readings else None
+
+    @property
+    def calm(self) -> bool:
+        made = self.played.made
+        readings = [*made.get("drift", ()), *made.get("drift_of_means", ())]
+        return "drift_of_means" in made and max(readings) - min(readings) <= CALM + _ROUNDING
 
 
 @dataclass(frozen=True)
 class PointReport:
     """One policy at one load, judged. `share` is that of the policy's saturation, None where that is not known.
 
-    `shifts` are load-equivalent errors by figure, empty where the load axis is not a rate. `drift`: how much slower the
-    machine was than when the cost was measured, None where that is not known.
+    `shifts` are load-equivalent errors by figure, empty where the load axis is not a rate. `pairs` are the steps of all
+    runs that count, `pairs_at_par` those of the calm ones, as long as they had been on an unmoved machine.
     """
 
     policy: ResolvedPolicy
@@ -212,8 +231,8 @@ class PointReport:
     runs: tuple[LiveRun, ...]
     metrics: tuple[MetricError, ...]
     pairs: StepPairs | None
+    pairs_at_par: StepPairs | None
     shifts: dict[str, float | None]
-    drift: float | None
 
     @property
     def counted(self) -> list[LiveRun]:
@@ -231,9 +250,20 @@ class PointReport:
         return self.steps[-1].bias if self.pairs is not None else None
 
     @property
+    def calm(self) -> list[LiveRun]:
+        """The live runs that count and that the sentinel calls calm."""
+        return [run for run in self.counted if run.calm]
+
+    @property
+    def drift(self) -> float | None:
+        """How much slower the machine was than when the cost was measured; None where that is not known."""
+        known = [run.drift for run in self.counted if run.drift is not None]
+        return float(np.mean(known)) if known else None
+
+    @property
     def bias_at_par(self) -> float | None:
-        """`bias` had the machine not drifted; None where either is not known."""
-        return None if self.bias is None or self.drift is None else (1 + self.bias) * (1 + self.drift) - 1
+        """Signed bias of the calm runs' step times had the machine not drifted; None without a calm run."""
+        return None if self.pairs_at_par is None else self.pairs_at_par.errors()[-1].bias
 
     def metric(self, name: str) -> MetricError:
         return next(metric for metric in self.metrics if metric.name == name)
@@ -265,8 +295,6 @@ def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, 
     """Compares the live runs of a point, which served its requests, with its simulation."""
     voids = [void(live) for live in lives]
     counted = [live for live, why in zip(lives, voids, strict=True) if not why]
-    drifts = [drift for live in counted if (drift := drift_of(live)) is not None]
-    drift = float(np.mean(drifts)) if drifts else None
     simulated = case.simulate(policy, load)
     runs = tuple(
         LiveRun(live, why, None if live.reason else first_divergence(simulated.records, live.records))
@@ -277,20 +305,22 @@ def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, 
         measure(case.inputs(live.records, simulated.workload, live.window_ns, live.streams)) for live in counted
     ]
     metrics = tuple(_metric_error(name, predicted, measured) for name in METRICS)
-    pairs = [StepPairs.of(live.records.steps, live.rested.tolist(), live.kernel_ns, case.cost) for live in counted]
+    by_run = [
+        (run, StepPairs.of(run.played.records.steps, run.played.rested.tolist(), run.played.kernel_ns, case.cost))
+        for run in runs
+        if not run.void
+    ]
+    at_par = [found.at_par(run.drift) for run, found in by_run if run.calm and run.drift is not None]
     shifts: dict[str, float | None] = {}
     if counted and case.resolved.load_name in ("mean_rate", "rate_scale"):
         targets = {metric.name: metric.live for metric in metrics if metric.name in SHIFTED}
         shifts = load_shifts(lambda at: case.measure(case.simulate(policy, at)).values, load, targets)
-    return PointReport(
-        policy, load, share, simulated, runs, metrics, StepPairs.join(pairs) if pairs else None, shifts, drift
-    )
+    pairs = [found for _, found in by_run]
+    return PointReport(policy, load, share, simulated, runs, metrics, _joined(pairs), _joined(at_par), shifts)
 
 
-def drift_of(live: Played) -> float | None:
-    """How much slower the machine was around the run than when the cost was measured; None where nobody looked."""
-    readings = live.made.get("drift")
-    return float(np.mean(readings)) if readings else None
+def _joined(several: Sequence[StepPairs]) -> StepPairs | None:
+    return StepPairs.join(several) if several else None
 
 
 def void(live: Played) -> str:

@@ -6,7 +6,7 @@ The measured time of a step is its period (see `periods`); the prediction is for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,6 +74,11 @@ class StepPairs:
             predicted_kernel=kernel,
             measured_kernel=np.asarray(kernel_ns, np.float64) if timed else np.full(len(steps), np.nan),
         )
+
+    def at_par(self, drift: float) -> StepPairs:
+        """The same steps as long as they had been on a machine that is not slower by `drift`."""
+        slower = 1 + drift
+        return replace(self, measured=self.measured / slower, measured_kernel=self.measured_kernel / slower)
 
     @classmethod
     def join(cls, several: Sequence[StepPairs]) -> StepPairs:

@@ -20,6 +20,7 @@ from calibrate.measure import Bench, Sample
 from calibrate.plan import Point, columns
 from calibrate.raw import Raw
 from calibrate.runner import build_runner
+from calibrate.sentinel import Sentinel
 from sim.cli.calibrate import calibrate_app
 from sim.cost.calibrated import Calibrated
 from sim.cost.profile import Profile, SwapCost, load_profile
@@ -97,6 +98,7 @@ def test_going_on_measures_nothing_twice(cut: Cut) -> None:
     for point, rounds in before.items():
         assert final[point][: len(rounds)] == rounds
     assert {len(rounds) for rounds in final.values()} == {4}
+    assert Sentinel.of(cut.final) is not None and cut.final.made["sentinel"] == cut.raw.sentinel
     assert [run.spec.name for run in cut.raw.runs] == list(cut.final.made["engine_runs"])[: len(cut.raw.runs)]
 
 

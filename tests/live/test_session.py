@@ -15,7 +15,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from calibrate.identity import identity
+from calibrate.measure import Bench
+from calibrate.plan import Point
 from calibrate.runner import ModelRunner, build_runner
+from calibrate.sentinel import Sentinel
 from calibrate.session import LiveResult, check_machine, graphs_of, load_result, predict, run_live, step_limits
 from sim.cost.constant import Constant
 from sim.cost.profile import load_profile, profile_names
@@ -179,6 +182,34 @@ def test_a_runner_of_another_model_or_memory_is_refused(resolved: Resolved, runn
     ]:
         with pytest.raises(ScenarioError, match=complaint):
             run_live(changed, policy, 1.0, 0, runner)
+
+
+def test_the_sentinel_tells_the_drift_by_median_and_by_mean(
+    resolved: Resolved, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One replay of a visit is interrupted: the mean is a fifth longer, the median is not; before and after a run."""
+
+    def replay(n: int) -> list[int]:
+        return [1000] * n if n == 1 else [1000] * (n - 1) + [1000 + 200 * n]
+
+    monkeypatch.setattr(runner, "replay", replay)
+    sentinel = Sentinel(Point("A", (3,)), 1000.0, 1100.0)
+    made = run_live(resolved, resolved.find("continuous"), 1.0, 0, runner, sentinel=sentinel).made
+    assert made["drift"] == [0.0, 0.0] and made["drift_of_means"] == pytest.approx([1200 / 1100 - 1] * 2)
+    bench = Bench(runner, sentinel.point, seed=0)
+    bench.watch(now=True)
+    assert (bench.usual_ns(), bench.mean_ns()) == (1000, 1200)
+    too_long = Sentinel(Point("A", (10**6,)), 1000.0, 1000.0)
+    assert too_long.drift(runner) is None
+
+
+def test_a_profile_without_the_sentinels_mean_has_no_sentinel() -> None:
+    """Older profiles kept its median alone, which does not say what interrupted them then."""
+    profile = load_profile(profile_names()[0])
+    point, known = Point("A", (3,)), {"sentinel": {"step": Point("A", (3,)).to_row(), "ns": 5}}
+    assert Sentinel.of(profile) is None and Sentinel.of(replace(profile, made=known)) is None
+    whole = {"sentinel": known["sentinel"] | {"mean_ns": 6}}
+    assert Sentinel.of(replace(profile, made=whole)) == Sentinel(point, 5, 6)
 
 
 def test_a_profile_of_another_machine_is_refused() -> None:

@@ -18,7 +18,6 @@ from sim.validation.compare import METRICS, MetricError, PointReport, judge, lab
 from sim.validation.load_shift import REACH, crossing, increasing, load_shifts
 from sim.validation.periods import REGIONS, periods_ns, regions
 from sim.validation.step_error import ALL, StepPairs
-from sim.validation.verdicts import BOUNDS, verdicts
 from tests.unit.validation_samples import LOAD, Sample, case, late, played, point, resolved, validation
 
 # ---- step times
@@ -166,26 +165,31 @@ def test_runs_that_were_cut_or_whose_source_was_late_do_not_count() -> None:
 
 
 def drifted(*readings: float) -> PointReport:
-    """Runs 4 % slower than the cost says, beside these readings of the drift."""
-    runs = [replace(run := played("vllm", LOAD, 1.04), made=run.made | {"drift": list(readings)})]
-    return judge(case(), resolved().find("vllm"), LOAD, None, runs)
+    """Runs 4 % slower than the cost says, beside these readings of the drift, by medians as by means."""
+    run = played("vllm", LOAD, 1.04)
+    drift = {"drift": list(readings), "drift_of_means": list(readings)}
+    return judge(case(), resolved().find("vllm"), LOAD, None, [replace(run, made=run.made | drift)])
 
 
 def test_a_drift_is_said_beside_the_prediction_and_never_moves_it() -> None:
-    """Runs 4 % slower on a machine seen to be 4 % slower keep their error; at par there would be none."""
-    found, unknown = drifted(0.03, 0.05), drifted()
-    assert found.simulated.end_ns == unknown.simulated.end_ns and found.unfit == ""
+    """Runs 4 % slower on a machine seen to be 4 % slower keep their error; at par there is none."""
+    found, still = drifted(0.03, 0.05), drifted(0.0, 0.0)
+    assert found.simulated.end_ns == still.simulated.end_ns and found.unfit == ""
     assert (found.drift, found.bias) == pytest.approx((0.04, 1 / 1.04 - 1), abs=1e-6)
     assert found.bias_at_par == pytest.approx(0, abs=1e-6)
-    assert (unknown.drift, unknown.bias, unknown.bias_at_par) == (None, found.bias, None)
-    assert {v.what: v.met for v in verdicts([found], BOUNDS["cpu"])}["signed bias of step time"] is False
+    assert (still.drift, still.bias, still.bias_at_par) == (0, found.bias, found.bias)
     assert error_grid(validation(found))[1][2:5] == ["+4.0", "-3.8", "+0.0"]
-    (told,) = json.loads(to_json(validation(found)))["points"]
-    assert (told["machine_drift"], told["step_bias"], told["step_bias_at_par"]) == (
+    told = json.loads(to_json(validation(found)))["points"][0]
+    assert (told["machine_drift"], told["step_bias"], told["step_bias_at_par"], told["live_runs_calm"]) == (
         found.drift,
         found.bias,
         found.bias_at_par,
+        1,
     )
+    (run,) = told["live"]
+    assert (run["machine_drift"], run["machine_drift_of_means"], run["calm"]) == ([0.03, 0.05], [0.03, 0.05], True)
+    assert "; drift +4.0 %" in markdown(validation(found), [])
+    assert "; drift +3.0 %, not calm" in markdown(validation(drifted(0.01, 0.05)), [])
 
 
 def test_a_machine_that_drifted_too_far_is_unfit() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.validation.compare import MetricError, PointReport
+import numpy as np
+import pytest
+
+from sim.validation.compare import MetricError, PointReport, judge
 from sim.validation.verdicts import BOUNDS, Verdict, all_steps, verdicts
-from tests.unit.validation_samples import point
+from tests.unit.validation_samples import LOAD, case, played, point, resolved
 
 
 def test_bounds_are_met_and_missed_where_they_lie() -> None:
@@ -14,8 +17,8 @@ def test_bounds_are_met_and_missed_where_they_lie() -> None:
     found = point("continuous", 1.03)
     cpu = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS["cpu"])}
     assert cpu == {
-        "signed bias of step time": False,
-        "median error of step time": True,
+        "signed bias of step time at par": False,
+        "median error of step time at par": True,
         "tpot mean": True,
         "e2e mean": True,
         "ttft mean": True,
@@ -33,6 +36,75 @@ def test_biases_of_two_policies_that_cancel_are_a_miss() -> None:
     assert abs(pooled) < 0.02 and bias.met is False
     assert bias.bound == "within ±2 % under every policy" and "largest: vllm +3.09%" in bias.found
     assert verdicts([point("continuous", 1.0), point("vllm", 0.99)], BOUNDS["cpu"])[0].met is True
+
+
+def drifted(policy: str, factor: float, *medians: float, means: tuple[float, ...] | None = None) -> PointReport:
+    """A run slower by `factor` than the cost says, beside these readings of the sentinel; its means are its medians
+    unless given."""
+    run = played(policy, LOAD, factor)
+    made = run.made | {"drift": list(medians), "drift_of_means": list(means or medians)}
+    return judge(case(), resolved().find(policy), LOAD, None, [replace(run, made=made)])
+
+
+def step_verdicts(*points: PointReport, device: str = "cpu") -> list[Verdict]:
+    return verdicts(points, BOUNDS[device])[:2]
+
+
+def test_step_times_on_a_cpu_are_judged_at_par() -> None:
+    """Steps 4 % longer on a machine that is 4 % slower are as predicted; a GPU's are judged as they are."""
+    slower = drifted("continuous", 1.04, 0.04, 0.04)
+    assert [v.met for v in step_verdicts(slower)] == [True, True]
+    assert step_verdicts(slower)[0].found.endswith(" steps in 1 calm of 1 live runs")
+    assert [v.met for v in step_verdicts(slower, device="cuda")] == [False, False]
+    assert step_verdicts(slower, device="cuda")[0].what == "signed bias of step time"
+
+
+def test_what_interrupts_steps_is_in_the_mean_that_par_is_told_by() -> None:
+    """Medians that stand still and means 1.5 % above: a run 4 % longer is off by 2.5 %, one 3 % longer by 1.5 %."""
+    tails = {"means": (0.015, 0.015)}
+    biases = [drifted("continuous", factor, 0.0, 0.0, **tails).bias_at_par for factor in (1.04, 1.03)]
+    assert biases == pytest.approx([1.015 / 1.04 - 1, 1.015 / 1.03 - 1], abs=1e-6)
+    assert [step_verdicts(drifted("continuous", f, 0.0, 0.0, **tails))[0].met for f in (1.04, 1.03)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("medians", "means", "calm"),
+    [
+        ((0.01, 0.03), (0.01, 0.03), True),
+        ((0.01, 0.031), (0.01, 0.031), False),
+        ((0.0, 0.0), (0.0, 0.021), False),
+        ((-0.04, -0.03), (-0.025, -0.02), True),
+    ],
+    ids=["as it was", "moved meanwhile", "interrupted", "quicker"],
+)
+def test_a_run_is_calm_where_the_sentinel_says_the_same_before_and_after(medians, means, calm) -> None:
+    """By median and mean, to 2 %: what is not known to as much cannot be judged by a bound of 2 %."""
+    point = drifted("continuous", 1.0, *medians, means=means)
+    assert [run.calm for run in point.runs] == [calm]
+    assert (point.pairs_at_par is None) is not calm and point.drift == pytest.approx(np.mean(means))
+    assert [v.met is None for v in step_verdicts(point)] == [not calm, not calm]
+    if not calm:
+        assert [v.found for v in step_verdicts(point)] == 2 * ["0 calm of 1 live runs"]
+
+
+def test_a_policy_without_a_calm_run_leaves_the_bias_open_unless_another_misses() -> None:
+    """The others' figures stand beside."""
+    wild = drifted("vllm", 1.0, 0.0, 0.04)
+    good, bad = drifted("continuous", 1.0, 0.0, 0.0), drifted("continuous", 1.05, 0.0, 0.0)
+    assert step_verdicts(good, wild)[0].met is None and step_verdicts(bad, wild)[0].met is False
+    assert step_verdicts(good, wild)[0].found.endswith(
+        "1 calm of 2 live runs (largest: continuous +0.00%), none of vllm"
+    )
+
+
+def test_without_a_sentinel_nothing_is_called_calm() -> None:
+    """A run beside which nobody looked, and one of an older version with medians alone, which still tell the drift."""
+    run = played("continuous", LOAD, 1.03)
+    bare = {name: value for name, value in run.made.items() if not name.startswith("drift")}
+    for made, drift, more in ((bare, None, ": the machine's drift is not known"), (bare | {"drift": [0.04]}, 0.04, "")):
+        point = judge(case(), resolved().find("continuous"), LOAD, None, [replace(run, made=made)])
+        assert point.drift == drift
+        assert [(v.met, v.found) for v in step_verdicts(point)] == 2 * [(None, "0 calm of 1 live runs" + more)]
 
 
 def test_a_figure_that_a_side_lacks_is_never_passed_over() -> None:

@@ -103,7 +103,7 @@ def played(
         run.end_ns,
         core.scheduler.streams,
         kv.num_blocks,
-        made_of(scenario, policy),
+        made_of(scenario, policy) | {"drift": [0.0, 0.0], "drift_of_means": [0.0, 0.0]},
         workload.window_ns,
     )
 
