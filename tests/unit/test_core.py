@@ -17,7 +17,7 @@ from sim.decode import DecodeGroup
 from sim.errors import ScenarioError, SchedulerStalled
 from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
 from sim.policies.static import Static, StaticConfig
-from sim.record import MISSING, Recorder, Records
+from sim.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, Recorder, Records
 from sim.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
 from sim.units import MAX_TIME_NS
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
@@ -165,6 +165,20 @@ def test_the_next_timer_is_the_first_cancel_or_the_end_of_the_run() -> None:
     core.submit(arrival(1, 10, cancel_ns=40))
     core.enter_due(10)
     assert core.next_timer_ns == 40
+
+
+def test_asking_for_a_batch_lets_in_what_fell_due() -> None:
+    """A deadline that passed, and the end of the run, take effect though nobody arrives."""
+    core = engine(vllm(CountingKV(100, 4)))
+    core.submit(arrival(0, 0, deadline_ns=5))
+    core.schedule(0, drain=False)
+    core.schedule(10, drain=False)
+    assert not core.has_work
+    core = engine(vllm(CountingKV(100, 4)), stop_ns=5)
+    core.submit(arrival(0, 0))
+    core.schedule(0, drain=False)
+    assert core.schedule(10, drain=False) is IDLE
+    assert not core.has_work
 
 
 # ---- rejections
@@ -345,6 +359,40 @@ def test_any_token_ends_a_row_of_fruitless_preemptions(tokens: str, monkeypatch:
     step(Batch(None, [], 0, preempted=[victim]), 20)
     with pytest.raises(SchedulerStalled, match="2 preemptions without a token by 30 ns"):
         step(Batch(None, [], 0, preempted=[victim]), 30)
+
+
+@pytest.mark.parametrize("change", ["left", "joined", "preempted", "swap_in"])
+def test_each_change_in_a_batch_is_written_down(change: str) -> None:
+    """A decode that sits out, returns, is preempted or swapped in leaves a row, though nothing else changes."""
+    scheduler = Sleeper()
+    core = engine(scheduler)
+    group, seq, other = DecodeGroup(4), Sequence(Request(0, 0, 4, 9)), Sequence(Request(1, 0, 4, 9))
+    for one in (seq, other):
+        core.journal.begin(one, Arrival(one.request, 9))
+        one.settled_computed_tokens, one.settled_output_tokens, one.state = 4, 1, DECODE
+        group.join(one)
+    scheduler.add(seq, 0)
+
+    def schedule(now_ns: int, **more: list) -> None:
+        scheduler.work = Batch(group, [], 0, **more)
+        core.schedule(now_ns, drain=False)
+
+    schedule(0)
+    if change == "preempted":
+        schedule(10, preempted=[seq])
+    elif change == "swap_in":
+        seq.state = SWAPPED
+        schedule(10, swap_in=[(seq, 1)])
+    else:
+        group.leave(seq)
+        schedule(10)
+        if change == "joined":
+            group.join(seq)
+            schedule(20)
+    expected = {
+        "left": [SAT_OUT], "joined": [SAT_OUT, DECODE], "preempted": [PREEMPTED], "swap_in": [DECODE],
+    }  # fmt: skip
+    assert core.recorder.records().states["state"].tolist() == expected[change]
 
 
 def test_idle_until_is_kept(drive: Driver) -> None:
