@@ -5,6 +5,7 @@ Timelines are exact: a step takes 10 ns, and both drivers, with leaping and with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -393,6 +394,27 @@ def test_each_change_in_a_batch_is_written_down(change: str) -> None:
         "left": [SAT_OUT], "joined": [SAT_OUT, DECODE], "preempted": [PREEMPTED], "swap_in": [DECODE],
     }  # fmt: skip
     assert core.recorder.records().states["state"].tolist() == expected[change]
+
+
+@pytest.mark.parametrize(("chunks", "end_ns"), [(True, 10), (False, 10 + 10 * 6)])
+def test_only_a_step_of_decodes_is_repeated(chunks: bool, end_ns: int) -> None:
+    """Whatever the policy says: a step that computes a prompt too stands alone; decodes go on to before the last."""
+
+    class Repeats(Sleeper):
+        def repeat(self, batch: Batch, now_ns: int) -> bool:
+            batch.again()
+            return True
+
+    core = engine(Repeats())
+    group, seq, other = DecodeGroup(4), Sequence(Request(0, 0, 4, 9)), Sequence(Request(1, 0, 4, 9))
+    for one in (seq, other):
+        core.journal.begin(one, Arrival(one.request, 9))
+        core.executor.begin(one, 9)
+        assert core.scheduler.kv.allocate(one, 13)
+    seq.settled_computed_tokens, seq.settled_output_tokens = 4, 1
+    group.join(seq)
+    batch = Batch(group, [(other, 3)], 3) if chunks else Batch(group, [], 0)
+    assert core.leap(batch, core.execute(batch, 0), math.inf, Constant()) == end_ns
 
 
 def test_idle_until_is_kept(drive: Driver) -> None:
