@@ -3,7 +3,8 @@
 Each mutant is tested in a process of its own, forked from one that has collected all tests, by the tests of its file
 (table.py), quickest first, until one fails. It is killed if a test fails, or takes far more CPU time than without it.
 Survivors are printed as entries of survivors.toml: the lines that were and that are. Those that stand there with a
-reason why no test can or should notice them are not run again; an entry that fits no mutant any more is an error.
+reason why no test can or should notice them are not run again; an entry that fits no mutant any more is reported, and
+an error of a run of all.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         test({path: code for path, (code, _) in made.items()}, Tester(mutants, args.jobs, told), Path(folder))
-    return report(counts, args.least) or bool(stale)
+    return report(counts, args.least) or (bool(stale) and args.sample is None)
 
 
 def report(counts: dict[str, Counter[str]], least: float) -> int:
