@@ -16,6 +16,8 @@ INT32_MAX = 2**31 - 1
 """What engines, and columns of the records, hold a count in."""
 MAX_POINTS = 100_000
 """Simulations of a sweep that are run without being allowed: days of them."""
+MAX_JOBS = 1_024
+"""Processes of a sweep: more than machines have cores."""
 MAX_CHOICES = 1_000
 """Of the lists of a policy's `best_of` together, and values of `vary`: each is a scenario that is read and checked."""
 _DIGITS = 20  # of a whole number that is shown as it is: all of 64 bits

@@ -12,6 +12,7 @@ import typer
 from sim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch, writing
 from sim.cli.live import check_overwrite
 from sim.errors import CalibrationError
+from sim.ranges import INT32_MAX
 
 _ANOTHER = "Give -o another path."
 
@@ -32,13 +33,13 @@ def calibrate(
     device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The profile to write.")] = None,
     minutes: Annotated[float, typer.Option(help="Time for this call; the same call again goes on.")] = 8.0,
-    max_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences of a step.")] = None,
-    max_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of a step.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="Most tokens of a sequence.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV pool, instead of measuring it.")] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KV block.")] = 16,
+    max_seqs: Annotated[int | None, typer.Option(min=1, max=INT32_MAX, help="Most sequences of a step.")] = None,
+    max_batched_tokens: Annotated[int | None, typer.Option(min=1, max=INT32_MAX, help="Most tokens of a step.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=2, max=INT32_MAX, help="Most tokens of a sequence.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=1, max=INT32_MAX, help="KV pool, not measured.")] = None,
+    block_size: Annotated[int, typer.Option(min=1, max=INT32_MAX, help="Tokens of a KV block.")] = 16,
     graphs: Annotated[bool, typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, inputs and order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Of weights, inputs and order.")] = 0,
     name: Annotated[str | None, typer.Option(help="Name in the profile; default: device and model.")] = None,
 ) -> None:
     """Measure what steps of a model cost on this machine and write a profile.

@@ -38,8 +38,8 @@ def capacity(
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
     precision: Annotated[str, typer.Option(help="Half of the interval that is narrow enough.")] = "3%",
-    max_seeds: Annotated[int, typer.Option(min=3, help="Seeds of a probe at most.")] = 32,
-    max_probes: Annotated[int, typer.Option(min=5, help="Loads that a policy is tried at, at most.")] = 40,
+    max_seeds: Annotated[int, typer.Option(min=3, max=10_000, help="Seeds of a probe at most.")] = 32,
+    max_probes: Annotated[int, typer.Option(min=5, max=1000, help="Loads that a policy is tried at, at most.")] = 40,
     only_rates: Annotated[bool, typer.Option("--only-rates", help="Leave out what would change them.")] = False,
     traces: Annotated[
         Path | None,

@@ -20,13 +20,13 @@ from sim.cli.common import (
 )
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
-from sim.ranges import MAX_POINTS
+from sim.ranges import MAX_JOBS, MAX_POINTS
 
 
 @one_line_errors
 def claims(
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One of the claims, several times.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Simulations at a time.")] = os.cpu_count() or 1,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
     max_points: MaxPointsOption = MAX_POINTS,

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded
+from sim.ranges import MAX_JOBS
 
 if TYPE_CHECKING:
     from sim.results.read import Results
@@ -38,10 +39,14 @@ ColumnsOption = Annotated[
 ]
 TimeUnitOption = Annotated[str | None, typer.Option(help="Unit of the arrival times: ns, us, ms, s or iso.")]
 JobsOption = Annotated[
-    int | None, typer.Option(min=1, help="Simulations at a time on this machine.", show_default="all cores")
+    int | None,
+    typer.Option(min=1, max=MAX_JOBS, help="Simulations at a time on this machine.", show_default="all cores"),
 ]
 MaxPointsOption = Annotated[
-    int, typer.Option(min=1, help="Simulations at most: a scenario that asks for more is refused before the first.")
+    int,
+    typer.Option(
+        min=1, max=10**9, help="Simulations at most: a scenario that asks for more is refused before the first."
+    ),
 ]
 MaxMemoryOption = Annotated[
     str | None,

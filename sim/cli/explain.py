@@ -18,6 +18,7 @@ from sim.cli.common import (
     writing,
 )
 from sim.errors import ScenarioError
+from sim.ranges import INT32_MAX
 
 if TYPE_CHECKING:
     from sim.results.read import Results
@@ -35,7 +36,9 @@ def explain(
     policy: Annotated[str | None, typer.Option(help="A label of the scenario; all by default.")] = None,
     load: Annotated[float | None, typer.Option(help="A tested load; the one of the table by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which repetition; --slo takes all by default, else 0.")] = None,
-    slowest: Annotated[int | None, typer.Option(min=0, help="How many of the slowest requests; 5 by default.")] = None,
+    slowest: Annotated[
+        int | None, typer.Option(min=0, max=INT32_MAX, help="How many of the slowest requests; 5 by default.")
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(

@@ -21,6 +21,7 @@ from sim.cli.common import (
     writing,
 )
 from sim.errors import BatchsimError, ScenarioError
+from sim.ranges import INT32_MAX
 
 if TYPE_CHECKING:
     from calibrate.prompts import Prompts
@@ -47,13 +48,13 @@ def live(
     load: Annotated[
         float | None, typer.Option(help="A value on the load axis; needed where there are several.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Which repetition's requests.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Which repetition's requests.")] = 0,
     set_: SetOption = None,
     weights: Annotated[Path | None, typer.Option(help="Hugging Face folder with weights; else random ones.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 takes the likeliest token.")] = 0.0,
     prompts: Annotated[Path | None, typer.Option(help="Text, a prompt a line; else random tokens.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
-    attempts: Annotated[int, typer.Option(min=1, help="Runs at most, while the load source was late.")] = 1,
+    attempts: Annotated[int, typer.Option(min=1, max=1000, help="Runs at most, while the load source was late.")] = 1,
     graphs: Annotated[
         bool | None,
         typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps; by default as the profile's."),

@@ -21,6 +21,7 @@ from sim.cli.common import (
 )
 from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
 from sim.errors import BatchsimError, ScenarioError
+from sim.ranges import INT32_MAX
 
 if TYPE_CHECKING:
     from calibrate.session import LiveResult
@@ -37,8 +38,8 @@ def validate(
     policy: Annotated[list[str] | None, typer.Option(help="A policy's label; all by default. Repeatable.")] = None,
     at: Annotated[str | None, typer.Option(metavar="50%,80%", help="Loads as shares of each saturation.")] = None,
     loads: Annotated[str | None, typer.Option(metavar="2,4", help="Loads on the scenario's own axis.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Live runs of every point, for their spread.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Which draw of the requests.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Live runs of every point, for their spread.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Which draw of the requests.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="Judge the live runs saved there; runs nothing.")

@@ -19,6 +19,7 @@ from typing import Any
 
 from sim.errors import BatchsimError, CalibrationError, NobodyToMeasure, ScenarioError, TraceError
 from sim.point import Setup, simulate_point
+from sim.ranges import MAX_JOBS
 from sim.results.keep import measured_point
 from sim.results.point_files import PackedPoint, read_point, remove_unfinished, write_point
 from sim.results.provenance import identity, point_hash, short_hash
@@ -74,8 +75,8 @@ class Sweep:
         progress: Progress | None = None,
         limits: Limits | None = None,
     ) -> None:
-        if not isinstance(jobs, Integral) or jobs < 1:
-            raise ScenarioError(f"jobs {jobs!r} is not a number of processes. Write 1 or more.")
+        if not isinstance(jobs, Integral) or not 1 <= jobs <= MAX_JOBS:
+            raise ScenarioError(f"jobs {jobs!r} is not a number of processes. Write one from 1 to {MAX_JOBS}.")
         self.home = home
         self.jobs = jobs
         self.ray = ray

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer
 import yaml
 from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
 
-from sim.cli import app
+from sim.cli import app, calibrate_app, trace_app
 from sim.point import Setup
 from sim.results.read import load_results
 from sim.run import run_scenario
@@ -420,3 +422,29 @@ def test_a_failed_point_is_told_and_the_run_ends_with_1(here: Path) -> None:
     found = json.loads(told.stdout)
     assert {entry["policy"] for entry in found["failed"]} == {"mine"}
     assert [row["failed"] for row in found["policies"]["static"]["loads"]] == [0, 0]
+
+
+def _bounded() -> Iterator[tuple[str, Any]]:
+    """The options of all commands that state an end of their range."""
+    registered = [*app.registered_commands, *calibrate_app.registered_commands, *trace_app.registered_commands]
+    for command in [*registered, calibrate_app.registered_callback]:
+        hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+        for name, hint in hints.items():
+            for mark in getattr(hint, "__metadata__", ()):
+                if getattr(mark, "min", None) is not None or getattr(mark, "max", None) is not None:
+                    yield f"{command.callback.__name__} {name}", mark
+
+
+BOUNDED = dict(_bounded())
+
+
+@pytest.mark.parametrize("option", BOUNDED)
+def test_an_option_that_has_a_least_value_has_a_greatest(option: str) -> None:
+    """No number of a call may be any number: the help of an option states both ends of its range."""
+    mark = BOUNDED[option]
+    assert mark.min is not None and mark.max is not None and mark.min < mark.max <= 2**31
+
+
+def test_the_bounded_options_are_found() -> None:
+    """The walk sees options that commands share, and those of their own."""
+    assert {"run jobs", "plan max_points", "capacity max_seeds", "live attempts", "validate seed"} <= set(BOUNDED)
