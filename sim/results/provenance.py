@@ -106,8 +106,8 @@ def provenance() -> dict[str, Any]:
 
 def other_version(made: dict[str, Any]) -> str:
     """How the batchsim and the packages that made a manifest differ from those here, in words; empty if they do not."""
-    known = made.get("packages")
-    then = {"code": made.get("code", "unknown")} | (known if isinstance(known, dict) else {})
+    then = {"code": made.get("code", "unknown")}
+    then |= made["packages"] if isinstance(made.get("packages"), dict) else {}
     here = {"code": code_hash(), **packages()}
     differ = {name: have for name, have in then.items() if have != here.get(name, have)}
     return ", ".join(f"{name} {str(have)[:_SHOWN]}, here {here[name]}" for name, have in differ.items())

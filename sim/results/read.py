@@ -281,12 +281,17 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(path)
         if not isinstance(manifest, dict):
             raise ValueError("it holds no keys")
-        if missing := [name for name in _NEEDED if manifest.get(name) is None and name != "commit"]:
+        if missing := [
+            name for name in _NEEDED if name not in manifest or (manifest[name] is None and name != "commit")
+        ]:
             made = other_version(manifest)
             raise ScenarioError(
                 f"{folder}: manifest.json has no {', '.join(missing)}: another version of batchsim wrote it"
                 f"{f' ({made})' if made else ''}. Run the scenario again."
             )
+        code, packages = manifest["code"], manifest["packages"]
+        if not isinstance(packages, dict) or not all(isinstance(text, str) for text in (code, *packages.values())):
+            raise ValueError("code or packages are not what a run writes")
         check_seal(manifest)
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{path}: cannot be read: {told(error)}. Run the scenario again.") from None

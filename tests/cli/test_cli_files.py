@@ -125,6 +125,9 @@ MANIFESTS: dict[str, Callable[[Any], Any]] = {
     "scenario_a_word": put("chat", "scenario"),
     "null_workload_of_the_scenario": put(None, "scenario", "workload"),
     "null_packages": put(None, "packages"),
+    "packages_a_list": put([1], "packages"),
+    "package_without_a_version": put(None, "packages", "numpy"),
+    "code_a_number": put(5, "code"),
     "no_workload": drop("workload"),
     "no_outcomes": drop("outcomes"),
     "another_policys_outcomes": put([], "outcomes", "static"),
@@ -146,13 +149,12 @@ def test_a_changed_manifest_is_refused(copied: Path, change: Callable[[Any], Any
     assert "manifest.json" in unread(copied)
 
 
-def test_how_a_run_was_made_may_be_of_another_shape(copied: Path, tmp_path: Path) -> None:
-    """What no result depends on is told as another version's, whatever it holds, and never at length."""
+def test_another_version_is_told_and_never_at_length(copied: Path, tmp_path: Path) -> None:
+    """How a run was made is no part of what it is, and may be of any length."""
     path = copied / "manifest.json"
-    for packages in ([1], {"numpy": None}, {"numpy": "1" * 5000}):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"packages": packages}))
-        result = told(copied, ["explain"], tmp_path / "out")
-        assert (result.exit_code, result.stderr.count("\n") <= 1) == (0, True) and len(result.stderr) < 400
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"packages": {"numpy": "1" * 5000}}))
+    result = told(copied, ["explain"], tmp_path / "out")
+    assert (result.exit_code, result.stderr.count("\n")) == (0, 1) and len(result.stderr) < 400
 
 
 BYTES: dict[str, Callable[[bytes], bytes]] = {
