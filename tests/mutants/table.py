@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 ENGINE = (
     "unit/test_core unit/test_decode unit/test_journal unit/test_record unit/test_kv policies/test_static"
     " policies/test_continuous policies/test_preemptive policies/test_vllm conformance/test_regressions"
-    " unit/test_fleet unit/test_live unit/test_attribution"
+    " unit/test_fleet unit/test_live unit/test_attribution unit/test_policy_errors"
 )
 CACHE = "unit/test_prefix_cache policies/test_vllm unit/test_naive_vllm conformance:vllm"
 RADIX = "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_tgi conformance:sglang"

@@ -134,6 +134,26 @@ def test_a_deadline_cuts_an_idle_wait_short(drive: Driver) -> None:
     assert played == Outcome("cancelled", "deadline", MISSING, MISSING, MISSING, 42, 0)
 
 
+def test_a_scheduler_is_told_when_requests_enter_and_are_given_up() -> None:
+    """The time of the instant, not that of the arrival or of the deadline."""
+    told: list[tuple[str, int, int]] = []
+
+    class Told(Sleeper):
+        def add(self, seq: Sequence, now_ns: int) -> None:
+            told.append(("add", seq.request.id, now_ns))
+            super().add(seq, now_ns)
+
+        def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+            told.append(("cancel", seq.request.id, now_ns))
+            return super().cancel(seq, now_ns)
+
+    core = engine(Told())
+    core.submit(arrival(0, 3, deadline_ns=7))
+    core.enter_due(5)
+    core.enter_due(9)
+    assert told == [("add", 0, 5), ("cancel", 0, 9)]
+
+
 def test_timers_of_the_ended_wake_nobody() -> None:
     """Once a request has ended its deadline is no longer due."""
     core = engine(vllm(CountingKV(100, 4)))
