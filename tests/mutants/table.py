@@ -11,7 +11,7 @@ ENGINE = (
     " policies/test_continuous policies/test_preemptive policies/test_vllm conformance/test_regressions"
     " unit/test_fleet unit/test_live unit/test_attribution unit/test_policy_errors"
 )
-CACHE = "unit/test_prefix_cache policies/test_vllm unit/test_naive_vllm conformance:vllm"
+CACHE = "unit/test_prefix_cache unit/test_kv policies/test_vllm unit/test_naive_vllm conformance:vllm"
 RADIX = "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_tgi conformance:sglang"
 REUSE = "policies/test_tensorrt_llm policies/test_tensorrt_llm_reuse conformance:tensorrt_llm"
 MEASURES = "unit/test_metrics unit/test_metrics_objectives unit/test_metrics_kpis unit/test_slo conformance:continuous"

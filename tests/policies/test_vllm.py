@@ -102,6 +102,15 @@ def test_a_victim_scheduled_in_the_same_step_leaves_phantom_blocks() -> None:
     assert cached(result)[0] == (0, 20)
 
 
+def test_a_victim_gives_its_tokens_of_the_step_back() -> None:
+    """3.3: of 12 tokens request 0 gets 6 and loses its place to the decode; with these the prompt behind has its 6."""
+    arrivals = [arrival(0, 0, 1, prompt=26, priority=1), arrival(1, 1, 2, prompt=4), arrival(2, 1, 1, prompt=12)]
+    knobs = {"policy": "priority", "max_num_batched_tokens": 12, "long_prefill_token_threshold": 6}
+    result = vllm(arrivals, blocks=8, max_num_seqs=4, scheduler_reserve_full_isl=False, **knobs)
+    assert result.items[:3] == [[(0, 12)], [(0, 6), (1, 4), (2, 2)], [(1, 1), (2, 6)]]
+    assert result.log[2].preempted == [0]
+
+
 def test_the_gate_asks_for_the_whole_prompt_less_what_is_cached() -> None:
     """4.2: with 6 of 8 blocks free a prompt of 7 blocks waits, and one of which a running one holds 2 is let in."""
     running = arrival(0, 0, 9, (A, 0, 8))
