@@ -18,6 +18,7 @@ from sim.errors import ScenarioError
 from sim.kv.blocks import CountingKV
 from sim.policies.preemption import PreemptiveConfig, WaitingQueue, next_victim, remaining_tokens
 from sim.policies.preemptive import Preemptive
+from sim.record import BLOCKED, MISSING
 from sim.types import Arrival, PolicyContext, Request, Sequence
 
 PAIR = "0:4->6 0:4->6"
@@ -326,6 +327,13 @@ def test_prefill_first_takes_no_blocks_for_decodes_that_stand_still() -> None:
     result = preemptive("0:4->3 0:12->3", blocks=4, seqs=2, budget=8, order="prefill_first")
     assert result.items[:3] == [[(0, 4), (1, 4)], [(1, 8)], [(0, 1)]]
     assert result.preemptions() == [(36, 1, "kv_blocks", 0)]
+
+
+def test_a_head_that_lacks_tokens_names_the_prompt_that_takes_them() -> None:
+    """The first prompt takes all 4 tokens of the step; a head that lacks a slot is in nobody's way."""
+    for seqs, budget, rows in ((2, 4, [(1, 0)]), (1, 4, [(1, MISSING)])):
+        states = preemptive("0:8->1 0:4->1", seqs=seqs, budget=budget).records.states
+        assert states[states["state"] == BLOCKED][["request_id", "blocker"]].tolist() == rows
 
 
 def test_chunks_and_prefill_first_are_those_of_the_continuous_family() -> None:

@@ -49,6 +49,12 @@ def test_allocation_is_all_or_nothing(kv: CountingKV | TableKV) -> None:
     assert (kv.held(a), kv.num_free) == (0, 2)
 
 
+def test_who_holds_nothing_has_empty_tables() -> None:
+    """Of blocks and of swap slots."""
+    pool = TableKV(3, 4)
+    assert (pool.table(sequence()), pool.swap_table(sequence()), pool.held(sequence())) == ([], [], 0)
+
+
 def test_allocating_less_gives_nothing_back(kv: CountingKV | TableKV) -> None:
     """What a sequence reserved it keeps until it is freed."""
     seq = sequence()
