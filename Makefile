@@ -18,7 +18,7 @@ help:
 	@echo "make test      set up, then the fast tests, under 2 minutes"
 	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
 	@echo "make test-rest what of test-all make test has not run, as .ci/run does"
-	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour"
+	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour or two"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"

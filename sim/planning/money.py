@@ -35,7 +35,8 @@ def tier_replicas(counts: Sequence[int | None]) -> list[int]:
     """Replicas that hold each class and the more important ones, from those that searches found for each such set.
 
     A group that holds more classes holds these as well, so each count is the least of its own and of all that follow:
-    the counts never fall, and what a class adds is never negative. None where a search found none; the last is known.
+    the counts never fall, and what a class adds is never negative. `counts` has
+    None where a search found no group; the last count is never None.
     """
     least = [count for count in counts[-1:] if count is not None]
     assert least, "the group that holds all classes"

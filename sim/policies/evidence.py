@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Followed:
-    """`schedules`: recorded ones that the policy was compared with, all of which it makes again."""
+    """The engine and version that a policy follows. `schedules`: how many recorded ones it was compared with and makes
+    again; TensorRT-LLM's are of its C++ sources typed anew and compiled, the others of the engine itself.
+    """
 
     engine: str
     version: str

@@ -50,7 +50,7 @@ def unit(study: CapacityStudy) -> str:
 
 
 def capacity_text(study: CapacityStudy) -> str:
-    """The table and what stands below it, at most 100 columns."""
+    """The table and what stands below it, as wide as the output."""
     grid = [
         ["policy", f"capacity (95 %), {unit(study)}", "probes", "first thing to break", f"at {AT_SHARE:g}× capacity"]
     ]

@@ -106,7 +106,7 @@ def _counted(misses: pd.DataFrame) -> dict[str, Any]:
 
 
 def causes_text(results: Results, found: list[dict[str, Any]], load: float, num_seeds: int) -> str:
-    """The same for people, at most 100 columns: a line a policy (and class), below it one a cause."""
+    """The same for people, as wide as the output: a line a policy (and class), below it one a cause."""
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
     lines = [f"SLO misses {at_load(load_name(results), load)} ({seeds}): {results.manifest['objective']}"]
     width = max([len(row["cause"]) for one in found for row in one["causes"]] + [5])

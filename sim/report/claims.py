@@ -29,7 +29,7 @@ _ROW_INCH, _PANEL_INCH = 0.27, 0.9  # of the picture's height: a condition, and 
 
 
 def claims_text(findings: Sequence[Finding], heading: str) -> str:
-    """All claims with their sources, readings and verdicts: at most 100 columns."""
+    """All claims with their sources, readings and verdicts, as wide as the output."""
     seeds = max((len(finding.values) for finding in findings), default=0)
     spread = "1 seed" if seeds == 1 else f"mean of up to {seeds} seeds (lowest–highest)"
     head = [heading, f"{SAME_COSTS} · {spread}"]

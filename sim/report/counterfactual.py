@@ -56,7 +56,7 @@ def _causes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def counterfactual_text(results: Results, found: dict[str, Any]) -> str:
-    """The same for people, at most 100 columns."""
+    """The same for people, as wide as the output."""
     point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     changes = ", ".join(f"{c['key']} {_value(c['before'])} → {_value(c['after'])}" for c in found["changes"])
     lines = [_fill(f"{point}: {changes}")]

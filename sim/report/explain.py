@@ -49,7 +49,7 @@ def overview(results: Results, policy: str, load: float, seed: int, *, slowest: 
 
 
 def overview_text(results: Results, found: dict[str, Any]) -> str:
-    """The same for people: a paragraph for the mean, one for each request, at most 100 columns."""
+    """The same for people: a paragraph for the mean, one for each request, as wide as the output."""
     point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     mean = _sum_text(found["mean_ns"], found["mean_parts"])
     lines = [point, _paragraph(f"  mean of {found['requests']:,}: {mean}")]

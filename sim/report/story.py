@@ -206,7 +206,7 @@ def _count(number: int, one: str) -> str:
 
 
 def story_text(results: Results, found: dict[str, Any]) -> str:
-    """The same for people, at most 100 columns: sentence, line of time, chapters, and the exact sum."""
+    """The same for people, as wide as the output: sentence, line of time, chapters, and the exact sum."""
     point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     klass = f" of class {found['klass']}" if found["klass"] else ""
     tokens = f"{found['prompt_tokens']:,} + {found['output_tokens']:,} tokens"

@@ -1,4 +1,4 @@
-"""The tables a run prints: plain text, at most 100 columns.
+"""The tables a run prints: plain text, as wide as the output (`layout.width`).
 
 Marks: `±` half a 95 % interval over seeds; `~` a percentile with fewer than 20 observations beyond it; `–` not defined
 for this policy; `unstable` the queue grows without end, so that its percentiles mean nothing; `failed` the simulation

@@ -22,7 +22,7 @@ _LENGTH_BINS = 48
 
 
 def trace_text(figures: dict[str, Any]) -> str:
-    """The figures of `inspect_trace` in at most 100 columns."""
+    """The figures of `inspect_trace` as text, as wide as the output."""
     lines = [_heading(figures), *_arrival_lines(figures["arrivals"])]
     lines.append(f"{'':<14}" + "".join(f"{name:>10}" for name in ("mean", "cv", "min", "p50", "p90", "p99", "max")))
     for kind in ("prompt", "output"):

@@ -9,7 +9,7 @@ from sim.report.plan.sections import recommendation
 
 
 def plan_text(tables: Tables, currency: str) -> str:
-    """At most 100 columns."""
+    """The plan as text, as wide as the output."""
     gpu, policy = (
         max(len(head), *(len(row[head.lower()]) for row in tables["configurations"])) for head in ("GPU", "policy")
     )
