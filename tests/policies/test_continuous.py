@@ -117,6 +117,7 @@ def test_reserve_tokens_is_one_size_for_all() -> None:
     assert times(result.records, "scheduled_ns")[:2] == [(0,), (11,)]
     assert outcomes(result.records)[2] == ("rejected", "never_fits")
     assert times(continuous(arrivals, blocks=8, reserve_tokens=16).records, "scheduled_ns")[:2] == [(0,), (0,)]
+    assert outcomes(continuous("0:8->9", reserve_tokens=16).records) == [("finished", "")]
 
 
 def test_a_request_that_fits_no_empty_pool_is_rejected() -> None:
