@@ -256,7 +256,7 @@ def warnings(results: Results, load: float | None) -> list[str]:
             share = percent_text(uncompleted)
             why = _why_uncompleted(results.manifest, sweep.labels[i], here)
             lines.append(f"! {sweep.name}: {share} of requests not completed {at_load(name, here)}: {why}")
-        runs = results.manifest["outcomes"][sweep.labels[i]]
+        runs = results.manifest["outcomes"].get(sweep.labels[i], ())  # none where every point failed
         cut = sum(run.get(CAP_CUT, 0) for run in runs if run["load"] == here)
         if cut:
             first = results.manifest["details"].get(sweep.labels[i], {}).get(CAP_CUT, "")

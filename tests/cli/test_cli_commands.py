@@ -411,13 +411,13 @@ FAILING = "tests.unit.failing_policies"
 def test_a_failed_point_is_told_and_the_run_ends_with_1(here: Path) -> None:
     """The table and JSON are there with all that ran, the failed load says so; stderr says which points and why."""
     mine = f'policies.mine={{kind: "{FAILING}:Forgets", limit: 3, max_num_seqs: 1}}'
-    result = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", mine)
+    result = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", mine, "--allow-code")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.stderr
     assert re.match(
         r"\d+ of 12 points failed, the others are kept: mine: .* failed at load .*again\.\n$", result.stderr
     )
     assert any(line.startswith("! mine: ") and "failed at load" in line for line in result.stdout.splitlines())
-    told = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", mine, "--json")
+    told = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", mine, "--allow-code", "--json")
     assert told.exit_code == 1
     found = json.loads(told.stdout)
     assert {entry["policy"] for entry in found["failed"]} == {"mine"}
