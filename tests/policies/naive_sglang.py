@@ -415,7 +415,10 @@ class Naive:
 
     def take(self, row: Row, n: int) -> None:
         is_last = row.computed + n == row.known
-        self.chunked = None if is_last else row
+        if not is_last:
+            self.chunked = row
+        elif row is self.chunked:
+            self.chunked = None
         self.work.append((row, n))
         tokens = self.ceil(n)
         self.spent += tokens + self.page + (min(row.cap, CLIP) if is_last else 0)

@@ -68,17 +68,34 @@ def texts(draw: st.DrawFn) -> list[Arrival]:
     return arrivals
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.fixed_dictionaries(KNOBS), texts(), st.sampled_from([(11, 4), (40, 1), (20, 4), (26, 2)]))
-def test_the_steps_are_those_of_the_plain_loops(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
-) -> None:
-    """Step by step the same work in the same order, retractions and free blocks."""
+POOLS = st.sampled_from([(11, 4), (40, 1), (20, 4), (26, 2)])
+
+
+def _alike(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]) -> None:
     try:
         config = SglangConfig(**knobs)
     except ValueError:
         return
     compared(config, arrivals, *pool)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.fixed_dictionaries(KNOBS), texts(), POOLS)
+def test_the_steps_are_those_of_the_plain_loops(
+    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
+) -> None:
+    """Step by step the same work in the same order, retractions and free blocks."""
+    _alike(knobs, arrivals, pool)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(st.fixed_dictionaries(KNOBS), texts(), POOLS)
+def test_the_steps_are_those_of_the_plain_loops_far_more_often(
+    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
+) -> None:
+    """The same in many more cases."""
+    _alike(knobs, arrivals, pool)
 
 
 @pytest.mark.parametrize("chunk", [-1, 4, 24])
