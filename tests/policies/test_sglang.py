@@ -191,6 +191,25 @@ def test_rule_3_what_is_made_way_for_is_as_it_was_when_last_looked_at(output: in
     assert done.preemptions() == ([(40, 0, "priority", 1)] if makes_way else [])
 
 
+def test_rule_3_a_full_batch_is_looked_at_before_every_step() -> None:
+    """Request 1 has found the slot taken; 2, more important, takes it although nobody has left since."""
+    done = timeline("0:4->9p0 5:4->9p0 40:4->2p50", max_running_requests=1, enable_priority_scheduling=True)
+    assert done.preemptions() == [(50, 0, "priority", 2)]
+
+
+def test_rule_3_what_victims_reserved_is_free_at_once() -> None:
+    """Of 90 tokens request 1 reserves 20.3: 20 + 45 + 1 fit at once, beside the 20.3 of the victim they would not."""
+    done = timeline(
+        "0:10->30p0 0:10->30p50 5:20->45p50",
+        page=1,
+        tokens=100,
+        max_running_requests=2,
+        enable_priority_scheduling=True,
+    )
+    assert done.preemptions() == [(30, 0, "priority", 2)]
+    assert done.items[1] == [(2, 20)]
+
+
 def test_rule_3_victims_are_the_least_important_then_the_latest() -> None:
     """Of two slots with priorities 1 and 1, the request that came later gives way, and only it."""
     done = timeline("0:4->9p1 0:4->9p1 5:4->2p50", max_running_requests=2, enable_priority_scheduling=True)

@@ -19,7 +19,7 @@ from sim.kv.blocks import CountingKV
 from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.sglang import Sglang, SglangConfig
 from sim.policies.systems.sglang_batch import RunningBatch
-from sim.policies.systems.sglang_budget import Growth, NewTokenRatio
+from sim.policies.systems.sglang_budget import Completion, Growth, NewTokenRatio
 from sim.tokens import TokenIds, prompt_stream
 from sim.types import Arrival, PolicyContext, Request, Sequence
 
@@ -106,6 +106,22 @@ def test_rule_5_without_the_cache_the_ends_are_played_through(cap: int, admitted
     """
     done = timeline(ignoring(f"0:10->20 5:9->{cap}", 0, 1), page=1, tokens=40, disable_radix_cache=True)
     assert next(row.start_ns for row in done.log if (1, 9) in row.items) == admitted_ns
+
+
+@pytest.mark.parametrize(("prompt", "admitted_ns"), [(15, 20), (16, 248)])
+def test_rule_5_and_the_prompt_must_fit_beside_what_is_reserved(prompt: int, admitted_ns: int) -> None:
+    """30 free, 13.3 reserved for request 0: 15 and a page fit, 16 and a page do not, though the ends would allow it."""
+    done = timeline(ignoring(f"0:10->20 5:{prompt}->1", 1), page=1, tokens=40, disable_radix_cache=True)
+    assert next(row.start_ns for row in done.log if (1, prompt) in row.items) == admitted_ns
+
+
+def test_rule_5_who_ends_last_is_played_before_the_last_listed() -> None:
+    """30 tokens last for 10 of both and 10 more of the second; SGLang lists the second first, which has 20 to come."""
+    first, second = (Sequence(Request(i, 0, 1, cap, ignore_eos=True)) for i, cap in enumerate((10, 20)))
+    completion = Completion(1.0)
+    assert completion.fits(first, [], [], 30)
+    assert not completion.fits(second, [], [], 30)
+    assert Completion(1.0).fits(first, [second], [], 30)
 
 
 def test_rule_5_sums_of_floats_are_those_of_sglang() -> None:
