@@ -139,6 +139,15 @@ def test_a_lower_load_that_fails_is_told(tmp_path):
     assert "! static: misses the SLO at lower loads too" in result.stdout
 
 
+@pytest.mark.slow
+def test_what_is_tried_below_the_capacity_decides_its_lower_end(tmp_path):
+    """The search ends in doubt after five loads; the one at 0.9 times the capacity, where the use is told, passes."""
+    few = ("--policy", "continuous", "--only-rates", "--max-seeds", 3, "--max-probes", 5, "--json")
+    (row,) = json.loads(_call(tmp_path, *few).stdout)["capacities"]
+    assert row["probes"] == 6 and row["why_unknown"] == ""
+    assert row["low"] is not None and 0.9 * row["capacity_rps"] < row["low"] < row["capacity_rps"] < row["high"]
+
+
 def test_users_are_counted_whole(tmp_path):
     """In a closed loop the capacity is a number of users."""
     arrivals = "{kind: closed_loop, users: 4, think_time: 200ms}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -173,6 +174,14 @@ def test_a_scaler_by_kv_adds_where_memory_fills_and_removes_where_it_is_free() -
     found = run(FleetPlan(1, scaler=KV), *(arrival(i, 0, prompt=76, output=10) for i in range(4)), until_ns=1000)
     assert 100 < found.end_ns < 150
     assert found.spans[1:] == (ReplicaSpan(1, "starting", 50, 60), ReplicaSpan(1, "up", 60, 250))
+
+
+def test_a_scaler_by_kv_leaves_out_replicas_that_take_no_requests() -> None:
+    """Replica 1 drains from 50 on, nearly empty; at 100 replica 0 alone is beyond 60 %, and both together are not."""
+    scaler = replace(KV, max=3, scale_down_delay=0)
+    full = (arrival(2 + i, 51, prompt=76, output=10) for i in range(4))
+    found = run(FleetPlan(2, scaler=scaler), arrival(0, 0, output=1), arrival(1, 0, output=30), *full)
+    assert ReplicaSpan(1, "draining", 50, 300) in found.spans and ReplicaSpan(2, "starting", 100, 110) in found.spans
 
 
 SOON = {"cold_start": 1, "scale_down_delay": 0}

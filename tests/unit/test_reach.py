@@ -83,6 +83,13 @@ def test_what_the_profile_reaches_or_need_not_is_not_refused(tmp_path: Path, ove
     check(tmp_path, *overrides)
 
 
+@pytest.mark.parametrize("limit", ["max_model_len=18000", "kv.tokens=18000"])
+def test_the_longest_that_is_not_rejected_is_asked(tmp_path: Path, limit: str) -> None:
+    """Longer ones that model or pool turn away hide none."""
+    with pytest.raises(ScenarioError, match=r"17\d{3} tokens of one prompt asked"):
+        check(tmp_path, PROMPT + "{kind: uniform, min: 17000, max: 19000}", limit)
+
+
 def test_a_law_is_judged_by_what_is_drawn(tmp_path: Path) -> None:
     """Its limit may lie beyond the profile where no request does; of all seeds, at the highest load."""
     law = ("cost=a100-llama-3.1-8b-aiconfigurator", PROMPT + "{kind: lognormal, mean: 2300, cv: 0.8, max: 20000}")

@@ -72,7 +72,7 @@ def test_what_interrupts_steps_is_in_the_mean_that_par_is_told_by() -> None:
     [
         ((0.01, 0.03), (0.01, 0.03), True),
         ((0.01, 0.031), (0.01, 0.031), False),
-        ((0.0, 0.0), (0.0, 0.021), False),
+        ((0.0, 0.0), (0.021, 0.021), False),
         ((-0.04, -0.03), (-0.025, -0.02), True),
     ],
     ids=["as it was", "moved meanwhile", "interrupted", "quicker"],
