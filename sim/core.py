@@ -7,6 +7,7 @@ turn, pushes arrivals to `submit`, and tells clients what stands in `responses`.
 
 from __future__ import annotations
 
+import struct
 from heapq import heappop, heappush
 
 from sim.errors import PolicyError, ScenarioError, SchedulerStalled
@@ -128,7 +129,14 @@ class EngineCore:
             self._fruitless = 0
         self._batch = batch
         self._finished = result.finished
-        self.journal.step(self.scheduler, batch, now_ns, result.duration_ns, pairs, sampled)
+        try:
+            self.journal.step(self.scheduler, batch, now_ns, result.duration_ns, pairs, sampled)
+        except struct.error:
+            raise ScenarioError(
+                f"{type(self.scheduler).__name__}: a step of {batch.num_prefill_tokens:,} tokens of prompts and"
+                f" {batch.pad_prefill_tokens:,} of padding is more than a column of the records holds. Lower the batch"
+                " sizes of the policy."
+            ) from None
         return end_ns
 
     def leap(self, batch: Batch, end_ns: int, horizon_ns: float, cost: CostModel) -> int:

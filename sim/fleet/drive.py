@@ -9,6 +9,7 @@ With one replica the records are those of `simulate`, bit for bit.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -172,8 +173,11 @@ class Fleet:
     def _become(self, slot: Slot, state: str, now_ns: int) -> None:
         if slot.state and now_ns > slot.since_ns:
             self.spans.append(ReplicaSpan(slot.number, slot.state, slot.since_ns, now_ns))
+        if slot.state == UP:
+            self.up.remove(slot.number)
+        if state == UP:
+            insort(self.up, slot.number)
         slot.state, slot.since_ns = state, now_ns
-        self.up = [s.number for s in self.slots if s.state == UP]
 
     def _put_up(self, slot: Slot) -> None:
         """A new engine takes requests from now on."""

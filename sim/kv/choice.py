@@ -10,6 +10,9 @@ from sim.kv.prefix_cache import BlockHashKV
 from sim.kv.radix_cache import RadixKV
 from sim.kv.reuse_tree import ReuseTreeKV
 
+MAX_IDS = 2**24
+"""Of a pool: a gigabyte of ids, for 268 million tokens in blocks of 16."""
+
 
 @overload
 def new_kv(
@@ -21,9 +24,14 @@ def new_kv(config: Any, num_blocks: int, block_size: int, num_swap_blocks: int =
     """An empty pool as `config.prefix_cache` asks: "blocks", "radix", "reuse", or "" (as without such a word).
 
     Without caching `ids` says whether block ids are kept, which a live executor needs; caches always keep them.
-    ScenarioError for a kind that does not exist.
+    ScenarioError for a kind that does not exist, or more than MAX_IDS blocks that have an id.
     """
     kind = getattr(config, "prefix_cache", "")
+    if (kind or ids) and num_blocks > MAX_IDS:
+        raise ScenarioError(
+            f"kv: {num_blocks:,} blocks of {block_size} tokens, of which each has an id where prefixes are cached; at"
+            f" most {MAX_IDS:,} are possible. Lower kv.tokens, or cache no prefixes."
+        )
     if kind == "blocks":
         return BlockHashKV(num_blocks, block_size, num_swap_blocks)
     if kind == "radix":

@@ -17,6 +17,8 @@ from sim.workload.table import TraceRows
 REQUEST_BYTES, STEP_BYTES = 1_000, 450
 """What requests and steps take of the memory of the process that simulates and measures them: its peak less what it is
 without any, over piles of 20,000 and 100,000 requests and three hours of `chat` (1.4 million steps)."""
+BLOCK_BYTES = 52
+"""A block's id, its content's key and its users: three places of lists and a number."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def check_size(points: int, largest: Iterable[tuple[Setup, float]], *, jobs: int
     at_a_time = min(jobs, points)
     for setup, load in largest:
         requests, steps = expected(setup, load)
-        needed = at_a_time * (requests * REQUEST_BYTES + steps * STEP_BYTES)
+        needed = at_a_time * (requests * REQUEST_BYTES + steps * STEP_BYTES + _pool_bytes(setup))
         if needed > limits.memory_bytes:
             has = f"{requests:,.0f} requests" + (f" and up to {steps:,.0f} steps" if steps else "")
             raise ScenarioError(
@@ -78,6 +80,12 @@ def expected(setup: Setup, load: float) -> tuple[float, float]:
         span_ns = span_ns or requests / arrivals.mean_rate * NS_PER_S
     busy_steps = setup.num_engines * span_ns / setup.cost.recompute_ns(1)
     return requests, min(busy_steps, requests * _output_tokens(workload, rows))
+
+
+def _pool_bytes(setup: Setup) -> float:
+    """Of the block ids of all engines, which policies that cache prefixes keep."""
+    caches = any(getattr(policy.config, "prefix_cache", "") for policy in setup.resolved.policies)
+    return setup.num_engines * setup.kv.num_blocks * BLOCK_BYTES if caches else 0
 
 
 def _output_tokens(workload: WorkloadConfig, rows: TraceRows | None) -> float:

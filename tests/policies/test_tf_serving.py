@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
+from sim.errors import ScenarioError
 from sim.policies.systems.tf_serving import TfServing, TfServingConfig
 
 
@@ -84,6 +85,13 @@ def test_rule_5_copies_are_as_long_as_the_padded_rows() -> None:
     )
     columns = ("pad_prefill_tokens", "pad_prefill_rows", "num_decode", "pad_decode_rows", "pad_context_tokens")
     assert steps(records, *columns) == [(4 + 3 + 6, 1, 0, 0, 0), (0, 0, 2, 2, 3 + 6 + 6)]
+
+
+def test_more_padding_than_a_column_holds_is_an_error() -> None:
+    """Half a billion rows of 8 tokens are 2^32 tokens of padding, which the policy is told in one line."""
+    size = 2**29
+    with pytest.raises(ScenarioError, match=r"a step of 8 tokens .* 4,294,967,288 of padding is more than"):
+        serving("0:8->1", max_batch_size=size, allowed_batch_sizes=(size,))
 
 
 def test_rule_5_batch_down_leaves_what_passes_an_allowed_size() -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import CountingKV, TableKV, never_fits
-from sim.kv.choice import new_kv
+from sim.kv.choice import MAX_IDS, new_kv
 from sim.kv.prefix_cache import BlockHashKV
 from sim.kv.radix_cache import RadixKV
 from sim.types import Request, Sequence
@@ -234,3 +234,11 @@ def test_an_unknown_kind_of_caching_is_refused() -> None:
     """A misspelt kind is not taken for none."""
     with pytest.raises(ScenarioError, match="Caching: prefix_cache 'hash' is none"):
         new_kv(Caching("hash"), 7, 4, ids=False)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "radix", "reuse"])
+def test_a_pool_of_more_blocks_than_ids_can_be_kept_of_is_refused(kind: str) -> None:
+    """Blocks that are found again by what they hold are told apart; counted ones may be as many as one likes."""
+    with pytest.raises(ScenarioError, match=r"kv: 16,777,217 blocks of 1 tokens, .* at most 16,777,216 are possible"):
+        new_kv(Caching(kind), MAX_IDS + 1, 1, ids=False)
+    assert new_kv(Caching(""), MAX_IDS + 1, 1, ids=False).num_free == MAX_IDS + 1

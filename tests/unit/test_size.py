@@ -17,7 +17,7 @@ from sim.ranges import MAX_CHOICES, MAX_POINTS
 from sim.run import run_scenario
 from sim.scenario import load_scenario
 from sim.sweep.points import Sweep
-from sim.sweep.size import REQUEST_BYTES, STEP_BYTES, Limits, check_size, expected
+from sim.sweep.size import BLOCK_BYTES, REQUEST_BYTES, STEP_BYTES, Limits, check_size, expected
 
 FEW = Limits(points=5)
 
@@ -110,6 +110,16 @@ def test_steps_are_bounded_by_tokens_and_by_time() -> None:
     busy = setup("chat", lengths, "workload.duration=100s", "cost={kind: constant, step: 20ms}", "kv.tokens=99999")
     assert expected(busy, 1000.0) == (100_000, 100 / 0.02)
     assert STEP_BYTES * 5000 + REQUEST_BYTES * 100_000 < 0.2e9
+
+
+def test_the_pools_of_caching_replicas_count() -> None:
+    """A thousand engines that keep an id a block need memory before the first request; those that count need none."""
+    policies = "policies={vllm: {}}", "policies={gated: {}}"
+    caching, counting = (setup("replicas", policy, "replicas.count=1000") for policy in policies)
+    limits = Limits(1, 1000 * caching.kv.num_blocks * BLOCK_BYTES)
+    check_size(1, [(counting, 1.0)], jobs=1, limits=limits, where="s")
+    with pytest.raises(ScenarioError, match="GB of memory"):
+        check_size(1, [(caching, 1.0)], jobs=1, limits=limits, where="s")
 
 
 def test_choices_that_multiply_are_bounded_before_they_are_checked() -> None:
