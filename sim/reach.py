@@ -63,7 +63,7 @@ def _check(
         except ExtrapolationError as error:
             told = _whole(cost, tokens) or error
             raise ScenarioError(f"{spec.name}, the longest prompt (seed {seed}): {told}") from None
-        except Exception:
+        except (Exception, SystemExit):
             continue  # whatever else is wrong with a policy is told at its points, and the others' are kept
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded
+from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
 from sim.ranges import MAX_JOBS
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def _check_options(given: Sequence[str]) -> None:
 
 
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """Turns our own errors into one line on stderr and exit code 2, or 1 where points failed; Ctrl-C into 130.
+    """Turns our own errors, and the SystemExit of a user's policy, into one line on stderr and exit code 2, or 1 where
+    points failed; Ctrl-C into 130.
 
     All else is a bug and shows.
     """
@@ -136,6 +137,10 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
                 raise
             line = f"{error.filename}: {error.strerror}. Give the name of a file or a folder."
             typer.echo(bounded(line, _texts(kwargs)), err=True)
+            raise typer.Exit(2) from None
+        except SystemExit as error:
+            line = f"a policy's own code ended the program (SystemExit {shown(error.code)}). Correct it."
+            typer.echo(line, err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             typer.echo("interrupted. What was written by then is kept. Run the same command again.", err=True)

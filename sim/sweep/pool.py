@@ -126,7 +126,7 @@ def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
             return
         try:
             outcome = None, function(task)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an own policy may end the program
             if not isinstance(error, BatchsimError):  # those say in a line what is wrong with the input
                 error.add_note(f"in a worker process:\n{traceback.format_exc()}")
             outcome = error, None

@@ -26,6 +26,7 @@ class Mine(Continuous):
     def __init__(self, config: ContinuousConfig, context):
         super().__init__(config, context)
 """
+ENDING = MINE + "    def schedule(self, now_ns, drain):\n        raise SystemExit(0)\n"
 
 
 @pytest.fixture
@@ -173,6 +174,33 @@ def test_ctrl_c_during_an_import_is_ctrl_c(folder: Path) -> None:
 
 def test_a_policy_that_ends_the_program_fails_its_points(folder: Path) -> None:
     """In the middle of a run: the other policy's points are kept, and the exit code says that some failed."""
-    (folder / "mine.py").write_text(MINE + "    def schedule(self, now_ns, drain):\n        raise SystemExit(0)\n")
+    (folder / "mine.py").write_text(ENDING)
+    result = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--allow-code")
+    assert result.exit_code == 1 and "SystemExit: 0 (mine.py:8)" in result.stderr
+
+
+AUTO = changed(OWN, "[10/s, 20/s]", "auto")
+BEFORE_POINTS = {"capacity": (OWN, ["capacity"]), "auto": (AUTO, ["run"])}
+
+
+@pytest.mark.parametrize(("text", "command"), BEFORE_POINTS.values(), ids=BEFORE_POINTS)
+def test_a_policy_that_ends_the_program_before_there_are_points_is_one_line(
+    folder: Path, text: str, command: list[str]
+) -> None:
+    """Where its overloaded run looks for loads: exit code 2, not the policy's own 0."""
+    (folder / "s.yaml").write_text(text)
+    (folder / "mine.py").write_text(ENDING.removeprefix('print("hello")'))
+    result = batchsim(*command, "s.yaml", "--jobs", 1, "--allow-code")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert "ended the program (SystemExit 0). Correct it." in result.stderr
+
+
+def test_a_policy_that_ends_the_program_on_the_longest_prompt_fails_its_points(folder: Path) -> None:
+    """The profile is asked before the first point; what else is wrong with a policy is told there."""
+    text = changed(OWN, "{kind: constant, step: 10ms}", "h100-llama-3.1-8b-aiconfigurator")
+    text = changed(text, "tokens: 100", "tokens: 20000")
+    text = changed(text, "tokens: 16000", "tokens: 32000")
+    (folder / "s.yaml").write_text(changed(text, "  static: {batch_size: 4, max_wait: 100ms}\n", ""))
+    (folder / "mine.py").write_text(ENDING)
     result = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--allow-code")
     assert result.exit_code == 1 and "SystemExit: 0 (mine.py:8)" in result.stderr

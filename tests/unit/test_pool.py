@@ -35,6 +35,12 @@ def refuse_two(number: int) -> int:
     return number
 
 
+def end_at_two(number: int) -> int:
+    if number == 2:
+        raise SystemExit(0)
+    return number
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_task_gives_its_own_result(jobs: int) -> None:
     """Results come with the index of their task, whatever the order in which they end."""
@@ -58,3 +64,10 @@ def test_what_a_task_raises_is_raised_here(jobs: int) -> None:
     with pytest.raises(ScenarioError, match="two: is wrong") as caught:
         list(run_all(refuse_two, [1, 2, 3, 4], jobs))
     assert not getattr(caught.value, "__notes__", [])
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_task_that_ends_the_program_ends_it_here(jobs: int) -> None:
+    """From a worker too, instead of the worker alone."""
+    with pytest.raises(SystemExit):
+        list(run_all(end_at_two, [1, 2, 3, 4], jobs))
