@@ -1,4 +1,4 @@
-"""The smallest and largest values that knobs may have are taken; what lies beyond is refused in tests/unit/test_ranges.py."""
+"""The smallest and largest values that knobs may have are taken; tests/unit/test_ranges.py asks what lies beyond."""
 
 from __future__ import annotations
 
