@@ -26,7 +26,7 @@ from sim.policies import POLICIES
 from sim.ranges import MAX_CHOICES
 from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from sim.scenario.replaced import check_replaced
-from sim.scenario.text import Document, read_document
+from sim.scenario.text import MAX_DEPTH, Document, read_document
 from sim.scenario.text import Path as Keys
 from sim.scenario.validate import validate
 from sim.workload.build import apply_load
@@ -174,6 +174,8 @@ def _override(document: Document, text: str) -> None:
     path = tuple(keys.strip().split("."))
     if not equals or not all(path):
         raise ScenarioError(f"--set {text}: not of the form key.key=value. Write for example --set seeds=1.")
+    if len(path) > MAX_DEPTH:
+        raise ScenarioError(f"--set {text}: nested deeper than {MAX_DEPTH} levels. No scenario needs that.")
     parsed = read_document(value, f"--set {text}").value
     at = document.value
     for i, key in enumerate(path[:-1]):

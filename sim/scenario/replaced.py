@@ -36,8 +36,13 @@ def replaced_by(key: str, plain: Mapping[str, Any]) -> str:
 
 
 def check_replaced(scenario: Scenario) -> None:
-    """ScenarioError, with its place, for a key that is set or varied, or is KV memory of two kinds, to no effect."""
-    for text in scenario.overrides:
+    """ScenarioError, with its place, for a key that is set, twice or once, or varied, or is KV memory of two kinds, to no
+    effect.
+    """
+    for i, text in enumerate(scenario.overrides):
+        for later in scenario.overrides[i + 1 :]:
+            if f"{_key(text)}.".startswith(f"{_key(later)}."):
+                raise ScenarioError(f"--set {text}: --set {later} replaces it. Drop one of them.")
         if other := replaced_by(_key(text), scenario.plain):
             raise ScenarioError(f"--set {text}: {other} stands in its place. Change that, or drop one of them.")
     if other := replaced_by(scenario.vary_key, scenario.plain):

@@ -277,6 +277,15 @@ ARGUMENTS = {
     "set_without_value": (["run", "s.yaml", "--set", "seeds"], "--set seeds=1"),
     "set_without_key": (["run", "s.yaml", "--set", "=1"], "key.key=value"),
     "set_below_a_number": (["run", "s.yaml", "--set", "seeds.x=1"], "--set seeds.x=1", "has no keys"),
+    "set_twice": (
+        ["run", "s.yaml", "--set", "seeds=1", "--set", "seeds=2"],
+        "--set seeds=1: --set seeds=2 replaces it. Drop one of them.",
+    ),
+    "set_below_what_is_set_whole": (
+        ["run", "s.yaml", "--set", "kv.tokens=100", "--set", "kv={tokens: 200}"],
+        "--set kv.tokens=100: --set kv={tokens: 200} replaces it",
+    ),
+    "set_very_deep": (["run", "s.yaml", "--set", "a." * 2000 + "a=1"], "nested deeper than 30 levels"),
     "set_unknown_key": (["run", "s.yaml", "--set", "sedes=1"], "--set sedes=1", "Did you mean seeds?"),
     "set_wrong_type": (["run", "s.yaml", "--set", "seeds=x"], "--set seeds=x", "seeds is"),
     "set_bad_yaml": (["run", "s.yaml", "--set", "policies={static: [}"], "not valid YAML"),

@@ -52,11 +52,13 @@ def test_every_sweep_is_counted_before_it_begins(tmp_path: Path, sweep: Callable
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("more", "points"), [([], 4), (["seeds=3"], 12), (["vary={kv.tokens: [99999, 88888]}"], 8)])
+@pytest.mark.parametrize(
+    ("more", "points"), [(["seeds=1"], 4), (["seeds=3"], 12), (["seeds=1", "vary={kv.tokens: [99999, 88888]}"], 8)]
+)
 def test_points_are_policies_by_loads_by_seeds_by_values(tmp_path: Path, more: list[str], points: int) -> None:
     """Two variants of one policy at two loads; three seeds make thrice as many, two values of a key twice."""
     policies = "policies={gated: {max_num_seqs: {best_of: [4, 8]}}}"
-    made = load_scenario("chat", overrides=[policies, "load={mean_rate: [1/s, 2/s]}", "seeds=1", *more])
+    made = load_scenario("chat", overrides=[policies, "load={mean_rate: [1/s, 2/s]}", *more])
     with pytest.raises(ScenarioError, match=f"up to {points} simulations are asked for"):
         run_scenario(made, out=tmp_path, limits=Limits(points=points - 1))
 
