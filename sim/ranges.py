@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import cache
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 INT32_MAX = 2**31 - 1
 """What engines, and columns of the records, hold a count in."""
@@ -88,7 +88,7 @@ NonNegative = Annotated[float, Range(0, 1e6)]
 
 
 def check_ranges(config: Any) -> None:
-    """ValueError, which begins with the field's name, unless every number of the dataclass lies in its range.
+    """ValueError, which begins with the field's name, unless every number of the dataclass is one in its range.
 
     Numbers in lists and keys and values of mappings are checked as well; a dataclass among them checks its own.
     """
@@ -133,3 +133,10 @@ def _check(hint: Any, value: Any, name: str) -> None:
         for _, within in _numbers(hint, None):
             if within is not None:
                 within.check(name, value)
+    elif isinstance(value, str) and not _may_be_word(hint):
+        for _, within in _numbers(hint, None):
+            raise ValueError(f"{name} is {value[:40]!r}, which is no number. It must be {within}.")
+
+
+def _may_be_word(hint: Any) -> bool:
+    return hint is str or get_origin(hint) is Literal or any(map(_may_be_word, get_args(hint)))

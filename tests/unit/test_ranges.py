@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from sim.cost.profile import Profile
+from sim.cost.profile import Profile, SwapCost
 from sim.errors import ScenarioError
 from sim.policies import POLICIES
 from sim.ranges import INT32_MAX, PositiveInt, Range, numbers_of
@@ -81,6 +81,14 @@ def _placed(hint: Any, value: Any) -> Any:
         return {value: None}
     nested = [part for part in get_args(hint) if get_origin(part) in (tuple, list)]
     return _placed(nested[0], value) if nested else value
+
+
+def test_a_word_is_no_number() -> None:
+    """A text where only a number may stand is refused; where a word may stand beside it, that word is not."""
+    with pytest.raises(ValueError, match=r"base is '1', which is no number\. It must be from 0 to 1e\+15\."):
+        SwapCost("1", 2.0, assumed=False)  # type: ignore[arg-type]
+    file = load_scenario("chat", overrides=["workload.output_cap=exact"]).file
+    assert file.workload.output_cap == "exact"
 
 
 def test_a_range_can_leave_its_ends_out() -> None:
