@@ -40,6 +40,7 @@ _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "meas
 _HEAD += ("machine", "packages", "commit", "code")
 _NEEDED = (*_HEAD, "scenario", "outcomes", "details", "num_blocks", "identical_seeds", "points_run", "points_reused")
 _NEEDED += ("files", "sha256")
+_KEYS = ("policy", "load")  # of every table
 _MAY_BE = ("vary", "precision")
 _TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key", "group"}
 
@@ -304,10 +305,15 @@ def _read_csv(folder: Path, name: str, manifest: dict[str, Any]) -> pd.DataFrame
         if name not in manifest["files"]:
             raise ValueError("the manifest lists no such table")
         data = read_checked(folder / name, manifest["files"][name])
+        dtypes: Any = dict.fromkeys(_TEXT, "str")
+        frame = _numbers(pd.read_csv(io.BytesIO(data), dtype=dtypes, keep_default_na=False))
+        if frame.empty:
+            raise ValueError("it has no rows")
+        if missing := [column for column in _KEYS if column not in frame]:
+            raise ValueError(f"it has no column {', '.join(missing)}")
+        return frame
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{folder / name}: cannot be read: {told(error)}. Run the scenario again.") from None
-    dtypes: Any = dict.fromkeys(_TEXT, "str")
-    return _numbers(pd.read_csv(io.BytesIO(data), dtype=dtypes, keep_default_na=False))
 
 
 def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -36,9 +36,7 @@ def replaced_by(key: str, plain: Mapping[str, Any]) -> str:
 
 
 def check_replaced(scenario: Scenario) -> None:
-    """ScenarioError, with its place, for a key that is set, twice or once, or varied, or is KV memory of two kinds, to no
-    effect.
-    """
+    """ScenarioError, with its place, for a key that is set or varied to no effect, or is KV memory of two kinds."""
     for i, text in enumerate(scenario.overrides):
         for later in scenario.overrides[i + 1 :]:
             if f"{_key(text)}.".startswith(f"{_key(later)}."):

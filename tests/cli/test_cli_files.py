@@ -226,6 +226,26 @@ def test_results_with_other_contents_and_their_checksums_are_another_runs(copied
     assert told(copied, ["explain"], tmp_path / "out").exit_code == 0
 
 
+TABLES: dict[str, Callable[[str], str]] = {
+    "nothing": lambda text: "",
+    "a_header_alone": lambda text: text.splitlines()[0] + "\n",
+    "words_for_numbers": lambda text: text.splitlines()[0] + "\n" + "x," * text.splitlines()[0].count(",") + "x\n",
+    "no_policy": lambda text: text.replace("policy,", "politics,", 1),
+    "zero_bytes": lambda text: "\0\xff\n" * 9,
+}
+
+
+@pytest.mark.parametrize("name", ["summary.csv", "points.csv"])
+@pytest.mark.parametrize("change", TABLES.values(), ids=TABLES)
+def test_a_table_that_is_none_is_refused_with_its_checksums_too(
+    copied: Path, name: str, change: Callable[[str], str]
+) -> None:
+    """As another version might have written it: no table of numbers, no rows, or not of policies."""
+    (copied / name).write_text(change((copied / name).read_text()), encoding="utf-8")
+    reseal(copied.parent)
+    assert f"{name}: cannot be read: " in unread(copied)
+
+
 def test_an_audit_that_fails_leaves_the_log_that_was_there(copied: Path, tmp_path: Path) -> None:
     """The second of two policies cannot be read: the file of an earlier audit stays whole."""
     log = tmp_path / "log.jsonl"
