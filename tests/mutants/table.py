@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.mutants.making import ROOT
+
 ENGINE = (
     "unit/test_core unit/test_decode unit/test_journal unit/test_record unit/test_kv policies/test_static"
     " policies/test_continuous policies/test_preemptive policies/test_vllm conformance/test_regressions"
@@ -20,7 +20,7 @@ TRITON = "policies/test_triton conformance:triton"
 TGI = "policies/test_tgi conformance:tgi"
 SGLANG = (
     "policies/test_sglang policies/test_sglang_clip policies/test_sglang_memory policies/test_sglang_naive"
-    " conformance:sglang"
+    " policies/test_sglang_batch conformance:sglang"
 )
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
@@ -28,7 +28,7 @@ TESTS = {
     "sim/decode.py": ENGINE,
     "sim/journal.py": ENGINE,
     "sim/record.py": ENGINE + " unit/test_frames",
-    "sim/kv/block_keys.py": CACHE,
+    "sim/kv/block_keys.py": f"{CACHE} {REUSE}",
     "sim/kv/blocks.py": ENGINE,
     "sim/kv/choice.py": "unit/test_kv",
     "sim/kv/free_queue.py": CACHE,
@@ -65,9 +65,11 @@ TESTS = {
 
 
 def tests_of(path: str) -> frozenset[str]:
-    """The test files of a mutated file; the most exact pattern decides."""
+    """The test files of a mutated file, none without a row; the most exact pattern decides."""
     patterns = [pattern for pattern in TESTS if fnmatch.fnmatch(path, pattern)]
-    names = TESTS[max(patterns, key=len)].split() if patterns else []
+    if not patterns:
+        return frozenset()
+    names = TESTS[max(patterns, key=len)].split()
     return frozenset([*names, "policies/test_config_bounds"] if path.startswith("sim/policies/") else names)
 
 

@@ -20,10 +20,9 @@ import pytest
 from _pytest.runner import runtestprotocol
 from mutmut.mutation.trampoline import set_mutant_under_test
 
-from tests.mutants.making import Mutant
+from tests.mutants.making import ROOT, Mutant
 from tests.mutants.table import test_file, tests_of
 
-ROOT = Path(__file__).parents[2]
 COPIED = ("sim", "tests", "scenarios", "calibrate")
 MEMORY = 6 << 30  # bytes that a process may take
 
