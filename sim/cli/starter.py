@@ -20,7 +20,7 @@ _HIGHEST_RPS = (8.0, 4.0, 2.0, 1.0)  # the highest of a starter's rates; the oth
 _SYNTHETIC = """\
 # Question: which of these policies holds the SLO up to which request rate?
 # Source:   none: rates and lengths are examples, replace them by what you measured
-# Expect:   continuous batching keeps the SLO at each of these rates, static batching at none
+# Expect:   continuous batching keeps the SLO at each of these rates
 model: {model}  # catalog name (batchsim catalog), or the path of a config.json
 cost: {cost}
 workload:

@@ -43,7 +43,7 @@ def kept(text: str, folder: Path) -> dict[str, list[bool]]:
 def test_a_starter_shows_what_its_comment_expects(model: str, gpu: str, tmp_path: Path) -> None:
     """On every GPU, for every model of the catalog, on as many GPUs as that takes."""
     text = starter_text(model, gpu, tmp_path, None, None)
-    expected = "# Expect:   continuous batching keeps the SLO at each of these rates, static batching at none\n"
+    expected = "# Expect:   continuous batching keeps the SLO at each of these rates\n"
     assert expected in text
     assert kept(text, tmp_path) == {"static": [False] * 3, "continuous": [True] * 3}
 
