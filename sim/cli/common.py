@@ -230,16 +230,21 @@ def require_torch(command: str) -> None:
 
 
 def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> None:
-    """ScenarioError if `path` is a file that does not begin as `what` does, so that no other work is written over.
-
-    OSError if it cannot be read.
+    """ScenarioError if `path` is a file that does not begin as `what` does, so that no other work is written over, or
+    that cannot be read to tell.
     """
-    from sim.files import open_file
+    from sim.files import open_file, told
 
     if not path.is_file():
         return
-    with open_file(path) as file:
-        head = file.read(max(map(len, first_bytes)))
+    try:
+        with open_file(path) as file:
+            head = file.read(max(map(len, first_bytes)))
+    except OSError as error:
+        raise ScenarioError(
+            f"{path}: is there, and cannot be read: {told(error)}. Whether it is a {what} cannot be told. Give another"
+            " path."
+        ) from None
     if head and not head.startswith(first_bytes):
         raise ScenarioError(f"{path}: is there, and no {what}. Give another path.")
 

@@ -130,9 +130,9 @@ def _slo(
     seeds = sorted({int(number) for number in results.points["seed"]}) if seed is None else [seed]
     path = results.path / PICTURE if output is None else output
     check_output(path)
+    check_replaceable(path, (b"\x89PNG",), "PNG picture")
     found = causes(results, policies, load, seeds)
     with writing(path, "Give another path with -o."):
-        check_replaceable(path, (b"\x89PNG",), "PNG picture")
         causes_picture(results, found, load, len(seeds), path)
     if as_json:
         print_json(found)
@@ -179,13 +179,12 @@ def _audit(results: Results, policies: list[str], load: float, seed: int, path: 
 
     live = bool(results.manifest.get("live"))
     count = 0
-    with writing(path):
-        check_replaceable(path, (FIRST_BYTES,), "audit log")
-        with replacing_text(path) as file:
-            for name in policies:
-                about = {"scenario": results.manifest["scenario_name"], "policy": name, "load": load, "seed": seed}
-                for line in audit_log(results.records(name, load, seed), **about, live=live):
-                    file.write(line + "\n")
-                    count += 1
+    check_replaceable(path, (FIRST_BYTES,), "audit log")
+    with writing(path), replacing_text(path) as file:
+        for name in policies:
+            about = {"scenario": results.manifest["scenario_name"], "policy": name, "load": load, "seed": seed}
+            for line in audit_log(results.records(name, load, seed), **about, live=live):
+                file.write(line + "\n")
+                count += 1
     count -= len(policies)  # headers
     typer.echo(f"{path}   {count:,} event{'' if count == 1 else 's'}")

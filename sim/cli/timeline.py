@@ -41,6 +41,7 @@ def timeline(
 
     loaded = read_results(results)
     check_output(output, "Give another file with -o.")
+    check_replaceable(output, FIRST_BYTES, "trace")
     known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
     if policy not in known and (policy is not None or len(known) > 1):
         asked = f"has no policy {policy}" if policy is not None else f"has {len(known)} policies, a trace is of one"
@@ -63,7 +64,6 @@ def timeline(
         lane += len(life.requests)
     events = chain.from_iterable(parts)
     with writing(output, "Give another file with -o."):
-        check_replaceable(output, FIRST_BYTES, "trace")
         counts = write_timeline(events, output, facts)
     size = output.stat().st_size / 1e6
     typer.echo(

@@ -12,6 +12,8 @@ import pytest
 from tiny_scenario import TINY, batchsim, listing
 
 from sim.cli import app
+from sim.cli.common import check_replaceable
+from sim.errors import ScenarioError
 
 SPOKEN: list[list[str]] = [["--help"], ["run", "--help"], ["policies"], ["catalog", "--json"], ["schema"]]
 
@@ -48,7 +50,7 @@ def test_a_reader_who_has_gone_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, 
     reads, writes = os.pipe()
     os.close(reads)
     monkeypatch.setattr(sys, "stdout", os.fdopen(writes, "w"))
-    called(["policies"])
+    assert called(["policies"]) == 1
     assert capfd.readouterr().err == ""
 
 
@@ -107,7 +109,7 @@ def unwritten(folder: Path, ran: Path, args: list[str], option: str, place: str)
     result = batchsim(*args, option, place)
     assert result.exit_code == 2, f"{result.output} {result.exception!r}"
     assert (result.stdout, result.stderr.count("\n")) == ("", 1), result.output
-    assert ": cannot be written: " in result.stderr and place.split("/")[0] in result.stderr
+    assert ": cannot be written: " in result.stderr and place in result.stderr
     assert listing(folder) == before
 
 
@@ -134,3 +136,21 @@ def test_a_full_disk_is_one_line(folder: Path, command: str) -> None:
     result = batchsim(*args, option, "/dev/full", *(["--force"] if command == "init" else []))
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
     assert "/dev/full: cannot be written: No space left on device." in result.stderr
+
+
+def test_a_file_that_cannot_be_read_is_not_said_to_be_one_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether another's work would be written over cannot be told then."""
+    there = tmp_path / "t.json"
+    there.touch()
+    opening = os.open
+
+    def no_reading(path: object, flags: int, *more: int) -> int:
+        if path == there and not flags & os.O_WRONLY:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opening(path, flags, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", no_reading)
+    with pytest.raises(ScenarioError, match=r"t\.json: is there, and cannot be read: Permission denied\."):
+        check_replaceable(there, (b"{",), "trace")
