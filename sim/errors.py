@@ -84,7 +84,15 @@ class CalibrationError(BatchsimError):
 
 
 class ExtrapolationError(BatchsimError):
-    """A batch lies outside what a profile was measured on."""
+    """A batch lies outside what a profile was measured on. `advice`: how to go beyond that, the end of the message."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message, advice)
+        self.message = message
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.message} or {self.advice}." if self.advice else self.message
 
 
 class PolicyError(BatchsimError):

@@ -14,11 +14,12 @@ from sim.types import Arrival, Request
 from sim.workload.build import BuiltWorkload
 
 
-def check_reach(setup: Setup, specs: Sequence[PolicySpec], load: float, seeds: Iterable[int]) -> None:
+def check_reach(setup: Setup, specs: Sequence[PolicySpec], load: float, seeds: Iterable[int], advice: str = "") -> None:
     """ScenarioError, with the numbers and what to do, where a policy cannot compute the longest prompt within what the
     profile was measured on.
 
     Asked of the requests that are known to be sent: all of open arrivals, the first of every session and user.
+    `advice`, where given, takes the place of the cost's own on how to go beyond that.
     """
     engines = [group.setup for group in setup.groups] or [setup]
     bounded = [(engine, profile) for engine in engines if (profile := _bounded(engine)) is not None]
@@ -27,7 +28,7 @@ def check_reach(setup: Setup, specs: Sequence[PolicySpec], load: float, seeds: I
         for engine, cost in bounded:
             longest, hull = _longest(engine, workload), cost.profile.hull
             if longest is not None and longest.prompt_tokens > min(hull.max_chunk_context, hull.max_tokens):
-                _check(engine, cost, specs, workload, longest, seed)
+                _check(engine, cost, specs, workload, longest, seed, advice)
 
 
 def _bounded(setup: Setup) -> Calibrated | None:
@@ -53,6 +54,7 @@ def _check(
     workload: BuiltWorkload,
     longest: Request,
     seed: int,
+    advice: str,
 ) -> None:
     """Runs `longest` alone under every policy, up to its first token."""
     tokens = longest.prompt_tokens
@@ -62,6 +64,7 @@ def _check(
             simulate(setup.engine(spec, workload), _Alone(Arrival(alone, 1)))
         except ExtrapolationError as error:
             told = _whole(cost, tokens) or error
+            told = ExtrapolationError(told.message, advice or told.advice)
             raise ScenarioError(f"{spec.name}, the longest prompt (seed {seed}): {told}") from None
         except (Exception, SystemExit):
             continue  # whatever else is wrong with a policy is told at its points, and the others' are kept

@@ -230,8 +230,8 @@ class Calibrated:
         profile, needed = self.profile, ceil(asked)
         first = f"Recalibrate with {option} {needed}" if profile.origin == "measured" else f"Use cost: {profile.gpu}"
         raise ExtrapolationError(
-            f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. {first} or pass"
-            " --set cost.extrapolate=true."
+            f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. {first}",
+            "pass --set cost.extrapolate=true",
         )
 
     def _swap_parts(self) -> tuple[float, float]:

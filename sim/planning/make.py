@@ -157,14 +157,12 @@ def _check(demand: Demand) -> None:
 def _check_reach(book: Book, group: Group) -> None:
     """ScenarioError where the profile of a GPU does not reach to the longest prompt of the target traffic."""
     setup, scenario = book.setup(Ask(group)), book.demand.scenario
+    advice = f"set extrapolate: true in plan.gpus.{group.gpu}.cost"
     try:
-        check_reach(setup, setup.scenario.specs, setup.scenario.loads[0], [0])
+        check_reach(setup, setup.scenario.specs, setup.scenario.loads[0], [0], advice)
     except ScenarioError as error:
         where = scenario.places.get("plan", scenario.source)
-        advice = str(error).replace(
-            "pass --set cost.extrapolate=true", f"set extrapolate: true in plan.gpus.{group.gpu}.cost"
-        )
-        raise ScenarioError(f"{where}: plan.gpus.{group.gpu}: {advice}") from None
+        raise ScenarioError(f"{where}: plan.gpus.{group.gpu}: {error}") from None
 
 
 def _saturations(book: Book, groups: Sequence[Group], jobs: int) -> list[float]:
