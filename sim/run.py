@@ -18,7 +18,7 @@ from sim.results.read import Results
 from sim.scenario import Scenario
 from sim.sweep.failed import Failed
 from sim.sweep.points import Progress, Sweep, writing
-from sim.sweep.size import Limits
+from sim.sweep.size import Limits, largest_load
 
 ANY_LOAD = 1.0
 """Of any axis: one user, a request a second, the trace as it is."""
@@ -74,7 +74,7 @@ def _check_size(sweep: Sweep, lines: Sequence[Line], setups: Sequence[Setup], ma
     load = scenario.file.load
     num_loads = load.num_points if load is not None and load.is_auto else len(scenario.loads)
     points = sum(len(line.specs) for line in lines) * num_loads * max(scenario.file.seeds, max_seeds)
-    largest = [(setup, max(scenario.loads)) for setup in setups if scenario.loads]
+    largest = [(setup, largest_load(setup)) for setup in setups]
     sweep.check_size(points, largest, scenario.places.get("seeds", scenario.source))
 
 

@@ -37,6 +37,7 @@ from sim.reach import check_reach
 from sim.results.keep import objective_text
 from sim.scenario import Scenario
 from sim.sweep.points import Sweep
+from sim.sweep.size import largest_load
 from sim.units import format_duration
 
 KNOBS = (
@@ -133,8 +134,8 @@ def find_capacities(
     with scenario.at("cost"):
         check_reach(setup, chosen, max(scenario.loads, default=ANY_LOAD), range(effort.pilot))
     searched = sum(spec.label in labels for spec in scenario.specs)
-    largest = [(setup, max(scenario.loads))] if scenario.loads else []
-    sweep.check_size(searched * effort.max_probes * effort.most, largest, scenario.source)
+    points = searched * effort.max_probes * effort.most
+    sweep.check_size(points, [(setup, largest_load(setup))], scenario.source)
     sweep.hold()
     found = [PolicyCapacity(case, _found(case)) for case in _search(setup, labels, sweep, effort)]
     differences = [

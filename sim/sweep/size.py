@@ -55,6 +55,20 @@ def check_size(points: int, largest: Iterable[tuple[Setup, float]], *, jobs: int
             )
 
 
+def largest_load(setup: Setup) -> float:
+    """The highest load of its scenario; where none is listed, that of its workload as it is written."""
+    arrivals, trace = setup.resolved.workload.arrivals, setup.resolved.workload.trace
+    if setup.resolved.loads:
+        return max(setup.resolved.loads)
+    if isinstance(arrivals, ClosedLoop):
+        return float(arrivals.users)
+    if isinstance(arrivals, TraceArrivals):
+        assert trace is not None and trace.rate_scale is not None, "checked by the load axis"
+        return trace.rate_scale.factor
+    assert not isinstance(arrivals, AllAtOnce), "has no load axis"
+    return arrivals.mean_rate
+
+
 def expected(setup: Setup, load: float) -> tuple[float, float]:
     """How many requests a point at `load` expects, and steps at most: one a token, none shorter than that of one token.
 

@@ -17,8 +17,17 @@ from sim.ranges import MAX_CHOICES, MAX_POINTS
 from sim.run import run_scenario
 from sim.scenario import load_scenario
 from sim.sweep.points import Sweep
-from sim.sweep.size import BLOCK_BYTES, REQUEST_BYTES, STEP_BYTES, Limits, check_size, expected
+from sim.sweep.size import (
+    BLOCK_BYTES,
+    REQUEST_BYTES,
+    STEP_BYTES,
+    Limits,
+    check_size,
+    expected,
+    largest_load,
+)
 
+AUTO = ["load={mean_rate: auto}", "policies={gated: {}}"]
 FEW = Limits(points=5)
 
 
@@ -50,6 +59,32 @@ def test_every_sweep_is_counted_before_it_begins(tmp_path: Path, sweep: Callable
     with pytest.raises(ScenarioError, match=r"GB of memory, and 0.0001 GB are allowed.* --max-memory 1GB\."):
         sweep(tmp_path, Limits(MAX_POINTS, 10**5))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sweep", ["run", "capacity"])
+def test_memory_where_loads_are_looked_for_is_that_of_the_workloads_own_rate(tmp_path: Path, sweep: str) -> None:
+    """Before the first of them is found."""
+    made = load_scenario("chat", overrides=AUTO)
+    limits = Limits(MAX_POINTS, 10**5)
+    with pytest.raises(ScenarioError, match=r"a simulation at load 8 has some .* 0\.0001 GB are allowed"):
+        if sweep == "run":
+            run_scenario(made, out=tmp_path, limits=limits)
+        else:
+            find_capacities(made, Sweep(tmp_path / "chat", limits=limits))
+
+
+@pytest.mark.parametrize(
+    ("changes", "load"),
+    [
+        (["load={mean_rate: [1/s, 2/s, 4/s]}"], 4),
+        (["load={users: auto}", "workload.arrivals={kind: closed_loop, users: 7, think_time: 1s}"], 7),
+        (["load={mean_rate: auto}"], 8),
+        (["load=null"], 1),
+    ],
+)
+def test_the_largest_load_is_listed_or_the_workloads_own(changes: list[str], load: float) -> None:
+    """Without an axis it is the one load that there is."""
+    assert largest_load(setup("chat", *changes)) == load
 
 
 @pytest.mark.parametrize(
