@@ -33,7 +33,7 @@ def step_terms(results: Results, records: Records, replica: int | None = None) -
     """
     live = results.manifest.get("live")
     if live is not None:
-        return _measured(results.path.parent / live["raw"], live.get("raw_sha256"), len(records.steps))
+        return _measured(results.path.parent / live["raw"], live["raw_sha256"], len(records.steps))
     try:
         setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=_ANY_POLICY))
         cost = (setup if replica is None else setup.group_of(replica).setup).cost
@@ -45,12 +45,12 @@ def step_terms(results: Results, records: Records, replica: int | None = None) -
     return found if (off_ns <= _ROUNDING_NS).all() else {}
 
 
-def _measured(path: Path, sha256: str | None, num_steps: int) -> dict[str, NDArray[np.float64]]:
+def _measured(path: Path, sha256: str, num_steps: int) -> dict[str, NDArray[np.float64]]:
     """The times of a live run's steps; empty without its file. ScenarioError for a file of another run."""
     if not path.exists():
         return {}
     try:
-        if sha256 is not None and file_hash(path) != sha256:
+        if file_hash(path) != sha256:
             raise ScenarioError(f"{path}: cannot be read: it is not as it was written. Remove it, or run again.")
         with open_file(path, TABLE_BYTES) as file, np.load(file) as raw:
             found = {name: np.asarray(raw[f"{name}_ns"], dtype=np.float64) for name in ("kernel", "host")}
