@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.curves.auto import find_loads
-from sim.curves.lines import Line, lines_of, same_requests
+from sim.curves.lines import ANY_LOAD, Line, lines_of, same_requests
 from sim.curves.precision import Precision, check_metric, refine
 from sim.metrics.slo import parse_slo
 from sim.point import Setup
@@ -17,11 +17,8 @@ from sim.results.keep import keep_run
 from sim.results.read import Results
 from sim.scenario import Scenario
 from sim.sweep.failed import Failed
-from sim.sweep.points import Progress, Sweep, writing
+from sim.sweep.points import Progress, Sweep, keeping
 from sim.sweep.size import Limits, largest_load
-
-ANY_LOAD = 1.0
-"""Of any axis: one user, a request a second, the trace as it is."""
 
 
 def run_scenario(
@@ -65,7 +62,7 @@ def run_scenario(
     if scenario.vary_key:
         facts["vary"] = _varied(scenario, lines)
     facts |= {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs if ray is None else None, "ray": ray}
-    with writing(home):
+    with keeping(home):
         return keep_run(setup, home, found, reused=sweep.reused, facts=facts)
 
 

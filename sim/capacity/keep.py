@@ -8,7 +8,7 @@ from typing import Any
 from sim.capacity.run import CapacityStudy, found_points
 from sim.files import write_text
 from sim.results.provenance import as_json, identity, provenance, short_hash, write_csv
-from sim.sweep.points import Sweep, writing
+from sim.sweep.points import Sweep, keeping
 
 FOLDER = "capacity"
 
@@ -19,7 +19,7 @@ def keep_capacity(study: CapacityStudy, sweep: Sweep, text: str, plain: dict[str
     points = found_points(study)
     name = short_hash([identity(study.setup), [row["points"] for row in points], plain["changes"]])
     folder = sweep.home / FOLDER / name
-    with writing(sweep.home):
+    with keeping(sweep.home):
         folder.mkdir(parents=True, exist_ok=True)
         flat = [
             {key: value for key, value in row.items() if not isinstance(value, list | dict)}

@@ -12,7 +12,6 @@ from typing import Any
 
 from sim.capacity.search import Capacity, Effort, Probe, capacity, jackknife, probes
 from sim.capacity.study import (
-    ANY_LOAD,
     AT_SHARE,
     QUICK,
     Case,
@@ -29,6 +28,7 @@ from sim.capacity.study import (
     with_load,
 )
 from sim.cost import CostError, Unknown
+from sim.curves.lines import ANY_LOAD
 from sim.errors import ScenarioError
 from sim.metrics.paired import Difference, paired
 from sim.metrics.slo import NOT_ALL, parse_slo

@@ -16,7 +16,7 @@ import numpy as np
 from sim.capacity import overload
 from sim.capacity.search import NOBODY, Axis, Book, Effort, Trial, capacity, probes, search
 from sim.curves.auto import saturations
-from sim.curves.lines import Line
+from sim.curves.lines import ANY_LOAD, Line
 from sim.errors import BatchsimError, ScenarioError
 from sim.explain.causes import Objectives, slo_misses
 from sim.metrics.slo import parse_slo
@@ -31,7 +31,6 @@ from sim.units import NS_PER_S
 from sim.workload.config import AllAtOnce, ClosedLoop, GammaArrivals, OnOffArrivals, TraceArrivals
 from sim.workload.open_loop import OpenWorkload
 
-ANY_LOAD = 1.0  # of any axis: one user, a request a second, the trace as it is
 START_SHARE = 0.8  # of saturation: the first load tried
 FEWEST_REQUESTS = 50  # of a trial at the lowest load: with fewer there is no 99 % of them
 QUICK = Effort(pilot=4, fewest=4, most=4, near=True, narrow=True)

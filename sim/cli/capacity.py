@@ -64,7 +64,7 @@ def capacity(
     from sim.capacity.search import Effort
     from sim.report.capacity import capacity_json, capacity_picture, capacity_text
     from sim.report.tables import fit
-    from sim.sweep.points import Sweep, writing
+    from sim.sweep.points import Sweep, keeping
     from sim.units import parse_share
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
@@ -84,7 +84,7 @@ def capacity(
         study = find_capacities(loaded, sweep, policies=policy or [], effort=effort, extras=not only_rates)
     text = capacity_text(study)
     folder = keep_capacity(study, sweep, text, capacity_json(study))
-    with writing(sweep.home):
+    with keeping(sweep.home):
         capacity_picture(study, folder / "capacity.png")
     if as_json:
         print_json(capacity_json(study) | {"path": str(folder)})

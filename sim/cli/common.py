@@ -250,16 +250,14 @@ def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> 
 
 
 @contextmanager
-def writing(
-    path: Path, advice: str = "Give another path.", kind: type[BatchsimError] = ScenarioError
-) -> Iterator[None]:
-    """Says in one line that `path` cannot be written, where the block finds so."""
+def writing(path: Path, advice: str = "Give another path.") -> Iterator[None]:
+    """ScenarioError, which says in one line that `path` cannot be written, where the block finds so."""
     try:
         yield
     except OSError as error:
         from sim.files import told
 
-        raise kind(f"{path}: cannot be written: {told(error)}. {advice}") from None
+        raise ScenarioError(f"{path}: cannot be written: {told(error)}. {advice}") from None
 
 
 def check_output(path: Path, advice: str = "Give another path with -o.") -> None:

@@ -79,7 +79,7 @@ def run(
     from sim.run import run_scenario
     from sim.scenario import load_scenario
     from sim.sweep.failed import Failed, points_failed
-    from sim.sweep.points import writing
+    from sim.sweep.points import keeping
 
     folders = [traces] if traces else []
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)
@@ -99,7 +99,7 @@ def run(
             limits=limits,
         )
     _check_rejections(results, strict)
-    with writing(results.path.parent):
+    with keeping(results.path.parent):
         drawn = write_pictures(results, load) if pictures else []
     if as_json:
         print_json(results.as_json())

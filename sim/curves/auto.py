@@ -25,7 +25,7 @@ from sim.results.keep import objective_of_all, summary_rows
 from sim.results.provenance import as_json, identity, short_hash, spec_identity
 from sim.scenario import Scenario
 from sim.sweep.failed import Failed
-from sim.sweep.points import Sweep, writing
+from sim.sweep.points import Sweep, keeping
 from sim.units import NS_PER_S
 from sim.workload.config import ClosedLoop
 
@@ -230,7 +230,7 @@ def saturations(lines: Sequence[Line], home: Path, *, jobs: int = 1, force: bool
         if isinstance(rate, str):
             raise _cannot(line.setup.scenario, f"{spec.name}: {rate}")
         rates[i] = rate
-        with writing(home):
+        with keeping(home):
             files[i].parent.mkdir(parents=True, exist_ok=True)
             write_text(files[i], as_json(sealed({"policy": spec.name, "saturation_rps": rate})) + "\n")
     best: dict[str, float] = {}

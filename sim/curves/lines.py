@@ -13,6 +13,9 @@ from sim.scenario import Point, PolicySpec, Scenario
 from sim.sweep.failed import Failed
 from sim.workload.open_loop import OpenWorkload
 
+ANY_LOAD = 1.0
+"""Of any axis: one user, a request a second, the trace as it is."""
+
 
 @dataclass(frozen=True)
 class Line:

@@ -105,13 +105,13 @@ class Sweep:
         written; what was done by then is kept. A point without a request to measure is a wrong scenario too, unless
         it `may_be_empty`: then it is Failed like others.
         """
-        with writing(self.home):
+        with keeping(self.home):
             return self._attempt(wanted, may_be_empty)
 
     def hold(self) -> None:
         """Keeps other processes from writing to `home` from now on, as a run would. ScenarioError if one does."""
         if self._lock is None:
-            with writing(self.home):
+            with keeping(self.home):
                 self.home.mkdir(parents=True, exist_ok=True)
                 self._lock = lock_folder(self.home)
 
@@ -193,7 +193,7 @@ def _unpickled(setup: bytes, inputs: str) -> Setup:
 
 
 @contextmanager
-def writing(home: Path) -> Iterator[None]:
+def keeping(home: Path) -> Iterator[None]:
     """Turns an error of the file system into one line that says whether the disk is full and what is kept."""
     try:
         yield
