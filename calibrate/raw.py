@@ -32,9 +32,8 @@ class Raw:
     notes: list[str] = field(default_factory=list)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0  # spent in all
-    sentinel: dict[str, Any] | None = (
-        None  # the step that shows drift, its usual ns and the mean of it, in the first call
-    )
+    sentinel: dict[str, Any] | None = None
+    """The step that shows drift, its usual ns and the mean of it, in the first call."""
 
     def save(self, path: Path) -> None:
         """Writes the file, whole or not at all."""

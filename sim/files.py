@@ -99,8 +99,8 @@ def parse_json(text: str, **options: Any) -> Any:
     except RecursionError:
         raise ValueError("not JSON that is to be read: nested too deeply") from None
     except ValueError as error:  # of Python's limit on the digits of a whole number
-        told = str(error).partition(";")[0]
-        raise ValueError(f"not JSON that is to be read: {told}") from None
+        why = str(error).partition(";")[0]
+        raise ValueError(f"not JSON that is to be read: {why}") from None
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

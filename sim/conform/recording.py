@@ -119,8 +119,8 @@ def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         what, knob = first["msg"].removeprefix("Value error, ").rstrip("."), ".".join(map(str, first["loc"]))
-        told = f"{where}.{knob} is {shown(first['input'])}: {what}" if knob else what
-        raise BadRecording(f"{told}.") from None
+        why = f"{where}.{knob} is {shown(first['input'])}: {what}" if knob else what
+        raise BadRecording(f"{why}.") from None
 
 
 ABSENT: dict[str, Any] = {

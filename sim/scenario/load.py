@@ -331,6 +331,3 @@ def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None
             f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and the closed loop"
             f" has {users} users, so no batch would ever fill. Set max_wait, or a batch of at most {users}."
         )
-
-
-# ---- validation

@@ -33,7 +33,7 @@ _GONE = {
     "busy_share": "an engine that batches is busy as soon as one request runs, so that this is full at any load. Write"
     " kv_utilisation, the share of KV blocks in use, or queue_per_replica, the requests that wait for each"
 }
-"""Kinds that were there, and what to write instead."""
+"""Kinds of earlier versions, and what to write instead."""
 
 
 def validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
