@@ -34,7 +34,7 @@ from sim.report.reading import (
     systems_note,
     tested_loads,
 )
-from sim.units import NS_PER_S, format_duration
+from sim.units import NS_PER_S, YEAR_NS, format_duration
 
 if TYPE_CHECKING:
     from sim.results.read import Results
@@ -77,9 +77,10 @@ def house_style() -> Iterator[None]:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time on an axis: `200 ms`, `1 s`, `2 min`."""
-    if seconds >= 120:
-        return f"{seconds / 60:.3g} min"
+    """A time on an axis: `200 ms`, `1 s`, `2 min`; of broken traces `12 d`, `3 y`."""
+    for unit_s, unit in ((YEAR_NS // NS_PER_S, "y"), (86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.3g} {unit}"
     return format_duration(seconds * NS_PER_S)
 
 
