@@ -66,6 +66,8 @@ def explain(
     """
     from sim.report.reading import check_load, load_to_show, sweeps_at
 
+    if traces is not None and not traces.is_dir():
+        raise ScenarioError(f"{traces}: no such folder to look for traces in. Correct --traces, or leave it out.")
     loaded = read_results(results)
     known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
     if policy is not None and policy not in known:

@@ -67,6 +67,8 @@ def validate(
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
+    if name and "/" in name:
+        raise ScenarioError(f"--name {name}: is the name of files in --out, not a path. Write it without /.")
     loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
     if loaded.load_name != "mean_rate" and loads is None and from_ is None:
         check_loads(loaded)  # there is no saturation to take shares of

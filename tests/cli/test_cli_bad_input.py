@@ -297,6 +297,8 @@ ARGUMENTS = {
     "missing_argument": (["run"], "Missing argument"),
     "unknown_command": (["rnu", "s.yaml"], "rnu"),
     "explain_without_results": (["explain", "."], "holds no results"),
+    "explain_traces_nowhere": (["explain", ".", "--traces", "nowhere"], "no such folder to look for traces in"),
+    "validate_name_a_path": (["validate", "s.yaml", "--name", "../x"], "--name ../x: is the name of files in --out"),
     "explain_of_nothing": (["explain", "nowhere"], "holds no results"),
     "inspect_nothing": (["trace", "inspect", "no.csv"], "no such file"),
     "inspect_folder": (["trace", "inspect", "."], "not a file"),

@@ -265,6 +265,7 @@ def test_policies_lists_evidence_and_knobs() -> None:
     assert {row["evidence"] for row in rows.values()} <= {"recorded", "hand-derived", "family"}
     assert rows["continuous"]["knobs"]["max_num_seqs"] == "required"
     assert all(f"{name} " in done("policies") for name in rows)
+    assert max(map(len, [*done("policies").splitlines(), *done("catalog").splitlines()])) <= 100
 
 
 def test_policies_that_are_recorded_say_how_many_schedules_are_equal() -> None:
