@@ -46,7 +46,7 @@ FORMAT = "batchsim-profile"
 VERSION = 2
 _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 SHIPPED = "calibrate"  # the package whose folder `profiles` holds those that come with batchsim
-_ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100)}
+_ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100, above=True)}
 """What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
 _LINE = 200  # letters from which a JSON value is broken into its items
 

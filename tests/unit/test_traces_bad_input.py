@@ -48,7 +48,7 @@ def refusal(folder: Path, data: str | bytes, **fields: Any) -> str:
         (",5,1", ":3: arrived_at is missing"),
         ("soon,5,1", ":3: arrived_at 'soon' is not a number"),
         ("2023-11-16 18:17:03,5,1", "is not a number; write time_unit: iso"),
-        ("1e18,5,1", ":3: arrived_at '1e18' is over 292 years if in s; is the time unit right?"),
+        ("1e18,5,1", ":3: arrived_at '1e18' is over 292 years if in s: look at the time unit"),
         ('1,"5,1', ":3: not CSV (unexpected end of data)"),
         ("1," + "5" * 200_000 + ",1", ":3: not CSV (field larger than field limit (131072))"),
     ],

@@ -119,7 +119,7 @@ def _number_reader(name: str, unit: str) -> Callable[[object], int]:
         if number < 0:
             raise ValueError(f"{name} {shown(value)} is negative")
         if number > _MAX_NS // unit_ns:
-            raise ValueError(f"{name} {shown(value)} is over 292 years if in {unit}; is the time unit right?")
+            raise ValueError(f"{name} {shown(value)} is over 292 years if in {unit}: look at the time unit")
         return round(number * unit_ns)
 
     return clock
