@@ -226,9 +226,7 @@ class ReuseTreeKV:
 
     def _store(self, seq: Sequence, num_tokens: int) -> None:
         """Puts the blocks of the first `num_tokens` tokens of `seq` into the tree, a begun one too."""
-        known, table, full = self._known.get(seq), self._held[seq], num_tokens // self.block_size
-        if known is None:
-            known = self._known[seq] = _Known(seq, self.block_size)
+        known, table, full = self._known[seq], self._held[seq], num_tokens // self.block_size
         keys = list(known.keys_up_to(full)[:full])
         if num_tokens % self.block_size:
             keys.append(known.begun(num_tokens))

@@ -56,6 +56,18 @@ def test_rule_4_a_batch_that_is_exactly_full_is_sealed() -> None:
     assert starts_us(records) == [3, 3]
 
 
+def test_rule_4_a_single_item_of_exactly_the_limit_runs() -> None:
+    """10 tokens are not above 10."""
+    records = ray("0:10->1 3:4->1", wait_us=50, max_batch_size=10, batch_size_fn="prompt_tokens")
+    assert starts_us(records) == [0, 53]
+
+
+def test_who_gives_up_leaves_one_place() -> None:
+    """0 computes and 1, sealed, gives up at 6: 2 enters at 10, and 3 when 0 has ended, in a batch apart."""
+    knobs = {"wait_us": 0, "max_batch_size": 2, "max_ongoing_requests": 2}
+    assert starts_us(ray("0:4->3 5:4->1c6 7:4->1 7:4->1", **knobs)) == [0, None, 30, 40]
+
+
 def test_rule_4_a_single_item_above_the_limit_fails() -> None:
     """11 tokens never fit 10; it seals the batch it was tried for, and fails as the first of the next."""
     records = ray("0:6->1 3:11->1 4:4->1", wait_us=50, max_batch_size=10, batch_size_fn="prompt_tokens")

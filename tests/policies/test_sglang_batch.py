@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import pytest
 from sglang_runs import sharing, timeline
+from stepping import LinearCost
+from whole_batches import requests
 
+from sim.core import EngineCore, SimExecutor
+from sim.kv.blocks import CountingKV
 from sim.kv.radix_cache import RadixKV
+from sim.policies.systems.sglang import Sglang, SglangConfig
 from sim.policies.systems.sglang_queue import Fcfs
+from sim.record import BLOCKED, Recorder
 from sim.tokens import TokenIds, prompt_stream
-from sim.types import Arrival, Request, Sequence
+from sim.types import Arrival, Batch, PolicyContext, Request, Sequence
 
 TRUSTING = {"schedule_conservativeness": 0.0}  # the running reserve nothing
 
@@ -144,3 +150,31 @@ def test_all_of_what_waits_is_used() -> None:
     kv.make_room(3)
     found = [kv.match(Sequence(Request(3, 0, 8, 1, tokens=tokens)), 8) for tokens in texts]
     assert found == [8, 0]
+
+
+# ---- what is repeated, and who stands in the way
+
+
+def test_decodes_alone_are_repeated_and_prompts_are_not() -> None:
+    """Asked of the step that was just made: prompts are over, decodes go on while nobody waits."""
+    scheduler = Sglang(
+        SglangConfig(chunked_prefill_size=-1, disable_radix_cache=True), PolicyContext(CountingKV(10, 4), 100)
+    )
+    core = EngineCore(scheduler, SimExecutor(LinearCost(), 100), Recorder(), max_model_len=100)
+    core.submit(requests("0:4->9")[0])
+    steps = []
+    now_ns = 0
+    for _ in range(2):
+        batch = core.schedule(now_ns, drain=True)
+        assert isinstance(batch, Batch)
+        now_ns = core.execute(batch, now_ns)
+        steps.append((bool(batch.chunks), scheduler.repeat(batch, now_ns)))
+        core.complete(now_ns)
+    assert steps == [(True, False), (False, True)]
+
+
+def test_a_head_that_lacks_tokens_names_the_prompt_in_its_way() -> None:
+    """0 takes the whole chunk of 8 while 1 waits behind it."""
+    states = timeline("0:20->1 0:4->1", chunked_prefill_size=8).records.states
+    rows = states[states["state"] == BLOCKED]
+    assert list(zip(rows["request_id"].tolist(), rows["blocker"].tolist(), strict=True)) == [(1, 0)]

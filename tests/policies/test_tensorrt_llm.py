@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_systems import Step, tensorrt_llm
 from stepping import Run, crowds, run, run_every_way
-from whole_batches import BLOCK_SIZE, blocked, outcomes, times, workloads
+from whole_batches import BLOCK_SIZE, blocked, outcomes, requests, times, workloads
 
 from sim.errors import ScenarioError
 from sim.kv.blocks import CountingKV
@@ -37,6 +37,13 @@ def evicting(arrivals: str, blocks: int, **knobs: Any) -> Run:
 
 def static(arrivals: str, **knobs: Any) -> Run:
     return trt(arrivals, capacity_scheduler_policy="STATIC_BATCH", **knobs)
+
+
+def test_a_head_that_lacks_tokens_may_come_to_lack_blocks_in_a_leap_too() -> None:
+    """Four decodes take all 4 tokens of a step; when each has its second block, the pool of 8 is empty as well."""
+    config = TensorrtLlmConfig(max_num_tokens=4, capacity_scheduler_policy="MAX_UTILIZATION", enable_block_reuse=False)
+    result = run_every_way(TensorrtLlm, config, requests("0:1->7 0:1->7 0:1->7 0:1->7 5:4->1"), blocks=8)
+    assert [(i, why) for _, i, why in blocked(result.records)] == [(4, "token_budget"), (4, "kv_blocks")]
 
 
 # ---- GUARANTEED_NO_EVICT

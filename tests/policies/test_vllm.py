@@ -151,6 +151,10 @@ def test_max_num_active_seqs_and_max_num_scheduled_tokens_bound_a_step() -> None
     assert tokens.items == [[(0, 4), (1, 1)], [(0, 1), (1, 3)], [(1, 1)]]
 
 
+def test_without_prefix_caching_no_cache_is_asked_for() -> None:
+    assert (VllmConfig(enable_prefix_caching=False).prefix_cache, VllmConfig().prefix_cache) == ("", "blocks")
+
+
 def test_the_watermark_holds_blocks_back_only_while_somebody_runs() -> None:
     """4.2: of 8 blocks int(0.5 * 9) stay free: a prompt of 4 waits beside one of 1, and one of 8 starts alone."""
     arrivals = [arrival(0, 0, 2, prompt=4), arrival(1, 0, 1, prompt=16), arrival(2, 500, 1, prompt=32)]

@@ -52,6 +52,15 @@ def test_one_token_at_least_is_computed(known: int, hit: int) -> None:
     assert kv.lookup(sequence(1, (A, 0, known))) == hit
 
 
+def test_who_gave_its_blocks_back_counts_none() -> None:
+    kv = BlockHashKV(8, SIZE)
+    seq = sequence(0, (A, 0, 10))
+    run(kv, seq)
+    assert (seq.num_blocks, kv.held(seq)) == (3, 3)
+    kv.free(seq)
+    assert (seq.num_blocks, kv.held(seq)) == (0, 0)
+
+
 def test_blocks_are_found_only_after_the_same_beginning() -> None:
     """Equal tokens after other tokens, or at another offset, are another block."""
     kv = BlockHashKV(40, SIZE)

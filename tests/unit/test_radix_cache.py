@@ -268,3 +268,7 @@ def test_random_lives_find_what_was_inserted_and_lose_no_page(data: st.DataObjec
         kv.free(seq)
     kv.check()
     assert kv.num_free == kv.num_blocks
+
+
+def test_a_pool_has_no_swap_unless_asked_for() -> None:
+    assert (RadixKV(8, 4).num_swap_blocks, RadixKV(8, 4, 3).num_swap_blocks) == (0, 3)

@@ -75,6 +75,8 @@ def test_text_survives_a_round_trip(text):
         ("ttft<1s & tpot<50 @ 99%", "column 16: '50' has no known unit"),
         ("ttft<1s @  none", "column 12: 'none' is not a share"),
         ("mean(ttft)<1s & tpot<50ms @ 99%", "'mean(ttft)<1s, p99(tpot)<50ms' or 'ttft<1s & tpot<50ms @ 99%'"),
+        ("mean(ttft)<1s & mean(tpot)<50ms", "column 15: mixes bounds"),
+        ("ttft<1s, tpot<50ms", "column 8: mixes bounds"),
         ("", "'' is not a bound"),
         ("p99(ttft)<500ms,", "'' is not a bound"),
     ],
