@@ -242,7 +242,7 @@ class Batch:
         if len(sequences) < 2:
             return sequences
         if self.layout == "by_order":
-            return sorted(sequences, key=_sequence_order)
+            return sorted(sequences, key=by_order)
         first_decodes = self.layout == "decodes_first"
         listed = {} if first_decodes else {seq: i for i, (seq, _) in enumerate(self.chunks)}
         return sorted(sequences, key=lambda seq: ((seq.group is None) is first_decodes, listed.get(seq, seq.order)))
@@ -252,7 +252,8 @@ def _item_order(item: tuple[Sequence, int]) -> int:
     return item[0].order
 
 
-def _sequence_order(seq: Sequence) -> int:
+def by_order(seq: Sequence) -> int:
+    """The key that sorts sequences by their place in the engine's own list."""
     return seq.order
 
 

@@ -23,7 +23,7 @@ from sim.policies.systems.sglang_budget import IGNORE_EOS_RESERVE_TOKENS, NewTok
 from sim.policies.systems.sglang_config import SglangConfig
 from sim.policies.systems.sglang_prefill import Prefill, PrefillAdder
 from sim.policies.systems.sglang_queue import ByPrefix, ByPriority, Fcfs, Waiting
-from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence, by_order
 
 RESERVED_LEN = 6  # tokens that a prompt leaves of the context, or of the KV memory if that is smaller
 
@@ -56,8 +56,7 @@ class Sglang:
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
         self._cache = kv if isinstance(kv, RadixKV) and config.prefix_cache else None
         self._low_first = config.schedule_low_priority_values_first
-        self._preempts = config.enable_priority_scheduling and not config.disable_priority_preemption
-        self._mixes = config.enable_mixed_chunk and chunk > 0
+        self._preempts = config.preempts
         self.batch = RunningBatch(kv, self._cache)
         self.waiting: Waiting = self._new_queue()
         self.adder = PrefillAdder(config, kv, self._cache, self.waiting, self.batch, slots=self._most_running())
@@ -119,7 +118,7 @@ class Sglang:
                 self.ratio.reset()
                 return IDLE
             return Batch(group, [], 0, preempted=preempted)
-        mixed = self._mixes and len(batch) > 0 and self._let_ride()
+        mixed = self.config.mixes and len(batch) > 0 and self._let_ride()
         batch.place(made.chunks, ahead=mixed)
         num_tokens = sum([n for _, n in made.chunks])
         return Batch(
@@ -195,7 +194,7 @@ class Sglang:
             if len(stay) == 1 and self.adder.chunked is None:
                 raise AssertionError(f"one decode alone does not fit {self.kv.num_free} free blocks: {stay[0]!r}")
             victim = stay.pop()
-            short = min((seq for seq in batch.group.members_due() if seq is not victim), key=_order, default=None)
+            short = min((seq for seq in batch.group.members_due() if seq is not victim), key=by_order, default=None)
             self.adder.retracted(victim)
             self.events.append(Event("preempted", victim, "kv_blocks", None if short is None else short.request.id))
             batch.retract(victim)
@@ -267,7 +266,3 @@ class Sglang:
             ahead = chunked.request.id if chunked is not None and self.adder.why == "token_budget" else None
             self.events.append(Event("blocked", *blocked, blocker=ahead))
         self._blocked = blocked
-
-
-def _order(seq: Sequence) -> int:
-    return seq.order

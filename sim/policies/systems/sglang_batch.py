@@ -9,7 +9,7 @@ from sim.decode import DecodeGroup
 from sim.kv.blocks import KVBlockManager
 from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.sglang_budget import RETRACT_DECODE_STEPS, Growth
-from sim.types import Sequence
+from sim.types import Sequence, by_order
 
 NEAR_WHOLE = 1e-3  # far above what the order of adding floats can change
 
@@ -32,7 +32,7 @@ class RunningBatch:
 
     def rows(self) -> list[Sequence]:
         """The decodes in batch order. O(n log n)."""
-        return sorted(self.group.members, key=_order)
+        return sorted(self.group.members, key=by_order)
 
     def join(self, seq: Sequence) -> None:
         """`seq`, whose prompt is done, decodes from the next step on; its place was given by `place`."""
@@ -105,7 +105,3 @@ class RunningBatch:
     def _evict_for(self, num_blocks: int) -> None:
         if self._cache is not None:
             self._cache.make_room(num_blocks)
-
-
-def _order(seq: Sequence) -> int:
-    return seq.order

@@ -62,3 +62,13 @@ class SglangConfig:
     def prefix_cache(self) -> str:
         """The KV manager this config needs: a radix tree, or none that caches."""
         return "" if self.disable_radix_cache else "radix"
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a request that waits may take the place of less important ones."""
+        return self.enable_priority_scheduling and not self.disable_priority_preemption
+
+    @property
+    def mixes(self) -> bool:
+        """Whether decodes ride along with prefills."""
+        return self.enable_mixed_chunk and self.chunked_prefill_size > 0

@@ -14,7 +14,7 @@ from sim.policies.systems.sglang_batch import RunningBatch
 from sim.policies.systems.sglang_budget import CLIP_MAX_NEW_TOKENS, Completion, PrefillBudget
 from sim.policies.systems.sglang_config import SglangConfig
 from sim.policies.systems.sglang_queue import Waiting
-from sim.types import Event, Sequence
+from sim.types import Event, Sequence, by_order
 
 
 @dataclass
@@ -53,7 +53,7 @@ class PrefillAdder:
         self._waiting = waiting
         self._batch = batch
         self._chunk = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
-        self._preempts = config.enable_priority_scheduling and not config.disable_priority_preemption
+        self._preempts = config.preempts
         self._matched: dict[Sequence, tuple[int, int]] = {}
         self._mixed_step = -1  # of the group, when decodes last rode along
 
@@ -102,7 +102,7 @@ class PrefillAdder:
 
     def _budget(self, ratio: float) -> PrefillBudget:
         config, batch = self._config, self._batch
-        num_mixed = len(batch) if config.enable_mixed_chunk and self._chunk is not None else 0
+        num_mixed = len(batch) if config.mixes else 0
         reserved = batch.reserved(ratio, exact=self._preempts)
         return PrefillBudget(self._kv, config.max_prefill_tokens, self._chunk, reserved, num_mixed)
 
@@ -241,14 +241,10 @@ class PrefillAdder:
                 break
         if not chosen or short > 0:
             return False
-        for victim in sorted(chosen, key=_order):
+        for victim in sorted(chosen, key=by_order):
             budget.offset -= batch.reserved_for(victim, ratio)
             self.retracted(victim)
             self.events.append(Event("preempted", victim, "priority", seq.request.id))
             batch.retract(victim)
             victims.append(victim)
         return True
-
-
-def _order(seq: Sequence) -> int:
-    return seq.order

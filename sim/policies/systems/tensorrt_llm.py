@@ -26,7 +26,6 @@ from sim.kv.reuse_tree import ReuseTreeKV
 from sim.policies.systems.trt_chunks import (
     Chunks,
     Waiting,
-    by_order,
     equal_progress,
     first_come,
     lacking,
@@ -34,7 +33,7 @@ from sim.policies.systems.trt_chunks import (
 )
 from sim.policies.systems.trt_config import TensorrtLlmConfig
 from sim.policies.systems.trt_prefix import Prefixes
-from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence, by_order
 
 
 class TensorrtLlm:

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
-from sim.types import Sequence
+from sim.types import Sequence, by_order
 
 Chunks = list[tuple[Sequence, int]]
 
@@ -18,11 +18,6 @@ Chunks = list[tuple[Sequence, int]]
 def lacking(seq: Sequence) -> int:
     """Known tokens of `seq`, which does not decode, that are not computed yet."""
     return seq.num_tokens - seq.settled_computed_tokens
-
-
-def by_order(seq: Sequence) -> int:
-    """The place of `seq` in the list of active requests."""
-    return seq.order
 
 
 def first_come(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks:
