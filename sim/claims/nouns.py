@@ -81,11 +81,12 @@ def check_claims(
     jobs: int = 1,
     progress: Progress | None = None,
     limits: Limits | None = None,
+    allow_code: bool = False,
 ) -> tuple[list[Finding], str]:
     """The findings of all conditions, in order, and the heading of the runs; points that are there are reused.
 
     `overrides` are set in all of them, before the condition's own. ScenarioError where they leave nothing to compare,
-    or a condition is beyond `limits`.
+    or a condition is beyond `limits`. `allow_code`: policies that `overrides` name as `module:Class` are imported.
     """
     runs: dict[tuple[str, ...], Results] = {}
     findings = []
@@ -93,7 +94,7 @@ def check_claims(
         for condition in claim.conditions:
             key = overrides + condition.overrides
             if key not in runs:
-                loaded = load_scenario(scenario, overrides=key)
+                loaded = load_scenario(scenario, overrides=key, allow_code=allow_code)
                 runs[key] = run_scenario(loaded, out=out, jobs=jobs, progress=progress, limits=limits)
             _check_there(runs[key], claim, condition)
             values = condition.measure(runs[key], condition.policy, condition.against, condition.load)

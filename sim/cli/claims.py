@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sim.cli.common import (
+    AllowCodeOption,
     JsonOption,
     MaxMemoryOption,
     MaxPointsOption,
@@ -29,6 +30,7 @@ def claims(
     jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Simulations at a time.")] = os.cpu_count() or 1,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    allow_code: AllowCodeOption = False,
     max_points: MaxPointsOption = MAX_POINTS,
     max_memory: MaxMemoryOption = None,
     as_json: JsonOption = False,
@@ -50,7 +52,14 @@ def claims(
     check_out(out)
     with ProgressBar() as progress:
         findings, heading = check_claims(
-            chosen, "claims", overrides=tuple(set_ or ()), out=out, jobs=jobs, progress=progress, limits=limits
+            chosen,
+            "claims",
+            overrides=tuple(set_ or ()),
+            out=out,
+            jobs=jobs,
+            progress=progress,
+            limits=limits,
+            allow_code=allow_code,
         )
     picture = out / "claims" / "claims.png"
     text = claims_text(findings, heading)

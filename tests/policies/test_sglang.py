@@ -292,6 +292,8 @@ def test_a_cap_is_cut_to_what_context_and_pool_hold(page: int, tokens: int, max_
     """A prompt of 10 that would go on for 90 tokens ends at the cut cap; nothing is refused for it."""
     done = timeline("0:10->90", page=page, tokens=tokens, max_model_len=max_model_len)
     assert outcomes(done.records) == [("finished", "" if output == 90 else "cap_cut")]
+    told = {} if output == 90 else {"cap_cut": f"90 output tokens asked for, {output} allowed"}
+    assert done.records.details == told
     assert done.records.requests["output_tokens"].tolist() == [output]
 
 

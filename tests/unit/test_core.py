@@ -68,10 +68,10 @@ def test_the_client_caps_the_output(drive: Driver) -> None:
 
 
 def test_prefill_pairs_count_every_key_of_every_query(drive: Driver) -> None:
-    """Chunks of 4 and 3 of a prompt of 7: token i has i + 1 keys."""
+    """Chunks of 4 and 3 of a prompt of 7, a prompt of 1 beside the second: token i has i + 1 keys."""
     core = engine(vllm(CountingKV(100, 4), max_num_batched_tokens=4))
-    play(drive, core, arrival(0, 0, prompt=7, output=2))
-    assert core.recorder.records().steps["prefill_pairs"].tolist() == [1 + 2 + 3 + 4, 5 + 6 + 7, 0]
+    play(drive, core, arrival(0, 0, prompt=7, output=2), arrival(1, 5, prompt=1, output=2))
+    assert core.recorder.records().steps["prefill_pairs"].tolist() == [1 + 2 + 3 + 4, 5 + 6 + 7 + 1, 0]
 
 
 def test_a_front_end_shifts_only_the_delivery(drive: Driver) -> None:

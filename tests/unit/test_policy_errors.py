@@ -46,6 +46,17 @@ class TooLong(Gated):
         return work
 
 
+class Twice(Gated):
+    """Schedules a prompt in two halves of one step."""
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        work = super().schedule(now_ns, drain)
+        if isinstance(work, Batch) and work.chunks:
+            seq, n = work.chunks[0]
+            work.chunks, work.num_prefill_tokens = [(seq, n // 2), (seq, n // 2)], n
+        return work
+
+
 class Forgets(Gated):
     """Returns nothing."""
 
@@ -85,6 +96,7 @@ def run(policy: type[Gated]) -> EngineCore:
         (NoMemory, "NoMemory: schedules up to token 20 in 0 KV blocks"),
         (Understates, "Understates: says num_prefill_tokens 0 for chunks of 50"),
         (TooLong, "TooLong: schedules 21 tokens of Sequence"),
+        (Twice, "Twice: schedules a sequence twice in one step"),
         (Forgets, r"Forgets: schedule\(\) returned None"),
         (Misspells, "Misspells: emits an event of kind 'refused', of which there is none"),
         (Leaks, "Leaks: 98 of 100 KV blocks are free after the last request"),
