@@ -2,18 +2,21 @@
 
 At one instant things happen in this order: the step ends, cancels and deadlines take effect, arrivals enter by
 (time, id), the scheduler is asked. A finish beats a cancel. The driver calls `schedule`, `execute` and `complete` in
-turn, pushes arrivals to `submit`, and tells clients what stands in `responses`.
+turn, pushes arrivals to `submit`, and passes on the events that come back; `sim.instant` has the one loop that does it.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import deque
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from sim.errors import PolicyError, ScenarioError, SchedulerStalled
+from sim.events import Cancelled, EngineEvent, Finished, Rejected, Tokens, Unfinished
 from sim.journal import ENDED, Journal, Reasons
-from sim.record import CANCELLED, CAP_CUT, FINISHED, REJECTED, UNFINISHED, Recorder, pack_step
-from sim.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Request, Scheduler, Sequence, StepResult
+from sim.record import CAP_CUT, Recorder, pack_step
+from sim.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Scheduler, Sequence, StepResult
 from sim.units import MAX_TIME_NS, format_duration
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
@@ -25,7 +28,8 @@ class EngineCore:
 
     `per_chunk_ns` is the front end's time to deliver each piece of a response. `max_waiting` bounds the queue: arrivals
     beyond it are rejected, those of one instant counting against each other. At the first step boundary at or after
-    `stop_ns` all that is open ends unfinished.
+    `stop_ns` all that is open ends unfinished. `tells_tokens`: `complete` also returns who got tokens, which costs a
+    step O(batch).
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class EngineCore:
         max_waiting: int | None = None,
         per_chunk_ns: int = 0,
         stop_ns: int | None = None,
+        tells_tokens: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -45,20 +50,34 @@ class EngineCore:
         self.max_model_len = max_model_len
         self.max_waiting = max_waiting
         self.stop_ns = stop_ns
-        self.responses: list[Request] = []
+        self.tells_tokens = tells_tokens
+        self._events: list[EngineEvent] = []
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
         self.journal = Journal(recorder, per_chunk_ns)
-        self._batch: Batch | None = None
+        self._in_flight: deque[tuple[Batch, list[Sequence]]] = deque()  # batches that run, and whom each finishes
         self._fruitless = 0  # preemptions since the last token
         self._stopped = False
-        self._finished: list[Sequence] = []
 
     # ---- what a driver calls
 
     def submit(self, arrival: Arrival) -> None:
         """Puts an arrival in the inbox; it enters at the first `schedule` at or after its time."""
         heappush(self._inbox, (arrival.request.arrival_ns, arrival.request.id, arrival))
+
+    def cancel(self, request_id: int, now_ns: int) -> None:
+        """Ends an open request at its client's wish: at `now_ns`, or with the step that runs then, whose finish wins.
+
+        One that has ended is left alone. O(open requests).
+        """
+        for seq in self.journal.lives:
+            if seq.request.id == request_id:
+                heappush(self._timers, (now_ns, request_id, seq, "client_cancel"))
+                return
+        inbox = self._inbox
+        for place, (time_ns, number, arrival) in enumerate(inbox):
+            if number == request_id:
+                inbox[place] = (time_ns, number, replace(arrival, cancel_ns=now_ns))
 
     @property
     def has_work(self) -> bool:
@@ -87,7 +106,7 @@ class EngineCore:
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         """Lets in what is due and asks the scheduler. Raises SchedulerStalled if it would wait for ever."""
         if self._inbox or self._timers or self.stop_ns is not None:
-            self.enter_due(now_ns)
+            self._events = self.enter_due(now_ns)
             if self._stopped:
                 return IDLE
         work = self.scheduler.schedule(now_ns, drain)
@@ -103,12 +122,20 @@ class EngineCore:
                 self.journal.scheduled(work, now_ns, reasons or {})
         return work
 
-    def enter_due(self, now_ns: int) -> None:
-        """Lets in what is due. If that fills `responses`, their clients may send at this instant: tell them first."""
+    def enter_due(self, now_ns: int) -> list[EngineEvent]:
+        """Lets in what is due and returns what became of it. Clients who are told may send at this same instant."""
         if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
             self._take_due(now_ns)
         if self.stop_ns is not None and now_ns >= self.stop_ns:
             self.close(now_ns, "drain_limit")
+        return self.take_events()
+
+    def take_events(self) -> list[EngineEvent]:
+        """What happened and was not returned yet: rejections by `schedule`, and what `close` and `fail` ended."""
+        events = self._events
+        if events:
+            self._events = []
+        return events
 
     def execute(self, batch: Batch, now_ns: int) -> int:
         """Runs the step that `schedule` returned, starting at `now_ns`; returns its end."""
@@ -127,8 +154,7 @@ class EngineCore:
             batch.decodes.advance()
         if sampled or batch.num_decode:
             self._fruitless = 0
-        self._batch = batch
-        self._finished = result.finished
+        self._in_flight.append((batch, result.finished))
         try:
             self.journal.step(self.scheduler, batch, now_ns, result.duration_ns, pairs, sampled)
         except struct.error:
@@ -145,7 +171,7 @@ class EngineCore:
         Writes the same rows as stepping would. Returns the end of the last step.
         """
         group, scheduler = batch.decodes, self.scheduler
-        if group is None or batch.chunks or self._finished or not batch.num_decode:
+        if group is None or batch.chunks or self._in_flight[-1][1] or not batch.num_decode:
             return end_ns
         quiet = self.executor.quiet_steps(batch)
         horizon_ns = min(horizon_ns, MAX_TIME_NS)
@@ -167,15 +193,19 @@ class EngineCore:
             end_ns += duration_ns
         return end_ns
 
-    def complete(self, now_ns: int) -> None:
-        """Ends the running step: tokens are emitted, the policy frees the finished, responses go out."""
-        batch, finished = self._batch, self._finished
-        assert batch is not None, "complete() without execute()"
-        self._batch = None
+    def complete(self, now_ns: int) -> list[EngineEvent]:
+        """Ends the step that runs longest: tokens are emitted, the policy frees the finished, responses go out.
+
+        Returns what happened since events were last returned.
+        """
+        batch, finished = self._in_flight.popleft()
         self.journal.tokens(batch, finished, now_ns)
+        if self.tells_tokens:
+            self._tell_tokens(batch)
         self._respond(self.scheduler.complete(batch, finished, now_ns), now_ns)
         if self.scheduler.events:
             self._drain_events(now_ns)
+        return self.take_events()
 
     def close(self, now_ns: int, reason: str) -> None:
         """Ends everything still open as `unfinished`, answers being held too; KV memory in use is not returned."""
@@ -184,15 +214,15 @@ class EngineCore:
             self.journal.begin(Sequence(arrival.request), arrival)
         self._inbox = []
         for seq in list(self.journal.lives):
-            self._end(seq, now_ns, UNFINISHED, reason)
+            self._end(seq, now_ns, Unfinished, reason)
 
     def fail(self, now_ns: int, reason: str) -> list[Arrival]:
         """Ends everything open as `unfinished`, the running step cut at `now_ns` and its tokens lost.
 
         Returns what was open, in order of entering.
         """
-        batch, self._batch = self._batch, None
-        if batch is not None:
+        if self._in_flight:
+            batch, _ = self._in_flight.popleft()
             self.recorder.cut_last_step(now_ns)
             decodes = batch.decodes.members if batch.decodes is not None else ()
             for seq in [*batch.sampled, *decodes]:
@@ -214,7 +244,7 @@ class EngineCore:
                     continue
                 # One that has its last token but is held back with its batch is given up by its client alone.
                 responses = self.scheduler.cancel(seq, now_ns) if seq.state != ENDED else []
-                self._end(seq, now_ns, CANCELLED, reason)
+                self._end(seq, now_ns, Cancelled, reason)
                 self._respond(responses, now_ns)
             if not inbox or inbox[0][0] > now_ns:
                 return
@@ -244,7 +274,7 @@ class EngineCore:
 
     def _reject(self, seq: Sequence, now_ns: int, reason: str, detail: str) -> None:
         self.recorder.details.setdefault(reason, detail)
-        self._end(seq, now_ns, REJECTED, reason)
+        self._end(seq, now_ns, Rejected, reason)
 
     def _check_idle(self, idle: Idle, now_ns: int, drain: bool) -> None:
         if idle.until_ns is not None:
@@ -332,7 +362,7 @@ class EngineCore:
         """Sends what the policy releases, but for answers whose clients have given up."""
         for seq in responses:
             if seq in self.journal.lives:
-                self._end(seq, now_ns, FINISHED, self._cut(seq))
+                self._end(seq, now_ns, Finished, self._cut(seq))
 
     def _cut(self, seq: Sequence) -> str:
         """CAP_CUT if `seq` ended where the policy had lowered its cap to, else ""."""
@@ -342,11 +372,22 @@ class EngineCore:
         self.recorder.details.setdefault(CAP_CUT, f"{asked} output tokens asked for, {cap} allowed")
         return CAP_CUT
 
-    def _end(self, seq: Sequence, now_ns: int, outcome: int, reason: str) -> None:
-        """Ends a request and lists it for its client."""
-        self.journal.end(seq, now_ns, outcome, reason, streams=self.scheduler.streams)
+    def _tell_tokens(self, batch: Batch) -> None:
+        """Who got a token in the step that has ended; members of the decode group in every step that was leapt over."""
+        group = batch.decodes
+        if group is not None:
+            for seq in group.members:
+                self._events.append(Tokens(seq.request, batch.num_steps))
+        for seq in batch.sampled:
+            self._events.append(Tokens(seq.request, 1))
+
+    def _end(
+        self, seq: Sequence, now_ns: int, ended: type[Finished | Rejected | Cancelled | Unfinished], reason: str
+    ) -> None:
+        """Ends a request and says so."""
+        self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams)
         self.executor.end(seq)
-        self.responses.append(seq.request)
+        self._events.append(ended(seq.request, reason))
 
 
 class SimExecutor:

@@ -14,9 +14,10 @@ from typing import Any
 
 from sim.core import EngineCore
 from sim.errors import ExecutorError, PolicyError, SchedulerStalled
-from sim.load import Clock, Inline, LoadThread, Traffic, VirtualClock, WallClock
+from sim.instant import ENTER, THROUGH, crank
+from sim.load import Clock, Inline, LoadThread, Source, Traffic, VirtualClock, WallClock
 from sim.record import FINISHED, Records
-from sim.types import Idle, Workload
+from sim.types import Batch, Idle, Workload
 from sim.units import format_duration
 
 __all__ = ["INTERRUPTED", "Clock", "LiveRun", "Traffic", "VirtualClock", "WallClock", "lag_verdict", "live"]
@@ -52,9 +53,10 @@ class LiveRun:
 
 @dataclass
 class _Progress:
-    """Where the loop is: the rested steps so far, and whether the device is at work rather than the policy."""
+    """Where the loop is: the rested steps so far, whether the next is one, and whether device or policy is at work."""
 
     rested: list[int] = field(default_factory=list[int])
+    rests: bool = False
     executing: bool = False
 
 
@@ -97,7 +99,7 @@ def live(core: EngineCore, workload: Workload, clock: Clock) -> LiveRun:
     other error too. With any other clock they are raised, and all happens in this thread, in an order that depends on
     nothing but the clock.
     """
-    source = LoadThread(workload, clock) if isinstance(clock, WallClock) else Inline(workload, clock)
+    source: Source = LoadThread(workload, clock) if isinstance(clock, WallClock) else Inline(workload, clock)
     progress = _Progress()
     try:
         with _CtrlC() as ctrl_c:
@@ -118,7 +120,7 @@ def live(core: EngineCore, workload: Workload, clock: Clock) -> LiveRun:
     return LiveRun(end_ns, tuple(progress.rested), reason, error)
 
 
-def _reason(error: Exception, source: Inline | LoadThread, progress: _Progress) -> str:
+def _reason(error: Exception, source: Source, progress: _Progress) -> str:
     """What failed, for the records: by the error's kind, else by who was at work."""
     if error is source.failure:
         return LOAD_SOURCE_FAILED
@@ -129,36 +131,36 @@ def _reason(error: Exception, source: Inline | LoadThread, progress: _Progress) 
     return STEP_FAILED if progress.executing and not isinstance(error, PolicyError) else POLICY_FAILED
 
 
-def _run(core: EngineCore, source: Inline | LoadThread, clock: Clock, ctrl_c: _CtrlC, progress: _Progress) -> int:
-    """The loop itself; notes its progress as it goes and returns the end."""
-    rests = False
-    while True:
-        ctrl_c.check()
-        now_ns = source.hand_over(core)
-        if source.is_over and not core.has_work:
-            return now_ns
-        core.enter_due(now_ns)
-        if core.responses:
-            source.tell(core, now_ns)
-            continue
-        work = core.schedule(now_ns, drain=source.is_over)
-        source.tell(core, now_ns)
-        if isinstance(work, Idle):
-            rests = True
-            times = [ns for ns in (work.until_ns, core.next_timer_ns) if ns is not None]
+def _run(core: EngineCore, source: Source, clock: Clock, ctrl_c: _CtrlC, progress: _Progress) -> int:
+    """Waits for what the loop names; notes its progress as it goes and returns the end."""
+    loop, now_ns = crank(core, source), 0
+    wait = next(loop)
+    while wait is not THROUGH:
+        if wait is ENTER:
+            ctrl_c.check()
+            now_ns = source.hand_over(core)
+        elif isinstance(wait, Idle):
+            progress.rests = True
             ctrl_c.may_raise = True
-            source.wait(min(times, default=None))
+            source.wait(wait.until_ns)
             ctrl_c.may_raise = False
-            continue
-        progress.executing = True
-        end_ns = core.execute(work, clock.now_ns())
-        progress.executing = False
-        if rests:
-            progress.rested.append(core.recorder.num_steps - 1)
-            rests = False
-        clock.sleep_until(end_ns)  # an executor that only predicts has not taken the time
-        core.complete(end_ns)
-        source.tell(core, end_ns)
+        else:
+            assert isinstance(wait, Batch)
+            now_ns = _step(core, wait, clock, progress)
+        wait = loop.send(now_ns)
+    return now_ns
+
+
+def _step(core: EngineCore, batch: Batch, clock: Clock, progress: _Progress) -> int:
+    """Runs one step; returns its end, when the clock is there."""
+    progress.executing = True
+    end_ns = core.execute(batch, clock.now_ns())
+    progress.executing = False
+    if progress.rests:
+        progress.rested.append(core.recorder.num_steps - 1)
+        progress.rests = False
+    clock.sleep_until(end_ns)  # an executor that only predicts has not taken the time
+    return end_ns
 
 
 def sent_lags_ns(records: Records) -> list[int]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
 from sim.core import EngineCore
+from sim.events import EngineEvent, Tokens
 from sim.types import Arrival, Workload
 
 SWITCH_S = 1e-4
@@ -59,6 +61,40 @@ class WallClock:
             time.sleep(left_ns / 1e9)
 
 
+class Source(Protocol):
+    """Where an engine's requests come from, in the time of one clock: a workload, or whoever sends to an endpoint.
+
+    `failure` is what broke it, None while nothing has.
+    """
+
+    @property
+    def failure(self) -> Exception | None: ...
+
+    def hand_over(self, core: EngineCore) -> int:
+        """Submits to `core` what has arrived, and returns the time in ns, which is no earlier. Raises its failure."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether no arrival will come unless something is answered."""
+        ...
+
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Passes on what the engine did to requests; clients may answer with arrivals."""
+        ...
+
+    def wait(self, until_ns: int | None) -> None:
+        """Returns when something arrives, or at `until_ns`; at once where neither will be."""
+        ...
+
+    def stop(self) -> None:
+        """Sends nothing more, and frees what the source holds."""
+        ...
+
+    def submit_rest(self, core: EngineCore) -> None:
+        """Submits all that was not handed over or sent, so that it is accounted for. After `stop`."""
+        ...
+
+
 class Inbox(Protocol):
     """Where arrivals are submitted."""
 
@@ -97,12 +133,13 @@ class Traffic:
         """The time of the next arrival; None when no more will come unless something is answered."""
         return self._ahead[0][0] if self._ahead else None
 
-    def tell(self, core: EngineCore, now_ns: int) -> None:
-        """Tells the clients what was answered; their next requests lie ahead."""
-        answered, core.responses = core.responses, []
-        for request in answered:
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells the clients what ended; their next requests lie ahead."""
+        for event in events:
+            if isinstance(event, Tokens):
+                continue
             try:
-                following = self._workload.responded(request, now_ns)
+                following = self._workload.responded(event.request, now_ns)
             except Exception as error:
                 self.failure = error
                 raise
@@ -146,7 +183,6 @@ class Inline:
         """What broke the load source."""
         return self._traffic.failure
 
-    @property
     def is_over(self) -> bool:
         """Whether no arrival will come unless something is answered."""
         return self._traffic.next_ns is None
@@ -216,14 +252,12 @@ class LoadThread:
             core.submit(arrival)
         return self._clock.now_ns()
 
-    def tell(self, core: EngineCore, now_ns: int) -> None:
-        """Tells the clients what was answered; their next requests will be sent by the thread."""
-        if core.responses:
-            with self._changed:
-                self._traffic.tell(core, now_ns)
-                self._changed.notify_all()
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells the clients what ended; their next requests will be sent by the thread."""
+        with self._changed:
+            self._traffic.tell(events, now_ns)
+            self._changed.notify_all()
 
-    @property
     def is_over(self) -> bool:
         """Whether no arrival will come unless something is answered."""
         with self._changed:

@@ -6,14 +6,16 @@ in, so that it sees all of them whatever the number of hops. Between events it m
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import simpy
 from simpy.events import EventPriority
 
 from sim.core import EngineCore, SimExecutor
-from sim.types import Arrival, Idle, Workload
+from sim.events import EngineEvent, Tokens
+from sim.instant import ENTER, THROUGH, crank
+from sim.types import Arrival, Batch, Idle, Workload
 
 _AFTER_ALL_OTHERS = 2  # SimPy's own are 0 (urgent) and 1 (normal)
 
@@ -65,60 +67,59 @@ class _Run:
             if delay_ns > 0:
                 yield env.timeout(delay_ns)
             self.core.submit(arrival)
-            self._wake()
+            if self.wake is not None:
+                wake, self.wake = self.wake, None
+                wake.succeed()
         self.streams -= 1
 
-    def _wake(self) -> None:
-        if self.wake is not None:
-            wake, self.wake = self.wake, None
-            wake.succeed()
+    def is_over(self) -> bool:
+        """Whether no arrival will come unless something is answered."""
+        return not self.streams
 
-    def _tell_clients(self, now_ns: int) -> None:
-        answered, self.core.responses = self.core.responses, []
-        for request in answered:
-            following = self.workload.responded(request, now_ns)
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells the clients what ended; they may answer with their next requests."""
+        for event in events:
+            if isinstance(event, Tokens):
+                continue
+            following = self.workload.responded(event.request, now_ns)
             if following is not None:
                 self.send(iter((following,)))
 
     def engine(self) -> Generator[simpy.Event, Any, None]:
-        """Schedules, sleeps for the step, completes. SimPy's `now` stays an integer because all delays are."""
-        env, core = self.env, self.core
-        now_ns = 0
-        while True:
-            if core.responses:
-                self._tell_clients(now_ns)
-            if env.peek() <= now_ns:
-                yield Phase(env)
-            if not self.streams and not core.has_work:
-                self.end_ns = now_ns
-                return
-            core.enter_due(now_ns)
-            if core.responses:
-                continue
-            work = core.schedule(now_ns, drain=not self.streams)
-            if core.responses:
-                self._tell_clients(now_ns)
-            if isinstance(work, Idle):
-                yield from self._sleep(work, now_ns)
+        """Waits for what the loop names. SimPy's `now` stays an integer because all delays are."""
+        env = self.env
+        loop = crank(self.core, self)
+        wait, now_ns = next(loop), 0
+        while wait is not THROUGH:
+            if wait is ENTER:
+                if env.peek() <= now_ns:
+                    yield Phase(env)
+            elif isinstance(wait, Batch):
+                end_ns = self._execute(wait, now_ns)
+                yield env.timeout(end_ns - now_ns)
+                now_ns = end_ns
+            else:
+                assert isinstance(wait, Idle)
+                yield from self._rest(wait, now_ns)
                 now_ns = int(env.now)
-                continue
-            end_ns = core.execute(work, now_ns)
-            if self.cost is not None:
-                timer_ns = core.next_timer_ns
-                horizon_ns = env.peek() if timer_ns is None else min(env.peek(), timer_ns)
-                end_ns = core.leap(work, end_ns, horizon_ns, self.cost)
-            yield env.timeout(end_ns - now_ns)
-            now_ns = end_ns
-            core.complete(now_ns)
+            wait = loop.send(now_ns)
+        self.end_ns = now_ns
 
-    def _sleep(self, idle: Idle, now_ns: int) -> Generator[simpy.Event, Any, None]:
-        """Until the next arrival, the time the scheduler named, or the next deadline or cancel."""
-        times = [ns for ns in (idle.until_ns, self.core.next_timer_ns) if ns is not None]
-        if not self.streams and not times:
+    def _execute(self, batch: Batch, now_ns: int) -> int:
+        """Runs the step, and those alike after it that nothing can fall into; returns the end."""
+        end_ns = self.core.execute(batch, now_ns)
+        if self.cost is None:
+            return end_ns
+        timer_ns, next_ns = self.core.next_timer_ns, self.env.peek()
+        return self.core.leap(batch, end_ns, next_ns if timer_ns is None else min(next_ns, timer_ns), self.cost)
+
+    def _rest(self, idle: Idle, now_ns: int) -> Generator[simpy.Event, Any, None]:
+        """Until the next arrival or the time of `idle`."""
+        if idle.until_ns is None and not self.streams:
             return
         self.wake = self.env.event()
-        if times:
-            yield self.wake | self.env.timeout(min(times) - now_ns)
-            self.wake = None
-        else:
+        if idle.until_ns is None:
             yield self.wake
+        else:
+            yield self.wake | self.env.timeout(idle.until_ns - now_ns)
+            self.wake = None

@@ -154,6 +154,7 @@ class Batch:
     `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
     step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
+    `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it.
     """
 
     __slots__ = (
@@ -166,6 +167,7 @@ class Batch:
         "left",
         "num_decode",
         "num_prefill_tokens",
+        "num_steps",
         "pad_context_tokens",
         "pad_decode_rows",
         "pad_prefill_rows",
@@ -204,6 +206,7 @@ class Batch:
         self.pad_decode_rows = pad_decode_rows
         self.pad_context_tokens = pad_context_tokens
         self.layout = layout
+        self.num_steps = 1
         self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()
@@ -219,6 +222,7 @@ class Batch:
 
     def again(self) -> None:
         """Turns this decode-only batch into the identical one a step later. O(1); for `Scheduler.repeat`."""
+        self.num_steps += 1
         self.context_tokens += self.num_decode
         self.pad_context_tokens += self.pad_decode_rows
         self.joined = self.left = ()

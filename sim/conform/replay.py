@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from sim.conform.recording import BadRecording, Recording
 from sim.core import EngineCore, SimExecutor
 from sim.errors import ScenarioError
+from sim.events import EngineEvent, Finished, Rejected
+from sim.instant import ENTER, SETTLE, THROUGH, crank
 from sim.kv.choice import new_kv
 from sim.load import Traffic, VirtualClock
 from sim.policies import POLICIES
@@ -95,38 +97,53 @@ class Replay:
     _inside: dict[Sequence, None] = field(default_factory=dict[Sequence, None])  # admitted, by admission
     _lives: dict[int, _Life] = field(default_factory=dict[int, _Life])
     _orders: list[list[int]] = field(default_factory=list[list[int]])  # the running at each preemption
+    _finished: list[int] = field(default_factory=list[int])  # in the step that has just ended
 
     def __post_init__(self) -> None:
         self.core = _engine(self.recording)
+        self._traffic = Traffic(_Arrivals(self.recording.arrivals))
 
     def steps(self) -> Iterator[Step]:
         """Our steps, one by one."""
         core, clock = self.core, VirtualClock()
-        traffic = Traffic(_Arrivals(self.recording.arrivals))
         self.totals.requests = len(self.recording.arrivals)
-        while True:
+        loop = crank(core, self, settles=True)
+        wait, settled = next(loop), list[tuple[int, dict[str, Any]]]()
+        before, known, facts = self._state(), dict[Sequence, int](), dict[str, Any]()
+        while wait is not THROUGH:
             now_ns = clock.now_ns()
-            traffic.submit_due(core, now_ns)
-            if traffic.next_ns is None and not core.has_work:
-                return
-            core.enter_due(now_ns)
-            before, known = self._state(), {seq: self._processed(seq) for seq in self._inside}
-            work = core.schedule(now_ns, drain=traffic.next_ns is None)
-            self.rejected += [request.id for request in core.responses]
-            core.responses = []
-            if isinstance(work, Idle):
-                wakes = [ns for ns in (work.until_ns, traffic.next_ns) if ns is not None]
+            if wait is ENTER:
+                if facts:
+                    settled += self._ended(facts, now_ns)
+                    yield Step(facts, settled, before)
+                    facts = {}
+                self._traffic.submit_due(core, now_ns)
+            elif wait is SETTLE:
+                before, known = self._state(), {seq: self._processed(seq) for seq in self._inside}
+            elif isinstance(wait, Batch):
+                facts = self._scheduled(wait, now_ns, known)
+                settled = self._admitted(wait, now_ns)
+                end_ns = core.execute(wait, now_ns)
+                clock.sleep_until(end_ns)
+                settled += self._sampled(wait, end_ns)
+            else:
+                assert isinstance(wait, Idle)
+                wakes = [ns for ns in (wait.until_ns, self._traffic.next_ns) if ns is not None]
                 if wakes:
                     clock.sleep_until(min(wakes))
-                continue
-            facts = self._scheduled(work, now_ns, known)
-            settled = self._admitted(work, now_ns)
-            end_ns = core.execute(work, now_ns)
-            clock.sleep_until(end_ns)
-            settled += self._sampled(work, end_ns)
-            core.complete(end_ns)
-            settled += self._ended(facts, end_ns)
-            yield Step(facts, settled, before)
+            wait = loop.send(clock.now_ns())
+
+    def is_over(self) -> bool:
+        """Whether all of the recording's requests have arrived."""
+        return self._traffic.next_ns is None
+
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Notes who was rejected and who finished; nobody answers."""
+        for event in events:
+            if isinstance(event, Rejected):
+                self.rejected.append(event.request.id)
+            elif isinstance(event, Finished):
+                self._finished.append(event.request.id)
 
     # ---- what a step did
 
@@ -183,8 +200,7 @@ class Replay:
     def _ended(self, facts: dict[str, Any], end_ns: int) -> list[tuple[int, dict[str, Any]]]:
         """Adds what stands after the step to its `facts`; returns what its finishes settle."""
         core, settled = self.core, []
-        finished = [request.id for request in core.responses]
-        core.responses = []
+        finished, self._finished = self._finished, []
         facts |= {
             "finished": finished,
             "free_blocks_after": core.scheduler.kv.num_free,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import simpy
 
+from sim.events import EngineEvent, Tokens
 from sim.fleet.engine import ROUTE, Engine, Steps
 from sim.fleet.routing import Router
 from sim.record import CANCELLED, UNFINISHED, Recorder
@@ -90,12 +91,12 @@ class Clients:
             knock, self._knock = self._knock, None
             knock.succeed()
 
-    def tell(self, engine: Engine, now_ns: int) -> None:
-        """Tells router and clients what `engine` answered."""
-        answered, engine.core.responses = engine.core.responses, []
-        for request in answered:
-            self.router.answered(request, engine.slot.number)
-            self._told(request.id, now_ns)
+    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells router and clients what `engine` ended."""
+        for event in events:
+            if not isinstance(event, Tokens):
+                self.router.answered(event.request, engine.slot.number)
+                self._told(event.request.id, now_ns)
 
     def _told(self, request_id: int, now_ns: int) -> None:
         following = self.workload.responded(self.trips.pop(request_id).arrival.request, now_ns)

@@ -195,10 +195,10 @@ class Fleet:
             self._become(slot, FAILED, now_ns)
             engine.alive, slot.engine = False, None
             lost = engine.core.fail(now_ns, REPLICA_FAILED)
+            events = engine.core.take_events()
             if self.plan.lost == "fail":
-                self.clients.tell(engine, now_ns)
+                self.clients.tell(engine, events, now_ns)
             else:
-                engine.core.responses = []
                 self.clients.retry(engine, [arrival.request for arrival in lost], now_ns)
             self.at(now_ns + down_ns, lambda: self._put_up(slot))
             self.check_done()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import simpy
 
 from sim.core import EngineCore, SimExecutor
+from sim.events import EngineEvent
 from sim.fleet.plan import DRAINING
+from sim.instant import ENTER, SETTLE, crank
 from sim.simulate import Phase
-from sim.types import Idle
+from sim.types import Batch, Idle
 
 if TYPE_CHECKING:
     from sim.fleet.drive import Fleet
 
 # Phases of an instant, after all events of SimPy's own priorities; replicas follow each other inside one.
-END, CONTROL, ROUTE, ENTER, SCHEDULE = (k << 32 for k in range(1, 6))
+END, CONTROL, ROUTE, ENTER_PHASE, SCHEDULE = (k << 32 for k in range(1, 6))
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -50,78 +52,68 @@ class Engine:
             wake, self.wake = self.wake, None
             wake.succeed()
 
+    def is_over(self) -> bool:
+        """Whether no arrival will come unless some engine answers something."""
+        return self.slot.state == DRAINING or not self.fleet.clients.streams
+
+    def drains(self) -> bool:
+        """Whether no arrival will come until this engine acts."""
+        self.asked_to_drain = self.fleet.drain(self)
+        return self.asked_to_drain
+
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells router and clients what happened."""
+        self.fleet.clients.tell(self, events, now_ns)
+
     def process(self) -> Steps:
-        """Schedules, sleeps for the step, completes, as in `simulate`; but in the phases of the instant."""
-        fleet, core, number = self.fleet, self.core, self.slot.number
-        env, clients = fleet.env, fleet.clients
-        cost = core.executor.cost if fleet.leap else None  # type: ignore[attr-defined]
-        now_ns = int(env.now)
+        """Waits for what the loop names, in the phases of the instant, until the replica is gone."""
+        env, number = self.fleet.env, self.slot.number
+        loop = crank(self.core, self, drains=self.drains, settles=True)
+        wait = next(loop)
         while True:
-            if core.responses:
-                clients.tell(self, now_ns)
-            if env.peek() <= now_ns:
-                yield Phase(env, ENTER + number)
-                if not self.alive:
-                    return
-            if self._is_through():
-                if self.slot.state == DRAINING:
-                    fleet.retire(self.slot)
-                fleet.check_done()
-                if not self.alive:
-                    return
-                yield from self._sleep(None, now_ns)
-                if not self.alive:
-                    return
-                now_ns = int(env.now)
-                continue
-            core.enter_due(now_ns)
-            if core.responses:
-                continue
-            if env.peek() <= now_ns:
-                yield Phase(env, SCHEDULE + number)
-                if not self.alive:
-                    return
-                core.enter_due(now_ns)
-                if core.responses:
-                    continue
-            self.asked_to_drain = fleet.drain(self)
-            work = core.schedule(now_ns, self.asked_to_drain)
-            if core.responses:
-                clients.tell(self, now_ns)
-            if isinstance(work, Idle):
-                if self._is_through():  # it has just rejected its last request
-                    continue
-                yield from self._sleep(work, now_ns)
-                if not self.alive:
-                    return
-                now_ns = int(env.now)
-                continue
-            end_ns = core.execute(work, now_ns)
-            if cost is not None:
-                timer_ns = core.next_timer_ns
-                horizon_ns = fleet.horizon_ns()
-                end_ns = core.leap(work, end_ns, horizon_ns if timer_ns is None else min(horizon_ns, timer_ns), cost)
-            yield env.timeout(end_ns - now_ns)
-            if env.peek() <= end_ns:
-                yield Phase(env, END + number)
+            now_ns = int(env.now)
+            if isinstance(wait, Batch):
+                end_ns = self._execute(wait, now_ns)
+                yield env.timeout(end_ns - now_ns)
+                now_ns = end_ns
+                if env.peek() <= now_ns:
+                    yield Phase(env, END + number)
+            elif wait is ENTER or wait is SETTLE:
+                if env.peek() <= now_ns:
+                    yield Phase(env, (ENTER_PHASE if wait is ENTER else SCHEDULE) + number)
+            else:
+                if not isinstance(wait, Idle):
+                    self._through()
+                if self.alive:
+                    yield from self._rest(wait if isinstance(wait, Idle) else None, now_ns)
             if not self.alive:
                 return
-            now_ns = end_ns
-            core.complete(now_ns)
+            wait = loop.send(int(env.now))
 
-    def _is_through(self) -> bool:
-        """Whether it has nothing to do unless something still comes from elsewhere."""
-        return not self.core.has_work and (self.slot.state == DRAINING or not self.fleet.clients.streams)
+    def _execute(self, batch: Batch, now_ns: int) -> int:
+        """Runs the step, and those alike after it that nothing can fall into; returns the end."""
+        core, fleet = self.core, self.fleet
+        end_ns = core.execute(batch, now_ns)
+        if not fleet.leap:
+            return end_ns
+        timer_ns, horizon_ns = core.next_timer_ns, fleet.horizon_ns()
+        cost = core.executor.cost  # type: ignore[attr-defined]
+        return core.leap(batch, end_ns, horizon_ns if timer_ns is None else min(horizon_ns, timer_ns), cost)
 
-    def _sleep(self, idle: Idle | None, now_ns: int) -> Steps:
-        """Until the next arrival, the time the scheduler named, or the next deadline or cancel."""
-        times = [] if idle is None else [ns for ns in (idle.until_ns, self.core.next_timer_ns) if ns is not None]
+    def _through(self) -> None:
+        """Nothing is left to do unless something still comes from elsewhere."""
+        if self.slot.state == DRAINING:
+            self.fleet.retire(self.slot)
+        self.fleet.check_done()
+
+    def _rest(self, idle: Idle | None, now_ns: int) -> Steps:
+        """Until the next arrival, or the time of `idle`."""
         self.wake = self.fleet.env.event()
         self.fleet.rouse_undrained()
         if self.wake is None:
             return
-        if times:
-            yield self.wake | self.fleet.env.timeout(min(times) - now_ns)
-            self.wake = None
-        else:
+        if idle is None or idle.until_ns is None:
             yield self.wake
+        else:
+            yield self.wake | self.fleet.env.timeout(idle.until_ns - now_ns)
+            self.wake = None

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from sim.core import EngineCore
 from sim.explain.attribution import attribute
+from sim.instant import ENTER, THROUGH, crank
 from sim.journal import ENDED
-from sim.live import Traffic, VirtualClock
+from sim.load import Inline, VirtualClock
 from sim.metrics.measure import token_gaps
 from sim.policies import POLICIES
 from sim.record import CANCELLED, CAP_CUT, FINISHED, MISSING, REJECTED, Records
@@ -187,26 +188,21 @@ def _until_an_end(case: Case) -> list[list[tuple[int, int]]]:
 
 def _steps(case: Case, core: EngineCore, times: dict[int, list[int]] | None = None) -> Iterator[Batch]:
     """Cranks the core by hand, yielding each batch before it runs and noting the time of every token."""
-    traffic, clock = Traffic(case.workload), VirtualClock()
-    while True:
-        now_ns = clock.now_ns()
-        traffic.submit_due(core, now_ns)
-        if traffic.next_ns is None and not core.has_work:
-            return
-        work = core.schedule(now_ns, drain=traffic.next_ns is None)
-        traffic.tell(core, now_ns)
-        if isinstance(work, Idle):
-            wakes = [ns for ns in (work.until_ns, core.next_timer_ns, traffic.next_ns) if ns is not None]
-            if wakes:
-                clock.sleep_until(min(wakes))
-            continue
-        yield work
-        outputs = {seq: seq.num_output_tokens for seq, _ in work.items()}
-        end_ns = core.execute(work, now_ns)
-        if times is not None:
-            for seq, before in outputs.items():
-                if seq.num_output_tokens > before:
-                    times.setdefault(seq.request.id, []).append(end_ns)
-        clock.sleep_until(end_ns)
-        core.complete(end_ns)
-        traffic.tell(core, end_ns)
+    clock = VirtualClock()
+    source = Inline(case.workload, clock)
+    loop = crank(core, source)
+    wait = next(loop)
+    while wait is not THROUGH:
+        if wait is ENTER:
+            source.hand_over(core)
+        elif isinstance(wait, Idle):
+            source.wait(wait.until_ns)
+        elif isinstance(wait, Batch):
+            yield wait
+            outputs = {seq: seq.num_output_tokens for seq, _ in wait.items()}
+            clock.sleep_until(core.execute(wait, clock.now_ns()))
+            if times is not None:
+                for seq, before in outputs.items():
+                    if seq.num_output_tokens > before:
+                        times.setdefault(seq.request.id, []).append(clock.now_ns())
+        wait = loop.send(clock.now_ns())

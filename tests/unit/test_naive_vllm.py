@@ -107,9 +107,7 @@ def steps_of_ours(config: VllmConfig, num_blocks: int, size: int, arrivals: list
         cached = [[seq.request.id, n] for seq, n in work.cached]
         preempted, free = [seq.request.id for seq in work.preempted], kv.num_free
         end_ns = core.execute(work, now_ns)
-        core.complete(end_ns)
-        finished = [request.id for request in core.responses]
-        core.responses = []
+        finished = [event.request.id for event in core.complete(end_ns)]
         kv.check()
         waiting, running = scheduler.num_waiting, scheduler.num_running
         rows.append((now_ns, items, cached, preempted, finished, free, kv.num_free, waiting, running))

@@ -1,0 +1,60 @@
+"""What an engine did to requests, as it tells whoever drives it: EngineCore returns these, in the order they happened.
+
+A driver passes them on: to closed-loop clients, who answer with their next request; to a router; to an HTTP stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
+from sim.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """`request` has `count` more output tokens, emitted when the step ended. Told only to drivers that ask for it."""
+
+    request: Request
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The engine is done with `request`; `reason` is why, "" where it simply finished."""
+
+    request: Request
+    reason: str
+    outcome: ClassVar[int]
+
+
+class Finished(Ended):
+    """All its tokens are out, and delivered as far as the engine goes."""
+
+    __slots__ = ()
+    outcome = FINISHED
+
+
+class Rejected(Ended):
+    """It never ran: too long, or the queue was full."""
+
+    __slots__ = ()
+    outcome = REJECTED
+
+
+class Cancelled(Ended):
+    """Its client gave up, or its deadline passed."""
+
+    __slots__ = ()
+    outcome = CANCELLED
+
+
+class Unfinished(Ended):
+    """The run, or the replica, ended before it did."""
+
+    __slots__ = ()
+    outcome = UNFINISHED
+
+
+EngineEvent = Tokens | Ended
