@@ -202,8 +202,8 @@ class TorchExecutor:
             members=members,
             lives=lives,
             rows=_int64s([live.row for live in lives]),
-            base=_int64s([seq.settled_computed_tokens - seq.joined_step for seq in members]),
-            made=_int64s([seq.settled_output_tokens - seq.joined_step for seq in members]),
+            base=_int64s([seq.num_computed_tokens - group.step for seq in members]),
+            made=_int64s([seq.num_output_tokens - group.step for seq in members]),
             targets=_int64s([live.target for live in lives]),
             listens=np.array([live.listens for live in lives], dtype=np.bool_),
         )

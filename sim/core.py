@@ -151,7 +151,7 @@ class EngineCore:
         if batch.chunks:
             pairs, sampled = self._advance_chunks(batch)
         if batch.decodes is not None:
-            batch.decodes.advance()
+            batch.decodes.advance(result.accepted)
         if sampled or batch.num_decode:
             self._fruitless = 0
         self._in_flight.append((batch, result.finished))
@@ -424,7 +424,7 @@ class SimExecutor:
         if group is not None:
             for seq in batch.joined:
                 if seq.group is group:
-                    end = seq.joined_step + self._targets[seq] - seq.settled_output_tokens
+                    end = group.step + self._targets[seq] - seq.num_output_tokens
                     heappush(ends, (end, seq.order, seq.epoch, seq))
             after = group.step + 1
             while ends and ends[0][0] <= after:

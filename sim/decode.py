@@ -1,13 +1,14 @@
 """Sequences that decode in lockstep share one step counter, so that a step of the group costs O(1).
 
 A member's counters are derived from the group's: it joined at some step with some tokens, and has gained one
-token a step since. The members whose next token starts a new KV block are known without a walk: a member with C
-computed tokens needs a block when C is a multiple of the block size, so members are kept by the residue of the
-step at which that happens.
+token a step since; one that a step gave another number counts as having joined that much earlier or later. The
+members whose next token starts a new KV block are known without a walk: a member with C computed tokens needs a
+block when C is a multiple of the block size, so members are kept by the residue of the step at which that happens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ class DecodeGroup:
     """The sequences of one engine that decode together.
 
     `step` counts the decode steps the group has made. `total_context_tokens` is the sum of `num_computed_tokens`
-    over the members, the KV tokens the next decode step reads. Join and leave are O(1); only EngineCore advances.
+    over the members, the KV tokens the next decode step reads. Join and leave are O(1); only EngineCore advances. When
+    a member joined is the group's own affair: others ask what it has `gained`.
     `joined` and `left` hold what changed since the last batch took them; who left again at once is in both.
     """
 
@@ -51,7 +53,7 @@ class DecodeGroup:
 
     def leave(self, seq: Sequence) -> None:
         """Settles the counters of `seq` and takes it out; also how a decode sits out a step."""
-        gained = self.step - seq.joined_step
+        gained = self.gained(seq)
         seq.settled_computed_tokens += gained
         seq.settled_output_tokens += gained
         seq.group = None
@@ -69,7 +71,22 @@ class DecodeGroup:
         """The members that need one more KV block `ahead` steps after the next one, in the order they joined."""
         return list(self._by_phase[(self.step + ahead) % self.block_size])
 
-    def advance(self) -> None:
-        """One decode step done: every member has one more computed and one more output token. EngineCore only."""
+    def gained(self, seq: Sequence) -> int:
+        """Output tokens that the member `seq` has got since it joined, as many as were computed of it since."""
+        return self.step - seq.joined_step
+
+    def advance(self, accepted: Mapping[Sequence, int] | None = None) -> None:
+        """One decode step done: every member has one more computed and one more output token. EngineCore only.
+
+        `accepted` has the members that got another number of tokens, 0 or more: O(their number), else O(1).
+        """
         self.step += 1
         self.total_context_tokens += len(self.members)
+        if accepted:
+            for seq, count in accepted.items():
+                more = count - 1
+                seq.joined_step -= more
+                self.total_context_tokens += more
+                del self._by_phase[seq.phase][seq]
+                seq.phase = (seq.phase - more) % self.block_size
+                self._by_phase[seq.phase][seq] = None

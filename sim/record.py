@@ -213,6 +213,16 @@ class Recorder:
     def num_steps(self) -> int:
         return len(self.step_rows) // _STEP.size
 
+    def drain(self) -> Records:
+        """The tables so far, which this recorder forgets: an engine that runs on for days need not grow.
+
+        The codes of texts stay what they are, and `texts` holds all of them.
+        """
+        drained = self.records()
+        self.step_rows, self._states, self._requests = bytearray(), bytearray(), bytearray()
+        self.details = {}
+        return drained
+
     def records(self) -> Records:
         """The tables. Steps and states share this recorder's memory: nothing can be recorded after it."""
         requests = np.frombuffer(self._requests, REQUEST_DTYPE)

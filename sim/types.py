@@ -7,7 +7,7 @@ integers of nanoseconds. Priorities: the lower number is the more important one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -273,10 +273,14 @@ IDLE = Idle()
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step took and which sequences produced their last token in it, in batch order."""
+    """What a step took and which sequences produced their last token in it, in batch order.
+
+    `accepted`: the members of the decode group that got another number of tokens than one, as with speculation.
+    """
 
     duration_ns: int
     finished: list[Sequence]
+    accepted: Mapping[Sequence, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,12 @@ def vllm(kv: CountingKV | TableKV, max_num_seqs: int = 4, max_num_batched_tokens
 
 
 def engine(
-    scheduler: Scheduler, *, max_waiting: int | None = None, per_chunk_ns: int = 0, stop_ns: int | None = None
+    scheduler: Scheduler,
+    *,
+    max_waiting: int | None = None,
+    per_chunk_ns: int = 0,
+    stop_ns: int | None = None,
+    tells_tokens: bool = False,
 ) -> EngineCore:
     return EngineCore(
         scheduler,
@@ -80,6 +85,7 @@ def engine(
         max_waiting=max_waiting,
         per_chunk_ns=per_chunk_ns,
         stop_ns=stop_ns,
+        tells_tokens=tells_tokens,
     )
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from sim.core import EngineCore, SimExecutor
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError, SchedulerStalled
+from sim.events import Cancelled, Ended, Finished, Rejected, Tokens, Unfinished
 from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
 from sim.policies.static import Static, StaticConfig
-from sim.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, Recorder, Records
+from sim.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, UNFINISHED, Recorder, Records
 from sim.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
 from sim.units import MAX_TIME_NS
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
@@ -568,3 +569,64 @@ def test_tokens_are_conserved(load: list, num_blocks: int) -> None:
     assert computed == (done["prompt_tokens"] + done["output_tokens"] - 1 + done["recomputed_tokens"]).sum()
     assert steps["num_sampled_chunks"].sum() + steps["num_decode"].sum() == done["output_tokens"].sum()
     assert steps["num_preempted"].sum() == done["num_preemptions"].sum()
+
+
+# ---- what happened, as drivers are told
+
+
+def test_an_engine_says_who_ended_and_why() -> None:
+    """Each call returns what happened in it, once: rejected and cancelled as they enter, finished with their step."""
+    core = engine(vllm(CountingKV(100, 4)), max_waiting=2)
+    for made in (arrival(0, 0, output=1), arrival(1, 0, deadline_ns=0), arrival(2, 0, prompt=MAX_MODEL_LEN)):
+        core.submit(made)
+    told = core.enter_due(0)
+    assert [(type(event), event.request.id, event.reason) for event in told if isinstance(event, Ended)] == [
+        (Cancelled, 1, "deadline"),
+        (Rejected, 2, "prompt_too_long"),
+    ]
+    batch = core.schedule(0, drain=True)
+    assert isinstance(batch, Batch)
+    assert core.take_events() == []
+    core.submit(arrival(3, 5))
+    (finished,) = core.complete(core.execute(batch, 0))
+    assert (type(finished), finished.request.id) == (Finished, 0)
+    core.close(10, "drain_limit")
+    (unfinished,) = core.take_events()
+    assert (type(unfinished), unfinished.request.id, unfinished.outcome) == (Unfinished, 3, UNFINISHED)
+    assert core.take_events() == []
+
+
+def test_tokens_are_told_to_whoever_asks() -> None:
+    """The last chunk of a prompt and each decode have one; in a leap each decode has one a step, before its end."""
+    core = engine(vllm(CountingKV(100, 4), max_num_batched_tokens=4), tells_tokens=True)
+    core.submit(arrival(0, 0, prompt=5, output=5))
+    told, now_ns = [], 0
+    while core.has_work:
+        batch = core.schedule(now_ns, drain=True)
+        assert isinstance(batch, Batch)
+        now_ns = core.execute(batch, now_ns)
+        now_ns = core.leap(batch, now_ns, now_ns + 15, Constant())
+        told.append([(e.count if isinstance(e, Tokens) else "end", e.request.id) for e in core.complete(now_ns)])
+    assert told == [[], [(1, 0)], [(3, 0)], [(1, 0), ("end", 0)]]
+
+
+@pytest.mark.parametrize(("at_ns", "outcome"), [(0, "cancelled"), (5, "cancelled"), (15, "finished")])
+def test_a_client_may_give_up_at_any_time(at_ns: int, outcome: str) -> None:
+    """Before it entered, while a step runs, which it waits for, and after its last step has begun: a finish wins."""
+    core = engine(vllm(CountingKV(100, 4)))
+    core.submit(arrival(0, 0, output=2))
+    now_ns = 0
+    while core.has_work:
+        work = core.schedule(now_ns, drain=True) if now_ns != at_ns else None
+        if now_ns <= at_ns < now_ns + 10:
+            core.cancel(0, at_ns)
+            core.cancel(7, at_ns)
+            work = work or core.schedule(now_ns, drain=True)
+        if isinstance(work, Batch):
+            now_ns = core.execute(work, now_ns)
+            core.complete(now_ns)
+    core.cancel(0, now_ns)
+    assert core.next_timer_ns is None
+    (ended,) = outcomes(core.recorder.records())
+    assert ended.outcome == outcome
+    assert core.scheduler.kv.num_free == 100

@@ -149,3 +149,20 @@ def test_a_step_cut_short_ends_when_it_was_cut() -> None:
     steps = recorder.records().steps
     assert steps[0].item() == (100, 10, *range(2, len(STEP_COLUMNS)))
     assert steps[1].item() == (110, 3, *range(2, len(STEP_COLUMNS)))
+
+
+def test_what_was_drained_is_forgotten() -> None:
+    """Rows and details come out once, in the tables of their time; the codes of texts hold on."""
+    recorder = Recorder()
+    recorder.step_rows += pack_step(*range(len(STEP_COLUMNS)))
+    recorder.state(5, 7, BLOCKED, "first")
+    recorder.details["first"] = "1 of 2"
+    drained = recorder.drain()
+    recorder.state(6, 7, BLOCKED, "second")
+    recorder.state(7, 7, BLOCKED, "first")
+    rest = recorder.drain()
+    assert (len(drained.steps), len(drained.states), drained.details) == (1, 1, {"first": "1 of 2"})
+    assert (len(rest.steps), rest.states["time_ns"].tolist(), rest.details) == (0, [6, 7], {})
+    assert [rest.texts[code] for code in rest.states["reason"]] == ["second", "first"]
+    assert drained.states["time_ns"].tolist() == [5]
+    assert len(recorder.records().states) == 0

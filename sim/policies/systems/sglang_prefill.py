@@ -90,8 +90,8 @@ class PrefillAdder:
         """`seq` is about to be taken off: what is known of it is as old as its prefill or its last mixed step."""
         if self._preempts:
             tokens, group = self._matched[seq][0], self._batch.group
-            if seq.joined_step <= self._mixed_step:
-                tokens = seq.num_tokens - (group.step - self._mixed_step)
+            if (since := group.step - self._mixed_step) <= group.gained(seq):
+                tokens = seq.num_tokens - since
             self._matched[seq] = (tokens, 0)
 
     def decodes_ride(self) -> None:
