@@ -51,7 +51,7 @@ class EngineCore:
         self.max_waiting = max_waiting
         self.stop_ns = stop_ns
         self.tells_tokens = tells_tokens
-        self._events: list[EngineEvent] = []
+        self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
         self.journal = Journal(recorder, per_chunk_ns)
@@ -106,7 +106,7 @@ class EngineCore:
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         """Lets in what is due and asks the scheduler. Raises SchedulerStalled if it would wait for ever."""
         if self._inbox or self._timers or self.stop_ns is not None:
-            self._events = self.enter_due(now_ns)
+            self.events = self.enter_due(now_ns)
             if self._stopped:
                 return IDLE
         work = self.scheduler.schedule(now_ns, drain)
@@ -128,13 +128,14 @@ class EngineCore:
             self._take_due(now_ns)
         if self.stop_ns is not None and now_ns >= self.stop_ns:
             self.close(now_ns, "drain_limit")
-        return self.take_events()
+        events = self.events
+        if events:
+            self.events = []
+        return events
 
     def take_events(self) -> list[EngineEvent]:
         """What happened and was not returned yet: rejections by `schedule`, and what `close` and `fail` ended."""
-        events = self._events
-        if events:
-            self._events = []
+        events, self.events = self.events, []
         return events
 
     def execute(self, batch: Batch, now_ns: int) -> int:
@@ -205,7 +206,10 @@ class EngineCore:
         self._respond(self.scheduler.complete(batch, finished, now_ns), now_ns)
         if self.scheduler.events:
             self._drain_events(now_ns)
-        return self.take_events()
+        events = self.events
+        if events:
+            self.events = []
+        return events
 
     def close(self, now_ns: int, reason: str) -> None:
         """Ends everything still open as `unfinished`, answers being held too; KV memory in use is not returned."""
@@ -377,9 +381,9 @@ class EngineCore:
         group = batch.decodes
         if group is not None:
             for seq in group.members:
-                self._events.append(Tokens(seq.request, batch.num_steps))
+                self.events.append(Tokens(seq.request, batch.num_steps))
         for seq in batch.sampled:
-            self._events.append(Tokens(seq.request, 1))
+            self.events.append(Tokens(seq.request, 1))
 
     def _end(
         self, seq: Sequence, now_ns: int, ended: type[Finished | Rejected | Cancelled | Unfinished], reason: str
@@ -387,7 +391,7 @@ class EngineCore:
         """Ends a request and says so."""
         self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams)
         self.executor.end(seq)
-        self._events.append(ended(seq.request, reason))
+        self.events.append(ended(seq.request, reason))
 
 
 class SimExecutor:

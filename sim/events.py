@@ -20,13 +20,18 @@ class Tokens:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class Ended:
     """The engine is done with `request`; `reason` is why, "" where it simply finished."""
 
-    request: Request
-    reason: str
+    __slots__ = ("reason", "request")
     outcome: ClassVar[int]
+
+    def __init__(self, request: Request, reason: str) -> None:
+        self.request = request
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(request {self.request.id}, {self.reason!r})"
 
 
 class Finished(Ended):

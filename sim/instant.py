@@ -58,27 +58,22 @@ def crank(
             yield THROUGH
             continue
         events = core.enter_due(now_ns)
-        if events:
-            driver.tell(events, now_ns)
-            continue
-        if settles:
+        if not events and settles:
             yield SETTLE
             events = core.enter_due(now_ns)
-            if events:
-                driver.tell(events, now_ns)
-                continue
-        work = core.schedule(now_ns, drains())
-        events = core.take_events()
         if events:
             driver.tell(events, now_ns)
-        if isinstance(work, Idle):
-            if core.has_work or not driver.is_over():
-                yield _until_a_timer(work, core.next_timer_ns)
             continue
-        end_ns = yield work
-        events = core.complete(end_ns)
-        if events:
-            driver.tell(events, end_ns)
+        work = core.schedule(now_ns, drains())
+        if core.events:
+            driver.tell(core.take_events(), now_ns)
+        if type(work) is not Idle:
+            end_ns = yield work
+            events = core.complete(end_ns)
+            if events:
+                driver.tell(events, end_ns)
+        elif core.has_work or not driver.is_over():
+            yield _until_a_timer(work, core.next_timer_ns)
 
 
 def _until_a_timer(idle: Idle, timer_ns: int | None) -> Idle:

@@ -94,7 +94,7 @@ class _Run:
             if wait is ENTER:
                 if env.peek() <= now_ns:
                     yield Phase(env)
-            elif isinstance(wait, Batch):
+            elif type(wait) is Batch:
                 end_ns = self._execute(wait, now_ns)
                 yield env.timeout(end_ns - now_ns)
                 now_ns = end_ns
