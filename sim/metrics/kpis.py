@@ -106,7 +106,7 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
 def _fleet_kpis(fleet: FleetInputs, requests: NDArray[np.void], span_ns: tuple[int, int]) -> dict[str, float | None]:
     """Those that only several replicas have."""
     held_ns = int(fleet.replica_ns(span_ns, HELD).sum())
-    starts = {max(span.start_ns, span_ns[0]) for span in fleet.spans} | {span_ns[0]}
+    starts = {max(span.start_ns, span_ns[0]) for span in fleet.spans}
     at_once = [sum(span.start_ns <= at < span.end_ns for span in fleet.spans) for at in starts if at < span_ns[1]]
     return {
         "replica_seconds": held_ns / NS_PER_S,
@@ -130,7 +130,7 @@ def bound_by(
         name, _, reason = part.partition(":")
         if name == "queued" and ns:
             queued[_QUEUE_BOUNDS.get(reason, reason.replace("_", " "))] += ns
-    if not part_ns:
+    if not sum(part_ns.values()):
         return "nothing ended"
     if sum(queued.values()) <= LOAD_QUEUED_SHARE * sum(part_ns.values()):
         return "load"
@@ -175,7 +175,7 @@ def _quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: fl
     """The smallest value not exceeded for that share of the weights."""
     if not weights.sum():
         return None
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values)
     below = np.cumsum(weights[order])
     return float(values[order[np.searchsorted(below, share * below[-1])]])
 
