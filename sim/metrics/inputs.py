@@ -101,7 +101,7 @@ class PointInputs:
 
     def mean_num_gpus(self, span_ns: tuple[int, int]) -> float:
         """GPUs held, as a mean over the span: those of replicas that start, are up, drain or have failed."""
-        if self.fleet is None or span_ns[1] <= span_ns[0]:
+        if self.fleet is None:
             return self.num_gpus
         held_ns = self.fleet.replica_ns(span_ns, HELD)
         return float(held_ns @ self.fleet.num_gpus) / (span_ns[1] - span_ns[0])

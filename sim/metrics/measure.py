@@ -95,7 +95,7 @@ def measure(inputs: PointInputs) -> Measured:
     cohort = between(requests["sent_ns"], inputs.window_ns)
     done = cohort & (requests["outcome"] == FINISHED)
     latencies = latencies_ns(inputs)
-    gaps, counts = token_gaps(records, done) if inputs.streams else (np.empty(0), np.empty(0, dtype=np.int64))
+    gaps, counts = token_gaps(records, done) if inputs.streams else (np.array([]), None)
     values: dict[str, float | None] = {}
     few: set[str] = set()
     for name in LATENCIES:
@@ -159,7 +159,7 @@ def percentile(observed: Ns, percent: float, weights: NDArray[np.int64] | None =
     if weights is None:
         position = rank(percent / 100, len(observed))
         return float(np.partition(observed, position - 1)[position - 1]), len(observed) - position
-    order = np.argsort(observed, kind="stable")
+    order = np.argsort(observed)
     below = np.cumsum(weights[order])
     position = rank(percent / 100, int(below[-1]))
     return float(observed[order[np.searchsorted(below, position)]]), int(below[-1]) - position

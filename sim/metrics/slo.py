@@ -95,10 +95,6 @@ class Bound:
         met = good >= rank(self.share / (1 - uncompleted), count)
         return _signed(met, good / count * (1 - uncompleted) - self.share)
 
-    def met(self, sample: Sample) -> bool | None:
-        """Whether the margin is 0 or more; None where there is none."""
-        return _met(self.margin(sample))
-
     def __str__(self) -> str:
         of = "mean" if self.mean else "" if self.share is None else f"p{100 * self.share:g}"
         name = f"{of}({self.metric})" if of else self.metric
@@ -148,7 +144,8 @@ class Slo:
 
     def met(self, samples: Mapping[str, Sample]) -> bool | None:
         """Whether the margin is 0 or more; None where there is none."""
-        return _met(self.margin(samples))
+        margin = self.margin(samples)
+        return None if margin is None else margin >= 0
 
     def __str__(self) -> str:
         if self.share is None:
@@ -159,10 +156,6 @@ class Slo:
 def _signed(met: bool, margin: float) -> float:
     """`margin` with the sign that the verdict asks for, where rounding alone gave it the other."""
     return max(margin, 0.0) if met else min(margin, nextafter(0.0, -1.0))
-
-
-def _met(margin: float | None) -> bool | None:
-    return None if margin is None else margin >= 0
 
 
 def parse_slo(text: str) -> Slo:
@@ -279,15 +272,14 @@ def _refuse_mix(terms: list[_Term], share_text: str, text: str) -> NoReturn:
     for term in terms:
         if term.of not in (None, "mean") and _percentile(term.of) is None:
             _refuse_percentile(term, text)
-    percents = [share_text.removesuffix("%").strip(), *(t.of[1:] for t in terms if t.of not in (None, "mean"))]
+    percents = [share_text.removesuffix("%").strip(), *(t.of[1:] for t in terms if t.of)]
     percent = next((p for p in percents if _PERCENT.match(p) and _percentile(f"p{p}")), _DEFAULT_PERCENT)
     population = [f"{t.of or f'p{percent}'}({t.metric}){t.op}{_with_unit(t, text)}" for t in terms]
-    other = next((t.column for t in terms if (t.of is None) != (terms[0].of is None)), None)
-    separator = re.search("[,@]" if terms[0].of is None else "[&@]", text)
-    column = other if other is not None else separator.start() if separator else 0
+    columns = [t.column for t in terms if (t.of is None) != (terms[0].of is None)]
+    columns += [found.start() for found in re.finditer("[,@]" if terms[0].of is None else "[&@]", text)]
     _refuse(
         text,
-        column,
+        columns[0],
         "mixes bounds on the population with bounds on each request. Write"
         f" '{', '.join(population)}' or '{_jointly(terms, text)} @ {percent}%'.",
     )
