@@ -36,6 +36,13 @@ def test_a_step_at_the_start_is_left_out_whole() -> None:
     assert mser5(series + 1e9) == 100
 
 
+@pytest.mark.parametrize(("slow", "left_out"), [(45, 45), (50, 50), (55, 50)])
+def test_at_most_half_is_left_out(slow: int, left_out: int) -> None:
+    """Of 20 batches ten, however long the beginning."""
+    series = np.where(np.arange(100) < slow, 5.0, 1.0) + np.arange(100) % 10 // 5
+    assert mser5(series) == left_out
+
+
 def test_a_short_series_says_nothing() -> None:
     """Fewer than 20 batches of 5 have no truncation."""
     assert mser5(np.ones(99)) is None

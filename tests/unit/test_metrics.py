@@ -61,6 +61,14 @@ def test_the_last_token_may_come_of_a_recompute():
     assert max(gaps) == times[1][-1] - times[1][-2] > 2 * sorted(gaps)[-2]
 
 
+def test_one_token_or_nobody_has_no_gaps():
+    """Of two that start together, the one with three decode steps has three; a single token and nobody have none."""
+    made = run([arrival(0, 0, 4, 4), arrival(1, 0, 4, 1)])
+    for wanted, expected in (([True, False], [1007, 1007, 1007]), ([False, True], []), ([False, False], [])):
+        gaps, counts = token_gaps(made.records, np.array(wanted))
+        assert (gaps.tolist(), counts.tolist()) == (expected, [1] * len(expected))
+
+
 def test_latencies_by_hand():
     """Two requests: each latency's mean and percentiles are those of its formula, from the time of sending."""
     rows = [
@@ -80,6 +88,14 @@ def test_percentiles_are_observations():
     assert percentile(values, 99) == (99.0, 1)
     assert percentile(values, 50) == (50.0, 50)
     assert percentile(np.array([5.0]), 99) == (5.0, 0)
+
+
+@pytest.mark.parametrize("percent", PERCENTILES)
+def test_percentiles_do_not_depend_on_the_order(percent):
+    """The p-th percentile of 1 to 1,000 shuffled is 10 p, once each or three times each."""
+    values = np.random.default_rng(0).permutation(np.arange(1.0, 1001.0))
+    assert percentile(values, percent) == (10 * percent, 1000 - 10 * percent)
+    assert percentile(values, percent, np.full(1000, 3)) == (10 * percent, 3000 - 30 * percent)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=8), st.sampled_from(PERCENTILES))
@@ -136,7 +152,7 @@ def test_cohort_and_window():
     assert values["throughput_rps"] == pytest.approx(2 / 0.9)
     assert values["output_tokens_per_s"] == pytest.approx(22 / 0.9)
     assert values["total_tokens_per_s"] == pytest.approx(42 / 0.9)
-    assert values["ttft_p99_s"] == 0.5
+    assert (values["ttft_mean_s"], values["ttft_p99_s"]) == ((0.01 + 0.5) / 2, 0.5)
     assert values["makespan_throughput_rps"] == pytest.approx(2 / 1.4)
 
 
@@ -177,6 +193,7 @@ def test_every_offered_request_is_the_denominator():
         "cancelled": {"deadline": 1},
         "unfinished": {"cut": 1, "never_let_in": 1},
     }
+    assert inputs_of(records, num_offered=5).num_missing == 0
     with pytest.raises(ValueError, match="only 4 were offered"):
         inputs_of(records, num_offered=4)
 
@@ -233,8 +250,9 @@ def test_an_empty_run_measures_nothing():
     assert all(values[f"{name}_mean_s"] is None for name in LATENCIES)
     assert values["in_slo"] is values["slo_met"] is values["uncompleted_share"] is None
     assert values["throughput_rps"] == 0.0
-    at_once = measure(inputs_of(records_of([]), all_at_once=True)).values
-    assert at_once["throughput_rps"] is at_once["offered_rps"] is at_once["engine_busy_share"] is None
+    at_once = measure(inputs_of(records_of([]), all_at_once=True, slo=parse_slo("ttft<1s @ 99%"))).values
+    rates = ("throughput_rps", "offered_rps", "goodput_rps", "engine_busy_share")
+    assert all(at_once[name] is None for name in rates)
 
 
 def _queue(rho: float, count: int, seed: int, service_s: float = 1.0) -> tuple[np.ndarray, tuple[int, int]]:
@@ -267,6 +285,35 @@ def test_unstable_tells_a_growing_queue_from_a_long_one(rho, least, most):
     assert least <= found <= most
 
 
+def test_a_queue_that_grew_before_the_second_half_is_not_unstable():
+    """Of ten requests a second those of the first fifty seconds never end; the next take a second each."""
+    stuck = [{"sent_ns": i * S // 10, "ended_ns": 200 * S, "outcome": UNFINISHED} for i in range(500)]
+    served = [{"sent_ns": i * S // 10, "ended_ns": (i + 10) * S // 10} for i in range(500, 1000)]
+    assert not is_unstable(records_of(stuck + served).requests, (0, 100 * S))
+    assert is_unstable(records_of(stuck + served).requests, (0, 50 * S))
+
+
+@pytest.mark.parametrize(("completed", "verdict"), [(97, True), (98, False), (100, False)])
+def test_a_queue_that_is_served_in_time_is_not_unstable(completed, verdict):
+    """Of a hundred that come at 76 s and are answered at 99 or 101 s, 98 within the 100 s are just enough."""
+    rows = [{"sent_ns": 76 * S + i, "ended_ns": (99 if i < completed else 101) * S} for i in range(100)]
+    requests = records_of([row | {"scheduled_ns": row["ended_ns"]} for row in rows]).requests
+    assert is_unstable(requests, (0, 100 * S)) is verdict
+
+
+@pytest.mark.parametrize(("at_ms", "verdict"), [(98_100, False), (97_900, True)])
+def test_a_queue_grows_where_it_does_so_by_more_than_chance(at_ms, verdict):
+    """A hundred that stay for the last 1.9 and 2.1 of 25 s are 7.6 and 8.4 of them as a mean; √(200/3) is 8.2."""
+    rows = [{"sent_ns": at_ms * MS, "ended_ns": 200 * S, "outcome": UNFINISHED}] * 100
+    assert is_unstable(records_of(rows).requests, (0, 100 * S)) is verdict
+
+
+def test_a_window_of_two_ns_shows_no_growth():
+    """It has no quarters."""
+    rows = [{"sent_ns": 1, "ended_ns": S, "outcome": UNFINISHED}]
+    assert not is_unstable(records_of(rows).requests, (0, 2))
+
+
 def test_an_engine_that_only_fills_up_is_not_judged():
     """Requests that run for most of the arrivals' time pile up without any queue: too short to tell."""
     second = [
@@ -277,7 +324,7 @@ def test_an_engine_that_only_fills_up_is_not_judged():
     assert is_too_short(requests, (0, 40 * S))
     assert not is_unstable(requests, (0, 40 * S))
     assert not is_too_short(requests, (0, 120 * S))
-    assert is_too_short(requests, (0, 119 * S))
+    assert is_too_short(requests, (0, 119 * S)) and is_too_short(requests, (100 * S, 219 * S))
 
 
 def test_time_in_system_is_the_integral_of_the_number_in_it():
@@ -330,6 +377,19 @@ def test_only_steady_runs_have_a_warm_up_to_tell():
     assert measure(inputs_of(records, window_ns=its_window, stationary=True)).values["warmup_needed_s"] is None
 
 
+def test_a_run_that_is_steady_from_its_first_request_on_needs_no_warm_up():
+    """Not the seconds until that one is sent."""
+    rows = [_answer(5000 + i, 10, 1, 1) for i in range(200)]
+    assert measure(inputs_of(records_of(rows), window_ns=(0, 10 * S), stationary=True)).values["warmup_needed_s"] == 0.0
+
+
+def test_requests_sent_together_are_in_the_order_of_their_ids():
+    """Sixty come at 1 s and sixty at 2 s, in turns; the first 45 of those at 1 s wait, and the others of 1 s do not."""
+    rows = [_answer(1000 * (1 + i % 2), 10 if i % 2 or i >= 90 else 1000, 1, 1) for i in range(120)]
+    found = measure(inputs_of(records_of(rows), window_ns=(0, 10 * S), stationary=True)).values["warmup_needed_s"]
+    assert found == 1.0
+
+
 def _seed(value: float | None, *, unstable: bool = False, bound: str = "load", few: tuple[str, ...] = ()) -> Measured:
     return Measured({"x": value}, frozenset(few), {"rejected": {"queue_full": 2}}, unstable, bound)
 
@@ -351,6 +411,11 @@ def test_what_none_of_so_many_did_may_still_be_done_by_some():
 def test_one_seed_has_no_interval():
     """With one seed the half-width is unknown, never 0."""
     assert combine([_seed(1.0)]).half_width == {"x": None}
+
+
+def test_two_seeds_have_an_interval():
+    """Mean ± t(0.975, 1) · s/√2 of 1 and 2: t is 12.706 and s/√2 one half."""
+    assert combine([_seed(1.0), _seed(2.0)]).half_width["x"] == pytest.approx(12.7062 / 2, rel=1e-5)
 
 
 def test_a_seed_without_a_value_leaves_none():

@@ -6,6 +6,7 @@ one took 300 ms and 30 for each of 21. A fourth was offered and never let in.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,20 @@ def test_gaps_are_judged_by_their_own_times_and_by_who_did_not_complete() -> Non
     assert lost["slo_margin"] == pytest.approx(kept * 6 / 8 - 0.5)
     whole_answers = measure(inputs_of(records, slo=slo, streams=False)).values
     assert whole_answers["slo_margin"] == pytest.approx(-0.5)
+
+
+def test_the_gaps_of_a_class_are_its_own() -> None:
+    """Those of other classes neither keep nor miss its bound, and who of it was never let in is lost to it."""
+    records = run([arrival(i, 500 * i, 6, 4 + i) for i in range(6)]).records
+    records = replace(records, texts=("", "a", "b"))
+    records.requests["klass"] = [1, 2] * 3
+    gaps, counts = token_gaps(records, np.array([True, False] * 3))
+    limit_ns = 1064  # all gaps of `b` are shorter, and all but one of `a`
+    kept = counts[gaps < limit_ns].sum() / counts.sum()
+    for num_offered, share in ((6, 1), (9, 3 / 6)):
+        objective = {"a": parse_slo(f"p50(itl)<{limit_ns}ns")}
+        values = measure(inputs_of(records, class_slos=objective, num_offered=num_offered)).values
+        assert values["slo_margin"] == pytest.approx(kept * share - 0.5)
 
 
 def test_gaps_of_nobody_are_not_judged() -> None:

@@ -31,6 +31,11 @@ def test_population_form():
     assert not slo.per_request and str(slo) == POPULATION
 
 
+def test_a_mean_may_include_its_limit():
+    """`<=` is kept of a mean as of a percentile."""
+    assert parse_slo("mean(e2e)<=4s").bounds == (Bound("e2e", 4000 * MS, inclusive=True, mean=True),)
+
+
 def test_per_request_form():
     """Bounds joined by &, and the share of requests that must keep them all."""
     slo = parse_slo(JOINT)
@@ -78,6 +83,14 @@ def test_text_survives_a_round_trip(text):
         ("mean(ttft)<1s & mean(tpot)<50ms", "column 15: mixes bounds"),
         ("ttft<1s, tpot<50ms", "column 8: mixes bounds"),
         ("", "'' is not a bound"),
+        ("ttft<1s &  @ 99%", "column 10: '' is not a bound"),
+        ("p0(ttft)<1s", "p0 is no percentile"),
+        ("p99(ttft)<0s & tpot<1s", "no latency is below 0"),
+        ("ttft<1ns & tpot<1ms", "Write 'ttft<1ns & tpot<1ms @ 99%'"),
+        ("ttft<1s, tpot<2ms @ 100%", "'p99(ttft)<1s, p99(tpot)<2ms' or 'ttft<1s & tpot<2ms @ 99%'"),
+        ("ttft<soon, tpot<50ms", "column 6: 'soon' is not a time"),
+        ("p99(e2e)<4s & tpot<50ms", "column 15: mixes bounds"),
+        ("p99(ttft)<1s @ 95%", "column 14: mixes bounds"),
         ("p99(ttft)<500ms,", "'' is not a bound"),
     ],
 )
@@ -208,6 +221,13 @@ def test_one_uncompleted_request_breaks_a_mean():
     assert slo.margin({"queue_time": _sample(1, 1)}) == pytest.approx(0.9)
     assert slo.margin({"queue_time": _sample(*[1] * 1000, np.inf)}) == -1.0
     assert slo.margin({"queue_time": _sample()}) is None
+
+
+def test_the_mean_of_gaps_counts_each_as_often_as_it_occurred():
+    """99 gaps of 1 ms and one of 101 have a mean of 2 ms; where a request never completed it is as if infinite."""
+    bound, gaps = Bound("itl", 10 * MS, mean=True), (np.array([1.0, 101.0]) * MS, np.array([99, 1]))
+    assert bound.margin(Sample(*gaps)) == pytest.approx(0.8)
+    assert bound.margin(Sample(*gaps, uncompleted_share=0.01)) == -1.0
 
 
 def test_the_least_margin_decides():
