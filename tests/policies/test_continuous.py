@@ -39,8 +39,9 @@ def test_slots_bound_the_running() -> None:
 
 
 def test_chunks_fill_the_budget_beside_the_decodes() -> None:
-    """Decodes take a token each of the 6, the prompt the rest; a budget of 10 holds both prompts whole."""
+    """Decodes take a token each of the 6, the prompt the rest, be it one; a budget of 10 holds both prompts whole."""
     arrivals = "0:4->4 0:6->1"
+    assert continuous(arrivals, budget=5, seqs=2).items[:2] == [[(0, 4), (1, 1)], [(0, 1), (1, 4)]]
     assert continuous(arrivals, budget=8, seqs=2).items[:2] == [[(0, 4), (1, 4)], [(0, 1), (1, 2)]]
     assert continuous(arrivals, budget=6, seqs=2).items[:3] == [[(0, 4), (1, 2)], [(0, 1), (1, 4)], [(0, 1)]]
     assert continuous(arrivals, budget=10, seqs=2).items[0] == [(0, 4), (1, 6)]
@@ -116,6 +117,7 @@ def test_reserve_tokens_is_one_size_for_all() -> None:
     result = continuous(arrivals, blocks=7, reserve_tokens=16)
     assert times(result.records, "scheduled_ns")[:2] == [(0,), (11,)]
     assert outcomes(result.records)[2] == ("rejected", "never_fits")
+    assert result.records.details == {"never_fits": "17 tokens need KV, reserve_tokens 16"}
     assert times(continuous(arrivals, blocks=8, reserve_tokens=16).records, "scheduled_ns")[:2] == [(0,), (0,)]
     assert outcomes(continuous("0:8->9", reserve_tokens=16).records) == [("finished", "")]
 
@@ -146,7 +148,8 @@ def test_a_config_that_makes_no_sense_is_refused(knobs: Any, message: str) -> No
 
 
 def test_a_slot_larger_than_the_pool_is_refused() -> None:
-    """17 tokens need 5 blocks; nobody could ever start."""
+    """17 tokens need 5 blocks; nobody could ever start. 16 need the whole pool."""
+    assert times(continuous("0:1->1", blocks=4, reserve_tokens=16).records, "scheduled_ns") == [(0,)]
     with pytest.raises(ScenarioError, match="takes 5 KV blocks, 4 are in the pool"):
         Continuous(ContinuousConfig(2, None, reserve_tokens=17), PolicyContext(CountingKV(4, 4), 64))
 

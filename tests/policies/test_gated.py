@@ -48,6 +48,11 @@ def test_a_group_that_exceeds_the_budget_is_prefilled_in_several_steps() -> None
     assert blocked(result.records) == [(0, 2, "token_budget"), (16, 3, "gate")]
 
 
+def test_the_last_token_of_the_budget_begins_a_prompt() -> None:
+    """Of 5 tokens the first prompt leaves one to the second."""
+    assert gated("0:4->1 0:4->1", max_num_seqs=2, max_num_batched_tokens=5).items == [[(0, 4), (1, 1)], [(1, 3)]]
+
+
 def test_slots_and_reserved_memory_bound_a_group() -> None:
     """Two prompts of 4 with caps of 5 reserve 2 blocks each: 2 slots or 5 blocks leave the third outside the gate."""
     arrivals = "0:4->1/5 0:4->1/5 0:4->1/5"

@@ -102,6 +102,9 @@ def test_a_swapped_sequence_comes_back_where_it_was() -> None:
     assert [(row.swap_out, row.swap_in) for row in result.log[-2:]] == [([(1, 2)], []), ([], [(1, 2)])]
     columns = ("last_token_ns", "num_swaps", "recomputed_tokens")
     assert times(result.records, *columns) == [(92, 0, 0), (110, 1, 0)]
+    assert result.records.steps["num_waiting"].tolist() == [0, 0, 0, 0, 0, 1, 0]
+    whole = preemptive(PAIR, blocks=5, swap_blocks=2, by="swap", budget=9, chunked_prefill=False)
+    assert times(whole.records, *columns) == [(92, 0, 0), (110, 1, 0)]
 
 
 def test_a_full_swap_falls_back_to_recompute_and_says_so() -> None:
@@ -112,9 +115,10 @@ def test_a_full_swap_falls_back_to_recompute_and_says_so() -> None:
 
 
 def test_auto_takes_the_cheaper_and_recompute_on_a_tie() -> None:
-    """8 tokens at 1 ns against 2 blocks out and in: 4 ns at 1 ns a block, 8 at 2."""
-    cheap = preemptive(PAIR, blocks=5, swap_blocks=2, by="auto", estimates=Estimates(1, 1))
-    assert times(cheap.records, "num_swaps", "recomputed_tokens")[1] == (1, 0)
+    """8 tokens at 1 ns against 2 blocks out and in: 4 ns at 1 ns a block, 8 at 2. At 2 ns, 16 against 12 at 3."""
+    for estimates in (Estimates(1, 1), Estimates(2, 3)):
+        cheap = preemptive(PAIR, blocks=5, swap_blocks=2, by="auto", estimates=estimates)
+        assert times(cheap.records, "num_swaps", "recomputed_tokens")[1] == (1, 0)
     tie = preemptive(PAIR, blocks=5, swap_blocks=2, by="auto", estimates=Estimates(1, 2))
     assert times(tie.records, "num_swaps", "recomputed_tokens")[1] == (0, 8)
 
@@ -146,6 +150,16 @@ def test_the_queue_is_served_in_its_order(order: Any, served: list[int]) -> None
     result = preemptive("0:4->3p1 0:4->2p1 0:4->3p0", seqs=1, waiting_order=order)
     starts = [start for (start,) in times(result.records, "scheduled_ns")]
     assert sorted(range(3), key=starts.__getitem__) == served
+
+
+@pytest.mark.parametrize(("order", "first"), [("fcfs", 0), ("priority", 2), ("sjf", 1), ("srpt", 1)])
+def test_the_swapped_wait_in_the_same_order(order: Any, first: int) -> None:
+    """By arrival and id, by importance, or by the predicted output."""
+    context = PolicyContext(CountingKV(10, 4, 10), 64, Exact())
+    scheduler = Preemptive(config(by="swap", waiting_order=order), context)
+    for i, (output, priority) in enumerate([(3, 1), (2, 1), (3, 0)]):
+        scheduler.swapped.push(Sequence(Request(i, 0, 4, output, priority=priority)))
+    assert scheduler.swapped.head().request.id == first
 
 
 def test_srpt_counts_what_is_generated_already_and_sjf_does_not() -> None:
@@ -264,6 +278,17 @@ def test_a_head_takes_tokens_too_as_many_as_its_prompt_needs_at_once() -> None:
     assert whole.preemptions() == [(32, 1, "priority", 2)]
     assert whole.items[2] == [(0, 1), (2, 7)]
     assert preemptive(arrivals, **knobs).items[2] == [(0, 1), (1, 1), (2, 6)]
+    more = preemptive("0:4->5p1 0:4->5p1 20:8->1p0", chunked_prefill=False, **knobs)
+    assert more.preemptions() == [(32, 1, "priority", 2), (32, 0, "priority", 2)]
+
+
+def test_one_token_of_the_budget_is_enough_to_come_in() -> None:
+    """Beside two decodes of a budget of 3 a due head preempts nobody; nor does a prompt wait for two."""
+    arrivals = "0:4->9p1 0:4->9p1 41:2->1p0"
+    result = preemptive(arrivals, seqs=3, budget=3, waiting_order="priority", preempt_after=0)
+    assert result.preemptions() == []
+    assert result.items[4] == [(0, 1), (1, 1), (2, 1)]
+    assert preemptive("0:4->3 0:6->1", seqs=2, budget=5).items[0] == [(0, 4), (1, 1)]
 
 
 def test_decodes_that_stand_still_have_no_tokens_to_give() -> None:
@@ -282,8 +307,30 @@ def test_who_was_preempted_before_its_first_decode_decodes_once() -> None:
 
 
 def test_the_watermark_does_not_count_when_all_others_make_way() -> None:
-    """The head needs 9 of 10 blocks and would leave less than the watermark of 2, but it will run alone."""
-    result = preemptive("0:4->9p1 5:36->1p0", blocks=10, watermark=0.2, waiting_order="priority", preempt_after=0)
+    """The head needs all 10 blocks and would leave less than the watermark of 2, but it will run alone."""
+    result = preemptive("0:4->9p1 5:37->1p0", blocks=10, watermark=0.2, waiting_order="priority", preempt_after=0)
+    assert result.preemptions() == [(14, 0, "priority", 1)]
+
+
+@pytest.mark.parametrize(("prompt", "victims"), [(17, [1]), (21, [1, 0])])
+def test_the_watermark_counts_while_anybody_stays(prompt: int, victims: list[int]) -> None:
+    """4 of 10 blocks are free and 2 stay so: a victim of 3 makes room for 5 blocks, for 6 the other leaves too."""
+    arrivals = f"0:9->9p1 0:9->9p1 5:{prompt}->1p0"
+    result = preemptive(arrivals, blocks=10, watermark=0.2, waiting_order="priority", preempt_after=0)
+    assert [p for p in result.preemptions() if p[0] == 28] == [(28, victim, "priority", 2) for victim in victims]
+
+
+def test_the_blocks_that_decodes_take_next_are_not_for_the_head() -> None:
+    """One block is free, which the decode is due: there is none for a head of 4 tokens without its leaving."""
+    result = preemptive("0:4->5p1 5:4->1p0", blocks=3, waiting_order="priority", preempt_after=0)
+    assert result.preemptions() == []
+    result = preemptive("0:4->5p1 5:4->1p0", blocks=2, waiting_order="priority", preempt_after=0)
+    assert result.preemptions()[0] == (14, 0, "priority", 1)
+
+
+def test_who_comes_at_a_boundary_is_due_at_once() -> None:
+    """With preempt_after 0 no nanosecond need pass."""
+    result = preemptive("0:4->9p1 14:4->1p0", seqs=1, waiting_order="priority", preempt_after=0)
     assert result.preemptions() == [(14, 0, "priority", 1)]
 
 
@@ -348,7 +395,11 @@ def test_without_chunks_what_could_not_be_recomputed_is_rejected() -> None:
     """4 + 5 - 1 tokens fit a budget of 8 in one step, should it come to that; one more does not."""
     result = preemptive("0:4->5 0:4->6", seqs=2, budget=8, chunked_prefill=False)
     assert outcomes(result.records) == [("finished", ""), ("rejected", "over_token_budget")]
+    detail = "up to 9 tokens to recompute in one step, max_num_batched_tokens 8"
+    assert result.records.details == {"over_token_budget": detail}
     assert outcomes(preemptive("0:4->6", seqs=2, budget=8).records) == [("finished", "")]
+    model_length = preemptive("0:4->6/90", seqs=2, budget=63, chunked_prefill=False)  # 64, and the last is not computed
+    assert outcomes(model_length.records) == [("finished", "")]
 
 
 def test_a_request_that_fits_no_empty_pool_is_rejected() -> None:

@@ -53,8 +53,9 @@ def test_admission_leaves_the_watermark_free() -> None:
 
 
 def test_with_nothing_running_the_watermark_is_waived() -> None:
-    """3 of 4 blocks leave fewer than half free, and nobody else will ever free one."""
-    assert sarathi("0:12->1", blocks=4, watermark_blocks_fraction=0.5).items == [[(0, 12)]]
+    """3 of 4 blocks leave fewer than half free, all 4 none, and nobody else will ever free one."""
+    for prompt in (12, 16):
+        assert sarathi(f"0:{prompt}->1", blocks=4, watermark_blocks_fraction=0.5).items == [[(0, prompt)]]
 
 
 def test_the_cap_counts_the_running() -> None:
@@ -107,7 +108,11 @@ def test_what_could_not_end_alone_is_rejected() -> None:
     """7 computed tokens and a free block before the last need 3 blocks; a prompt alone needs no free one."""
     result = sarathi("0:5->4 0:8->1", blocks=2)
     assert outcomes(result.records) == [("rejected", "never_fits"), ("finished", "")]
+    detail = "3 KV blocks needed with the one that each decode finds free, 2 in the pool"
+    assert result.records.details == {"never_fits": detail}
     assert outcomes(sarathi("0:5->4", blocks=3).records) == [("finished", "")]
+    assert outcomes(sarathi("0:3->4", blocks=2).records) == [("rejected", "never_fits")]
+    assert outcomes(sarathi("0:3->3", blocks=2).records) == [("finished", "")]
 
 
 def test_a_cancelled_request_frees_its_blocks() -> None:

@@ -88,6 +88,17 @@ def test_padding_and_held_rows_are_counted_to_the_token() -> None:
     ]
 
 
+def test_every_row_that_has_ended_counts() -> None:
+    """Prompts 5, 2 and 3 padded to 5: the second ends, then the third; either reads 5 and what it decodes."""
+    records = static("0:5->4 0:2->2 0:3->3", batch_size=3)
+    assert steps(records, "pad_prefill_tokens", "num_decode", "pad_decode_rows", "pad_context_tokens") == [
+        (5, 0, 0, 0),
+        (0, 3, 0, 5),
+        (0, 2, 1, 8),  # 2 of the third's padding, 5 and 1 of the second
+        (0, 1, 2, 14),  # 5 and 2 of either
+    ]
+
+
 def test_dropped_rows_cost_nothing_but_their_kv_stays() -> None:
     """Under drop the ended row leaves the step; its blocks return at the end of the batch."""
     records = static("0:5->4 0:2->2", batch_size=2, finished_rows="drop", blocks=10)
@@ -269,6 +280,8 @@ def test_a_batch_is_leapt_to_the_step_before_its_next_end() -> None:
     [
         ({"batch_size": 2, "max_wait": 5, "wait_for_full": False}, "needs wait_for_full"),
         ({"batch_size": 2, "reserve_tokens": 16}, "padding: none"),
+        ({"batch_size": 2, "reserve_tokens": 16, "padding": "none"}, "finished_rows: drop"),
+        ({"batch_size": 2, "reserve_tokens": 16, "finished_rows": "drop"}, "padding: none"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(knobs: dict[str, Any], message: str) -> None:
@@ -278,7 +291,9 @@ def test_a_config_that_makes_no_sense_is_refused(knobs: dict[str, Any], message:
 
 
 def test_a_slot_larger_than_the_pool_is_refused() -> None:
-    """Otherwise no batch could ever start."""
+    """Otherwise no batch could ever start; one as large as the pool runs alone."""
+    knobs: dict[str, Any] = {"reserve_tokens": 16, "padding": "none", "finished_rows": "drop"}
+    assert times(static("0:1->1 0:1->1", blocks=4, batch_size=2, **knobs), "scheduled_ns") == [(0,), (10,)]
     config = StaticConfig(2, reserve_tokens=17, padding="none", finished_rows="drop")
     with pytest.raises(ScenarioError, match="needs 5 KV blocks, 4 in the pool"):
         Static(config, PolicyContext(CountingKV(4, 4), 64))
