@@ -157,7 +157,7 @@ class Dynamic:
         count = self.batch.fitting(candidates)
         pending = candidates[:count]
         delay_due_ns = min(seq.request.arrival_ns for seq in pending) + self.config.max_queue_delay
-        grows = count == len(candidates) < self.config.max_batch_size
+        grows = count == len(candidates)  # or is full, of which nobody asks: it is sent anyway
         size = self._size_to_send(count, grows, now_ns >= delay_due_ns, drain)
         if size == 0:
             timeout_ns = self._next_timeout_ns()
