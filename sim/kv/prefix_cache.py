@@ -41,7 +41,7 @@ class BlockHashKV:
         self._key: list[int | None] = [None] * num_blocks  # of published blocks
         self._users = [0] * num_blocks  # sequences that hold a published block
         self._search: _Search | None = None  # the last lookup, kept up to date
-        self._moves = 0  # counts the times published blocks came into or out of use
+        self._moves = 0  # counts the times blocks were given back
         self._num_sharing = 0  # holdings of sequences whose tokens have identity
 
     @property
@@ -91,19 +91,19 @@ class BlockHashKV:
         num_tokens: int,
         hit_tokens: int,
         spare_blocks: int = 0,
-        must_fit_tokens: int | None = None,
+        must_fit_tokens: int = 0,
     ) -> bool:
         """Gives `seq` its hit blocks and new ones for `num_tokens` tokens in all; False, and nothing changed, if short.
 
-        `hit_tokens` is at most what `lookup` says now. `spare_blocks` must stay free; `must_fit_tokens`, where given,
-        would have to fit too, though nothing is kept for them. A hit block that nobody uses counts as taken.
+        `hit_tokens` is at most what `lookup` says now. `spare_blocks` must stay free; `must_fit_tokens` in all would
+        have to fit too, though nothing is kept for them. A hit block that nobody uses counts as taken.
         """
         if seq in self._held or self.lookup(seq) < hit_tokens or hit_tokens % self.block_size:
             raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
         have = hit_tokens // self.block_size
         need = -(-num_tokens // self.block_size)
-        lacking = max(need, -(-(must_fit_tokens or 0) // self.block_size)) - have
-        spare = self.num_free - spare_blocks - max(lacking, 0)
+        lacking = max(need, -(-must_fit_tokens // self.block_size)) - have
+        spare = self.num_free - spare_blocks - lacking
         if spare < 0:
             return False
         hits, keys = [], None
@@ -125,7 +125,7 @@ class BlockHashKV:
         return True
 
     def _unused(self, search: _Search, have: int) -> int:
-        """How many of the first `have` hits nobody uses; counted anew only when some block came into or out of use."""
+        """How many of the first `have` hits nobody uses; counted anew only after some were given back."""
         if search.counted != (self._moves, have):
             users = self._users
             search.unused = sum([not users[block] for block in search.hits[:have]])
@@ -133,13 +133,12 @@ class BlockHashKV:
         return search.unused
 
     def _touch(self, hits: list[int]) -> None:
-        users, queue, before = self._users, self._queue, self.num_free
+        users, queue = self._users, self._queue
         for block in hits:
             if not users[block]:
                 queue.remove(block)
                 self.num_free -= 1
             users[block] += 1
-        self._moves += self.num_free != before
 
     # ---- the running
 
@@ -152,8 +151,7 @@ class BlockHashKV:
         need = -(-num_tokens // self.block_size) - len(holding.table)
         if need > self.num_free:
             return False
-        if need > 0:
-            holding.table += self._take(need)
+        holding.table += self._take(need)
         self._publish_to(holding, seq, num_tokens)
         seq.num_blocks = len(holding.table)
         return True
@@ -170,7 +168,7 @@ class BlockHashKV:
             for seq in group.members_due(ahead=1):
                 holding = self._held[seq]
                 if holding.sharing:
-                    self._publish_to(holding, seq, seq.num_computed_tokens + 1)
+                    self._publish_to(holding, seq, seq.num_tokens)
         return True
 
     def _deal(self) -> None:
@@ -211,7 +209,7 @@ class BlockHashKV:
         table, users, published = holding.table, self._users, holding.published
         self._num_sharing -= holding.sharing
         full = published if holding.sharing else max(holding.full, seq.num_computed_tokens // self.block_size)
-        if returns and full > published:
+        if returns:
             self._publish(holding, published, full, users=0)
         unused = table[published:full][::-1]
         for block in reversed(table[:published]):

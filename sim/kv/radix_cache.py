@@ -126,25 +126,6 @@ class RadixKV:
         self._held[seq] = _Holding(node, node.path_blocks())
         seq.num_blocks = hit_tokens // self.block_size
 
-    def admit(
-        self,
-        seq: Sequence,
-        num_tokens: int,
-        hit_tokens: int,
-        spare_blocks: int = 0,
-        must_fit_tokens: int | None = None,
-    ) -> bool:
-        """Takes the hit pages and allocates room for `num_tokens` tokens in all; False, and nothing held, if short.
-
-        `spare_blocks` must stay free; `must_fit_tokens`, where given, would have to fit too, though nothing is kept.
-        """
-        self.take(seq, hit_tokens)
-        need = self.blocks_for(max(num_tokens, must_fit_tokens or 0)) - hit_tokens // self.block_size
-        if max(need, 0) + spare_blocks > self.num_free:
-            self.free(seq)
-            return False
-        return self.allocate(seq, num_tokens)
-
     def insert(self, seq: Sequence, limit: int | None = None) -> None:
         """Puts the whole pages that `seq` has computed into the tree; it goes on sharing them, locked.
 

@@ -109,7 +109,7 @@ def test_rule_2_lpm_is_fcfs_for_a_long_queue(num_waiting: int, first: int) -> No
     """The last of 128 waiting has its prompt cached and goes first; of 129 the first does."""
     kv = RadixKV(100, 4)
     known = Sequence(Request(999, 0, 8, 1, tokens=TokenIds.of([(0, 0, 8)])))
-    assert kv.admit(known, 8, 0)
+    assert kv.allocate(known, 8)
     known.settled_computed_tokens = 8
     kv.insert(known)
     queue = ByPrefix(kv, shortest=False)

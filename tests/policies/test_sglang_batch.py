@@ -140,7 +140,7 @@ def test_all_of_what_waits_is_used() -> None:
     texts = [TokenIds.of([(prompt_stream(i), 0, 8)]) for i in range(2)]
     for i, tokens in enumerate(texts):
         seq = Sequence(Request(i, 0, 8, 1, tokens=tokens))
-        assert kv.admit(seq, 8, 0)
+        assert kv.allocate(seq, 8)
         seq.settled_computed_tokens = 8
         kv.insert(seq)
         kv.free(seq)

@@ -23,8 +23,8 @@ def sequence(id_: int, *segments: tuple[int, int], computed: int = 0, output: in
 
 def computed(kv: RadixKV, seq: Sequence, num_tokens: int) -> None:
     """Lets `seq` compute up to `num_tokens` and insert them."""
-    hit = kv.lookup(seq)
-    assert kv.admit(seq, num_tokens, hit)
+    kv.take(seq, kv.lookup(seq))
+    assert kv.allocate(seq, num_tokens)
     seq.settled_computed_tokens = num_tokens
     kv.insert(seq)
     kv.check()
@@ -64,7 +64,7 @@ def test_copies_of_what_the_tree_has_are_given_back_on_insertion() -> None:
     kv = RadixKV(10, 4)
     one, two = sequence(0, (0, 10)), sequence(1, (0, 10))
     for seq in (one, two):
-        assert kv.admit(seq, 10, 0)
+        assert kv.allocate(seq, 10)
         seq.settled_computed_tokens = 10
     assert kv.num_free == 4
     kv.insert(one)
@@ -159,16 +159,16 @@ def test_a_prompt_without_identity_is_found_by_its_own_sequence_alone() -> None:
     assert (kv.lookup(seq), kv.lookup(stranger)) == (12, 0)
 
 
-def test_admission_is_all_or_nothing_and_counts_unlocked_hits() -> None:
-    """8 cached tokens in a pool of 4 pages: 16 tokens fit beside them, 20 do not, nor 16 with a page to spare."""
+def test_an_allocation_is_all_or_nothing_and_counts_the_hits() -> None:
+    """8 cached tokens in a pool of 4 pages: with them 16 tokens fit, 17 do not."""
     kv = RadixKV(4, 4)
     cached_and_gone(kv, sequence(0, (0, 8)))
     seq = sequence(1, (0, 8), (1, 20))
-    assert not kv.admit(seq, 20, 8)
-    assert not kv.admit(seq, 16, 8, spare_blocks=1)
-    assert not kv.admit(seq, 12, 8, must_fit_tokens=20)
     assert (kv.held(seq), kv.num_free) == (0, 4)
-    assert kv.admit(seq, 16, 8)
+    kv.take(seq, 8)
+    assert not kv.allocate(seq, 17)
+    assert (kv.held(seq), kv.num_free) == (2, 2)
+    assert kv.allocate(seq, 16)
     assert (kv.held(seq), kv.num_free) == (4, 0)
 
 
@@ -255,12 +255,15 @@ def test_random_lives_find_what_was_inserted_and_lose_no_page(data: st.DataObjec
         longest = max((common_tokens(run, other) // page * page for other in inserted), default=0)
         assert hit == longest if kv.num_blocks * page == 400 else hit <= longest
         assert kv.match(seq, seq.num_tokens - 1) == hit
-        if kv.admit(seq, seq.num_tokens, hit):
+        kv.take(seq, hit)
+        if kv.allocate(seq, seq.num_tokens):
             living.append(seq)
             seq.settled_computed_tokens = data.draw(st.integers(hit, seq.num_tokens))
             if data.draw(st.booleans()):
                 kv.insert(seq)
                 inserted.append(known_tokens(seq, seq.settled_computed_tokens // page * page))
+        else:
+            kv.free(seq)
         if living and data.draw(st.booleans()):
             kv.free(living.pop(data.draw(st.integers(0, len(living) - 1))))
         kv.check()

@@ -197,7 +197,7 @@ class Vllm:
         """Schedules all running sequences at once; None, and nothing changed, if any must be cut short or sit out."""
         kv, group = self.kv, self.group
         left = self._step_tokens - len(group.members)
-        if left < 0 or self.stalled:
+        if self.stalled:
             return None
         if not self.partial:
             return ([], left) if kv.grow_group(group) else None
@@ -231,14 +231,14 @@ class Vllm:
         while i < len(order) and left > 0:
             seq = order[i]
             computed = seq.num_computed_tokens
-            n = min(seq.num_tokens - computed, cap, left, self.max_model_len - computed - 1)
+            n = min(seq.num_tokens - computed, cap, left)
             while not kv.allocate(seq, computed + n):
                 victim = max(order, key=_importance) if by_priority else order[-1]
                 at = order.index(victim)
                 del order[at]
                 if at < i:
                     i -= 1
-                    left += scheduled.pop(victim, 0)
+                    left += scheduled.pop(victim)
                 self._preempt(victim, seq)
                 preempted.append(victim)
                 if victim is seq:
@@ -315,7 +315,7 @@ class Vllm:
     def _room(self, seq: Sequence, n: int, hit: int) -> bool:
         """Allocates for `n` tokens after `hit` cached ones if vLLM's admission gate lets it."""
         kv, spare = self.kv, self._watermark_blocks if self.running else 0
-        must_fit = min(seq.num_tokens, self.max_model_len) if self.config.scheduler_reserve_full_isl else hit + n
+        must_fit = seq.num_tokens if self.config.scheduler_reserve_full_isl else hit + n
         if self.cache is not None:
             return self.cache.admit(seq, hit + n, hit, spare, must_fit)
         return kv.blocks_for(must_fit) + spare <= kv.num_free and kv.allocate(seq, n)
