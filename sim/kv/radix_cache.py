@@ -34,7 +34,7 @@ class RadixKV:
     """
 
     __slots__ = (
-        "_free", "_held", "_last_lookup", "_last_match", "_owed", "_room_step", "_tree",
+        "_free", "_held", "_last_match", "_owed", "_room_step", "_tree",
         "block_size", "num_blocks", "num_swap_blocks", "num_swap_free",
     )  # fmt: skip
 
@@ -48,7 +48,6 @@ class RadixKV:
         self._held: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages the group grew by whose ids nobody asked for yet; they are among the free
         self._room_step = -1  # the group step that `grow_group` last made room for
-        self._last_lookup: tuple[Sequence, int, int, int] | None = None  # sequence, its tokens, version, hit
         self._last_match: tuple[Sequence, int, int, Node, int] | None = None  # sequence, limit, now, node, hit
 
     @property
@@ -87,16 +86,8 @@ class RadixKV:
     # ---- the cache
 
     def lookup(self, seq: Sequence) -> int:
-        """Cached tokens of `seq`: whole pages from the front, never all it knows. Changes nothing, recency neither.
-
-        Asked again while nothing was inserted or evicted, it does not walk again.
-        """
-        last, tree, tokens = self._last_lookup, self._tree, seq.num_tokens
-        if last is not None and last[:3] == (seq, tokens, tree.version):
-            return last[3]
-        hit = tree.find(known_tokens(seq, tree.whole_pages(tokens - 1)))
-        self._last_lookup = (seq, tokens, tree.version, hit)
-        return hit
+        """Cached tokens of `seq`: whole pages from the front, never all it knows. Changes nothing, recency neither."""
+        return self._tree.find(known_tokens(seq, self._tree.whole_pages(seq.num_tokens - 1)))
 
     def match(self, seq: Sequence, limit: int) -> int:
         """As `lookup`, but of the first `limit` known tokens, and it counts as a use: SGLang's match.

@@ -44,7 +44,7 @@ class Node:
 class RadixTree:
     """The pages that can be found by their tokens. `root` holds none and is never locked or evicted."""
 
-    __slots__ = ("_leaves", "_serial", "block_size", "cached_blocks", "now", "num_evictable", "root", "version")
+    __slots__ = ("_leaves", "_serial", "block_size", "cached_blocks", "now", "num_evictable", "root")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -52,7 +52,6 @@ class RadixTree:
         self.cached_blocks = 0
         self.num_evictable = 0  # pages of nodes without locks
         self.now = 0  # counts walks and changes: while it stands still, what `descend` returned is still so
-        self.version = 0  # counts changes of what can be found
         self._leaves: list[tuple[int, int, Node]] = []  # heap by a past `used`; at most one entry a node
         self._serial = count()
 
@@ -94,7 +93,6 @@ class RadixTree:
     def add_leaf(self, parent: Node, key: Run, blocks: list[int]) -> Node:
         """A new leaf without locks, younger than all that was walked over so far."""
         self.now += 1
-        self.version += 1
         leaf = Node(key, blocks, parent, self.now)
         parent.children[head(key, self.block_size)] = leaf
         self.cached_blocks += len(blocks)
@@ -137,7 +135,6 @@ class RadixTree:
             freed += reversed(node.blocks)
             self.cached_blocks -= len(node.blocks)
             self.num_evictable -= len(node.blocks)
-            self.version += 1
             self.now += 1
             self._offer(parent)
         return freed
