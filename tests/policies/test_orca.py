@@ -8,10 +8,11 @@ import pytest
 from stepping import Run, run
 from whole_batches import blocked, outcomes, times
 
+from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import CountingKV
 from sim.policies.systems.orca import Orca, OrcaConfig
-from sim.types import PolicyContext
+from sim.types import Batch, PolicyContext, Request, Sequence
 
 
 def orca(arrivals: str, blocks: int = 1000, **knobs: Any) -> Run:
@@ -67,6 +68,18 @@ def test_a_request_longer_than_a_slot_is_rejected() -> None:
     result = orca("0:9->8 0:9->9", max_tokens_per_request=16)
     assert outcomes(result.records) == [("finished", ""), ("rejected", "never_fits")]
     assert result.records.details == {"never_fits": "17 tokens need KV, max_tokens_per_request 16"}
+
+
+def test_prompts_are_not_repeated_and_decodes_are() -> None:
+    """A step of decodes is the same again, though somebody waits; what was said before it is still there to be read."""
+    scheduler = Orca(OrcaConfig(max_tokens_per_request=8), PolicyContext(CountingKV(2, 4), 64))
+    for i, prompt in enumerate((2, 9, 2)):
+        scheduler.add(Sequence(Request(i, 0, prompt, 4)), 0)
+    prompts = scheduler.schedule(0, drain=True)
+    assert isinstance(prompts, Batch)
+    assert [(event.kind, event.seq.request.id) for event in scheduler.events] == [("rejected", 1), ("blocked", 2)]
+    assert not scheduler.repeat(prompts, 12)
+    assert scheduler.repeat(Batch(DecodeGroup(4), [], 0), 12)
 
 
 def test_a_pool_smaller_than_a_slot_is_refused() -> None:

@@ -83,10 +83,18 @@ def test_who_was_preempted_finds_its_blocks_again() -> None:
     """
     result = vllm([arrival(0, 0, 6, prompt=6), arrival(1, 0, 9, prompt=6)], blocks=5)
     assert result.preemptions() == [(50, 1, "kv_blocks", 1)]
+    assert blocked(result.records) == [(50, 1, "preemption"), (62, 1, "kv_blocks")]
     assert result.items[3:7] == [[(0, 1)], [(0, 1)], [(0, 1)], [(1, 1)]]
     assert cached(result) == [(0, 0), (0, 8)]
     row = result.records.requests[1]
     assert (row["num_preemptions"], row["recomputed_tokens"]) == (1, 0)
+
+
+def test_the_last_token_of_a_step_is_enough_to_lose_ones_place() -> None:
+    """3.3: of 2 tokens the first decode takes one and the last block; for the other one request 1 finds none."""
+    result = vllm([arrival(0, 0, 6, prompt=4), arrival(1, 0, 2, prompt=4)], 4, 2, max_num_batched_tokens=2)
+    assert result.items[2:] == [*[[(0, 1), (1, 1)]] * 4, [(0, 1)], [(1, 1)]]
+    assert result.preemptions() == [(76, 1, "kv_blocks", 1)]
 
 
 def test_a_victim_scheduled_in_the_same_step_leaves_phantom_blocks() -> None:
@@ -141,6 +149,15 @@ def test_a_decode_behind_a_prompt_whose_cap_grows_sits_out() -> None:
     assert (out["time_ns"], out["request_id"], result.records.texts[out["reason"]]) == (30, 1, "token_budget")
 
 
+def test_a_prompt_behind_one_whose_cap_grows_stands_still() -> None:
+    """3.1: the same, and the last of the three is a prompt too."""
+    arrivals = [arrival(0, 0, 1, prompt=12), arrival(1, 0, 2, prompt=1), arrival(2, 0, 1, prompt=12)]
+    knobs = {"long_prefill_token_threshold": 2, "long_prefill_token_threshold_adaptive": True}
+    result = vllm(arrivals, max_num_seqs=4, max_num_batched_tokens=8, max_num_scheduled_tokens=4, **knobs)
+    assert result.items[:3] == [[(0, 2), (1, 1), (2, 1)], [(0, 2), (1, 1), (2, 1)], [(0, 4)]]
+    assert result.items[3:] == [[(0, 4)], [(2, 4)], [(2, 4)], [(2, 2)]]
+
+
 def test_max_num_active_seqs_and_max_num_scheduled_tokens_bound_a_step() -> None:
     """3 and 3.2: two run although max_num_seqs is 16, and a step has 5 tokens although 64 may be batched."""
     arrivals = [arrival(i, 0, 2, prompt=4) for i in range(3)]
@@ -161,6 +178,28 @@ def test_the_watermark_holds_blocks_back_only_while_somebody_runs() -> None:
     result = vllm(arrivals, blocks=8, watermark=0.5)
     assert result.items == [[(0, 4)], [(0, 1)], [(1, 16)], [(2, 32)]]
     assert blocked(result.records) == [(0, 1, "kv_blocks")]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_without_prefix_caching_the_gate_is_the_same(whole: bool) -> None:
+    """4.2: beside one block in use and 4 held back of 8, a prompt of 3 comes in and one of 4 waits for the end."""
+    knobs: dict[str, Any] = {"blocks": 8, "watermark": 0.5, "scheduler_reserve_full_isl": whole}
+    running = arrival(0, 0, 4, prompt=4)
+    goes = vllm([running, arrival(1, 0, 1, prompt=12)], enable_prefix_caching=False, **knobs)
+    assert goes.items[0] == [(0, 4), (1, 12)]
+    waits = vllm([running, arrival(1, 0, 1, prompt=13)], enable_prefix_caching=False, **knobs)
+    assert waits.items == [[(0, 4)], [(0, 1)], [(0, 1)], [(0, 1)], [(1, 13)]]
+    assert blocked(waits.records) == [(0, 1, "kv_blocks")]
+    chunks = vllm([arrival(0, 0, 1, prompt=20)], enable_prefix_caching=False, max_num_batched_tokens=16)
+    assert chunks.items == [[(0, 16)], [(0, 4)]]
+
+
+def test_a_blocked_head_that_loses_cached_blocks_lacks_tokens_instead() -> None:
+    """4.2: of 63 tokens 4 are cached, so that 59 would go beside two decodes in 64. At 142 a decode takes that block."""
+    arrivals = [arrival(0, 0, 1, (A, 0, 4)), arrival(1, 50, 5, prompt=26), arrival(2, 50, 5, prompt=28)]
+    arrivals.append(arrival(3, 60, 1, (A, 0, 4), (B, 0, 59)))
+    result = vllm(arrivals, blocks=16, max_num_batched_tokens=64, enable_chunked_prefill=False)
+    assert blocked(result.records) == [(114, 3, "kv_blocks"), (142, 3, "token_budget")]
 
 
 @pytest.mark.parametrize(

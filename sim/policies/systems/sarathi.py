@@ -92,7 +92,7 @@ class Sarathi:
         if not (chunks or preemptions or replica.group.members):
             return IDLE
         preempted = [event.seq for event in preemptions]
-        return Batch(replica.group, chunks, sum([n for _, n in chunks]), preempted=preempted, layout="decodes_first")
+        return Batch(replica.group, chunks, sum([n for _, n in chunks]), preempted=preempted)
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         return self.replica.repeat(batch)

@@ -145,8 +145,6 @@ class Vllm:
             self._release(seq, returns=False)
         else:
             self.waiting.remove(seq)
-            if self._blocked is not None and self._blocked[0] is seq:
-                self._blocked = None
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
@@ -322,7 +320,7 @@ class Vllm:
 
     def _cache_may_turn(self) -> bool:
         """Whether one more step of decodes could let the head in, or block it for another reason."""
-        if self.cache is None or self._blocked is None:
+        if self.cache is None or not self.waiting:
             return False
         return not self.config.enable_chunked_prefill or self.cache.growth_is_awaited(self.group)
 
