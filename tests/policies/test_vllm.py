@@ -149,6 +149,17 @@ def test_a_decode_behind_a_prompt_whose_cap_grows_sits_out() -> None:
     assert (out["time_ns"], out["request_id"], result.records.texts[out["reason"]]) == (30, 1, "token_budget")
 
 
+def test_who_sat_out_and_lost_its_place_decodes_again() -> None:
+    """3.1 and 3.3: the same in 3 blocks: at 44 the prompt takes the last one of request 1, which comes back at 58."""
+    arrivals = [arrival(0, 0, 1, prompt=12), arrival(1, 0, 4, prompt=1), arrival(2, 0, 2, prompt=1)]
+    knobs = {"long_prefill_token_threshold": 2, "long_prefill_token_threshold_adaptive": True}
+    knobs |= {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_num_scheduled_tokens": 4}
+    result = vllm(arrivals, blocks=3, scheduler_reserve_full_isl=False, **knobs)
+    assert result.preemptions() == [(44, 1, "kv_blocks", 0)]
+    assert [row.start_ns for row in result.log][3:] == [44, 58, 71]
+    assert result.items[2:] == [[(0, 4)], [(0, 4)], [(1, 3)], [(1, 1)]]
+
+
 def test_a_prompt_behind_one_whose_cap_grows_stands_still() -> None:
     """3.1: the same, and the last of the three is a prompt too."""
     arrivals = [arrival(0, 0, 1, prompt=12), arrival(1, 0, 2, prompt=1), arrival(2, 0, 1, prompt=12)]
@@ -164,8 +175,18 @@ def test_max_num_active_seqs_and_max_num_scheduled_tokens_bound_a_step() -> None
     slots = vllm(arrivals, max_num_active_seqs=2)
     assert slots.items == [[(0, 4), (1, 4)], [(0, 1), (1, 1)], [(2, 4)], [(2, 1)]]
     assert blocked(slots.records) == [(0, 2, "no_slot")]
-    tokens = vllm(arrivals[:2], max_num_batched_tokens=64, max_num_scheduled_tokens=5)
-    assert tokens.items == [[(0, 4), (1, 1)], [(0, 1), (1, 3)], [(1, 1)]]
+    tokens = vllm(arrivals, max_num_batched_tokens=64, max_num_scheduled_tokens=5)
+    assert tokens.items == [[(0, 4), (1, 1)], [(0, 1), (1, 3), (2, 1)], [(1, 1), (2, 3)], [(2, 1)]]
+    assert blocked(tokens.records) == [(0, 2, "token_budget")]
+
+
+def test_without_chunked_prefill_prompts_fill_a_step_to_its_last_token() -> None:
+    """3: two of 32 make a step of 64, of 32 and 33 the second waits."""
+    knobs: dict[str, Any] = {"max_num_batched_tokens": 64, "enable_chunked_prefill": False}
+    assert vllm([arrival(0, 0, 1, prompt=32), arrival(1, 0, 1, prompt=32)], **knobs).items == [[(0, 32), (1, 32)]]
+    late = vllm([arrival(0, 0, 1, prompt=32), arrival(1, 0, 1, prompt=33)], **knobs)
+    assert late.items == [[(0, 32)], [(1, 33)]]
+    assert blocked(late.records) == [(0, 1, "token_budget")]
 
 
 def test_without_prefix_caching_no_cache_is_asked_for() -> None:
@@ -195,7 +216,7 @@ def test_without_prefix_caching_the_gate_is_the_same(whole: bool) -> None:
 
 
 def test_a_blocked_head_that_loses_cached_blocks_lacks_tokens_instead() -> None:
-    """4.2: of 63 tokens 4 are cached, so that 59 would go beside two decodes in 64. At 142 a decode takes that block."""
+    """4.2: of 63 tokens 4 are cached, so 59 would go beside two decodes in 64; at 142 a decode takes that block."""
     arrivals = [arrival(0, 0, 1, (A, 0, 4)), arrival(1, 50, 5, prompt=26), arrival(2, 50, 5, prompt=28)]
     arrivals.append(arrival(3, 60, 1, (A, 0, 4), (B, 0, 59)))
     result = vllm(arrivals, blocks=16, max_num_batched_tokens=64, enable_chunked_prefill=False)

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from stepping import Run, crowds, run, run_every_way
 from whole_batches import blocked, outcomes, times
 
+from sim.kv.blocks import CountingKV
 from sim.policies.systems.vllm_v0 import VllmV0, VllmV0Config
+from sim.types import PolicyContext, Request, Sequence
 
 
 def vllm_v0(arrivals: str, blocks: int = 1000, **knobs: Any) -> Run:
@@ -67,6 +69,7 @@ def test_a_decode_needs_a_free_block_even_if_its_last_has_room() -> None:
     assert preempted(vllm_v0("0:5->4 0:5->3", blocks=5)) == [[], [], [], []]
     tight = vllm_v0("0:5->4 0:5->3", blocks=4)
     assert preempted(tight) == [[], [1], [], [1], [], []]
+    assert blocked(tight.records) == [(20, 1, "preemption"), (48, 1, "preemption")]
 
 
 def test_a_victim_comes_back_first_in_a_step_of_prompts() -> None:
@@ -86,6 +89,17 @@ def test_a_prompt_beyond_the_batch_is_rejected() -> None:
     """As long as max_tokens_in_batch it runs, one token more never could."""
     result = vllm_v0("0:6->1 0:7->1", max_tokens_in_batch=6)
     assert outcomes(result.records) == [("finished", ""), ("rejected", "over_token_budget")]
+    detail = "prompt of 7 tokens in one step, max_tokens_in_batch 6"
+    assert result.records.details == {"over_token_budget": detail}
+
+
+def test_what_was_said_before_a_step_is_still_there_to_be_read() -> None:
+    """One is rejected, then one of two that come in at most one at a time is blocked."""
+    scheduler = VllmV0(VllmV0Config(batch_size_cap=1, max_tokens_in_batch=6), PolicyContext(CountingKV(8, 4), 64))
+    for i, prompt in enumerate((2, 7, 2)):
+        scheduler.add(Sequence(Request(i, 0, prompt, 4)), 0)
+    scheduler.schedule(0, drain=True)
+    assert [(event.kind, event.seq.request.id) for event in scheduler.events] == [("rejected", 1), ("blocked", 2)]
 
 
 def test_one_that_has_outgrown_the_batch_comes_back_when_nothing_else_runs() -> None:

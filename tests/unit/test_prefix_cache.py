@@ -244,13 +244,62 @@ def test_a_publication_or_eviction_shows_in_the_next_lookup() -> None:
     assert kv.lookup(head) == 12
 
 
-def test_the_growth_that_publishes_the_awaited_block_is_foreseen() -> None:
+def test_who_knows_more_by_now_finds_more() -> None:
+    """Asked again with 13 known tokens instead of 6, it walks on."""
+    kv = BlockHashKV(20, SIZE)
+    run(kv, sequence(0, (A, 0, 6), (output_stream(1), 0, 8)))
+    seq = sequence(1, (A, 0, 6))
+    assert kv.lookup(seq) == 4
+    seq.settled_output_tokens = 7
+    assert kv.lookup(seq) == 12
+
+
+def test_blocks_that_go_one_after_the_other_between_two_lookups_are_all_gone() -> None:
+    """Of the hits 0, 1 and 4 first 1 goes, then 0, then 4; what is found after that are the copies 2 and 3."""
+    kv = BlockHashKV(10, SIZE)
+    old, copy, head = sequence(0, (A, 0, 8)), sequence(1, (A, 0, 13)), sequence(2, (A, 0, 14))
+    first, second = sequence(3, prompt=20), sequence(4, prompt=12)
+    assert kv.admit(old, 8, 0)
+    assert kv.admit(copy, 13, 0)
+    kv.end(old)
+    assert kv.lookup(head) == 12
+    assert kv.admit(first, 20, 0)
+    kv.end(copy)
+    assert kv.admit(second, 12, 0)
+    assert (kv.table(first)[-1], kv.table(second)) == (1, [5, 0, 4])
+    kv.end(first)
+    assert kv.lookup(head) == 8
+    assert kv.admit(head, 14, 8)
+    assert kv.table(head)[:2] == [2, 3]
+    kv.check()
+
+
+def test_answers_are_published_while_those_who_share_nothing_come_and_go() -> None:
+    """Of two who decode one shares nothing; the other's answer is found before and after that one has ended."""
+    kv = BlockHashKV(20, SIZE)
+    first, other = sequence(0, (A, 0, 6)), sequence(1, prompt=4)
+    run(kv, first)
+    run(kv, other)
+    generate(kv, first, 4)
+    turn = sequence(2, (A, 0, 6), (output_stream(0), 0, 20))
+    assert kv.lookup(turn) == 8
+    kv.end(other)
+    group = DecodeGroup(SIZE)
+    group.join(first)
+    for _ in range(2):
+        assert kv.grow_group(group)
+        group.advance()
+    assert kv.lookup(turn) == 12
+
+
+@pytest.mark.parametrize("id_", [0, 1])
+def test_the_growth_that_publishes_the_awaited_block_is_foreseen(id_: int) -> None:
     """A head that waits for a block of somebody's answer is told of the very step in which it appears."""
     kv = BlockHashKV(20, SIZE)
-    first = sequence(0, (A, 0, 6))
+    first = sequence(id_, (A, 0, 6))
     run(kv, first)
     first.settled_output_tokens = 1
-    head = sequence(1, (A, 0, 6), (output_stream(0), 0, 20))
+    head = sequence(2, (A, 0, 6), (output_stream(id_), 0, 20))
     group = DecodeGroup(SIZE)
     group.join(first)
     found = []
