@@ -57,6 +57,8 @@ def test_who_gave_its_blocks_back_counts_none() -> None:
     seq = sequence(0, (A, 0, 10))
     run(kv, seq)
     assert (seq.num_blocks, kv.held(seq)) == (3, 3)
+    assert kv.allocate(seq, 13)
+    assert (seq.num_blocks, kv.held(seq)) == (4, 4)
     kv.free(seq)
     assert (seq.num_blocks, kv.held(seq)) == (0, 0)
 
@@ -164,6 +166,18 @@ def test_a_hit_block_that_nobody_uses_counts_as_taken() -> None:
     assert (kv.num_free, kv.table(third)) == (3, [])
     assert kv.admit(third, 12, 8)
     assert kv.num_free == 0
+
+
+def test_cached_blocks_that_are_not_asked_for_are_free_ones() -> None:
+    """Of two cached blocks the first is hit; the other one, the last free, is handed out as a new one."""
+    kv = BlockHashKV(4, SIZE)
+    first, seq = sequence(0, (A, 0, 8)), sequence(1, (A, 0, 16))
+    run(kv, first)
+    kv.end(first)
+    assert kv.lookup(seq) == 8
+    assert kv.admit(seq, 16, 4)
+    assert kv.table(seq) == [0, 2, 3, 1]
+    kv.check()
 
 
 def test_a_hit_block_whose_last_user_ends_counts_as_taken_from_then_on() -> None:
@@ -310,6 +324,35 @@ def test_the_growth_that_publishes_the_awaited_block_is_foreseen(id_: int) -> No
         assert (kv.lookup(head) > hit) is foreseen
         found.append(foreseen)
     assert found == [False, True, False, False, False, True]
+
+
+def test_the_growth_of_those_whom_nobody_waits_for_is_not_awaited() -> None:
+    """Neither before anybody was looked up, nor while the head waits for the answer of somebody else."""
+    kv = BlockHashKV(20, SIZE)
+    other = sequence(0, (B, 0, 6))
+    run(kv, other)
+    other.settled_output_tokens = 1
+    group = DecodeGroup(SIZE)
+    group.join(other)
+    found = [kv.growth_is_awaited(group)]
+    assert kv.lookup(sequence(1, (B, 0, 4), (output_stream(5), 0, 20))) == 4
+    for _ in range(4):
+        found.append(kv.growth_is_awaited(group))
+        assert kv.grow_group(group)
+        group.advance()
+    assert found == [False] * 5
+
+
+def test_the_group_grows_by_the_last_block_and_not_beyond() -> None:
+    """Of 3 blocks 2 are full: one more holds the next 4 tokens, and then nothing changes."""
+    kv = BlockHashKV(3, SIZE)
+    seq = sequence(0, (A, 0, 8))
+    run(kv, seq)
+    generate(kv, seq, 4)
+    group = DecodeGroup(SIZE)
+    group.join(seq)
+    assert not kv.grow_group(group)
+    assert (kv.num_free, len(kv.table(seq))) == (0, 3)
 
 
 def test_the_free_queue_forgets_removed_entries() -> None:
