@@ -107,14 +107,14 @@ class ReuseTreeKV:
         """
         have = hit_tokens // self.block_size
         known = seq not in self._held and hit_tokens <= self.lookup(seq)
-        begun = self._begun(seq, hit_tokens, have) if known and hit_tokens % self.block_size else None
+        begun = self._begun(seq, hit_tokens, have) if known else None
         if not known or (begun is None and hit_tokens % self.block_size):
             raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
-        table = [self._index[key] for key in self._known[seq].keys_up_to(have)[:have]] if have else []
+        table = [self._index[key] for key in self._known[seq].keys_up_to(have)[:have]]
         unused = [block for block in table if not self._users[block]]
         if begun is not None:
             unused.append(begun)
-        new = max(self.blocks_for(num_tokens) - self.blocks_for(hit_tokens), 0)
+        new = self.blocks_for(num_tokens) - self.blocks_for(hit_tokens)
         if len(unused) + new > self.num_free:
             return False
         self.num_free -= len(unused)
@@ -304,7 +304,7 @@ class _Known:
     def __init__(self, seq: Sequence, block_size: int) -> None:
         self._keys = keys_of(seq.request, block_size)
         self.hits = 0
-        self.seen: tuple[int, int] = (-1, -1)
+        self.seen: tuple[int, int] | None = None
 
     def keys_up_to(self, count: int) -> list[int] | range:
         """The keys of the first `count` blocks at least."""

@@ -18,6 +18,7 @@ from naive_systems import Step
 from stepping import Run, crowds, run
 from whole_batches import BLOCK_SIZE, blocked, requests, times
 
+from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import CountingKV
 from sim.kv.reuse_tree import ReuseTreeKV
@@ -332,6 +333,62 @@ def test_what_is_below_a_block_leaves_the_tree_with_it() -> None:
     assert kv.allocate(Sequence(requests("0:12->1")[0].request), 12)  # takes the never used one and two of `one`
     kv.check()
     assert kv.cached_blocks == 1
+
+
+def test_who_holds_nothing_has_nothing_to_give_back() -> None:
+    """Nor is there any swap unless asked for."""
+    kv, (one, _, _) = manager(3)
+    assert (kv.num_blocks, kv.num_free, kv.num_swap_blocks, kv.num_swap_free) == (3, 3, 0, 0)
+    for give_back in (kv.free, kv.end):
+        give_back(one)
+        assert (kv.table(one), kv.held(one), kv.num_free) == ([], 0, 3)
+
+
+def test_blocks_are_handed_out_to_the_last_one_and_not_beyond() -> None:
+    """5 blocks: 2 are admitted, a third is allocated, the fourth and fifth are the group's."""
+    kv, _ = manager(5)
+    seq = Sequence(requests("0:8->30")[0].request)
+    assert kv.admit(seq, 8, 0)
+    assert (kv.held(seq), kv.num_free) == (2, 3)
+    assert kv.allocate(seq, 9)
+    assert (kv.held(seq), kv.num_free) == (3, 2)
+    seq.settled_computed_tokens, seq.settled_output_tokens = 8, 1
+    group = DecodeGroup(BLOCK_SIZE)
+    group.join(seq)
+    held = []
+    for _ in range(4):
+        assert kv.allocate(seq, 12)
+        group.advance()
+        held.append(kv.held(seq))
+    for _ in range(8):
+        assert kv.grow_group(group)
+        group.advance()
+        held.append(kv.held(seq))
+        kv.check()
+    assert held == [3] * 4 + [4] * 4 + [5] * 4
+    assert not kv.grow_group(group)
+    assert not kv.allocate(seq, 21)
+    assert (kv.num_free, sorted(kv.table(seq))) == (0, [0, 1, 2, 3, 4])
+    kv.free(seq)
+    group.leave(seq)
+    assert (kv.held(seq), kv.num_free) == (0, 5)
+
+
+def test_a_lookup_sees_what_came_and_went_since_the_last_one() -> None:
+    """A block is stored, and another one handed out to others, which is one more change and not one less."""
+    kv = ReuseTreeKV(5, BLOCK_SIZE)
+    gone, one, head, other = (Sequence(a.request) for a in alike("0:5->1 0:5->1 0:9->1 0:9->1", 0, 4, 4, 4))
+    assert kv.admit(gone, 5, 0)
+    kv.end(gone)
+    assert kv.admit(one, 5, 0)
+    assert (kv.lookup(head), kv.lookup(other)) == (0, 0)
+    kv.store(one, 4)
+    assert kv.lookup(head) == 4
+    assert kv.allocate(Sequence(requests("0:12->1")[0].request), 12)
+    assert kv.cached_blocks == 1
+    assert kv.lookup(other) == 4
+    kv.end(one)
+    assert one not in kv._known
 
 
 def test_an_admission_beyond_what_is_cached_is_refused() -> None:

@@ -15,6 +15,7 @@ from sim.kv.blocks import CountingKV, TableKV, never_fits
 from sim.kv.choice import MAX_IDS, new_kv
 from sim.kv.prefix_cache import BlockHashKV
 from sim.kv.radix_cache import RadixKV
+from sim.kv.reuse_tree import ReuseTreeKV
 from sim.types import Request, Sequence
 
 
@@ -27,7 +28,7 @@ def kv(request: pytest.FixtureRequest) -> CountingKV | TableKV:
     return request.param(num_blocks=4, block_size=4, num_swap_blocks=2)
 
 
-@pytest.mark.parametrize("manager", [CountingKV, TableKV, BlockHashKV, RadixKV])
+@pytest.mark.parametrize("manager", [CountingKV, TableKV, BlockHashKV, RadixKV, ReuseTreeKV])
 def test_there_is_no_swap_unless_asked_for(manager: type) -> None:
     """A pool of 3 blocks has 3 free ones and none in swap."""
     pool = manager(3, 4)
@@ -53,6 +54,14 @@ def test_who_holds_nothing_has_empty_tables() -> None:
     """Of blocks and of swap slots."""
     pool = TableKV(3, 4)
     assert (pool.table(sequence()), pool.swap_table(sequence()), pool.held(sequence())) == ([], [], 0)
+
+
+@pytest.mark.parametrize("manager", [CountingKV, TableKV, BlockHashKV, RadixKV, ReuseTreeKV])
+def test_who_holds_nothing_gives_nothing_back(manager: type) -> None:
+    """As one that is given up while it waits."""
+    pool, seq = manager(3, 4), sequence()
+    pool.free(seq)
+    assert (pool.num_free, pool.num_swap_free, pool.held(seq)) == (3, 0, 0)
 
 
 def test_allocating_less_gives_nothing_back(kv: CountingKV | TableKV) -> None:
@@ -221,6 +230,7 @@ class Caching:
         (Caching("blocks"), False, BlockHashKV),
         (Caching("blocks"), True, BlockHashKV),
         (Caching("radix"), False, RadixKV),
+        (Caching("reuse"), False, ReuseTreeKV),
     ],
 )
 def test_the_config_says_which_memory_it_needs(config: object, ids: bool, manager: type) -> None:

@@ -273,5 +273,35 @@ def test_random_lives_find_what_was_inserted_and_lose_no_page(data: st.DataObjec
     assert kv.num_free == kv.num_blocks
 
 
+def test_who_holds_nothing_has_nothing_to_give_back() -> None:
+    kv, seq = RadixKV(3, 4), sequence(0, (0, 8))
+    kv.free(seq)
+    assert (kv.table(seq), kv.swap_table(seq), kv.held(seq), seq.num_blocks, kv.num_free) == ([], [], 0, 0, 3)
+
+
+def test_what_a_sequence_holds_is_known_in_blocks() -> None:
+    """As it takes cached pages, gets new ones and decodes in the group, up to the last page and not beyond."""
+    kv = RadixKV(4, 4)
+    cached_and_gone(kv, sequence(0, (0, 8)))
+    seq = sequence(1, (0, 8), (1, 1), computed=9, output=1)
+    kv.take(seq, 8)
+    assert (seq.num_blocks, kv.held(seq)) == (2, 2)
+    assert kv.allocate(seq, 12)
+    assert (seq.num_blocks, kv.held(seq), kv.num_free) == (3, 3, 1)
+    group = DecodeGroup(4)
+    group.join(seq)
+    held = []
+    for _ in range(7):
+        assert kv.grow_group(group)
+        group.advance()
+        held.append(kv.held(seq))
+        kv.check()
+    assert held == [3] * 3 + [4] * 4
+    assert not kv.grow_group(group)
+    kv.free(seq)
+    group.leave(seq)
+    assert (seq.num_blocks, kv.held(seq), kv.num_free) == (0, 0, 4)
+
+
 def test_a_pool_has_no_swap_unless_asked_for() -> None:
     assert (RadixKV(8, 4).num_swap_blocks, RadixKV(8, 4, 3).num_swap_blocks) == (0, 3)
