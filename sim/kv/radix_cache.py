@@ -47,7 +47,7 @@ class RadixKV:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._held: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages the group grew by whose ids nobody asked for yet; they are among the free
-        self._room_step = -1  # the group step that `grow_group` last made room for
+        self._room_step: int | None = None  # the group step that `grow_group` last made room for
         self._last_match: tuple[Sequence, int, int, Node, int] | None = None  # sequence, limit, now, node, hit
 
     @property
@@ -79,8 +79,6 @@ class RadixKV:
         holding = self._held.get(seq)
         if holding is None:
             return 0
-        if seq.group is None:
-            return len(holding.table)
         return max(len(holding.table), -(-seq.num_computed_tokens // self.block_size))
 
     # ---- the cache
