@@ -132,7 +132,7 @@ class RadixKV:
         if matched < size:
             node = tree.add_leaf(node, tail(run, matched), holding.table[matched // page : size // page])
         prompt = tree.whole_pages(seq.request.prompt_tokens)
-        if 0 < prompt < size:
+        if prompt < size:
             tree.descend(head(run, prompt))
         copies = holding.table[holding.shared : matched // page]
         tree.lock(node)
@@ -144,9 +144,7 @@ class RadixKV:
 
     def make_room(self, num_blocks: int) -> None:
         """Evicts until `num_blocks` pages are free, or nothing more can be evicted."""
-        short = num_blocks - (len(self._free) - self._owed)
-        if short > 0:
-            self._free += self._tree.evict(short)
+        self._free += self._tree.evict(num_blocks - (len(self._free) - self._owed))
 
     # ---- the manager as every policy sees it
 
@@ -169,10 +167,9 @@ class RadixKV:
 
     def grow_group(self, group: DecodeGroup) -> bool:
         need = group.blocks_due()
-        if need > len(self._free) - self._owed:
-            if need > self.num_free:
-                return False
-            self.make_room(need)
+        if need > self.num_free:
+            return False
+        self.make_room(need)
         self._owed += need
         self._room_step = group.step
         return True

@@ -182,6 +182,26 @@ def test_tokens_that_are_not_cached_cannot_be_taken() -> None:
     kv.check()
 
 
+def test_what_was_matched_is_taken_by_whom_it_was_matched_for_as_long_as_it_is_there() -> None:
+    """Another sequence takes its own pages, fewer pages are fewer, nobody takes twice, and what is evicted is gone."""
+    kv = RadixKV(6, 4)
+    for text in (0, 1):
+        cached_and_gone(kv, sequence(text, (text, 12)))
+    one, two, three = sequence(2, (0, 13)), sequence(3, (1, 13)), sequence(4, (0, 13))
+    pages = [kv.match(one, 12), kv.match(two, 12)]
+    kv.take(one, 12)
+    kv.take(two, 8)
+    assert (pages, kv.table(one), kv.table(two)) == ([12, 12], [0, 1, 2], [3, 4])
+    with pytest.raises(ValueError, match="cannot take"):
+        kv.take(two, 8)
+    kv.free(one)
+    assert kv.match(three, 12) == 12
+    kv.make_room(6)
+    with pytest.raises(ValueError, match="cannot take 12 cached tokens, 0 are found"):
+        kv.take(three, 12)
+    kv.check()
+
+
 def test_the_group_grows_in_one_addition_and_ids_follow_when_asked_for() -> None:
     """Pages of a group are taken at once; tables have them when read, distinct; the pool is whole in the end."""
     kv = RadixKV(8, 1)
@@ -283,11 +303,12 @@ def test_what_a_sequence_holds_is_known_in_blocks() -> None:
     """As it takes cached pages, gets new ones and decodes in the group, up to the last page and not beyond."""
     kv = RadixKV(4, 4)
     cached_and_gone(kv, sequence(0, (0, 8)))
-    seq = sequence(1, (0, 8), (1, 1), computed=9, output=1)
+    seq = sequence(1, (0, 8), (1, 1), output=1)
     kv.take(seq, 8)
     assert (seq.num_blocks, kv.held(seq)) == (2, 2)
     assert kv.allocate(seq, 12)
     assert (seq.num_blocks, kv.held(seq), kv.num_free) == (3, 3, 1)
+    seq.settled_computed_tokens = 9
     group = DecodeGroup(4)
     group.join(seq)
     held = []
