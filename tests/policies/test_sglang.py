@@ -158,10 +158,16 @@ def test_rule_3_the_higher_number_first_then_the_earlier(knobs: dict[str, Any], 
     assert [row.items[0][0] for row in done.log] == order
 
 
+@pytest.mark.parametrize("low_first", [False, True])
 @pytest.mark.parametrize(("priority", "makes_way"), [(10, False), (11, True)])
-def test_rule_3_a_preemption_needs_more_than_the_threshold(priority: int, makes_way: bool) -> None:
+def test_rule_3_a_preemption_needs_more_than_the_threshold(priority: int, makes_way: bool, low_first: bool) -> None:
     """With one slot, 11 against 0 retracts the running one, 10 does not: the default threshold is 10."""
-    done = timeline(f"0:4->9p0 5:4->2p{priority}", max_running_requests=1, enable_priority_scheduling=True)
+    done = timeline(
+        f"0:4->9p0 5:4->2p{-priority if low_first else priority}",
+        max_running_requests=1,
+        enable_priority_scheduling=True,
+        schedule_low_priority_values_first=low_first,
+    )
     if makes_way:
         assert done.preemptions() == [(14, 0, "priority", 1)]
         # Its prompt is still in the tree, so that only the token it had made is computed anew.
@@ -195,6 +201,37 @@ def test_rule_3_a_full_batch_is_looked_at_before_every_step() -> None:
     """Request 1 has found the slot taken; 2, more important, takes it although nobody has left since."""
     done = timeline("0:4->9p0 5:4->9p0 40:4->2p50", max_running_requests=1, enable_priority_scheduling=True)
     assert done.preemptions() == [(50, 0, "priority", 2)]
+
+
+def test_rule_3_a_full_batch_is_looked_at_as_what_it_reserves_falls() -> None:
+    """Request 1 reserves 0.7 of 4,000 tokens, and less with every step, until the victim 0 leaves enough for 2."""
+    done = timeline(
+        "0:4->30p0 0:4->30/4000p50 30:4->2/1320p50",
+        page=1,
+        tokens=4100,
+        max_model_len=5000,
+        max_running_requests=2,
+        enable_priority_scheduling=True,
+    )
+    assert [(victim, by) for _, victim, _, by in done.preemptions()] == [(0, 2)]
+    assert [row.preempted for row in done.log].index([0]) == 12
+
+
+def test_rule_3_what_stays_reserved_is_the_sum_of_sglang() -> None:
+    """0.7 of 3, 7 and 3, added row by row, less the 2.1 of the victim 2, leave a little more than 9 of 16: 2 + 6 + 1.
+
+    Of 13 tokens at once they would leave 9.
+    """
+    done = timeline(
+        "0:1->4p70 5:1->8p70 15:1->4p0 25:2->6p70",
+        page=1,
+        tokens=18,
+        max_running_requests=3,
+        enable_priority_scheduling=True,
+        disable_radix_cache=True,
+    )
+    assert done.preemptions() == [(33, 2, "priority", 3)]
+    assert done.items[3] == [(3, 2)]
 
 
 def test_rule_3_what_victims_reserved_is_free_at_once() -> None:
@@ -251,6 +288,21 @@ def test_rule_4_the_chunk_is_charged_whole_pages() -> None:
     assert timeline("0:4->1 0:3->1", chunked_prefill_size=8).items == [[(0, 4), (1, 3)]]
 
 
+def test_rule_4_without_a_slot_the_budget_is_not_asked() -> None:
+    """The riding decode would use a budget of 1 up, too; what 1 waits for is the slot."""
+    done = timeline(
+        "0:4->9 5:4->1", enable_mixed_chunk=True, chunked_prefill_size=8, max_prefill_tokens=1, max_running_requests=1
+    )
+    assert blocked(done.records) == [(14, 1, "no_slot")]
+
+
+def test_rule_4_what_no_page_of_the_chunk_is_left_for_lacks_tokens() -> None:
+    """Of a chunk of 8 one riding decode and 4 tokens of request 1 leave 3, less than a page."""
+    done = timeline("0:4->9 5:4->1 5:4->1", enable_mixed_chunk=True, chunked_prefill_size=8)
+    assert done.items[1:3] == [[(1, 4), (0, 1)], [(2, 4), (0, 1)]]
+    assert blocked(done.records) == [(14, 2, "token_budget")]
+
+
 # ---- what is refused
 
 
@@ -282,6 +334,8 @@ def test_prompts_leave_6_tokens_of_the_context_and_of_the_pool(tokens: int, max_
     """Of 40 tokens of either, 33 may be prompt; 34 are refused."""
     done = timeline("0:33->1 100:34->1", page=1, tokens=tokens, max_model_len=max_model_len)
     assert outcomes(done.records) == [("finished", ""), ("rejected", "prompt_too_long")]
+    limits = f"6 less than max_model_len {max_model_len} and the {tokens} KV tokens"
+    assert done.records.details == {"prompt_too_long": f"prompt of 34 tokens; it must be below 34, {limits}"}
 
 
 @pytest.mark.parametrize(
@@ -301,7 +355,10 @@ def test_a_cap_is_cut_to_what_context_and_pool_hold(page: int, tokens: int, max_
 def test_what_would_keep_the_head_of_the_queue_for_ever_is_rejected(prompt: int, outcome: str) -> None:
     """Of 64 tokens in pages of 16 none are left for output: 47 and a page are below 64, 48 and a page never will be."""
     done = timeline(f"0:{prompt}->5 100:4->1", page=16, tokens=64)
-    assert [what for what, _ in outcomes(done.records)] == [outcome, "finished"]
+    reason = "never_fits" if outcome == "rejected" else "cap_cut"
+    assert outcomes(done.records) == [(outcome, reason), ("finished", "")]
+    told = "48 KV tokens for what is known, 0 to come and a page of 16 must be below the 64 in the pool"
+    assert outcome == "finished" or done.records.details == {"never_fits": told}
 
 
 @pytest.mark.parametrize(("output", "ends"), [(27, "finished"), (28, "rejected")])

@@ -5,6 +5,8 @@ Times in ns with stepping's LinearCost: a step is 10, 1 a prefill token, 2 a dec
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sglang_runs import sharing, timeline
 from stepping import LinearCost
@@ -118,13 +120,16 @@ def pressed(num_before: int) -> list[Arrival]:
     )
 
 
+@pytest.mark.parametrize("knobs", [{}, {"enable_priority_scheduling": True, "disable_priority_preemption": True}])
 @pytest.mark.parametrize(("num_before", "computed"), [(30, 4), (29, 12), (31, 12)])
-def test_every_32nd_pass_uses_the_prefixes_of_those_who_wait(num_before: int, computed: int) -> None:
+def test_every_32nd_pass_uses_the_prefixes_of_those_who_wait(
+    num_before: int, computed: int, knobs: dict[str, Any]
+) -> None:
     """In the 33rd pass texts 0 and 1 are used by those that wait for the slot, the first of them last: 1 is evicted.
 
-    In others text 0 is the older one, and goes.
+    In others text 0 is the older one, and goes. In order of priority, too.
     """
-    done = timeline(pressed(num_before), page=1, tokens=40, max_running_requests=1)
+    done = timeline(pressed(num_before), page=1, tokens=40, max_running_requests=1, **knobs)
     assert done.items[-2] == [(num_before + 3, computed)]
 
 
@@ -132,6 +137,32 @@ def test_every_32nd_pass_uses_the_prefixes_of_those_who_wait(num_before: int, co
 def test_the_head_is_looked_at_before_the_number_of_requests(knob: str, computed: int) -> None:
     """Refused by prefill_max_requests, text 0 has been used and stays; refused a slot, it has not."""
     assert timeline(pressed(0), page=1, tokens=40, **{knob: 1}).items[-2] == [(3, computed)]
+
+
+def test_what_ends_with_its_prompt_is_used_in_batch_order() -> None:
+    """0 ends as text 1 of request 1 is stored: text 0 is the older one, and goes when 2 and 3 come.
+
+    Request 1, retracted for 3, computes only its last token when it returns.
+    """
+    prompts = [((i, 8),) for i in (0, 1)] + [((i, 20),) for i in (2, 3)]
+    arrivals = sharing("0:8->1p0 0:8->9p0 5:20->1p50 5:20->1p50", *prompts)
+    done = timeline(arrivals, page=1, tokens=50, max_running_requests=2, enable_priority_scheduling=True)
+    assert done.items[:3] == [[(0, 8), (1, 8)], [(2, 20), (3, 20)], [(1, 1)]]
+
+
+def test_there_are_no_passes_while_the_batch_is_full() -> None:
+    """Request 3 runs for 45 steps; 4, of text 0, does not fit beside it, and 5, of text 1, waits behind 4.
+
+    When 3 needs the memory nobody has looked at 5 again, so that text 1 goes, not the younger text 2.
+    """
+    prompts: tuple[tuple[tuple[int, int], ...], ...] = (
+        *[((i, 8),) for i in (0, 1, 2)],
+        ((3, 10),),
+        *[((text, 8), (i, 4)) for text, i in ((0, 4), (1, 5), (2, 6))],
+    )
+    arrivals = sharing("0:8->1 100:8->1 200:8->1 300:10->45 305:12->20 305:12->1 305:12->1", *prompts)
+    done = timeline(arrivals, page=1, tokens=70)
+    assert done.items[-20] == [(4, 4), (5, 12), (6, 4)]
 
 
 def test_all_of_what_waits_is_used() -> None:

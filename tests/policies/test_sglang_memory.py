@@ -20,6 +20,7 @@ from sim.kv.radix_cache import RadixKV
 from sim.policies.systems.sglang import Sglang, SglangConfig
 from sim.policies.systems.sglang_batch import RunningBatch
 from sim.policies.systems.sglang_budget import Completion, Growth, NewTokenRatio
+from sim.record import SAT_OUT
 from sim.tokens import TokenIds, prompt_stream
 from sim.types import Arrival, PolicyContext, Request, Sequence
 
@@ -170,6 +171,22 @@ def test_rule_7_without_chunks_the_first_may_exceed_the_budget() -> None:
     assert timeline("0:20->1 0:4->1", max_prefill_tokens=8).items == [[(0, 20)], [(1, 4)]]
 
 
+def test_rule_7_a_chunk_that_finds_no_page_waits_for_the_decodes() -> None:
+    """22 tokens: with 10 of 12 computed beside two decodes of 6 tokens each none is left; 1 is retracted for 0."""
+    done = timeline(
+        "0:1->8 0:1->8 5:12->1",
+        page=1,
+        tokens=22,
+        enable_mixed_chunk=True,
+        chunked_prefill_size=4,
+        schedule_conservativeness=0.0,
+    )
+    assert done.items[5:8] == [[(2, 2), (0, 1), (1, 1)], [(0, 1)], [(2, 2), (0, 1)]]
+    states = done.records.states[done.records.states["state"] == SAT_OUT]
+    rows = [(int(r["time_ns"]), int(r["request_id"]), done.records.texts[r["reason"]]) for r in states]
+    assert rows == [(92, 2, "kv_blocks")]
+
+
 # ---- rule 8: strict order
 
 
@@ -261,7 +278,9 @@ def test_rule_9_the_head_retracted_is_blocked_first_by_that() -> None:
 def test_rule_10_a_later_request_computes_only_what_is_not_cached() -> None:
     """12 tokens in common, in pages of 4: request 1 computes its other 4, and all 16 without the cache."""
     arrivals = sharing("0:12->1 50:16->1", ((0, 12),), ((0, 12), (1, 4)))
-    assert timeline(arrivals).items == [[(0, 12)], [(1, 4)]]
+    done = timeline(arrivals)
+    assert done.items == [[(0, 12)], [(1, 4)]]
+    assert done.records.requests["cached_tokens"].tolist() == [0, 12]
     assert timeline(arrivals, disable_radix_cache=True).items == [[(0, 12)], [(1, 16)]]
 
 

@@ -113,6 +113,13 @@ def test_a_prompt_longer_than_any_step_is_rejected() -> None:
     assert outcomes(trt("0:7->1", max_num_tokens=6, enable_chunked_prefill=True).records) == [("finished", "")]
 
 
+def test_why_the_head_waits() -> None:
+    """Rule 7: with just the 2 blocks it needs, for tokens; where a step's tokens ended ahead of it, for its blocks."""
+    assert blocked(trt("0:4->3 0:6->1", blocks=4, max_num_tokens=6).records) == [(0, 1, "token_budget")]
+    chunked = trt("0:8->9 0:8->1", blocks=5, max_num_tokens=8, enable_chunked_prefill=True)
+    assert blocked(chunked.records) == [(0, 1, "kv_blocks")]
+
+
 def test_chunks_are_cut_to_whole_blocks_and_the_rest_goes_to_those_behind() -> None:
     """Rule 8: of the 4 tokens left 4 are taken; beside the decode 7 are left, 4 taken, and 1 goes to the third."""
     result = trt("0:4->4 0:14->1 0:1->1", max_num_tokens=8, enable_chunked_prefill=True)
@@ -226,12 +233,30 @@ def test_one_that_waits_pauses_those_started_behind_it() -> None:
     assert result.preemptions()[0][1:] == (2, "kv_blocks", 2)
 
 
+def test_one_that_waits_may_pause_in_vain() -> None:
+    """Rule 5: the third waits for tokens, the fourth has overtaken it. At 59 the first two need 2 of 2 free blocks: the
+    fourth is paused, and the third one's 2 blocks are not there all the same.
+    """
+    result = evicting("0:1->9 0:1->9 5:8->1 5:1->9", blocks=5, max_num_tokens=5, enable_chunked_prefill=True)
+    assert result.preemptions()[0] == (59, 3, "kv_blocks", 2)
+    assert blocked(result.records)[:2] == [(12, 2, "token_budget"), (59, 2, "kv_blocks")]
+
+
+def test_one_that_waits_comes_before_the_only_one_that_runs() -> None:
+    """Rule 5: from 26 on the third decodes alone and leaves 3 of 4 tokens, less than a block, to the second."""
+    result = evicting("0:1->2 5:5->1 5:3->3", blocks=9, max_num_tokens=4, enable_chunked_prefill=True)
+    assert result.items == [[(0, 1)], [(2, 3), (0, 1)], [(2, 1)], [(2, 1)], [(1, 4)], [(1, 1)]]
+    assert not result.preemptions()
+
+
 def test_what_could_never_end_is_rejected() -> None:
     """16 tokens to the end fill 4 blocks; 17 need a fifth, but pausing counts the 16 computed ones only."""
     arrivals = "0:8->8 0:8->9"
     assert outcomes(trt(arrivals, blocks=4).records) == [("finished", ""), ("rejected", "never_fits")]
     assert outcomes(evicting(arrivals, blocks=4).records) == [("finished", ""), ("finished", "")]
     assert outcomes(evicting("0:8->10", blocks=4).records) == [("rejected", "never_fits")]
+    told = "5 KV blocks to completion, 4 in the pool"
+    assert trt(arrivals, blocks=4).records.details == {"never_fits": told}
 
 
 def test_a_pause_cuts_off_what_one_step_could_not_compute_anew() -> None:
@@ -252,6 +277,12 @@ def test_a_cancel_gives_its_reserved_blocks_back() -> None:
     """The request that waits starts at the step boundary of the cancel."""
     result = trt("0:4->5c5 0:4->5", blocks=3)
     assert times(result.records, "scheduled_ns") == [(0,), (14,)]
+
+
+def test_the_cache_that_a_config_needs() -> None:
+    """A tree of blocks to be reused, or none."""
+    assert TensorrtLlmConfig().prefix_cache == "reuse"
+    assert TensorrtLlmConfig(enable_block_reuse=False).prefix_cache == ""
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,14 @@ def test_who_was_overtaken_comes_before_the_rest_of_a_prompt_that_overtook() -> 
     assert [row[:3] for row in states(result, SAT_OUT)] == [(19, 2, "kv_blocks")]
 
 
+def test_who_was_overtaken_takes_what_was_kept_for_the_one_that_overtook() -> None:
+    """Rules 3 and 6: the third keeps 8 blocks, 4 of them still to be taken; at 19 the second takes 3 of these."""
+    arrivals = alike("0:5->3 0:5->1/7 0:16->1/16", 4, 4, 0)
+    result = trt(arrivals, blocks=10, max_num_tokens=12, enable_chunked_prefill=True)
+    assert result.items[:3] == [[(2, 4), (0, 5)], [(1, 1), (0, 1)], [(2, 8), (0, 1)]]
+    assert [row[:3] for row in states(result, SAT_OUT)] == [(19, 2, "kv_blocks")]
+
+
 # ---- MAX_UTILIZATION
 
 

@@ -130,7 +130,7 @@ class PrefillAdder:
         room = (kv.held(seq) + kv.num_free) * page - computed
         n = min(lacking, limit, room)
         if n < 1:
-            self.why = "kv_blocks" if room < 1 else "token_budget"
+            self.why = "kv_blocks"
             self.events.append(Event("sat_out", seq, self.why))
             return False
         made.chunks.append((seq, n))

@@ -154,13 +154,10 @@ class ByPrefix(Waiting):
         return self._queue[0][0]
 
     def pop(self) -> Sequence:
-        seq, _ = self._queue.pop(0)
-        self._work.pop(seq, None)
-        return seq
+        return self._queue.pop(0)[0]
 
     def remove(self, seq: Sequence) -> None:
         self._queue = [item for item in self._queue if item[0] is not seq]
-        self._work.pop(seq, None)
 
     def first(self, num: int) -> list[Sequence]:
         return [seq for seq, _ in self._queue[:num]]
@@ -195,7 +192,7 @@ class ByPrefix(Waiting):
 
     def reserved_for_shorter(self, remaining: int, budget: int, page: int) -> int:
         reserved = 0
-        if not self._shortest or budget < 2 * page:
+        if not self._shortest:
             return reserved
         for seq, _ in self._queue:
             work = self._work[seq]

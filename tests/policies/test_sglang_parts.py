@@ -1,0 +1,201 @@
+"""SGLang's config, queues, budgets and what makes way for a prompt, each by itself; whole runs: test_sglang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sglang_runs import sharing
+from whole_batches import requests
+
+from sim.kv.blocks import CountingKV, KVBlockManager
+from sim.kv.radix_cache import RadixKV
+from sim.policies.systems.sglang_batch import RunningBatch
+from sim.policies.systems.sglang_budget import CLIP_MAX_NEW_TOKENS, Completion, Growth, PrefillBudget
+from sim.policies.systems.sglang_config import SglangConfig
+from sim.policies.systems.sglang_prefill import PrefillAdder
+from sim.policies.systems.sglang_queue import ByPrefix, ByPriority
+from sim.types import Request, Sequence
+
+Prompt = tuple[tuple[int, int], ...]
+PRIORITIES: dict[str, Any] = {"enable_priority_scheduling": True, "chunked_prefill_size": -1}
+
+# ---- the config
+
+
+@pytest.mark.parametrize(
+    ("knobs", "cache", "preempts", "mixes"),
+    [
+        ({}, "radix", False, False),
+        ({"disable_radix_cache": True}, "", False, False),
+        ({"enable_priority_scheduling": True}, "radix", True, False),
+        ({"enable_priority_scheduling": True, "disable_priority_preemption": True}, "radix", False, False),
+        ({"enable_mixed_chunk": True, "chunked_prefill_size": 1}, "radix", False, True),
+        ({"enable_mixed_chunk": True, "chunked_prefill_size": 0}, "radix", False, False),
+    ],
+)
+def test_what_a_config_comes_to(knobs: dict[str, Any], cache: str, preempts: bool, mixes: bool) -> None:
+    """The cache it needs, whether it preempts for priorities, whether decodes ride along: not without chunks."""
+    config = SglangConfig(**knobs)
+    assert (config.prefix_cache, config.preempts, config.mixes) == (cache, preempts, mixes)
+
+
+# ---- queues
+
+
+def sequences(text: str, *prompts: Prompt) -> list[Sequence]:
+    return [Sequence(a.request) for a in (sharing(text, *prompts) if prompts else requests(text))]
+
+
+def knowing(blocks: int, page: int, prompt: Prompt) -> RadixKV:
+    """A pool whose tree holds the tokens of `prompt`, which nobody uses."""
+    kv = RadixKV(blocks, page)
+    (known,) = sequences(f"0:{sum(n for _, n in prompt)}->1", prompt)
+    known.request = Request(999, 0, known.request.prompt_tokens, 1, tokens=known.request.tokens)
+    assert kv.admit(known, known.num_tokens, 0)
+    known.settled_computed_tokens = known.num_tokens
+    kv.insert(known)
+    kv.free(known)
+    return kv
+
+
+def arranged(kv: RadixKV, *prompts: Prompt, shortest: bool = False) -> ByPrefix:
+    """A queue of requests with these prompts, in order."""
+    queue = ByPrefix(kv, shortest=shortest)
+    for seq in sequences(" ".join(f"0:{sum(n for _, n in prompt)}->1" for prompt in prompts), *prompts):
+        queue.push(seq)
+    queue.arrange()
+    return queue
+
+
+def order(queue: ByPrefix) -> list[int]:
+    return [seq.request.id for seq in queue.first(9)]
+
+
+@pytest.mark.parametrize(("cached", "expected"), [(32, [0, 2, 1]), (36, [0, 1, 2])])
+def test_with_more_than_32_cached_tokens_nobody_waits_for_another(cached: int, expected: list[int]) -> None:
+    """Of two that share 40 tokens the second lets a third one pass if 32 of them are cached, not if 36 are."""
+    assert order(arranged(knowing(100, 4, ((0, cached),)), ((0, 40),), ((0, 40),), ((1, 40),))) == expected
+
+
+@pytest.mark.parametrize(("common", "expected"), [(32, [0, 2, 1]), (31, [0, 1, 2])])
+def test_a_common_prefix_is_seen_whatever_follows_it(common: int, expected: list[int]) -> None:
+    """The second has fewer tokens of the first's text: 32 of them make it wait, 31 do not."""
+    kv = RadixKV(100, 4)
+    assert order(arranged(kv, ((0, 40), (1, 4)), ((0, common), (2, 44 - common)), ((3, 44),))) == expected
+
+
+@pytest.mark.parametrize(
+    ("remaining", "budget", "reserved"), [(20, 16, 8), (20, 12, 8), (20, 11, 4), (4, 16, 0), (5, 16, 8)]
+)
+def test_what_a_chunk_leaves_to_shorter_ones(remaining: int, budget: int, reserved: int) -> None:
+    """Two of 4 tokens and one of 12 wait: each gets its pages while it is shorter and a page is left to the chunk."""
+    queue = arranged(RadixKV(100, 4), ((0, 4),), ((1, 4),), ((2, 12),), shortest=True)
+    assert queue.reserved_for_shorter(remaining, budget, 4) == reserved
+
+
+# ---- budgets
+
+
+def test_a_charge_takes_pages_of_every_budget_and_a_page_more_of_the_memory() -> None:
+    """5 tokens are 8 in pages of 4; of 40, less 2 of decodes that ride along and 3 of growth, 7 are kept for output."""
+    budget = PrefillBudget(CountingKV(10, 4), 100, 50, 3.0, 2)
+    assert (budget.left_total, budget.left_now, budget.left_input, budget.left_chunk) == (35, 38, 98, 48)
+    budget.charge(5, 7)
+    assert (budget.left_total, budget.left_now, budget.left_input, budget.left_chunk) == (16, 26, 90, 40)
+
+
+@pytest.mark.parametrize(("growth", "riding", "used_up"), [(0.0, 0, False), (1.0, 0, True), (0.0, 1, True)])
+def test_memory_is_used_up_at_0(growth: float, riding: int, used_up: bool) -> None:
+    """One token is free: it may be expected to be needed, or a decode that rides along needs it."""
+    assert PrefillBudget(CountingKV(1, 1), 9, None, growth, riding).no_kv is used_up
+
+
+@pytest.mark.parametrize(("tokens", "chunk", "used_up"), [(1, 1, False), (0, 1, True), (1, 0, True)])
+def test_a_budget_of_tokens_is_used_up_at_0(tokens: int, chunk: int, used_up: bool) -> None:
+    """The input's or the chunk's."""
+    assert PrefillBudget(CountingKV(9, 1), tokens, chunk, 0.0, 0).no_tokens is used_up
+
+
+def test_one_that_leaves_takes_what_is_beyond_the_clip_along() -> None:
+    """Of 4,096 and 3 more tokens to come nothing is left behind for the others."""
+    growth = Growth()
+    for seq in (long := Sequence(Request(0, 0, 1, CLIP_MAX_NEW_TOKENS + 3)), Sequence(Request(1, 0, 1, 10))):
+        growth.join(seq, 0)
+    growth.leave(long)
+    assert growth.tokens(0) == 10
+
+
+@pytest.mark.parametrize(("left_tokens", "fits"), [(22, True), (21, False)])
+def test_every_end_gives_back_what_it_held(left_tokens: int, fits: bool) -> None:
+    """5, 10 and 40 tokens to come: before the last one's 40 twice 10 tokens are given back, and 1 must be kept."""
+    first, *others = sequences("0:10->5 0:10->10 0:10->40")
+    assert Completion(1.0).fits(first, others, [], left_tokens) is fits
+
+
+@pytest.mark.parametrize(("left_tokens", "fits"), [(27, True), (26, False)])
+def test_one_that_enters_is_played_before_the_first_with_as_many_to_come(left_tokens: int, fits: bool) -> None:
+    """8 to come are played between 5 and 10, when the first has given 1 back: 8 for three, and a token each is kept."""
+    completion = Completion(1.0)
+    first, second, third, late = sequences("0:1->5 0:1->10 0:1->20 0:100->8")
+    assert completion.fits(first, [second, third], [], 300)
+    assert completion.fits(late, [], [], left_tokens) is fits
+
+
+def test_who_has_nothing_to_come_is_not_played() -> None:
+    """Beside 0.1 of a token to come 2 tokens last; with a row that ends at once they would have to be more."""
+    completion = Completion(0.1)
+    first, done, last = (Sequence(Request(i, 0, 1, 1)) for i in range(3))
+    done.max_output_tokens = last.max_output_tokens = 0
+    assert completion.fits(first, [done], [], 2)
+    assert completion.fits(last, [], [], 2)
+
+
+# ---- who makes way
+
+
+class Adder:
+    """A `PrefillAdder` under priority scheduling with preemption, whose prompts are computed at once."""
+
+    def __init__(self, kv: KVBlockManager, slots: int) -> None:
+        cache = kv if isinstance(kv, RadixKV) else None
+        self.batch = RunningBatch(kv, cache)
+        self.waiting = ByPriority(cache, low_first=False)
+        self.adder = PrefillAdder(SglangConfig(**PRIORITIES), kv, cache, self.waiting, self.batch, slots=slots)
+
+    def make(self, seq: Sequence) -> list[Sequence]:
+        """The victims of the next prefill batch, which `seq` has been queued for; its prompts decode afterwards."""
+        self.waiting.push(seq)
+        made = self.adder.make(1.0)
+        self.batch.place(made.chunks, ahead=False)
+        for other, n in made.chunks:
+            other.settled_computed_tokens += n
+            other.settled_output_tokens += 1
+            self.batch.join(other)
+        return made.victims
+
+
+@pytest.mark.parametrize(("tokens", "makes_way"), [(13, True), (12, False)])
+def test_one_that_was_retracted_is_known_by_its_tokens_none_of_them_cached(tokens: int, makes_way: bool) -> None:
+    """4 tokens and a cap of 5 need 9 beside the 4 that the less important one holds."""
+    adder = Adder(CountingKV(tokens, 1), slots=1)
+    first, other = sequences("0:4->5p50 0:4->2p0")
+    adder.make(first)
+    adder.adder.retracted(first)
+    adder.batch.retract(first)
+    adder.make(other)
+    assert len(adder.batch) == 1
+    assert adder.make(first) == ([other] if makes_way else [])
+
+
+@pytest.mark.parametrize(("tokens", "makes_way"), [(11, True), (10, False)])
+def test_one_that_was_looked_at_is_known_by_its_uncached_tokens(tokens: int, makes_way: bool) -> None:
+    """Of 4 tokens 3 are cached: 1 and a cap of 5 need 6 beside 1 + 1 held tokens and 3 to come of one that stays."""
+    adder = Adder(knowing(tokens, 1, ((0, 3),)), slots=2)
+    stays, goes, comes = sequences("0:1->4p50 0:1->2p0 0:4->5p50", ((1, 1),), ((2, 1),), ((0, 3), (3, 1)))
+    adder.make(stays)
+    adder.make(comes)  # finds too little memory
+    adder.waiting.remove(comes)
+    adder.make(goes)
+    assert adder.batch.rows() == [stays, goes]
+    assert adder.make(comes) == ([goes] if makes_way else [])
