@@ -231,12 +231,11 @@ def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: 
         longest = min(longest, int((marks.prompt_tokens + marks.max_output_tokens).max()))
     sequences = tokens = 1
     for policy in policies:
-        slots = getattr(policy.config, "max_num_seqs", None)
+        slots, budget = policy.config.traits.max_num_seqs, policy.config.traits.max_num_batched_tokens
         if slots is None:
             raise ScenarioError(
-                f"{policy.name}: its config has no max_num_seqs, which sizes the model's buffers. Give it one."
+                f"{policy.name}: its config states no max_num_seqs, which sizes the model's buffers. Give it one."
             )
-        budget = getattr(policy.config, "max_num_batched_tokens", None)
         sequences = max(sequences, slots)
         tokens = max(tokens, slots, slots * longest if budget is None else budget)
     return sequences, tokens

@@ -18,12 +18,13 @@ from typing import Any, TextIO
 
 from sim.errors import ScenarioError
 from sim.policies import POLICIES
+from sim.policy_config import PolicyConfig
 
 _METHODS = ("add", "cancel", "schedule", "repeat", "complete")
 _LETTERS = 200  # of what an import says
 
 
-def find_policy(kind: str, *, allow_code: bool) -> tuple[Any, Any]:
+def find_policy(kind: str, *, allow_code: bool) -> tuple[type[PolicyConfig], Any]:
     """Config and class of a registered policy, or of a user's own named `module:Class`.
 
     With `allow_code` its module is imported; without it is refused. ScenarioError then, and for what is no policy or
@@ -42,7 +43,7 @@ def find_policy(kind: str, *, allow_code: bool) -> tuple[Any, Any]:
         return _policy(kind)
 
 
-def _policy(kind: str) -> tuple[Any, Any]:
+def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
     module_name, _, name = kind.partition(":")
     module = importlib.import_module(module_name)
     policy = getattr(module, name)
@@ -51,10 +52,15 @@ def _policy(kind: str) -> tuple[Any, Any]:
         raise ScenarioError(f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/types.py.")
     config = getattr(policy.__init__, "__annotations__", {}).get("config")
     config = getattr(module, config, None) if isinstance(config, str) else config
-    if not is_dataclass(config):
+    if not isinstance(config, type) or not is_dataclass(config):
         raise ScenarioError(
             f"{kind}.__init__ has no config that is a dataclass of its module. Write"
             " def __init__(self, config: MyConfig, context)."
+        )
+    if not issubclass(config, PolicyConfig):
+        raise ScenarioError(
+            f"{kind}: its config is no PolicyConfig, which tells slots, KV memory and knobs. Write"
+            f" class {config.__name__}(PolicyConfig), from {PolicyConfig.__module__}."
         )
     return config, policy
 

@@ -15,6 +15,7 @@ from sim.fleet.routing import ROUTERS
 from sim.kv.blocks import KVBlockManager
 from sim.kv.choice import new_kv
 from sim.model import GpuSpec, KvBudget, ModelSpec, derive_kv
+from sim.policy_config import PolicyConfig
 from sim.record import Records
 from sim.resolved import Resolved, ResolvedPolicy
 from sim.scenario import Point, PolicySpec, Scenario
@@ -117,7 +118,7 @@ class Setup:
             rows[key] = self.resolved.rows[key]
         return replace(self, resolved=replace(self.resolved, rows=rows))
 
-    def new_kv(self, config: object) -> KVBlockManager:
+    def new_kv(self, config: PolicyConfig) -> KVBlockManager:
         """An empty pool of the kind that a policy's config asks for."""
         return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.resolved.num_swap_blocks, ids=False)
 

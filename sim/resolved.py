@@ -38,7 +38,10 @@ _ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
 
 @dataclass(frozen=True)
 class ResolvedPolicy:
-    """One policy to run: a label with one set of knobs. `variant` names the choice where `best_of` listed several."""
+    """One policy to run: a label with one set of knobs, which `config` holds, a `PolicyConfig` of the policy's own.
+
+    `variant` names the choice where `best_of` listed several.
+    """
 
     label: str
     kind: str
@@ -98,7 +101,7 @@ class Resolved:
         return workload
 
     def _check_hash_ids(self, block_tokens: int) -> None:
-        caching = [policy.name for policy in self.policies if getattr(policy.config, "prefix_cache", "")]
+        caching = [policy.name for policy in self.policies if policy.config.traits.prefix_cache]
         if caching and block_tokens % self.block_size:
             raise ScenarioError(
                 f"{self.name}: kv.block_size {self.block_size} does not divide the {block_tokens} tokens of the trace's"

@@ -47,7 +47,7 @@ def _row(floor: float, modules: str, anywhere: str = "", inside: str = "", **rul
 
 SIDE = 9
 ROWS = (
-    _row(0, "sim.errors sim.ranges sim.units sim.types sim.tokens sim.decode sim.plain", pure=True),
+    _row(0, "sim.errors sim.ranges sim.policy_config sim.units sim.types sim.tokens sim.decode sim.plain", pure=True),
     _row(0, "scenarios"),  # data only
     _row(0.5, "sim.files"),
     _row(1, "sim.model sim.catalog sim.kv.*", pure=True),

@@ -40,24 +40,6 @@ from sim.sweep.points import Sweep
 from sim.sweep.size import largest_load
 from sim.units import format_duration
 
-KNOBS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "long_prefill_token_threshold",
-    "chunked_prefill_size",
-    "max_prefill_tokens",
-    "max_running_requests",
-    "max_batch_size",
-    "max_num_tokens",
-    "max_batch_prefill_tokens",
-    "max_batch_total_tokens",
-    "batch_size",
-    "max_wait",
-    "max_queue_delay",
-    "batch_timeout",
-)
-"""Main knobs of the policies: those that a policy's scenario entry or config has are doubled and halved."""
-
 HELPS = 1.05  # of the capacity: what a change must win to be told
 RELAXED_SHARE = 0.95
 USE = ("engine_busy_share", "kv_utilisation_p99")
@@ -341,10 +323,10 @@ def _changes(best: PolicyCapacity) -> list[tuple[str, Case]]:
 
 
 def _knobs(case: Case) -> list[tuple[str, Any, str]]:
-    """(knob, its value in a scenario, in words) for every main knob that is set to a number, doubled and halved."""
+    """(knob, its value in a scenario, in words) of the policy's `knobs` that are set to numbers, doubled and halved."""
     found = []
-    for knob in KNOBS:
-        value, written = getattr(case.spec.config, knob, None), case.spec.knobs.get(knob)
+    for knob in case.spec.config.traits.knobs:
+        value, written = getattr(case.spec.config, knob), case.spec.knobs.get(knob)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             continue
         is_time = isinstance(written, str) and re.search(r"[a-z]", written) is not None

@@ -23,7 +23,7 @@ def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
 
     So many for each of its `engines`.
     """
-    slots = [slots for policy in resolved.policies if (slots := getattr(policy.config, "max_num_seqs", None))]
+    slots = [policy.config.traits.max_num_seqs or 0 for policy in resolved.policies]
     workload = resolved.workload
     classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
     lengths = TraceLengths() if workload.lengths is None and workload.trace is not None else workload.lengths

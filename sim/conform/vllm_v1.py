@@ -92,7 +92,7 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
     if meta.get("num_gpu_blocks", blocks + 1) != blocks + 1:
         all_blocks = meta["num_gpu_blocks"]
         raise BadRecording(f"meta.usable_blocks {blocks} is not num_gpu_blocks {all_blocks} less the null block.")
-    arrivals = _arrivals(data["requests"], with_tokens=bool(getattr(config, "prefix_cache", "")))
+    arrivals = _arrivals(data["requests"], with_tokens=bool(config.traits.prefix_cache))
     arrivals = form.in_order(arrivals, meta["block_size"])
     steps = [_step(row, f"steps[{i}]") for i, row in enumerate(data["steps"])]
     return Recording(

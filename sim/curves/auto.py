@@ -209,7 +209,7 @@ def _scale(search: Search) -> float:
 
 def _fewest_users(line: Line) -> int:
     """One, or as many as the policy waits for, without whom no batch would ever fill."""
-    return max([1, *(needs for spec in line.specs if (needs := getattr(spec.config, "waits_for", None)) is not None)])
+    return max(spec.config.traits.waits_for or 1 for spec in line.specs)
 
 
 def saturations(lines: Sequence[Line], home: Path, *, jobs: int = 1, force: bool = False) -> dict[str, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from sim.errors import ScenarioError
 from sim.kv.blocks import BlockTables, CountingKV, KVBlockManager, TableKV
 from sim.kv.prefix_cache import BlockHashKV
 from sim.kv.radix_cache import RadixKV
 from sim.kv.reuse_tree import ReuseTreeKV
+from sim.policy_config import PolicyConfig
 
 MAX_IDS = 2**24
 """Of a pool: a gigabyte of ids, for 268 million tokens in blocks of 16."""
@@ -16,17 +17,21 @@ MAX_IDS = 2**24
 
 @overload
 def new_kv(
-    config: Any, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: Literal[True]
+    config: PolicyConfig, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: Literal[True]
 ) -> BlockTables: ...
 @overload
-def new_kv(config: Any, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool) -> KVBlockManager: ...
-def new_kv(config: Any, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool) -> KVBlockManager:
-    """An empty pool as `config.prefix_cache` asks: "blocks", "radix", "reuse", or "" (as without such a word).
+def new_kv(
+    config: PolicyConfig, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool
+) -> KVBlockManager: ...
+def new_kv(
+    config: PolicyConfig, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool
+) -> KVBlockManager:
+    """An empty pool of the kind that `config.traits.prefix_cache` names: "blocks", "radix", "reuse", or "" for none.
 
     Without caching `ids` says whether block ids are kept, which a live executor needs; caches always keep them.
     ScenarioError for a kind that does not exist, or more than MAX_IDS blocks that have an id.
     """
-    kind = getattr(config, "prefix_cache", "")
+    kind = config.traits.prefix_cache
     if (kind or ids) and num_blocks > MAX_IDS:
         raise ScenarioError(
             f"kv: {num_blocks:,} blocks of {block_size} tokens, of which each has an id where prefixes are cached; at"

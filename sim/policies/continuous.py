@@ -14,26 +14,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
-from sim.ranges import PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 _NO_CAP = 1 << 62
 
 
 @dataclass(frozen=True)
-class ContinuousConfig:
+class ContinuousConfig(PolicyConfig):
     """Knobs. `max_num_batched_tokens` null: no cap on a step's tokens.
 
     `reserve_tokens` null: a request reserves KV for its prompt and output cap, less the last token, which is never
     computed; a number: that many tokens for every request.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     max_num_seqs: PositiveInt
     max_num_batched_tokens: PositiveInt | None
@@ -42,13 +41,21 @@ class ContinuousConfig:
     reserve_tokens: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         # All running sequences may decode in one step, a token each.
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
                 f" {self.max_num_seqs}, or null for no cap"
             )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            knobs=("max_num_seqs", "max_num_batched_tokens"),
+        )
 
 
 class Continuous:

@@ -18,20 +18,18 @@ from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, ClassVar
 
 from sim.kv.blocks import never_fits
 from sim.policies.rectangle import FinishedRows, Padding, Rectangle, Respond
-from sim.ranges import Levels, PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import Levels, PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import Duration, PositiveDuration, format_duration
 
 
 @dataclass(frozen=True)
-class DynamicConfig:
+class DynamicConfig(PolicyConfig):
     """`priority_levels` n serves priorities 0 to n-1, 0 first; None has one queue and ignores priorities."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     max_batch_size: PositiveInt
     max_queue_delay: Duration = 0
@@ -43,7 +41,7 @@ class DynamicConfig:
     respond: Respond = "batch_end"
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         sizes = self.preferred_batch_sizes
         if list(sizes) != sorted(set(sizes)) or (sizes and sizes[-1] > self.max_batch_size):
             raise ValueError(
@@ -51,9 +49,8 @@ class DynamicConfig:
             )
 
     @property
-    def max_num_seqs(self) -> int:
-        """Slots, for the occupancy that is reported."""
-        return self.max_batch_size
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.max_batch_size, knobs=("max_batch_size", "max_queue_delay"))
 
 
 class Dynamic:

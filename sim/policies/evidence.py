@@ -1,4 +1,4 @@
-"""Which engine a policy follows, at which version, and how many schedules recorded from it are equal in every step.
+"""Which engine a policy follows, at which version, how it differs, and how many recorded schedules it makes again.
 
 The versions are those of the sources that the policies name. The schedules stand for policies whose `evidence` is
 `recorded`; `tests/golden/test_evidence.py` counts them where the recordings are at hand.
@@ -13,17 +13,19 @@ from dataclasses import dataclass
 class Followed:
     """The engine and version that a policy follows. `schedules`: how many recorded ones it was compared with and makes
     again; TensorRT-LLM's are of its C++ sources typed anew and compiled, the others of the engine itself.
+    `differs`: from the engine as it is shipped, in words for a table; "" if in nothing.
     """
 
     engine: str
     version: str
     schedules: int = 0
+    differs: str = ""
 
 
 FOLLOWED = {
-    "vllm": Followed("vLLM", "0.33.0", 18),
-    "sglang": Followed("SGLang", "0.5.23", 13),
-    "tensorrt_llm": Followed("TensorRT-LLM", "cf6abc45", 17),
+    "vllm": Followed("vLLM", "0.33.0", 18, "synchronous"),
+    "sglang": Followed("SGLang", "0.5.23", 13, "without overlap"),
+    "tensorrt_llm": Followed("TensorRT-LLM", "cf6abc45", 17, "without partial block reuse"),
     "orca": Followed("Vidur", "7d47513a", 1),
     "sarathi": Followed("Vidur", "7d47513a", 1),
     "vllm_v0": Followed("Vidur", "7d47513a", 1),

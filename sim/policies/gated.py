@@ -12,30 +12,36 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from sim.decode import DecodeGroup
 from sim.kv.blocks import never_fits
-from sim.ranges import NonNegativeInt, PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import NonNegativeInt, PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 
 @dataclass(frozen=True)
-class GatedConfig:
+class GatedConfig(PolicyConfig):
     """Knobs. The default limits are those of the continuous family in the shipped scenarios."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     max_num_seqs: PositiveInt = 256
     max_num_batched_tokens: PositiveInt = 8192
     open_at: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         # All running sequences may decode in one step, a token each; a gate that never shuts is continuous batching.
         low, seqs, tokens = self.open_at, self.max_num_seqs, self.max_num_batched_tokens
         if not low < seqs <= tokens:
             raise ValueError(f"must be open_at {low} < max_num_seqs {seqs} <= max_num_batched_tokens {tokens}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            knobs=("max_num_seqs", "max_num_batched_tokens"),
+        )
 
 
 class Gated:

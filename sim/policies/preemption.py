@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from sim.errors import ScenarioError
 from sim.kv.blocks import KVBlockManager
-from sim.ranges import PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt
 from sim.types import LengthPredictor, PolicyContext, Sequence, StepEstimator
 from sim.units import Duration, PartialShare
 
@@ -16,7 +17,7 @@ Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class PreemptiveConfig:
+class PreemptiveConfig(PolicyConfig):
     """Knobs. `max_num_batched_tokens` null: no cap on a step's tokens.
 
     `watermark` is the share of KV blocks that admission leaves free while others run; 1 % as in vLLM's first engine.
@@ -24,8 +25,6 @@ class PreemptiveConfig:
     `preempt_after` None: only want of blocks preempts; it needs `waiting_order: priority`, and equals never preempt.
     Beside it `victim: lowest_priority` is apt: `newest` would take blocks from the important ones just let in.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     max_num_seqs: PositiveInt
     max_num_batched_tokens: PositiveInt | None
@@ -38,7 +37,7 @@ class PreemptiveConfig:
     preempt_after: Duration | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         # All running sequences may decode in one step, a token each.
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
@@ -52,23 +51,24 @@ class PreemptiveConfig:
             )
 
     @property
-    def needs_predictor(self) -> bool:
-        """Whether a knob asks for predicted output lengths."""
-        return self.waiting_order in ("sjf", "srpt") or self.victim == "most_remaining"
-
-    @property
-    def needs_swap_space(self) -> bool:
-        return self.by != "recompute"
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            needs_predictor=self.waiting_order in ("sjf", "srpt") or self.victim == "most_remaining",
+            needs_swap_space=self.by != "recompute",
+            knobs=("max_num_seqs", "max_num_batched_tokens"),
+        )
 
 
 def check_context(config: PreemptiveConfig, context: PolicyContext) -> None:
     """Raises ScenarioError where a knob needs something the scenario does not give."""
-    if config.needs_predictor and context.predictor is None:
+    if config.traits.needs_predictor and context.predictor is None:
         knobs = f"waiting_order: {config.waiting_order}, victim: {config.victim}"
         raise ScenarioError(f"preemptive: {knobs} needs predicted output lengths. Add predictor: {{kind: oracle}}.")
     if config.by == "auto" and context.estimator is None:
         raise ScenarioError("preemptive: by: auto needs estimates of recompute and swap times. Say recompute or swap.")
-    if config.needs_swap_space and not context.kv.num_swap_blocks:
+    if config.traits.needs_swap_space and not context.kv.num_swap_blocks:
         raise ScenarioError(f"preemptive: by: {config.by} needs swap space, and there is none. Add kv: swap_space.")
 
 

@@ -16,21 +16,19 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
-from typing import Any, ClassVar
 
 from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
 from sim.policies.rectangle import FinishedRows, Padding, Rectangle, Respond
-from sim.ranges import PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import Duration
 
 
 @dataclass(frozen=True)
-class StaticConfig:
+class StaticConfig(PolicyConfig):
     """`max_wait` None waits for a full batch without bound. `reserve_tokens` is a fixed KV slot for each row."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     batch_size: PositiveInt
     wait_for_full: bool = True
@@ -42,7 +40,7 @@ class StaticConfig:
     reserve_tokens: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.max_wait is not None and not self.wait_for_full:
             raise ValueError(f"max_wait {self.max_wait} ns needs wait_for_full: true")
         if self.reserve_tokens is not None and (self.padding != "none" or self.finished_rows != "drop"):
@@ -52,14 +50,12 @@ class StaticConfig:
             )
 
     @property
-    def max_num_seqs(self) -> int:
-        """Slots, for the occupancy that is reported."""
-        return self.batch_size
-
-    @property
-    def waits_for(self) -> int | None:
-        """Requests without which no batch ever starts; None if a time or nothing bounds the wait."""
-        return self.batch_size if self.wait_for_full and self.max_wait is None else None
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.batch_size,
+            waits_for=self.batch_size if self.wait_for_full and self.max_wait is None else None,
+            knobs=("batch_size", "max_wait"),
+        )
 
 
 class Static:

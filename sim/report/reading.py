@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
 from sim.policies import POLICIES
+from sim.policies.evidence import FOLLOWED
 from sim.results.read import varied
 
 if TYPE_CHECKING:
@@ -107,16 +108,11 @@ def systems_note(results: Results) -> str:
     """What must stand beside two or more real systems, and beside one that is not as its engine is shipped; empty for
     other runs."""
     kinds = set(texts(results.summary, "kind"))
-    systems = {kind: policy for kind, (_, policy) in POLICIES.items() if kind in kinds and _is_system(policy)}
-    said = {kind: str(getattr(policy, "differs", "")) for kind, policy in systems.items()}
-    differing = [f"{kind} {text}" for kind, text in said.items() if text]
+    systems = {kind: FOLLOWED[kind] for kind in POLICIES if kind in kinds and kind in FOLLOWED}
+    differing = [f"{kind} {followed.differs}" for kind, followed in systems.items() if followed.differs]
     notes = [SAME_COSTS] if len(systems) > 1 else []
     notes += [f"{', '.join(differing)}: not the engine's default"] if differing else []
     return " · ".join(notes)
-
-
-def _is_system(policy: type) -> bool:
-    return policy.__module__.startswith("sim.policies.systems.")
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:

@@ -38,6 +38,7 @@ from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
 def point_inputs(setup: Setup, run: Run) -> PointInputs:
     """What the metrics need to know of a point that was run."""
     file, workload, gpu = setup.scenario.file, run.workload, setup.gpu
+    traits = run.point.spec.config.traits
     class_slos = {name: parse_slo(c.slo) for name, c in file.workload.classes.items() if c.slo is not None}
     return PointInputs(
         records=run.records,
@@ -50,12 +51,12 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         all_at_once=workload.all_at_once,
         closed_loop=isinstance(file.workload.arrivals, ClosedLoop),
         stationary=not isinstance(file.workload.arrivals, ClosedLoop | TraceArrivals | AllAtOnce) and is_lasting(run),
-        max_num_seqs=getattr(run.point.spec.config, "max_num_seqs", None),
+        max_num_seqs=traits.max_num_seqs,
         per_chunk_ns=workload.frontend.per_chunk,
         slo=parse_slo(file.slo),
         class_slos=class_slos,
         class_names=tuple(file.workload.classes),
-        has_prefix_cache=bool(getattr(run.point.spec.config, "prefix_cache", "")),
+        has_prefix_cache=bool(traits.prefix_cache),
         cost_terms=cost_terms(setup, run.records),
         peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
         memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,

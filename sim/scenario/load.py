@@ -235,13 +235,13 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         for spec in specs if not (file.load and file.load.is_auto) else ():
             _check_closed_loop(spec, users, document)
     for spec in specs:
-        needs = getattr(spec.config, "waits_for", None)
+        needs = spec.config.traits.waits_for
         if needs is not None and file.max_waiting is not None and file.max_waiting < needs:
             raise ScenarioError(
                 f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and max_waiting"
                 f" lets {file.max_waiting} wait, so no batch would ever fill. Set max_wait, or a larger max_waiting."
             )
-    swaps = any(getattr(spec.config, "needs_swap_space", ":" in spec.kind) for spec in specs)
+    swaps = any(spec.config.traits.needs_swap_space for spec in specs)
     if file.kv.swap_space and not swaps:
         where = document.where(("kv", "swap_space"))
         raise ScenarioError(f"{where}: kv.swap_space is given and no policy swaps. Remove it.")
@@ -298,7 +298,7 @@ def _specs(label: str, document: Document, allow_code: bool) -> Iterator[PolicyS
         chosen = dict(zip(choices, picked, strict=True))
         knobs = entry | chosen
         config = validate(config_type, knobs, document, path)
-        if predictor is not None and not getattr(config, "needs_predictor", False):
+        if predictor is not None and not config.traits.needs_predictor:
             raise ScenarioError(f"{where}: {label} asks for no predicted lengths. Remove its predictor.")
         variant = ", ".join(f"{_initials(knob)} {value}" for knob, value in chosen.items())
         yield PolicySpec(label, kind, config, variant, predictor, policy=policy, knobs=knobs)
@@ -325,7 +325,7 @@ def _policy(kind: str, where: str, allow_code: bool) -> tuple[Any, Any]:
 
 def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None:
     """A policy that waits for more requests than there are users would wait for ever in a real engine."""
-    needs = getattr(spec.config, "waits_for", None)
+    needs = spec.config.traits.waits_for
     if needs is not None and users < needs:
         raise ScenarioError(
             f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and the closed loop"

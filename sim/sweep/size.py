@@ -98,7 +98,7 @@ def expected(setup: Setup, load: float) -> tuple[float, float]:
 
 def _pool_bytes(setup: Setup) -> float:
     """Of the block ids of all engines, which policies that cache prefixes keep."""
-    caches = any(getattr(policy.config, "prefix_cache", "") for policy in setup.resolved.policies)
+    caches = any(policy.config.traits.prefix_cache for policy in setup.resolved.policies)
     return setup.num_engines * setup.kv.num_blocks * BLOCK_BYTES if caches else 0
 
 

@@ -26,6 +26,7 @@ class Mine(Continuous):
     def __init__(self, config: ContinuousConfig, context):
         super().__init__(config, context)
 """
+PLAIN = "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Knobs:\n    max_num_seqs: int\n"
 ENDING = MINE + "    def schedule(self, now_ns, drain):\n        raise SystemExit(0)\n"
 
 
@@ -162,6 +163,17 @@ def test_names_of_no_policy_are_one_line(folder: Path, kind: str) -> None:
         f"s.yaml:13: policy {kind} cannot be imported: " in result.stderr
         or "s.yaml:13: json:JSONDecoder has no" in result.stderr
     )
+
+
+def test_a_config_that_does_not_tell_what_others_ask_is_refused(folder: Path) -> None:
+    """A dataclass of knobs alone: the line says what to derive it from, with the place in the scenario."""
+    (folder / "mine.py").write_text(
+        MINE.replace("\nclass Mine", PLAIN + "\nclass Mine").replace(": ContinuousConfig", ": Knobs")
+    )
+    result = batchsim("run", "s.yaml", "--allow-code")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert "s.yaml:13: mine:Mine: its config is no PolicyConfig" in result.stderr
+    assert "Write class Knobs(PolicyConfig), from sim.policy_config." in result.stderr
 
 
 def test_ctrl_c_during_an_import_is_ctrl_c(folder: Path) -> None:

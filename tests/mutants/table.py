@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+from pathlib import PurePosixPath
 
+from sim.policies import POLICIES
 from tests.mutants.making import ROOT
 
 ENGINE = (
@@ -41,7 +43,6 @@ TESTS = {
     "sim/metrics/warmup.py": "theory/test_warmup",
     "sim/policies/continuous.py": "policies/test_continuous conformance:continuous",
     "sim/policies/dynamic.py": BATCHES,
-    "sim/policies/gated.py": "policies/test_gated conformance:gated",
     "sim/policies/preempti*.py": "policies/test_preemptive conformance/test_regressions conformance:preemptive",
     "sim/policies/queues.py": "policies/test_vllm policies/test_preemptive conformance:vllm",
     "sim/policies/rectangle.py": f"{BATCHES} policies/test_tf_serving policies/test_ray_serve policies/test_triton",
@@ -51,12 +52,9 @@ TESTS = {
     "sim/policies/static.py": BATCHES,
     "sim/policies/systems/faster_transformer.py": "policies/test_hf_static conformance:faster_transformer",
     "sim/policies/systems/hf_static.py": "policies/test_hf_static conformance:hf_static",
-    "sim/policies/systems/orca.py": "policies/test_orca conformance:orca",
-    "sim/policies/systems/ray_serve.py": "policies/test_ray_serve conformance:ray_serve",
     "sim/policies/systems/sarathi.py": "policies/test_sarathi policies/test_vidur_naive conformance:sarathi",
     "sim/policies/systems/sglang*.py": SGLANG,
     "sim/policies/systems/tensorrt_llm.py": REUSE,
-    "sim/policies/systems/tf_serving.py": "policies/test_tf_serving conformance:tf_serving",
     "sim/policies/systems/tgi*.py": TGI,
     "sim/policies/systems/triton*.py": TRITON,
     "sim/policies/systems/trt_*.py": REUSE,
@@ -66,11 +64,12 @@ TESTS = {
 
 
 def tests_of(path: str) -> frozenset[str]:
-    """The test files of a mutated file, none without a row; the most exact pattern decides."""
+    """The test files of a mutated file: those of the most exact pattern; without one a policy's own, or none."""
     patterns = [pattern for pattern in TESTS if fnmatch.fnmatch(path, pattern)]
-    if not patterns:
+    kind = PurePosixPath(path).stem
+    if not patterns and kind not in POLICIES:
         return frozenset()
-    names = TESTS[max(patterns, key=len)].split()
+    names = TESTS[max(patterns, key=len)].split() if patterns else [f"policies/test_{kind}", f"conformance:{kind}"]
     return frozenset([*names, "policies/test_config_bounds"] if path.startswith("sim/policies/") else names)
 
 

@@ -21,7 +21,7 @@ def timeline(
     """One run with a pool of `tokens` in pages of `page`, without chunks unless told; leaping must change nothing."""
     config = SglangConfig(**{"chunked_prefill_size": -1, **knobs})
     setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": max_model_len}
-    setting["kv"] = RadixKV if config.prefix_cache else CountingKV
+    setting["kv"] = RadixKV if config.traits.prefix_cache else CountingKV
     done = run(Sglang, config, arrivals, **setting)
     leapt = run(Sglang, config, arrivals, how="leap", **setting)
     for table in ("requests", "steps", "states"):

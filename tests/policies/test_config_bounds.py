@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from sim.policies import POLICIES
+from sim.policy_config import Traits
+from sim.ranges import numbers_of
 
 ONE_BATCH = {"num_batch_threads": 1}
 AT_THEIR_BOUNDS: list[tuple[str, dict[str, Any]]] = [
@@ -71,20 +73,91 @@ def test_what_is_just_allowed_is_taken(kind: str, knobs: dict[str, Any]) -> None
     assert {name: getattr(config, name) for name in knobs} == knobs
 
 
+BUDGET = ("max_num_seqs", "max_num_batched_tokens")
+TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
+    ("static", {"batch_size": 3}, Traits(3, waits_for=3, knobs=("batch_size", "max_wait"))),
+    ("static", {"batch_size": 3, "max_wait": 5}, Traits(3, knobs=("batch_size", "max_wait"))),
+    ("static", {"batch_size": 3, "wait_for_full": False}, Traits(3, knobs=("batch_size", "max_wait"))),
+    ("dynamic", {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size", "max_queue_delay"))),
+    ("continuous", {"max_num_seqs": 3, "max_num_batched_tokens": 9}, Traits(3, 9, knobs=BUDGET)),
+    ("continuous", {"max_num_seqs": 3, "max_num_batched_tokens": None}, Traits(3, None, knobs=BUDGET)),
+    ("gated", {"max_num_seqs": 3, "max_num_batched_tokens": 9}, Traits(3, 9, knobs=BUDGET)),
+    (
+        "vllm",
+        {"max_num_seqs": 3, "max_num_active_seqs": 2, "max_num_batched_tokens": 9},
+        Traits(3, 9, prefix_cache="blocks", knobs=(*BUDGET, "long_prefill_token_threshold")),
+    ),
+    (
+        "vllm",
+        {"enable_prefix_caching": False},
+        Traits(1024, 8192, knobs=(*BUDGET, "long_prefill_token_threshold")),
+    ),
+    ("orca", {"batch_size_cap": 3}, Traits(3)),
+    ("sarathi", {"batch_size_cap": 3}, Traits(3)),
+    ("vllm_v0", {"batch_size_cap": 3}, Traits(3)),
+    ("faster_transformer", {"batch_size_cap": 3}, Traits(3)),
+    ("hf_static", {"batch_size": 3}, Traits(3, waits_for=3, knobs=("batch_size",))),
+    ("hf_static", {"batch_size": 3, "wait_for_full": False}, Traits(3, knobs=("batch_size",))),
+    (
+        "sglang",
+        {},
+        Traits(prefix_cache="radix", knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests")),
+    ),
+    (
+        "sglang",
+        {"disable_radix_cache": True},
+        Traits(knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests")),
+    ),
+    ("tensorrt_llm", {}, Traits(2048, prefix_cache="reuse", knobs=("max_batch_size", "max_num_tokens"))),
+    ("tensorrt_llm", {"enable_block_reuse": False}, Traits(2048, knobs=("max_batch_size", "max_num_tokens"))),
+    (
+        "tgi",
+        {"max_batch_size": 3},
+        Traits(prefix_cache="radix", knobs=("max_batch_size", "max_batch_prefill_tokens", "max_batch_total_tokens")),
+    ),
+    (
+        "tgi",
+        {"max_batch_size": 3, "support_chunking": False, "use_prefix_caching": False},
+        Traits(3, knobs=("max_batch_size", "max_batch_prefill_tokens", "max_batch_total_tokens")),
+    ),
+    ("ray_serve", {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size",))),
+    ("ray_serve", {"max_batch_size": 3, "batch_size_fn": "prompt_tokens"}, Traits(knobs=("max_batch_size",))),
+    ("tf_serving", ONE_BATCH | {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size",))),
+    (
+        "tf_serving",
+        ONE_BATCH | {"max_batch_size": 3, "max_execution_batch_size": 2, "enable_large_batch_splitting": True},
+        Traits(2, knobs=("max_batch_size",)),
+    ),
+    ("triton", {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size",))),
+]
+
+
+@pytest.mark.parametrize(("kind", "knobs", "traits"), TRAITS)
+def test_what_a_config_tells_others(kind: str, knobs: dict[str, Any], traits: Traits) -> None:
+    """Slots, tokens of a step, what a full batch waits for, the KV memory it needs, and what capacity may change."""
+    config = POLICIES[kind][0](**knobs)
+    assert config.traits == traits
+
+
 @pytest.mark.parametrize(
-    ("kind", "knobs", "slots", "waits_for"),
+    ("knobs", "predictor", "swap"),
     [
-        ("static", {"batch_size": 3, "wait_for_full": True}, 3, 3),
-        ("static", {"batch_size": 3, "wait_for_full": True, "max_wait": 5}, 3, None),
-        ("static", {"batch_size": 3, "wait_for_full": False}, 3, None),
-        ("hf_static", {"batch_size": 3}, 3, 3),
-        ("ray_serve", {"max_batch_size": 3}, 3, None),
-        ("ray_serve", {"max_batch_size": 3, "batch_size_fn": "prompt_tokens"}, None, None),
+        ({}, False, False),
+        ({"waiting_order": "priority", "victim": "lowest_priority"}, False, False),
+        ({"waiting_order": "sjf"}, True, False),
+        ({"waiting_order": "srpt"}, True, False),
+        ({"victim": "most_remaining"}, True, False),
+        ({"by": "swap"}, False, True),
+        ({"by": "auto"}, False, True),
     ],
 )
-def test_slots_and_what_a_full_batch_waits_for(
-    kind: str, knobs: dict[str, Any], slots: int | None, waits_for: int | None
-) -> None:
-    """A batch that is started by nothing but its last request needs as many at once."""
-    config = POLICIES[kind][0](**knobs)
-    assert (config.max_num_seqs, getattr(config, "waits_for", None)) == (slots, waits_for)
+def test_what_a_preemptive_config_needs(knobs: dict[str, Any], predictor: bool, swap: bool) -> None:
+    """Predicted lengths to order a queue or choose a victim by, and host memory to swap to."""
+    config = POLICIES["preemptive"][0](max_num_seqs=3, max_num_batched_tokens=9, **knobs)
+    assert config.traits == Traits(3, 9, needs_predictor=predictor, needs_swap_space=swap, knobs=BUDGET)
+
+
+@pytest.mark.parametrize(("kind", "traits"), [(kind, traits) for kind, _, traits in TRAITS])
+def test_knobs_that_capacity_changes_are_numbers_of_the_config(kind: str, traits: Traits) -> None:
+    """None is misspelt, and none is a choice or a switch, which cannot be doubled."""
+    assert {name for name, _, _ in numbers_of(POLICIES[kind][0])} >= set(traits.knobs)

@@ -69,7 +69,6 @@ def test_hf_cuts_a_batch_whose_rectangle_memory_does_not_hold() -> None:
 def test_hf_by_default_runs_one_request_at_a_time() -> None:
     """The pipeline's own default batch size is 1."""
     assert times(hf("0:4->2 0:4->1"), "scheduled_ns") == [(0,), (20,)]
-    assert HfStaticConfig(4).waits_for == 4 and HfStaticConfig(4, wait_for_full=False).waits_for is None
 
 
 def test_faster_transformer_starts_with_what_waits_when_the_last_batch_is_over() -> None:

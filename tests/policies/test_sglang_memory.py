@@ -362,7 +362,7 @@ def test_random_runs_are_equal_under_every_driver_and_lose_no_page(
         tokens = TokenIds.of([(prompt_stream(text), 0, r.prompt_tokens)]) if text else None
         request = Request(r.id, r.arrival_ns, r.prompt_tokens, r.max_output_tokens, r.priority, tokens=tokens)
         shared.append(Arrival(request, arrival.output_tokens, arrival.cancel_ns))
-    kv = RadixKV if config.prefix_cache else CountingKV
+    kv = RadixKV if config.traits.prefix_cache else CountingKV
     blocks, page = data.draw(st.sampled_from([(11, 4), (40, 1), (20, 4)]))
     setting: dict[str, Any] = {"kv": kv, "blocks": blocks, "block_size": page}
     first = run(Checked, config, shared, **setting)

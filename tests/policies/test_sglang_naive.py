@@ -40,7 +40,7 @@ KNOBS = {
 
 def compared(config: SglangConfig, arrivals: list[Arrival], blocks: int, page: int) -> list[Step]:
     """The steps, after proving them those of the plain loops."""
-    kv = RadixKV if config.prefix_cache else CountingKV
+    kv = RadixKV if config.traits.prefix_cache else CountingKV
     log = run(Sglang, config, arrivals, kv=kv, blocks=blocks, block_size=page).log
     found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in log]
     assert found == Naive(config, arrivals, blocks, page, MAX_MODEL_LEN).steps()

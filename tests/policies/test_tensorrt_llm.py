@@ -28,7 +28,9 @@ CHUNKING = st.sampled_from([None, "FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
 
 def trt(arrivals: str | list[Arrival], blocks: int = 1000, **knobs: Any) -> Run:
     config = TensorrtLlmConfig(**{"enable_block_reuse": False, **knobs})
-    return run(TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV if config.prefix_cache else CountingKV)
+    return run(
+        TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV if config.traits.prefix_cache else CountingKV
+    )
 
 
 def evicting(arrivals: str, blocks: int, **knobs: Any) -> Run:

@@ -189,10 +189,6 @@ def test_without_chunked_prefill_prompts_fill_a_step_to_its_last_token() -> None
     assert blocked(late.records) == [(0, 1, "token_budget")]
 
 
-def test_without_prefix_caching_no_cache_is_asked_for() -> None:
-    assert (VllmConfig(enable_prefix_caching=False).prefix_cache, VllmConfig().prefix_cache) == ("", "blocks")
-
-
 def test_the_watermark_holds_blocks_back_only_while_somebody_runs() -> None:
     """4.2: of 8 blocks int(0.5 * 9) stay free: a prompt of 4 waits beside one of 1, and one of 8 starts alone."""
     arrivals = [arrival(0, 0, 2, prompt=4), arrival(1, 0, 1, prompt=16), arrival(2, 500, 1, prompt=32)]

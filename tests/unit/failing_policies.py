@@ -7,13 +7,18 @@ import signal
 from dataclasses import dataclass
 
 from sim.policies.continuous import Continuous, ContinuousConfig
+from sim.policy_config import PolicyConfig, Traits
 from sim.types import Batch, Idle, PolicyContext
 
 
 @dataclass(frozen=True)
-class LimitConfig:
+class LimitConfig(PolicyConfig):
     limit: int
     max_num_seqs: int = 8
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.max_num_seqs)
 
 
 class _Limited(Continuous):

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.policies.continuous import Continuous, ContinuousConfig
+from sim.policy_config import PolicyConfig, Traits
 from sim.types import PolicyContext
 
 
 @dataclass(frozen=True)
-class OwnConfig:
+class OwnConfig(PolicyConfig):
     """`spread` is a tuple only to see that tuples survive."""
 
     max_num_seqs: int
     spread: tuple[int, ...] = ()
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.max_num_seqs)
 
 
 class Own(Continuous):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,7 @@ from sim.kv.choice import MAX_IDS, new_kv
 from sim.kv.prefix_cache import BlockHashKV
 from sim.kv.radix_cache import RadixKV
 from sim.kv.reuse_tree import ReuseTreeKV
+from sim.policy_config import PolicyConfig, Traits
 from sim.types import Request, Sequence
 
 
@@ -215,16 +217,20 @@ TestBothManagers.settings = settings(max_examples=60, stateful_step_count=25, de
 
 
 @dataclass(frozen=True)
-class Caching:
+class Caching(PolicyConfig):
     """A policy's config, as far as the choice of memory goes."""
 
-    prefix_cache: str
+    prefix_cache: Any
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(prefix_cache=self.prefix_cache)
 
 
 @pytest.mark.parametrize(
     ("config", "ids", "manager"),
     [
-        (object(), False, CountingKV),
+        (PolicyConfig(), False, CountingKV),
         (Caching(""), False, CountingKV),
         (Caching(""), True, TableKV),
         (Caching("blocks"), False, BlockHashKV),
@@ -233,7 +239,7 @@ class Caching:
         (Caching("reuse"), False, ReuseTreeKV),
     ],
 )
-def test_the_config_says_which_memory_it_needs(config: object, ids: bool, manager: type) -> None:
+def test_the_config_says_which_memory_it_needs(config: PolicyConfig, ids: bool, manager: type) -> None:
     """Plain counts or tables without caching, and one class of its own for each kind of caching."""
     kv = new_kv(config, 7, 4, 2, ids=ids)
     assert type(kv) is manager

@@ -12,33 +12,27 @@ This is `static` with its default padding, rows and responses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from sim.policies.static import Static, StaticConfig
-from sim.ranges import PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt
 from sim.types import PolicyContext
 
 
 @dataclass(frozen=True)
-class HfStaticConfig:
+class HfStaticConfig(PolicyConfig):
     """Knobs. `batch_size` as in `pipeline(batch_size=...)`, whose default is 1."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     batch_size: PositiveInt = 1
     wait_for_full: bool = True
 
-    __post_init__ = check_ranges
-
     @property
-    def max_num_seqs(self) -> int:
-        """Slots, for the occupancy that is reported."""
-        return self.batch_size
-
-    @property
-    def waits_for(self) -> int | None:
-        """Requests without which no batch ever starts; None if nothing is waited for."""
-        return self.batch_size if self.wait_for_full else None
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.batch_size,
+            waits_for=self.batch_size if self.wait_for_full else None,
+            knobs=("batch_size",),
+        )
 
 
 class HfStatic(Static):

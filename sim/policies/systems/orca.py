@@ -11,29 +11,24 @@ Simplifies: one pipeline stage; a slot is rounded up to whole blocks, where Vidu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from sim.errors import ScenarioError
 from sim.policies.replica import Replica
-from sim.ranges import PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 
 @dataclass(frozen=True)
-class OrcaConfig:
+class OrcaConfig(PolicyConfig):
     """Knobs by Vidur's names, with its defaults. `max_tokens_per_request` null: max_model_len, as in Vidur."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     batch_size_cap: PositiveInt = 128
     max_tokens_per_request: PositiveInt | None = None
 
-    __post_init__ = check_ranges
-
     @property
-    def max_num_seqs(self) -> int:
-        """Slots, for the occupancy that is reported."""
-        return self.batch_size_cap
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.batch_size_cap)
 
 
 class Orca:

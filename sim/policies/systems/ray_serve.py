@@ -15,17 +15,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
-from sim.ranges import PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import NS_PER_S, Seconds
 
 
 @dataclass(frozen=True)
-class RayServeConfig:
+class RayServeConfig(PolicyConfig):
     """Knobs by Ray's names, with its defaults.
 
     `batch_size_fn` counts a batch by the prompt tokens of its requests instead of by requests; `max_batch_size` is
@@ -33,8 +34,6 @@ class RayServeConfig:
     only warns. `stream` is for a handler that is a generator: a list of tokens an iteration, each answer closes with
     its row. A batch in flight at a time: `max_concurrent_batches` above 1 is not simulated.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     max_batch_size: PositiveInt = 10
     batch_wait_timeout_s: Seconds = 0.01
@@ -44,7 +43,7 @@ class RayServeConfig:
     stream: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.max_concurrent_batches > 1:
             raise ValueError(
                 f"max_concurrent_batches {self.max_concurrent_batches}: more than one batch in flight is not simulated"
@@ -52,9 +51,11 @@ class RayServeConfig:
             )
 
     @property
-    def max_num_seqs(self) -> int | None:
-        """Slots, for the occupancy that is reported; None where a batch is counted in tokens."""
-        return self.max_batch_size if self.batch_size_fn is None else None
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.max_batch_size if self.batch_size_fn is None else None,
+            knobs=("max_batch_size",),
+        )
 
 
 class RayServe:

@@ -12,29 +12,24 @@ Simplifies: one pipeline stage; and see `sim/policies/replica.py` for where Vidu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from sim.policies.replica import Replica
-from sim.ranges import PositiveInt, ShareBelowOne, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt, ShareBelowOne
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 
 @dataclass(frozen=True)
-class SarathiConfig:
+class SarathiConfig(PolicyConfig):
     """Knobs by Vidur's names, with its defaults. `watermark_blocks_fraction` is a share of the KV blocks, 0 to 1."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     batch_size_cap: PositiveInt = 128
     chunk_size: PositiveInt = 512
     watermark_blocks_fraction: ShareBelowOne = 0.01
 
-    __post_init__ = check_ranges
-
     @property
-    def max_num_seqs(self) -> int:
-        """Slots, for the occupancy that is reported."""
-        return self.batch_size_cap
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.batch_size_cap)
 
 
 class Sarathi:

@@ -35,7 +35,6 @@ class Sglang:
     """
 
     evidence = "recorded"
-    differs = "without overlap"  # from the engine as it is shipped
     streams = True
 
     def __init__(self, config: SglangConfig, context: PolicyContext) -> None:
@@ -45,7 +44,7 @@ class Sglang:
                 f"sglang: chunked_prefill_size {chunk} must be divisible by page_size, here the KV block of"
                 f" {kv.block_size} tokens. Change one of them."
             )
-        if config.prefix_cache and not isinstance(kv, RadixKV):
+        if not config.disable_radix_cache and not isinstance(kv, RadixKV):
             raise ScenarioError(
                 f"sglang: its radix cache needs a RadixKV, not a {type(kv).__name__}. Set disable_radix_cache: true."
             )
@@ -54,7 +53,7 @@ class Sglang:
         self.max_model_len = context.max_model_len
         self.running: dict[Sequence, None] = {}
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
-        self._cache = kv if isinstance(kv, RadixKV) and config.prefix_cache else None
+        self._cache = kv if isinstance(kv, RadixKV) and not config.disable_radix_cache else None
         self._low_first = config.schedule_low_priority_values_first
         self._preempts = config.preempts
         self.batch = RunningBatch(kv, self._cache)

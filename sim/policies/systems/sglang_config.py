@@ -6,15 +6,16 @@ Source: python/sglang/srt/arg_groups/fields/schedule.py, memory_hook.py and vali
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from sim.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range
 
 SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
 
 
 @dataclass(frozen=True)
-class SglangConfig:
+class SglangConfig(PolicyConfig):
     """Knobs by SGLang's names; defaults are its own, `chunked_prefill_size` for a GPU of 60 to 160 GB.
 
     `chunked_prefill_size` -1 (or 0): off; else a multiple of the KV block. `max_running_requests` null: 512 times the
@@ -22,8 +23,6 @@ class SglangConfig:
     with the GPU's work unless `disable_overlap_schedule`; that is not simulated, so true is the only value here.
     Preemption for priority needs a difference above `priority_scheduling_preemption_threshold`.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     schedule_policy: Literal[
         "fcfs", "lpm", "shortest-prefill-first", "dfs-weight", "hrrn", "lof", "random", "routing-key", "priority"
@@ -43,7 +42,7 @@ class SglangConfig:
     disable_overlap_schedule: bool = True
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.schedule_policy not in SIMULATED:
             raise ValueError(
                 f"schedule_policy: {self.schedule_policy} is not simulated yet. Choose from {', '.join(SIMULATED)}"
@@ -59,9 +58,11 @@ class SglangConfig:
             raise ValueError("shortest-prefill-first requires prefix caching. Remove disable_radix_cache: true")
 
     @property
-    def prefix_cache(self) -> str:
-        """The KV manager this config needs: a radix tree, or none that caches."""
-        return "" if self.disable_radix_cache else "radix"
+    def traits(self) -> Traits:
+        return Traits(
+            prefix_cache="" if self.disable_radix_cache else "radix",
+            knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
+        )
 
     @property
     def preempts(self) -> bool:

@@ -40,7 +40,6 @@ class TensorrtLlm:
     """The scheduler. A decode-only step is O(1) in the number of sequences unless KV blocks or tokens are short."""
 
     evidence = "recorded"
-    differs = "without partial block reuse"  # from the engine as it is shipped
     streams = True
 
     def __init__(self, config: TensorrtLlmConfig, context: PolicyContext) -> None:

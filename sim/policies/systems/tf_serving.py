@@ -16,24 +16,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
-from sim.ranges import PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import Microseconds
 
 
 @dataclass(frozen=True)
-class TfServingConfig:
+class TfServingConfig(PolicyConfig):
     """Knobs by the names of its batching parameters, with its defaults.
 
     `num_batch_threads` is the number of CPUs there. It has no default here and must be stated as 1, since more than one
     batch in flight is not simulated. `max_execution_batch_size` None: `max_batch_size`.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     num_batch_threads: Literal[1] | PositiveInt
     max_batch_size: PositiveInt = 1000
@@ -47,7 +46,7 @@ class TfServingConfig:
     enable_priority_queue: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.num_batch_threads != 1:
             raise ValueError(
                 f"num_batch_threads {self.num_batch_threads}: more than one batch in flight is not simulated yet. Set"
@@ -66,15 +65,18 @@ class TfServingConfig:
                 " it without enable_large_batch_splitting"
             )
         allowed, name = self.allowed_batch_sizes, "max_execution_batch_size" if splits else "max_batch_size"
-        if allowed and (list(allowed) != sorted(set(allowed)) or allowed[-1] != self.max_num_seqs):
+        if allowed and (list(allowed) != sorted(set(allowed)) or allowed[-1] != self.rows):
             raise ValueError(
-                f"allowed_batch_sizes {list(allowed)} must be increasing, and the last one equal {name}"
-                f" {self.max_num_seqs}"
+                f"allowed_batch_sizes {list(allowed)} must be increasing, and the last one equal {name} {self.rows}"
             )
 
     @property
-    def max_num_seqs(self) -> int:
-        """Rows of a full batch."""
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.rows, knobs=("max_batch_size",))
+
+    @property
+    def rows(self) -> int:
+        """Of a full batch."""
         return self.max_execution_batch_size or self.max_batch_size
 
 
@@ -107,7 +109,7 @@ class TfServing:
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len)
         enqueued, most = len(self.closed.batches) + 1, self.config.max_enqueued_batches
-        if refusal is None and len(self.open) >= self.config.max_num_seqs:
+        if refusal is None and len(self.open) >= self.config.rows:
             if enqueued >= most:
                 detail = f"{enqueued} batches enqueued, max_enqueued_batches {most}"
                 refusal = Event("rejected", seq, "queue_full", detail=detail)
@@ -149,7 +151,7 @@ class TfServing:
                 if not self.open:
                     return IDLE
                 due_ns = self._open_since_ns + 1000 * self.config.batch_timeout_micros
-                if len(self.open) < self.config.max_num_seqs and now_ns < due_ns:
+                if len(self.open) < self.config.rows and now_ns < due_ns:
                     return Idle(due_ns)
                 self._trim(now_ns)
             if self.config.pad_variable_length_inputs or not self._reject_unequal():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
-from sim.ranges import NonNegative, NonNegativeInt, PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import NonNegative, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
-class TgiConfig:
+class TgiConfig(PolicyConfig):
     """Knobs by TGI's names; defaults are its launcher's.
 
     `support_chunking` and `requires_padding` are what the model's backend tells the router: paged attention with
@@ -17,8 +17,6 @@ class TgiConfig:
     GPU. `max_batch_total_tokens` null: what the KV memory holds, as TGI measures it at warm-up. `max_batch_size` null:
     no limit. `use_prefix_caching` needs paged attention.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     support_chunking: bool = True
     requires_padding: bool = False
@@ -31,7 +29,7 @@ class TgiConfig:
     max_concurrent_requests: PositiveInt = 128
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.requires_padding and (self.support_chunking or self.use_prefix_caching):
             raise ValueError(
                 "requires_padding: true needs support_chunking: false and use_prefix_caching: false;"
@@ -44,11 +42,9 @@ class TgiConfig:
             )
 
     @property
-    def prefix_cache(self) -> str:
-        """The kind of KV manager that goes with this config."""
-        return "radix" if self.use_prefix_caching else ""
-
-    @property
-    def max_num_seqs(self) -> int | None:
-        """Slots, for the occupancy that is reported; none with chunking, which ignores max_batch_size."""
-        return None if self.support_chunking else self.max_batch_size
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=None if self.support_chunking else self.max_batch_size,
+            prefix_cache="radix" if self.use_prefix_caching else "",
+            knobs=("max_batch_size", "max_batch_prefill_tokens", "max_batch_total_tokens"),
+        )

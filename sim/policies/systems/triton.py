@@ -16,12 +16,13 @@ requests bring no timeout of their own. The model pads prompts to the longest, b
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from sim.kv.blocks import never_fits
 from sim.policies.sealed import SealedBatches
 from sim.policies.systems.triton_queues import ModelQueuePolicy, PriorityQueues
-from sim.ranges import Levels, LevelsOrNone, PositiveInt, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import Levels, LevelsOrNone, PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 from sim.units import Microseconds
 
@@ -30,7 +31,7 @@ MAX_PAYLOADS = 2
 
 
 @dataclass(frozen=True)
-class TritonConfig:
+class TritonConfig(PolicyConfig):
     """Knobs of Triton's model configuration; those of its `dynamic_batching` stand beside `max_batch_size`.
 
     Defaults are Triton's; `max_batch_size` is what its auto-completed configurations get. `allow_ragged_batch` is that
@@ -38,8 +39,6 @@ class TritonConfig:
     None: prompts are texts, which always batch. `preserve_ordering` changes nothing with one instance, and
     `instance_group_count` above 1 is not simulated. Levels of `priority_queue_policy` count from 1, the highest.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     max_batch_size: PositiveInt = 4
     preferred_batch_size: tuple[PositiveInt, ...] = ()
@@ -53,7 +52,7 @@ class TritonConfig:
     instance_group_count: Literal[1] | PositiveInt = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.instance_group_count != 1:
             raise ValueError(
                 f"instance_group_count {self.instance_group_count}: more than one batch in flight is not simulated yet."
@@ -76,9 +75,8 @@ class TritonConfig:
             )
 
     @property
-    def max_num_seqs(self) -> int:
-        """Slots, for the occupancy that is reported."""
-        return self.max_batch_size
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.max_batch_size, knobs=("max_batch_size",))
 
     @property
     def prefetches(self) -> bool:

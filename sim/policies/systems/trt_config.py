@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from sim.ranges import PositiveInt, Range, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import PositiveInt, Range
 
 
 @dataclass(frozen=True)
-class TensorrtLlmConfig:
+class TensorrtLlmConfig(PolicyConfig):
     """Defaults are its own, but for `enable_partial_reuse`, which is on there and not simulated.
 
     `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. Nor is a cache in host
     memory simulated (`host_cache_size`, 0 there too). `enable_prefix_aware_scheduling` needs block reuse; null: on with
     it. Off, nobody waits for a prompt that is being computed; the versions of 2025 have no such knob and always wait.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
     max_batch_size: PositiveInt = 2048
@@ -30,7 +29,7 @@ class TensorrtLlmConfig:
     host_cache_size: Annotated[int, Range(0, 10**15)] = 0
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.enable_partial_reuse:
             raise ValueError(
                 "enable_partial_reuse: true is not simulated: only whole blocks are found again. Set it to false, here"
@@ -49,14 +48,12 @@ class TensorrtLlmConfig:
             raise ValueError("enable_prefix_aware_scheduling: true needs enable_block_reuse: true")
 
     @property
-    def max_num_seqs(self) -> int:
-        """Slots, for the occupancy that is reported."""
-        return self.max_batch_size
-
-    @property
-    def prefix_cache(self) -> str:
-        """The kind of KV manager that goes with it: `sim.kv.choice.new_kv`."""
-        return "reuse" if self.enable_block_reuse else ""
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.max_batch_size,
+            prefix_cache="reuse" if self.enable_block_reuse else "",
+            knobs=("max_batch_size", "max_num_tokens"),
+        )
 
     @property
     def waits_for_prefixes(self) -> bool:

@@ -13,29 +13,28 @@ requests that could not end in it are rejected; no speculative decoding, LoRA, c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
 from sim.kv.prefix_cache import BlockHashKV
 from sim.policies.queues import FcfsQueue, PriorityQueue
-from sim.ranges import NonNegativeInt, PositiveInt, ShareBelowOne, check_ranges
+from sim.policy_config import PolicyConfig, Traits
+from sim.ranges import NonNegativeInt, PositiveInt, ShareBelowOne
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
 _NO_CAP = 1 << 62
 
 
 @dataclass(frozen=True)
-class VllmConfig:
+class VllmConfig(PolicyConfig):
     """Knobs by vLLM's names. Defaults are its own for an online server on a GPU of 70 to 160 GB other than the A100.
 
     `async_scheduling` is on in vLLM where it can be, and `prefill_schedule_interval` may be more than 1 there; neither
     is simulated. None stands for max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for
     max_num_seqs in `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     enable_prefix_caching: bool = True
     async_scheduling: bool = False
@@ -52,7 +51,7 @@ class VllmConfig:
     prefill_schedule_interval: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.async_scheduling:
             raise ValueError("async_scheduling: true is not simulated. Set it to false, here and in the engine")
         if self.prefill_schedule_interval != 1:
@@ -75,9 +74,13 @@ class VllmConfig:
             )
 
     @property
-    def prefix_cache(self) -> str:
-        """The kind of KV manager it needs."""
-        return "blocks" if self.enable_prefix_caching else ""
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            prefix_cache="blocks" if self.enable_prefix_caching else "",
+            knobs=("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"),
+        )
 
     @property
     def step_tokens(self) -> int:
@@ -94,7 +97,6 @@ class Vllm:
     """The scheduler. A decode-only step with blocks to spare is O(1) in the number of sequences."""
 
     evidence = "recorded"
-    differs = "synchronous"  # from the engine as it is shipped
     streams = True
 
     def __init__(self, config: VllmConfig, context: PolicyContext) -> None:

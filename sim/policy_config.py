@@ -1,0 +1,48 @@
+"""What a policy's config is to everybody else: a frozen dataclass of knobs that answers the same few questions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from sim.ranges import check_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What drivers, KV memory and reports ask of any policy; the defaults hold for one that does not say.
+
+    `max_num_seqs`: the most sequences that run at once, by which slot occupancy is measured; None: no such limit.
+    `max_num_batched_tokens`: the most tokens of a step; None: no such limit.
+    `waits_for`: requests without which no batch ever starts; None: a batch starts with fewer, at once or after a time.
+    `prefix_cache`: the kind of KV manager that finds prompts' prefixes again (`sim.kv.choice.new_kv`); "": none does.
+    `needs_predictor`: it asks a predictor for output lengths. `needs_swap_space`: it moves KV to host memory.
+    `knobs`: names of its numbers that `batchsim capacity` doubles and halves, one at a time, in this order.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    waits_for: int | None = None
+    prefix_cache: Literal["", "blocks", "radix", "reuse"] = ""
+    needs_predictor: bool = False
+    needs_swap_space: bool = False
+    knobs: tuple[str, ...] = ()
+
+
+class PolicyConfig:
+    """The knobs of a policy: its own frozen dataclass, which derives from this class.
+
+    From here it has that scenarios with unknown keys or values of another type are refused, that numbers outside their
+    ranges are (a `__post_init__` of its own calls this one first), and the answer to `traits`.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    def __post_init__(self) -> None:
+        """ValueError, which begins with a knob's name, unless every number is in the range of its type."""
+        check_ranges(self)
+
+    @property
+    def traits(self) -> Traits:
+        """What others ask of the policy under these knobs."""
+        return Traits()
