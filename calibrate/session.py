@@ -25,7 +25,7 @@ from sim.kv.choice import new_kv
 from sim.live import INTERRUPTED, VirtualClock, WallClock, live
 from sim.plain import to_plain
 from sim.record import Records
-from sim.types import CostModel, StepEstimator
+from sim.types import StepEstimator
 from sim.workload.build import BuiltWorkload
 from sim.workload.open_loop import OpenWorkload
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from calibrate.runner import ModelRunner
     from calibrate.sampling import Sampling
     from calibrate.sentinel import Sentinel
+    from sim.cost import Cost
     from sim.cost.profile import Profile
     from sim.resolved import Resolved, ResolvedPolicy
 
@@ -174,16 +175,15 @@ def run_live(
 
 
 def predict(
-    resolved: Resolved, policy: ResolvedPolicy, load: float, seed: int, cost: CostModel, *, num_blocks: int
+    resolved: Resolved, policy: ResolvedPolicy, load: float, seed: int, cost: Cost, *, num_blocks: int
 ) -> LiveResult:
     """The same point in virtual time with steps as long as `cost` says; equal to `simulate`, bit for bit.
 
-    KeyboardInterrupt on Ctrl-C. A cost that estimates recompute and swap times also advises the policy.
+    KeyboardInterrupt on Ctrl-C.
     """
     workload = resolved.built_workload(load, seed)
     kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
-    estimator: Any = cost if hasattr(cost, "recompute_ns") else None
-    core = resolved.engine(policy, workload, kv, SimExecutor(cost, resolved.max_model_len), estimator)
+    core = resolved.engine(policy, workload, kv, SimExecutor(cost, resolved.max_model_len), cost)
     run = live(core, workload, VirtualClock())
     if run.reason == INTERRUPTED:
         raise KeyboardInterrupt

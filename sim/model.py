@@ -1,4 +1,4 @@
-"""The shape of a model, the sheet of a GPU, and how many KV tokens the one leaves room for on the other.
+"""The shape of a model and the sheet of a GPU.
 
 A shape is read from a Hugging Face config.json. Only dense decoders whose layer is GQA attention and a gated MLP are
 understood; whatever would change the cost (experts, windows, latent attention, quantisation) is refused, not ignored.
@@ -162,22 +162,9 @@ class ModelSpec:
         """For one query token reading one key: scores and weighted sum, all heads and layers."""
         return 4 * self.num_hidden_layers * self.q_size
 
-    def kv_bytes_per_token_on(self, tp: int) -> int:
-        """What one of `tp` GPUs keeps of a token; KV heads are copied where there are fewer of them than GPUs."""
-        return self.kv_bytes_per_token * max(1, self.num_key_value_heads // tp) // self.num_key_value_heads
-
     def same_shape(self, other: ModelSpec) -> bool:
         """Whether steps of both are the same work: all is equal but the name and the longest context."""
         return replace(self, name=other.name, max_position_embeddings=other.max_position_embeddings) == other
-
-    def check_tp(self, tp: int) -> None:
-        """ScenarioError unless heads and MLP can be cut into `tp` equal parts."""
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        if tp < 1 or heads % tp or self.intermediate_size % tp or (kv_heads % tp and tp % kv_heads):
-            raise ScenarioError(
-                f"tp: {self.name} ({heads} heads, {kv_heads} KV heads, MLP width {self.intermediate_size}) cannot be"
-                f" cut into {tp} equal parts. Use another tp."
-            )
 
 
 def _check_modelled(config: Mapping[str, object], name: str) -> None:
@@ -256,62 +243,3 @@ class GpuSpec:
     peer_latency_ns: int
     efficiencies: Efficiencies
     source: str
-
-
-RESERVE_BYTES = 2_600_000_000
-"""What an engine needs besides weights and KV: CUDA context, workspaces, the activations and logits of its largest
-step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of 16 on an H200 at 0.90, as
-expected of a measured engine there. An engine's own number, from its start-up log, is better than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvBudget:
-    """KV blocks of one engine, and in `terms` the sum they come from. With `tp` GPUs each holds a part of a block."""
-
-    num_blocks: int
-    block_size: int
-    terms: str
-
-    @property
-    def tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
-    def __str__(self) -> str:
-        return f"KV {self.tokens:,} tokens ({self.num_blocks:,} blocks of {self.block_size}: {self.terms})"
-
-
-def derive_kv(
-    model: ModelSpec,
-    gpu: GpuSpec,
-    *,
-    utilisation: float = 0.90,
-    block_size: int = 16,
-    tp: int = 1,
-    reserve_bytes: int = RESERVE_BYTES,
-) -> KvBudget:
-    """The blocks left on each GPU after weights and reserve. ScenarioError, saying what is missing, if none is."""
-    model.check_tp(tp)
-    free_bytes = _free_bytes(model, gpu, utilisation, tp, reserve_bytes)
-    block_bytes = model.kv_bytes_per_token_on(tp) * block_size
-    terms = f"{gpu.memory_bytes / 1e9:.1f} GB × {utilisation:.2f} − {model.weight_bytes / tp / 1e9:.1f} weights"
-    terms += f" − {reserve_bytes / 1e9:.1f} reserve" + (f", on each of {tp} GPUs" if tp > 1 else "")
-    if free_bytes >= block_bytes:
-        return KvBudget(free_bytes // block_bytes, block_size, terms)
-    fitting = [n for n in (2, 4, 8) if n > tp and _fits(model, gpu, utilisation, n, reserve_bytes, block_size)]
-    advice = f"It fits with tp: {fitting[0]}." if fitting else "Use a smaller model or a GPU with more memory."
-    short = f"{(block_bytes - free_bytes) / 1e9:.1f} GB short of one KV block"
-    raise ScenarioError(f"{model.name} on {gpu.name}: {short}: {terms}. {advice}")
-
-
-def _free_bytes(model: ModelSpec, gpu: GpuSpec, utilisation: float, tp: int, reserve_bytes: int) -> int:
-    """Bytes for KV on each of `tp` GPUs; negative where weights and reserve do not fit."""
-    return int(gpu.memory_bytes * utilisation) - -(-model.weight_bytes // tp) - reserve_bytes
-
-
-def _fits(model: ModelSpec, gpu: GpuSpec, utilisation: float, tp: int, reserve_bytes: int, block_size: int) -> bool:
-    try:
-        model.check_tp(tp)
-    except ScenarioError:
-        return False
-    block_bytes = model.kv_bytes_per_token_on(tp) * block_size
-    return _free_bytes(model, gpu, utilisation, tp, reserve_bytes) >= block_bytes

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from sim.catalog import load_gpu, load_model
+from sim.catalog import load_model
 from sim.core import EngineCore, SimExecutor
-from sim.cost import Calibrated, Constant, Cost, Linear, RooflineConfig, Scaled, build_cost
+from sim.cost import Cost, Scaled, build_cost
+from sim.deployment import KvBudget
 from sim.errors import CalibrationError, ScenarioError
 from sim.fleet.drive import simulate_fleet
 from sim.fleet.plan import ReplicaSpan
 from sim.fleet.routing import ROUTERS
 from sim.kv.blocks import KVBlockManager
 from sim.kv.choice import new_kv
-from sim.model import GpuSpec, KvBudget, ModelSpec, derive_kv
+from sim.model import GpuSpec, ModelSpec
 from sim.policy_config import PolicyConfig
 from sim.record import Records
 from sim.resolved import Resolved, ResolvedPolicy
@@ -66,7 +67,7 @@ class Setup:
             longest = limit if file.max_model_len is None else file.max_model_len
             cost = build_cost(file.cost, model, block_size=file.kv.block_size, max_model_len=longest)
             stretched = cost if file.cost_factor == 1 else Scaled(cost, file.cost_factor)
-            setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, model, cost))
+            setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost)
@@ -91,24 +92,20 @@ class Setup:
 
     @property
     def gpu(self) -> GpuSpec | None:
-        """The GPU of a roofline, or the one a profile was made on if the catalog has it; other costs have none."""
-        config = self.scenario.cost
-        if isinstance(config, RooflineConfig):
-            return load_gpu(config.gpu)
-        cost = self.cost.cost if isinstance(self.cost, Scaled) else self.cost
-        return cost.gpu if isinstance(cost, Calibrated) else None
+        """The GPU that the cost is of; None where step times are stated, or a profile's GPU is not in the catalog."""
+        return None if self.cost.deployment is None else self.cost.deployment.gpu
 
     @property
     def shape_counts(self) -> bool:
         """Whether the model's shape plays a part: in step times, or in how many blocks a swap space holds."""
         if self.groups:
             return any(group.setup.shape_counts for group in self.groups)
-        return not isinstance(self.scenario.cost, Constant | Linear) or self.resolved.num_swap_blocks > 0
+        return self.cost.deployment is not None or self.resolved.num_swap_blocks > 0
 
     @property
     def num_gpus(self) -> int:
-        config = self.scenario.cost
-        return config.tp if isinstance(config, RooflineConfig) else 1
+        """GPUs of one engine."""
+        return self.scenario.cost.num_gpus
 
     def carrying(self, seed: int | None) -> Setup:
         """This setup with the trace's rows for `seed`, which a machine without the file needs; or None: without any."""
@@ -148,9 +145,9 @@ class Setup:
                 f"{self.scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
             )
         with self.scenario.at("cost_factor"):
-            if isinstance(self.cost, Scaled):
+            if (factor := self.scenario.file.cost_factor) != 1:
                 raise ScenarioError(
-                    f"cost_factor {self.cost.factor:g} stretches simulated steps, and these would be real. Remove it."
+                    f"cost_factor {factor:g} stretches simulated steps, and these would be real. Remove it."
                 )
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
@@ -290,32 +287,27 @@ def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
         loads=scenario.loads,
         seeds=file.seeds,
         slo=file.slo,
-        profile=json.loads(cost.profile.to_json()) if isinstance(cost, Calibrated) else None,
+        profile=None if cost.profile is None else json.loads(cost.profile.to_json()),
     )
 
 
-def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
+def _kv_budget(scenario: Scenario, cost: Cost) -> KvBudget:
     """The stated blocks, else those a profile measured, else what model and GPU leave room for."""
-    kv, config = scenario.file.kv, scenario.cost
+    kv, deployment, profile = scenario.file.kv, cost.deployment, cost.profile
     if kv.tokens is not None:
         return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
-    if isinstance(config, RooflineConfig):
-        return derive_kv(
-            model, load_gpu(config.gpu), utilisation=kv.utilisation, block_size=kv.block_size, tp=config.tp
-        )
-    if not isinstance(cost, Calibrated):
-        raise ScenarioError(f"cost {config.kind} has no GPU to derive KV memory from. Add kv: tokens.")
-    profile = cost.profile
-    if profile.num_blocks is not None and profile.block_size == kv.block_size:
+    if deployment is None:
+        raise ScenarioError(f"cost {scenario.cost.kind} has no GPU to derive KV memory from. Add kv: tokens.")
+    if profile is not None and profile.num_blocks is not None and profile.block_size == kv.block_size:
         if (scenario.plain.get("kv") or {}).get("utilisation") is not None:
             raise ScenarioError(
                 f"kv.utilisation is not read: profile {profile.name} has its KV memory measured. Drop it, or write"
                 " kv.tokens in its place."
             )
         return KvBudget(profile.num_blocks, kv.block_size, f"measured, profile {profile.name}")
-    if cost.gpu is None:
+    if profile is not None and deployment.gpu is None:
         raise ScenarioError(
             f"profile {profile.name} has no KV memory measured in blocks of {kv.block_size}, and names no GPU of the"
             " catalog to derive it from. Add kv: tokens."
         )
-    return derive_kv(model, cost.gpu, utilisation=kv.utilisation, block_size=kv.block_size)
+    return deployment.derive_kv(utilisation=kv.utilisation, block_size=kv.block_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sim.cost import Calibrated, Scaled
+from sim.cost import Cost
 from sim.errors import ExtrapolationError, ScenarioError
 from sim.point import Setup
 from sim.scenario import PolicySpec
@@ -22,19 +22,13 @@ def check_reach(setup: Setup, specs: Sequence[PolicySpec], load: float, seeds: I
     `advice`, where given, takes the place of the cost's own on how to go beyond that.
     """
     engines = [group.setup for group in setup.groups] or [setup]
-    bounded = [(engine, profile) for engine in engines if (profile := _bounded(engine)) is not None]
+    bounded = [(engine, hull) for engine in engines if (hull := engine.cost.reach) is not None]
     for seed in seeds if bounded else ():
         workload = setup.workload(load, seed)
-        for engine, cost in bounded:
-            longest, hull = _longest(engine, workload), cost.profile.hull
+        for engine, hull in bounded:
+            longest = _longest(engine, workload)
             if longest is not None and longest.prompt_tokens > min(hull.max_chunk_context, hull.max_tokens):
-                _check(engine, cost, specs, workload, longest, seed, advice)
-
-
-def _bounded(setup: Setup) -> Calibrated | None:
-    """The profile of a setup that does not go beyond it."""
-    cost = setup.cost.cost if isinstance(setup.cost, Scaled) else setup.cost
-    return cost if isinstance(cost, Calibrated) and not cost.extrapolate else None
+                _check(engine, specs, workload, longest, seed, advice)
 
 
 def _longest(setup: Setup, workload: BuiltWorkload) -> Request | None:
@@ -49,7 +43,6 @@ def _longest(setup: Setup, workload: BuiltWorkload) -> Request | None:
 
 def _check(
     setup: Setup,
-    cost: Calibrated,
     specs: Sequence[PolicySpec],
     workload: BuiltWorkload,
     longest: Request,
@@ -63,14 +56,14 @@ def _check(
         try:
             simulate(setup.engine(spec, workload), _Alone(Arrival(alone, 1)))
         except ExtrapolationError as error:
-            told = _whole(cost, tokens) or error
+            told = _whole(setup.cost, tokens) or error
             told = ExtrapolationError(told.message, advice or told.advice)
             raise ScenarioError(f"{spec.name}, the longest prompt (seed {seed}): {told}") from None
         except (Exception, SystemExit):
             continue  # whatever else is wrong with a policy is told at its points, and the others' are kept
 
 
-def _whole(cost: Calibrated, tokens: int) -> ExtrapolationError | None:
+def _whole(cost: Cost, tokens: int) -> ExtrapolationError | None:
     """What the cost says of a prompt where all of it is too long, not only of the chunk that was the first to be."""
     try:
         cost.recompute_ns(tokens)

@@ -33,8 +33,8 @@ import simpy
 from sim.catalog import load_gpu, load_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost import build_cost
+from sim.deployment import Deployment
 from sim.kv.choice import new_kv
-from sim.model import derive_kv
 from sim.point import Setup
 from sim.policies import POLICIES
 from sim.record import Recorder, Records
@@ -77,7 +77,7 @@ def engine(row: Row) -> EngineCore:
     cost = build_cost("h200", model)
     make_config, make_policy = POLICIES[row.policy]
     config = make_config(**row.knobs)
-    num_blocks = row.num_blocks or derive_kv(model, gpu, block_size=BLOCK_SIZE).num_blocks
+    num_blocks = row.num_blocks or Deployment(model, gpu).derive_kv(block_size=BLOCK_SIZE).num_blocks
     kv = new_kv(config, num_blocks, BLOCK_SIZE, ids=False)
     scheduler: Any = make_policy(config, PolicyContext(kv, MAX_MODEL_LEN, estimator=cost))
     return EngineCore(scheduler, SimExecutor(cost, MAX_MODEL_LEN), Recorder(), max_model_len=MAX_MODEL_LEN)

@@ -143,13 +143,12 @@ def prepare_machine(setup: Setup, device: str, graphs: bool | None = None) -> bo
     """
     from calibrate.identity import check_device, set_cpu_threads
     from calibrate.session import check_machine, graphs_of
-    from sim.cost import Calibrated
 
     check_device(device)
-    if not isinstance(setup.cost, Calibrated):
+    profile = setup.cost.profile
+    if profile is None:
         set_cpu_threads(1)
         return False if graphs is False else None
-    profile = setup.cost.profile
     check_machine(profile, device)
     set_cpu_threads(int(profile.hardware.get("torch_threads", 1)))
     return graphs_of(profile, device, graphs)
@@ -197,12 +196,10 @@ def check_overwrite(path: Path, format_: str) -> None:
 
 def kv_blocks(setup: Setup) -> int:
     """The KV blocks to allocate: stated, or measured in the scenario's profile. An estimate from a sheet is neither."""
-    from sim.cost import Calibrated
-
     resolved, cost = setup.resolved, setup.cost
     if resolved.num_blocks is not None:
         return resolved.num_blocks
-    measured = cost.profile.num_blocks if isinstance(cost, Calibrated) else None
+    measured = None if cost.profile is None else cost.profile.num_blocks
     if measured is None or setup.kv.num_blocks != measured:
         raise ScenarioError(
             f"{setup.scenario.source}: says not how much KV memory to allocate. Add kv: {{tokens: N}}, or a measured"

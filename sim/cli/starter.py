@@ -65,10 +65,10 @@ def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, 
     ScenarioError if model or GPU is unknown, or no number of GPUs up to 8 serves the load or holds the longest request.
     """
     from sim.catalog import load_gpu, load_model
-    from sim.model import derive_kv
+    from sim.deployment import Deployment
 
     if not _budgets(model, gpu):
-        derive_kv(load_model(model), load_gpu(gpu))  # says what is short
+        Deployment(load_model(model), load_gpu(gpu)).derive_kv()  # says what is short
     name = model if not Path(model).exists() else _relative(Path(model), folder)
     common = {"model": _word(name), "policies": _POLICIES}
     if trace is None or figures is None:
@@ -164,13 +164,13 @@ def _budgets(model: str, gpu: str) -> list[tuple[int, int]]:
     ScenarioError if model or GPU is unknown.
     """
     from sim.catalog import load_gpu, load_model
-    from sim.model import derive_kv
+    from sim.deployment import Deployment
 
     spec, device = load_model(model), load_gpu(gpu)
     found = []
     for tp in _TP:
         try:
-            found.append((tp, derive_kv(spec, device, tp=tp).tokens))
+            found.append((tp, Deployment(spec, device, tp=tp).derive_kv().tokens))
         except ScenarioError:
             continue  # too little memory, or heads that cannot be cut so
     return found

@@ -145,7 +145,6 @@ def _live(
     from calibrate.runner import build_runner
     from calibrate.sentinel import Sentinel
     from calibrate.session import run_live, step_limits
-    from sim.cost import Calibrated
     from sim.live import INTERRUPTED
     from sim.validation.compare import void
 
@@ -167,7 +166,7 @@ def _live(
     with writing(folder):
         for stale in folder.glob("*.npz"):  # of an earlier validation of this name
             stale.unlink()
-    sentinel = Sentinel.of(setup.cost.profile) if isinstance(setup.cost, Calibrated) else None
+    sentinel = None if setup.cost.profile is None else Sentinel.of(setup.cost.profile)
     runs: list[list[Played]] = [[] for _ in points]
     counting = [0] * len(points)
     for repeat in range(2 * repeats):  # the second half: again, for those that did not count

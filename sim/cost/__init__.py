@@ -1,35 +1,34 @@
-"""What a step costs: `cost:` of a scenario, made into an object with `step_ns` and the estimator's two questions.
+"""What a step costs: `cost:` of a scenario, made into a `Cost`.
 
-All kinds answer `explain(columns)` (what the time of recorded steps is made of), `describe()` (one line for the head of
-a report), `sources()` (where the numbers come from) and `error` (how far step times may be off, or why nobody knows).
+A new kind is a file with its cost, which derives from `Cost`, and its config: a frozen dataclass with a `kind`, the
+number of GPUs of one engine and `build`. Here it becomes a member of `CostConfig`.
 """
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
-from sim.catalog import GPUS, load_gpu
-from sim.cost.calibrated import Calibrated
+from sim.catalog import GPUS
+from sim.cost.base import Cost
+from sim.cost.calibrated import Calibrated, ProfileConfig, check_model
 from sim.cost.constant import Constant, Linear
 from sim.cost.error import CostError, Unknown
-from sim.cost.profile import Profile, ProfileConfig, load_profile, profile_names
+from sim.cost.profile import profile_names
 from sim.cost.roofline import HostCost, Roofline, RooflineConfig
 from sim.cost.scaled import Scaled
-from sim.errors import CalibrationError, ScenarioError
+from sim.errors import ScenarioError
 from sim.model import ModelSpec
 
-Cost = Roofline | Calibrated | Constant | Linear | Scaled
 CostConfig = RooflineConfig | ProfileConfig | Constant | Linear
+"""What a scenario's `cost` may be. Constant and Linear are their own configs."""
 
 COSTS: dict[str, type[CostConfig]] = {
-    "roofline": RooflineConfig,
-    "profile": ProfileConfig,
-    "constant": Constant,
-    "linear": Linear,
+    next(str(field.default) for field in fields(config) if field.name == "kind"): config
+    for config in get_args(CostConfig)
 }
-"""By `kind`. Constant and Linear are their own configs."""
+"""By `kind`."""
 
 __all__ = [
     "COSTS",
@@ -69,7 +68,7 @@ def long_form(name: str) -> dict[str, Any]:
 
 def build_cost(
     config: str | CostConfig, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None
-) -> Roofline | Calibrated | Constant | Linear:
+) -> Cost:
     """The cost that `config` asks for; a string is the short form, see `long_form`.
 
     ScenarioError if GPU or profile are not known, the model cannot be cut as asked, or is not that of the profile;
@@ -78,34 +77,4 @@ def build_cost(
     if isinstance(config, str):
         keys = long_form(config)
         config = COSTS[keys["kind"]](**keys)
-    if isinstance(config, RooflineConfig):
-        return Roofline(
-            model,
-            load_gpu(config.gpu),
-            tp=config.tp,
-            host=config.host,
-            swap_bandwidth=config.swap_bandwidth,
-            block_size=block_size,
-        )
-    if isinstance(config, ProfileConfig):
-        profile = load_profile(config.profile)
-        check_model(profile, model)
-        host = None if config.host is None else config.host.term()
-        return Calibrated(
-            profile, extrapolate=config.extrapolate, host=host, block_size=block_size, max_model_len=max_model_len
-        )
-    return config
-
-
-def check_model(profile: Profile, model: ModelSpec) -> None:
-    """CalibrationError, naming the first difference, if `profile` was made of a model of another shape.
-
-    Names may differ, and the positions a model allows: neither costs time.
-    """
-    for field in fields(ModelSpec):
-        own, asked = getattr(profile.model, field.name), getattr(model, field.name)
-        if own != asked and field.name not in ("name", "max_position_embeddings"):
-            raise CalibrationError(
-                f"cost: profile {profile.name} is of {profile.model.name} with {field.name} {own}; {model.name} has"
-                f" {asked}. Calibrate {model.name}, or use a GPU's name as cost."
-            )
+    return config.build(model, block_size=block_size, max_model_len=max_model_len)

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
+from dataclasses import dataclass, fields
 from math import ceil, inf
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.catalog import GPUS
+from sim.cost.base import Cost
 from sim.cost.error import CostError, Unknown, error_of
-from sim.cost.profile import HostTerm, Profile
+from sim.cost.profile import HostTerm, Hull, Profile, StatedHost, load_profile
 from sim.cost.roofline import HOST_LINK_SHARE
 from sim.cost.work import (
     Columns,
@@ -28,7 +29,9 @@ from sim.cost.work import (
     swap_blocks,
     useful_flops_bytes,
 )
+from sim.deployment import Deployment
 from sim.errors import CalibrationError, ExtrapolationError
+from sim.model import ModelSpec
 from sim.types import Batch
 from sim.units import NS_PER_S, format_duration
 
@@ -42,7 +45,7 @@ in a step of them alone, max(least, alone + per_token · context); `attention` i
 step with chunks. A bare tuple, since every step reads one."""
 
 
-class Calibrated:
+class Calibrated(Cost):
     """The cost of steps on what `profile` was measured on.
 
     ExtrapolationError from `step_ns` and `recompute_ns` outside the profile's hull, unless `extrapolate`: then the last
@@ -58,14 +61,13 @@ class Calibrated:
         "_most",
         "_segments",
         "block_bytes",
+        "deployment",
         "extrapolate",
-        "gpu",
         "host",
-        "memory_bandwidth",
-        "model",
-        "peak_flops",
         "profile",
     )
+    profile: Profile
+    deployment: Deployment
 
     def __init__(
         self,
@@ -77,13 +79,10 @@ class Calibrated:
         max_model_len: int | None = None,
     ) -> None:
         self.profile = profile
-        self.model = profile.model
+        self.deployment = profile.deployment
         self.extrapolate = extrapolate
         self.host = profile.costs.host if host is None else host
-        self.block_bytes = (block_size or profile.block_size) * profile.model.kv_bytes_per_token
-        self.gpu = None if profile.gpu is None else GPUS.get(profile.gpu)
-        self.peak_flops = None if self.gpu is None else self.gpu.peak_flops
-        self.memory_bandwidth = None if self.gpu is None else self.gpu.memory_bandwidth
+        self.block_bytes = (block_size or profile.block_size) * self.deployment.kv_bytes_per_token
         self._layers: dict[int, float] = {}
         self._head: dict[int, float] = {}
         longest = max_model_len or int(profile.hull.max_context) + 1
@@ -239,14 +238,15 @@ class Calibrated:
         swap = self.profile.costs.swap
         if swap is not None:
             return swap.base, swap.per_block * self.block_bytes / (
-                self.profile.block_size * self.model.kv_bytes_per_token
+                self.profile.block_size * self.deployment.kv_bytes_per_token
             )
-        if self.gpu is None:
+        gpu = self.deployment.gpu
+        if gpu is None:
             raise CalibrationError(
                 f"profile {self.profile.name}: swaps were not measured, and its GPU is not in the catalog. Calibrate"
                 " again with swap blocks, or preempt by recompute."
             )
-        return 0.0, self.block_bytes * NS_PER_S / (self.gpu.host_link * HOST_LINK_SHARE)
+        return 0.0, self.block_bytes * NS_PER_S / (gpu.host_link * HOST_LINK_SHARE)
 
     # ---- recorded steps
 
@@ -264,7 +264,7 @@ class Calibrated:
         base, per_block = self._swap_parts() if swapped.any() else (0.0, 0.0)
         terms["host"] = host if self.host.mode == "serial" else np.maximum(host - kernel, 0.0)
         terms["swap"] = base * (swapped > 0) + per_block * swapped
-        terms["flops"], terms["bytes"] = useful_flops_bytes(self.model, columns)
+        terms["flops"], terms["bytes"] = useful_flops_bytes(self.deployment.model, columns)
         return terms
 
     def kernel_ns(self, columns: Columns) -> Floats:
@@ -327,6 +327,10 @@ class Calibrated:
         return f"cost: profile {p.name} ({', '.join(found)}; {error}{host})"
 
     @property
+    def reach(self) -> Hull | None:
+        return None if self.extrapolate else self.profile.hull
+
+    @property
     def error(self) -> CostError | Unknown:
         """What the profile's file says of it, as far as it is of this host."""
         host = "" if self.host == self.profile.costs.host else "stated"
@@ -345,7 +349,7 @@ class Calibrated:
             f"measured up to {hull.max_sequences} decodes with {hull.max_context:,.0f} mean context tokens,"
             f" {hull.max_tokens:,} tokens a step, prompts of {hull.max_chunk_context:,}{beyond}",
             f"host: {parts}, {host.mode}" + (" (assumed)" if host.assumed else ""),
-            f"swap: {swap}" if p.costs.swap is not None or self.gpu is not None else "swap: not known",
+            f"swap: {swap}" if p.costs.swap is not None or self.deployment.gpu is not None else "swap: not known",
             *(f"missing: {line}" for line in p.missing),
             *p.notes,
         ]
@@ -358,3 +362,40 @@ _TOKENS = ("tokens in a step", "--max-batched-tokens")
 _CONTEXT = ("mean context tokens of the decodes", "--max-model-len")
 _CHUNK = ("tokens of one prompt", "--max-model-len")
 """What a limit of the hull is of, and the option of `batchsim calibrate` that raises it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileConfig:
+    """`cost: NAME` or a path to a profile, or its long form. `extrapolate` continues the curves beyond what was
+    measured; `host` replaces the profile's host time."""
+
+    profile: str
+    kind: Literal["profile"] = "profile"
+    extrapolate: bool = False
+    host: StatedHost | None = None
+
+    num_gpus: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Calibrated:
+        """The cost from the profile. CalibrationError if it cannot be read, or is not of `model`."""
+        profile = load_profile(self.profile)
+        check_model(profile, model)
+        host = None if self.host is None else self.host.term()
+        return Calibrated(
+            profile, extrapolate=self.extrapolate, host=host, block_size=block_size, max_model_len=max_model_len
+        )
+
+
+def check_model(profile: Profile, model: ModelSpec) -> None:
+    """CalibrationError, naming the first difference, if `profile` was made of a model of another shape.
+
+    Names may differ, and the positions a model allows: neither costs time.
+    """
+    for field in fields(ModelSpec):
+        own, asked = getattr(profile.model, field.name), getattr(model, field.name)
+        if own != asked and field.name not in ("name", "max_position_embeddings"):
+            raise CalibrationError(
+                f"cost: profile {profile.name} is of {profile.model.name} with {field.name} {own}; {model.name} has"
+                f" {asked}. Calibrate {model.name}, or use a GPU's name as cost."
+            )

@@ -7,8 +7,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from sim.cost.base import Cost
 from sim.cost.error import Unknown
 from sim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
+from sim.model import ModelSpec
 from sim.ranges import check_ranges
 from sim.types import Batch
 from sim.units import PartDuration, StepDuration, format_duration
@@ -18,17 +20,20 @@ _STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": F
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Cost):
     """Every step takes `step`, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
 
     step: StepDuration
     kind: Literal["constant"] = "constant"
 
-    peak_flops: ClassVar[float | None] = None
-    memory_bandwidth: ClassVar[float | None] = None
+    num_gpus: ClassVar[int] = 1
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     __post_init__ = check_ranges
+
+    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Constant:
+        """Itself, whatever the model: it is config and cost in one."""
+        return self
 
     def step_ns(self, batch: Batch) -> int:
         return self.step
@@ -56,7 +61,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Cost):
     """`base` + parts for each token computed, sequence, context token that a decode reads, and block swapped.
 
     Padding counts as work. Parts are whole nanoseconds.
@@ -69,11 +74,14 @@ class Linear:
     per_swapped_block: PartDuration = 0
     kind: Literal["linear"] = "linear"
 
-    peak_flops: ClassVar[float | None] = None
-    memory_bandwidth: ClassVar[float | None] = None
+    num_gpus: ClassVar[int] = 1
     __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
     __post_init__ = check_ranges
+
+    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Linear:
+        """Itself, whatever the model: it is config and cost in one."""
+        return self
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration, at least 1. O(1) without swaps."""

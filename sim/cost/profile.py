@@ -19,7 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
+from sim.catalog import GPUS
 from sim.cost.curves import Curve, Grid, Ns
+from sim.deployment import Deployment
 from sim.errors import CalibrationError
 from sim.files import parse_json, read_text, told
 from sim.model import DTYPE_BYTES, ModelSpec
@@ -34,7 +36,6 @@ __all__ = [
     "HostTerm",
     "Hull",
     "Profile",
-    "ProfileConfig",
     "StatedHost",
     "StepCosts",
     "SwapCost",
@@ -175,6 +176,11 @@ class Profile:
                     raise ValueError(f"the errors of {row['region']} lack {key}")
                 within.check(f"{key} of the errors of {row['region']}", row[key])
 
+    @property
+    def deployment(self) -> Deployment:
+        """What was measured: the model on one GPU, under the executor."""
+        return Deployment(self.model, None if self.gpu is None else GPUS.get(self.gpu), self.executor)
+
     def to_json(self) -> str:
         """The file's text; equal profiles give equal bytes."""
         return _text({"format": FORMAT, "version": VERSION} | cast("dict[str, Any]", to_plain(self)), 0) + "\n"
@@ -222,19 +228,6 @@ class StatedHost:
 
     def term(self) -> HostTerm:
         return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileConfig:
-    """`cost: NAME` or a path to a profile, or its long form. `extrapolate` continues the curves beyond what was
-    measured; `host` replaces the profile's host time."""
-
-    profile: str
-    kind: Literal["profile"] = "profile"
-    extrapolate: bool = False
-    host: StatedHost | None = None
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
 
 
 def profile_names() -> list[str]:

@@ -28,6 +28,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.catalog import load_gpu
+from sim.cost.base import Cost
 from sim.cost.error import CostError, Unknown, symmetric
 from sim.cost.work import (
     Columns,
@@ -39,6 +41,7 @@ from sim.cost.work import (
     swap_blocks,
     useful_flops_bytes,
 )
+from sim.deployment import Deployment
 from sim.errors import ScenarioError
 from sim.model import GpuSpec, ModelSpec
 from sim.ranges import Range, check_ranges
@@ -85,6 +88,18 @@ class RooflineConfig:
 
     __post_init__ = check_ranges
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tp
+
+    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Roofline:
+        """The cost of `model` on the GPU. ScenarioError if the GPU is not known, or the model cannot be cut so."""
+        bandwidth = self.swap_bandwidth
+        return Roofline(
+            model, load_gpu(self.gpu), tp=self.tp, host=self.host, swap_bandwidth=bandwidth, block_size=block_size
+        )
+
 
 class KernelCosts(NamedTuple):
     """Coefficients in ns of one GPU's part of a step. `layers` and `head` are those of their matmuls: time of the
@@ -128,7 +143,7 @@ class KernelCosts(NamedTuple):
             attention_constant=layers * e.attention_ns,
             attention_per_row=layers * e.sequence_ns,
             attention_per_pair=model.attention_flops_per_pair / tp * NS_PER_S / (e.attention * gpu.peak_flops),
-            kv_per_token=model.kv_bytes_per_token_on(tp) * kv_byte,
+            kv_per_token=Deployment(model, gpu, tp=tp).kv_bytes_per_token * kv_byte,
             other_constant=2 * layers * gpu.peer_latency_ns * (tp > 1),
             other_per_token=layers * (elementwise_io * width * kv_byte + 2 * ring_bytes * NS_PER_S / gpu.peer_link),
         )
@@ -168,7 +183,7 @@ def _matmul_ns(
     return moved, np.sqrt(np.sqrt(moved**4 + computed**4))
 
 
-class Roofline:
+class Roofline(Cost):
     """The cost of steps of `model` on `tp` GPUs. The coefficients are made once; `step_ns` only reads them."""
 
     __slots__ = (
@@ -177,14 +192,12 @@ class Roofline:
         "_decode_ns",
         "_empty_ns",
         "block_bytes",
+        "deployment",
         "gpu",
         "host",
-        "memory_bandwidth",
-        "model",
-        "peak_flops",
         "swap_bandwidth",
-        "tp",
     )
+    deployment: Deployment
 
     def __init__(
         self,
@@ -196,20 +209,16 @@ class Roofline:
         swap_bandwidth: float | None = None,
         block_size: int = 16,
     ) -> None:
-        model.check_tp(tp)
+        self.deployment = Deployment(model, gpu, tp=tp)
         if model.dtype_bytes != 2:
             raise ScenarioError(
                 f"cost: {model.name} is {model.dtype}; the roofline of {gpu.name} knows 16-bit types only. Set"
                 " torch_dtype to bfloat16, or use a constant or linear cost."
             )
-        self.model = model
         self.gpu = gpu
-        self.tp = tp
         self.host = HostCost() if host is None else host
         self.swap_bandwidth = gpu.host_link * HOST_LINK_SHARE if swap_bandwidth is None else swap_bandwidth
-        self.block_bytes = block_size * model.kv_bytes_per_token_on(tp)
-        self.peak_flops = tp * gpu.peak_flops
-        self.memory_bandwidth = tp * gpu.memory_bandwidth
+        self.block_bytes = block_size * self.deployment.kv_bytes_per_token
         self._empty_ns = self.host.base or 1
         k = KernelCosts.of(model, gpu, tp)
         self._coefficients = (
@@ -265,9 +274,12 @@ class Roofline:
         """A step that computes `num_tokens` of one sequence from the first on, and nothing else."""
         return int(_step_ns(self._coefficients, num_tokens, 1, 0, num_tokens * (num_tokens + 1) // 2, num_tokens))
 
+    def _kernels(self) -> KernelCosts:
+        return KernelCosts.of(self.deployment.model, self.gpu, self.deployment.tp)
+
     def kernel_parts(self, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """ns of matmuls and of attention of each step, constants included; what public kernel tables hold."""
-        k, t = KernelCosts.of(self.model, self.gpu, self.tp), self.explain(columns)
+        k, t = self._kernels(), self.explain(columns)
         busy = padded_work(columns).tokens > 0
         attention_constants = k.attention_constant * busy + k.attention_per_row * padded_work(columns).rows
         return t["weights"] + t["matmul"] + k.gemm_constant * busy, t["kv_reads"] + t["attention"] + attention_constants
@@ -279,13 +291,13 @@ class Roofline:
         `weights` is the time of the matmuls' bytes, `matmul` what their arithmetic adds to it; `other` holds constants,
         elementwise kernels and all-reduces.
         """
-        k, host = KernelCosts.of(self.model, self.gpu, self.tp), self.host
+        k, host = self._kernels(), self.host
         work = padded_work(columns)
         busy = work.tokens > 0
         layers_bytes, layers = _matmul_ns(k.layers, work.tokens)
         head_bytes, head = _matmul_ns(k.head, work.rows)
         constants = k.gemm_constant + k.attention_constant + k.other_constant
-        flops, moved = useful_flops_bytes(self.model, columns)
+        flops, moved = useful_flops_bytes(self.deployment.model, columns)
         return {
             "weights": (layers_bytes + head_bytes) * busy,
             "kv_reads": k.kv_per_token * work.context,
@@ -300,7 +312,8 @@ class Roofline:
 
     def describe(self) -> str:
         """One line for the head of a report."""
-        degree, error = f", tp {self.tp}" if self.tp > 1 else "", self.error
+        tp, error = self.deployment.tp, self.error
+        degree = f", tp {tp}" if tp > 1 else ""
         told = f"error unknown: {error.source}" if isinstance(error, Unknown) else f"{KERNELS} {error}"
         return f"cost: roofline{degree}, not measured here ({told})"
 
@@ -310,10 +323,10 @@ class Roofline:
 
         Unknown for all that was in no comparison: other models and types, several GPUs, attention where none was timed.
         """
-        e, model = self.gpu.efficiencies, self.model
+        e, model, tp = self.gpu.efficiencies, self.deployment.model, self.deployment.tp
         missing = [
             ("attention", e.compared == KERNELS),
-            (f"tp {self.tp}", self.tp == 1),
+            (f"tp {tp}", tp == 1),
             (model.dtype, model.dtype == e.dtype),
             (model.name, any(replace(model, dtype=e.dtype).same_shape(other) for other in e.models)),
         ]

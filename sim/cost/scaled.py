@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.cost.calibrated import Calibrated
-from sim.cost.constant import Constant, Linear
+from sim.cost.base import Cost
 from sim.cost.error import CostError, Unknown
-from sim.cost.roofline import Roofline
+from sim.cost.profile import Hull
 from sim.cost.work import TIME_TERMS, Columns, Terms
+from sim.deployment import Deployment
 from sim.types import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Cost):
     """`cost` with every time of it, swaps and estimates too, multiplied by `factor`."""
 
-    cost: Roofline | Calibrated | Constant | Linear
+    cost: Cost
     factor: float
 
     def step_ns(self, batch: Batch) -> int:
@@ -38,6 +38,14 @@ class Scaled:
 
     def sources(self) -> list[str]:
         return [*self.cost.sources(), f"cost_factor: every step's time × {self.factor:g}, as stated in the scenario"]
+
+    @property
+    def deployment(self) -> Deployment | None:
+        return self.cost.deployment
+
+    @property
+    def reach(self) -> Hull | None:
+        return self.cost.reach
 
     @property
     def error(self) -> CostError | Unknown:

@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from sim.cost import Calibrated
 from sim.planning.batches import BATCHES
 from sim.planning.demand import minutes
 from sim.planning.make import CURVE, Planned
@@ -58,7 +57,8 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         error = setup.cost.error
         rows.append((f"their error on {name}", f"{error}: {error.source}"))
         rows.append((f"KV memory of {name}", str(setup.kv)))
-        measured = isinstance(setup.cost, Calibrated) and watts(setup.cost.profile.energy, setup.cost.profile.samples)
+        profile = setup.cost.profile
+        measured = profile is not None and watts(profile.energy, profile.samples)
         rows.append((f"energy of {name}", _ENERGY if measured else "its profile has no power"))
     for label, knobs in scenario.plain["policies"].items():
         rows.append((f"policy {label}", json.dumps(knobs or {}, ensure_ascii=False)))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from sim.cost import Calibrated
 from sim.metrics.slo import parse_slo
 from sim.planning.make import Planned
 from sim.planning.money import MILLION, energy_kwh, tokens_per_month, watts
@@ -168,8 +167,8 @@ def _per_million(planned: Planned, month: float, probe: Probe) -> float:
 
 
 def _energy(planned: Planned, probe: Probe) -> float | None:
-    cost = planned.book.setup(probe.ask).cost
-    power = watts(cost.profile.energy, cost.profile.samples) if isinstance(cost, Calibrated) else None
+    profile = planned.book.setup(probe.ask).cost.profile
+    power = None if profile is None else watts(profile.energy, profile.samples)
     if power is None:
         return None
     return energy_kwh(power, planned.book.sweep.home / POINTS / probe.results[0]["point"])

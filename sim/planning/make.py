@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from sim.capacity import overload
-from sim.cost import ProfileConfig
 from sim.cost.error import CostError, Unknown
 from sim.errors import ScenarioError
 from sim.metrics.slo import NOT_ALL, parse_slo
@@ -181,7 +180,7 @@ def _saturations(book: Book, groups: Sequence[Group], jobs: int) -> list[float]:
 
 def _for_a_guess(setup: Setup) -> Setup:
     """`setup` beyond what its cost was measured on, and with the turns of its sessions as requests of their own."""
-    if isinstance(setup.scenario.cost, ProfileConfig):
+    if setup.cost.reach is not None:
         setup = Setup.of(changed(setup.scenario, ["cost.extrapolate=true"]))
     workload = replace(setup.resolved.workload, sessions=None)
     return replace(setup, resolved=replace(setup.resolved, workload=workload))

@@ -37,7 +37,7 @@ from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
 
 def point_inputs(setup: Setup, run: Run) -> PointInputs:
     """What the metrics need to know of a point that was run."""
-    file, workload, gpu = setup.scenario.file, run.workload, setup.gpu
+    file, workload, deployment = setup.scenario.file, run.workload, setup.cost.deployment
     traits = run.point.spec.config.traits
     class_slos = {name: parse_slo(c.slo) for name, c in file.workload.classes.items() if c.slo is not None}
     return PointInputs(
@@ -58,8 +58,8 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         class_names=tuple(file.workload.classes),
         has_prefix_cache=bool(traits.prefix_cache),
         cost_terms=cost_terms(setup, run.records),
-        peak_flops=None if gpu is None else gpu.peak_flops * setup.num_gpus,
-        memory_bandwidth=None if gpu is None else gpu.memory_bandwidth * setup.num_gpus,
+        peak_flops=None if deployment is None else deployment.peak_flops,
+        memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,
     )
 

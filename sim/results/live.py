@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from sim.cost import Calibrated
+from sim.deployment import KvBudget
 from sim.errors import ScenarioError
 from sim.files import file_hash
 from sim.live import lag_verdict, sent_lags_ns, tail_ns
 from sim.metrics.inputs import PointInputs
 from sim.metrics.measure import Measured, measure
-from sim.model import KvBudget
 from sim.point import Run, Setup
 from sim.results.keep import check_cohort, keep_measured, keep_run, measured_at, point_inputs
 from sim.results.provenance import identity, short_hash
@@ -52,7 +51,7 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
         run = Run(point, workload, played.records, played.streams, played.end_ns, played.window_ns)
         check_cohort(run)
         inputs = point_inputs(setup, run)
-        if not (isinstance(setup.cost, Calibrated) and setup.cost.profile.origin == "measured"):
+        if setup.cost.profile is None or setup.cost.profile.origin != "measured":
             # A cost of another executor explains nothing of these steps.
             inputs = replace(inputs, cost_terms=None, peak_flops=None, memory_bandwidth=None)
         result = keep_measured(run, _measured(played, inputs), home / POINTS / name)

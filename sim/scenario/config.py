@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from sim.cost import Constant, CostConfig, Linear, ProfileConfig, RooflineConfig
+from sim.cost import CostConfig
 from sim.errors import CalibrationError, ScenarioError, bounded
 from sim.plain import texts_in
 from sim.ranges import MAX_CHOICES, PositiveInt, Range, check_ranges
@@ -92,7 +92,7 @@ class ScenarioFile:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     model: str
-    cost: Annotated[RooflineConfig | ProfileConfig | Constant | Linear, ByKind()]
+    cost: Annotated[CostConfig, ByKind()]
     workload: WorkloadConfig
     policies: dict[str, dict[str, Any] | None]
     slo: str

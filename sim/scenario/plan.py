@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
+from sim.cost import CostConfig
 from sim.fleet.plan import Replicas
 from sim.fleet.routing import (
     LeastTokensConfig,
@@ -95,7 +95,7 @@ class GpuOffer:
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-    cost: Annotated[RooflineConfig | ProfileConfig | Constant | Linear, ByKind()]
+    cost: Annotated[CostConfig, ByKind()]
     price: PricePerHour
     kv_tokens: PositiveInt | None = None
 
@@ -104,7 +104,7 @@ class GpuOffer:
     @property
     def gpus(self) -> int:
         """GPUs in a replica."""
-        return self.cost.tp if isinstance(self.cost, RooflineConfig) else 1
+        return self.cost.num_gpus
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
-from sim.cost import Constant, Linear, ProfileConfig, RooflineConfig
+from sim.cost import CostConfig
 from sim.fleet.plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler, Replicas
 from sim.fleet.routing import (
     LeastTokensConfig,
@@ -31,7 +31,7 @@ class ReplicaGroup:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     count: Replicas
-    cost: Annotated[RooflineConfig | ProfileConfig | Constant | Linear, ByKind()] | None = None
+    cost: Annotated[CostConfig, ByKind()] | None = None
     kv: KvConfig | None = None
 
     __post_init__ = check_ranges

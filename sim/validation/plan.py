@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.cost import Calibrated, Cost
+from sim.cost import Cost
 from sim.errors import ScenarioError
 from sim.plain import to_plain
 from sim.resolved import ResolvedPolicy
@@ -50,7 +50,7 @@ def parse_loads(text: str) -> list[float]:
 
 def check_profile(cost: Cost) -> None:
     """ScenarioError for a profile of another executor: what it misses by would not be the simulator's error."""
-    if isinstance(cost, Calibrated) and cost.profile.origin != "measured":
+    if cost.profile is not None and cost.profile.origin != "measured":
         raise ScenarioError(
             f"profile {cost.profile.name} is of {cost.profile.executor}, live runs are of our own executor: the error"
             " would not be the simulator's. Give a profile of batchsim calibrate, with --set cost=PROFILE.json."
@@ -161,9 +161,9 @@ def _check(case: Case, run: Played) -> None:
     for name, ours in asked.items():
         if differs := _difference(name, ours, had.get(name)):
             raise ScenarioError(f"{told} had {differs}. Give the scenario, and the --set, that it was made with.")
-    if not isinstance(case.cost, Calibrated) or case.cost.profile.origin != "measured":
-        return
     profile = case.cost.profile
+    if profile is None or profile.origin != "measured":
+        return
     key, its = "gpu" if made.get("device") == "cuda" else "cpu", made.get("hardware", {})
     if made.get("device") != profile.hardware.get("device") or its.get(key) != profile.hardware.get(key):
         raise ScenarioError(

@@ -10,7 +10,8 @@ import pytest
 from tiny_scenario import batchsim
 
 from calibrate.session import predict
-from sim.cost import Linear, profile_names
+from sim.cost import Linear
+from sim.cost.profile import profile_names
 from sim.plain import to_plain
 from sim.point import Setup
 from sim.scenario import load_scenario

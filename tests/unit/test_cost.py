@@ -182,7 +182,12 @@ def test_two_gpus_halve_the_matmuls_and_pay_for_talking() -> None:
     sent = 32 * 2 * 4096 * 2 / H200.peer_link * 1e9
     slow = KernelCosts.of(LLAMA, replace(H200, peer_link=H200.peer_link / 2), 2)
     assert slow.other_per_token - two.other_per_token == pytest.approx(sent)
-    assert Roofline(LLAMA, H200, tp=2).peak_flops == 2 * ROOFLINE.peak_flops
+    both = Roofline(LLAMA, H200, tp=2).deployment
+    assert (both.num_gpus, both.peak_flops, both.memory_bandwidth) == (
+        2,
+        2 * H200.peak_flops,
+        2 * H200.memory_bandwidth,
+    )
 
 
 def test_swap_is_bytes_over_the_link() -> None:

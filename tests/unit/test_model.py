@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sim.catalog import GPUS, MODEL_SOURCES, MODELS, load_gpu, load_model
+from sim.deployment import Deployment
 from sim.errors import ScenarioError
-from sim.model import ModelSpec, derive_kv
+from sim.model import ModelSpec
 from sim.point import Setup, simulate_point
 from sim.scenario import Point, load_scenario
 
@@ -185,7 +186,7 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
 
 def test_the_budget_of_llama_8b_on_h200_is_55_8k_blocks() -> None:
     """The example everybody knows, and the sum it is printed with."""
-    budget = derive_kv(MODELS["llama-3.1-8b"], GPUS["h200"])
+    budget = Deployment(MODELS["llama-3.1-8b"], GPUS["h200"]).derive_kv()
     assert budget.num_blocks == 55_798
     assert str(budget) == ("KV 892,768 tokens (55,798 blocks of 16: 150.8 GB × 0.90 − 16.1 weights − 2.6 reserve)")
 
@@ -193,7 +194,7 @@ def test_the_budget_of_llama_8b_on_h200_is_55_8k_blocks() -> None:
 def test_the_budget_follows_its_terms() -> None:
     """Blocks are the free bytes over a block's bytes, for any reserve, utilisation and block size."""
     model, gpu = MODELS["qwen3-8b"], GPUS["h100"]
-    budget = derive_kv(model, gpu, utilisation=0.8, block_size=32, reserve_bytes=10**9)
+    budget = Deployment(model, gpu).derive_kv(utilisation=0.8, block_size=32, reserve_bytes=10**9)
     free = int(gpu.memory_bytes * 0.8) - model.weight_bytes - 10**9
     assert budget.num_blocks == free // (model.kv_bytes_per_token * 32)
     assert budget.tokens == 32 * budget.num_blocks
@@ -202,23 +203,23 @@ def test_the_budget_follows_its_terms() -> None:
 def test_a_model_that_does_not_fit_says_what_is_missing_and_what_would_fit() -> None:
     """70B in bf16 is 141 GB of weights: two H200 hold it."""
     with pytest.raises(ScenarioError, match=r"8\.0 GB short of one KV block.*It fits with tp: 2\."):
-        derive_kv(MODELS["llama-3.1-70b"], GPUS["h200"])
-    assert derive_kv(MODELS["llama-3.1-70b"], GPUS["h200"], tp=2).num_blocks > 20_000
+        Deployment(MODELS["llama-3.1-70b"], GPUS["h200"]).derive_kv()
+    assert Deployment(MODELS["llama-3.1-70b"], GPUS["h200"], tp=2).derive_kv().num_blocks > 20_000
 
 
 def test_a_model_no_degree_makes_fit_says_so() -> None:
     """Without a degree up to 8 that fits, the advice is another model or GPU."""
     huge = replace(MODELS["llama-3.1-70b"], num_hidden_layers=1000)
     with pytest.raises(ScenarioError, match="Use a smaller model or a GPU with more memory"):
-        derive_kv(huge, GPUS["l40s"])
+        Deployment(huge, GPUS["l40s"]).derive_kv()
 
 
 def test_tensor_parallelism_divides_kv_heads_until_there_are_none_left() -> None:
     """Eight KV heads over 16 GPUs are copied, not halved; heads that cannot be cut are an error."""
     model = MODELS["llama-3.1-70b"]
-    assert [model.kv_bytes_per_token_on(tp) for tp in (1, 2, 8, 16)] == [327_680, 163_840, 40_960, 40_960]
+    assert [Deployment(model, tp=tp).kv_bytes_per_token for tp in (1, 2, 8, 16)] == [327_680, 163_840, 40_960, 40_960]
     with pytest.raises(ScenarioError, match=r"28 heads.*into 8 equal parts"):
-        derive_kv(MODELS["qwen2.5-7b"], GPUS["h200"], tp=8)
+        Deployment(MODELS["qwen2.5-7b"], tp=8)
 
 
 def test_every_catalog_entry_has_a_source() -> None:

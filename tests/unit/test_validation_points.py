@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sim.capacity.saturation import overloaded
-from sim.cost import Calibrated, load_profile, profile_names
+from sim.cost import Calibrated
+from sim.cost.profile import load_profile, profile_names
 from sim.errors import ScenarioError
 from sim.validation.plan import check_profile, parse_loads, parse_shares, plan, saturations, sort_saved
 from tests.unit.validation_samples import LOAD, Sample, case, played, resolved
