@@ -152,6 +152,13 @@ GPUS: dict[str, GpuSpec] = {
 
 
 def load_model(name_or_path: str) -> ModelSpec:
+    """The model of that name or path, as `read_model` has it; ScenarioError too if no cost can time its steps."""
+    model = read_model(name_or_path)
+    model.check_timed()
+    return model
+
+
+def read_model(name_or_path: str) -> ModelSpec:
     """The model of that catalog name, or of the config.json at that path (a file, or the folder that holds it).
 
     A file's model is named after the file; after its folder where it is called config.json.

@@ -75,10 +75,8 @@ class Deployment:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of a token's keys and values on each GPU; where there are fewer KV heads than GPUs, they are copied."""
-        model = self.model
-        heads = max(1, model.num_key_value_heads // self.tp)
-        return 2 * model.num_hidden_layers * heads * model.head_dim * DTYPE_BYTES[self.kv_dtype or model.dtype]
+        """Bytes of a token's keys and values on each GPU; fewer KV heads than GPUs are copied."""
+        return self.model.kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype or self.model.dtype]
 
     def derive_kv(
         self, *, utilisation: float = 0.90, block_size: int = 16, reserve_bytes: int = RESERVE_BYTES

@@ -1,25 +1,26 @@
 """The shape of a model and the sheet of a GPU.
 
-A shape is read from a Hugging Face config.json. Only dense decoders whose layer is GQA attention and a gated MLP are
-understood; whatever would change the cost (experts, windows, latent attention, quantisation) is refused, not ignored.
+A shape is read from a Hugging Face config.json. Costs can time dense decoders whose layers are alike, full attention
+and a gated MLP. Experts, windows and latent attention are read too; what cannot be timed says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
+from sim.config_json import count_at, read_layers, window_told
 from sim.errors import ScenarioError
-from sim.ranges import INT32_MAX, PositiveInt, Range, check_ranges, number_text
-
-_COUNTS = Range(1, INT32_MAX)
+from sim.layers import DenseMlp, GroupedAttention, Layers
+from sim.plain import LEFT_OUT
+from sim.ranges import PositiveInt, check_ranges
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 _QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}
-_QK_NORM = {"llama": False, "mistral": False, "qwen2": False, "qwen3": True}
-"""Model types understood. Source: the model classes of transformers; qwen2 adds a bias to q, k and v (not to
+_QK_NORM = frozenset({"qwen3", "qwen3_moe"})
+"""Model types that can be timed. Source: the model classes of transformers; qwen2 adds a bias to q, k and v (not to
 o), qwen3 a norm of head_dim weights to q and to k."""
 
 _REFUSED = {
@@ -43,7 +44,11 @@ _STATED = (
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A dense decoder, with the field names of its config.json; `dtype` is that of weights and KV cache alike."""
+    """A decoder, with the field names of its config.json; `dtype` is that of weights and KV cache alike.
+
+    `layers`, in order, where they are not alike or not dense with full attention, which the fields before tell; else
+    (). `untimed`: why no cost can time its steps, with the ways out; "" where one can.
+    """
 
     name: str
     model_type: str
@@ -57,33 +62,39 @@ class ModelSpec:
     max_position_embeddings: PositiveInt
     tie_word_embeddings: bool = False
     dtype: str = "bfloat16"
+    layers: tuple[Layers, ...] = field(default=(), metadata=LEFT_OUT)
+    untimed: str = field(default="", metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str) -> ModelSpec:
-        """The shape in `config`, a parsed config.json. ScenarioError, headed `name`, if it is not understood."""
-        _check_modelled(config, name)
-        model_type = config.get("model_type")
-        if not isinstance(model_type, str) or model_type not in _QKV_BIAS:
-            known = ", ".join(_QKV_BIAS)
-            raise ScenarioError(
-                f"{name}: model_type {model_type!r} is none of the known {known}, so its step times cannot be derived."
-                f" {_STATED}"
-            )
-        if window := _window(config, model_type):
-            raise ScenarioError(
-                f"{name}: {window}: sliding windows are not modelled, so its step times cannot be derived. {_STATED}"
-            )
+        """The shape in `config`, a parsed config.json. ScenarioError, headed `name`, if it is not understood.
+
+        What no cost can time is understood as far as its layers are; `untimed` says why.
+        """
+        text = config.get("text_config")  # where a model that reads more than text keeps its decoder
+        keys = {**cast("dict[str, object]", text), **config} if isinstance(text, dict) else config
+        if not (untimed := _untimed(keys, name)):
+            return cls._read(keys, name)
+        try:
+            spec = cls._read(keys, name)
+            return replace(spec, layers=read_layers(keys, name, spec.kinds[0]), untimed=untimed)
+        except ScenarioError:
+            raise ScenarioError(untimed) from None
+
+    @classmethod
+    def _read(cls, config: Mapping[str, object], name: str) -> ModelSpec:
+        """All fields but the last two."""
         dtype = config.get("torch_dtype", config.get("dtype"))
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
             raise ScenarioError(f"{name}: torch_dtype is {dtype!r}. Write one of {', '.join(DTYPE_BYTES)}.")
         tied = config.get("tie_word_embeddings", False)
         if not isinstance(tied, bool):
             raise ScenarioError(f"{name}: tie_word_embeddings is {tied!r}. Write true or false.")
-        heads = _count(config, "num_attention_heads", name)
-        kv_heads = _count(config, "num_key_value_heads", name, default=heads)
-        hidden = _count(config, "hidden_size", name)
+        heads = count_at(config, "num_attention_heads", name)
+        kv_heads = count_at(config, "num_key_value_heads", name, default=heads)
+        hidden = count_at(config, "hidden_size", name)
         if heads % kv_heads:
             raise ScenarioError(
                 f"{name}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}. Correct one."
@@ -94,18 +105,29 @@ class ModelSpec:
             )
         return cls(
             name=name,
-            model_type=model_type,
+            model_type=str(config.get("model_type")),
             hidden_size=hidden,
-            num_hidden_layers=_count(config, "num_hidden_layers", name),
+            num_hidden_layers=count_at(config, "num_hidden_layers", name),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
-            head_dim=_count(config, "head_dim", name, default=hidden // heads),
-            intermediate_size=_count(config, "intermediate_size", name),
-            vocab_size=_count(config, "vocab_size", name),
-            max_position_embeddings=_count(config, "max_position_embeddings", name),
+            head_dim=count_at(config, "head_dim", name, default=hidden // heads),
+            intermediate_size=count_at(config, "intermediate_size", name),
+            vocab_size=count_at(config, "vocab_size", name),
+            max_position_embeddings=count_at(config, "max_position_embeddings", name),
             tie_word_embeddings=tied,
             dtype=dtype,
         )
+
+    @property
+    def kinds(self) -> tuple[Layers, ...]:
+        """All layers in order, those that follow each other and are alike as one."""
+        attention = GroupedAttention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        return self.layers or (Layers(self.num_hidden_layers, attention, DenseMlp(self.intermediate_size)),)
+
+    def check_timed(self) -> None:
+        """ScenarioError, with the reason and the ways out, unless costs can time its steps."""
+        if self.untimed:
+            raise ScenarioError(self.untimed)
 
     @property
     def q_size(self) -> int:
@@ -134,14 +156,18 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, exactly."""
-        layer = self.layer_matmul_parameters + 2 * self.hidden_size
-        if _QKV_BIAS[self.model_type]:
+        """All parameters, exactly for the known types; biases and norms of others may be missing."""
+        layer = 2 * self.hidden_size  # norms
+        if _QKV_BIAS.get(self.model_type, False):
             layer += self.q_size + 2 * self.kv_size
-        if _QK_NORM[self.model_type]:
+        if self.model_type in _QK_NORM:
             layer += 2 * self.head_dim
         embeddings = self.head_parameters * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + self.hidden_size
+        kinds = (
+            each.count * (each.attention.num_parameters(self.hidden_size) + each.mlp.num_parameters(self.hidden_size))
+            for each in self.kinds
+        )
+        return sum(kinds) + self.num_hidden_layers * layer + embeddings + self.hidden_size
 
     @property
     def weight_bytes(self) -> int:
@@ -149,8 +175,12 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
-        return 2 * self.num_hidden_layers * self.kv_size * self.dtype_bytes
+        """Keys and values of one token in all layers, while it is in their windows."""
+        return self.kv_elements() * self.dtype_bytes
+
+    def kv_elements(self, tp: int = 1) -> int:
+        """Numbers that each of `tp` GPUs keeps of a token, in all layers."""
+        return sum(each.count * each.attention.kv_elements(tp) for each in self.kinds)
 
     @property
     def matmul_flops_per_token(self) -> int:
@@ -167,40 +197,25 @@ class ModelSpec:
         return replace(self, name=other.name, max_position_embeddings=other.max_position_embeddings) == other
 
 
-def _check_modelled(config: Mapping[str, object], name: str) -> None:
-    """ScenarioError, with the ways out, if a key changes what a step costs in a way that no shape tells."""
-    text = config.get("text_config")  # where a model that reads more than text keeps its decoder
-    keys = {**cast("dict[str, object]", text), **config} if isinstance(text, dict) else config
-    found = {key: meaning for key, meaning in _REFUSED.items() if keys.get(key)}
-    if not found:
-        return
-    told = " and ".join(f"{key} means {meaning}" for key, meaning in found.items())
-    way = ""
-    if all(key in _DROPPABLE for key in found):
-        instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in found))
-        way = f" Or remove {' and '.join(found)} from a copy of the file: that is the model with {instead}."
-    raise ScenarioError(f"{name}: {told}, whose step times cannot be derived. {_STATED}{way}")
-
-
-def _count(config: Mapping[str, object], key: str, name: str, default: int | None = None) -> int:
-    """The positive integer at `key`; ScenarioError if it is something else or missing without a default."""
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value not in _COUNTS:
-        found = "missing" if value is None else number_text(value) if type(value) is int else repr(value)
-        raise ScenarioError(f"{name}: {key} is {found}. A config.json holds a whole number {_COUNTS} there.")
-    return value
-
-
-def _window(config: Mapping[str, object], model_type: str) -> str:
-    """Which key asks for windowed attention; empty if none. The qwen types name a window yet may switch it off."""
-    layers = config.get("layer_types")
-    if isinstance(layers, list) and any(kind != "full_attention" for kind in cast("list[object]", layers)):
-        return "layer_types holds others than full_attention"
-    used = config.get("use_sliding_window", not model_type.startswith("qwen"))
-    window = config.get("sliding_window")
-    return f"sliding_window is {window}" if used and window is not None else ""
+def _untimed(config: Mapping[str, object], name: str) -> str:
+    """Why the steps of a config.json's model cannot be timed, with the ways out; "" if they can."""
+    model_type = config.get("model_type")
+    found = {key: meaning for key, meaning in _REFUSED.items() if config.get(key)}
+    if found:
+        told = " and ".join(f"{key} means {meaning}" for key, meaning in found.items())
+        way = ""
+        if all(key in _DROPPABLE for key in found):
+            instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in found))
+            way = f" Or remove {' and '.join(found)} from a copy of the file: that is the model with {instead}."
+        return f"{name}: {told}, whose step times cannot be derived. {_STATED}{way}"
+    if not isinstance(model_type, str) or model_type not in _QKV_BIAS:
+        known = ", ".join(_QKV_BIAS)
+        why = f"model_type {model_type!r} is none of the known {known}"
+    elif window := window_told(config, model_type):
+        why = f"{window}: sliding windows are not modelled"
+    else:
+        return ""
+    return f"{name}: {why}, so its step times cannot be derived. {_STATED}"
 
 
 @dataclass(frozen=True, slots=True)

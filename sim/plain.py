@@ -7,11 +7,14 @@ unions of these; a union of dataclasses is told apart by their `kind`. Annotatio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 Plain = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+LEFT_OUT = {"left_out": True}
+"""Metadata of a field that stands in plain values only where it has another value than its default."""
 
 _SCALARS: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,)}
 
@@ -21,12 +24,17 @@ def to_plain(value: object) -> Plain:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value) if field.init}
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value) if _stands(field, value)}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in cast("list[object]", value)]
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in cast("Mapping[object, object]", value).items()}
     raise TypeError(f"{value!r} of type {type(value).__name__} has no plain form")
+
+
+def _stands(field: Field[Any], record: object) -> bool:
+    """Whether a field of a dataclass is written."""
+    return field.init and not (field.metadata == LEFT_OUT and getattr(record, field.name) == field.default)
 
 
 def from_plain(hint: Any, value: object, where: str = "") -> Any:
@@ -70,7 +78,8 @@ def fields_from_plain(
         return _refuse(value, where, f"the keys of {kind.__name__}")
     given = cast("dict[str, object]", value)
     all_hints = get_type_hints(kind, include_extras=True) | dict(hints or {})
-    names = [field.name for field in fields(kind) if field.init]
+    left_out = {field.name for field in fields(kind) if field.metadata == LEFT_OUT} - given.keys()
+    names = [field.name for field in fields(kind) if field.init and field.name not in left_out]
     for name in names:
         if name not in given:
             raise ValueError(f"{_below(where, name)} is missing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from sim.catalog import load_model
+from sim.catalog import read_model
 from sim.core import EngineCore, SimExecutor
 from sim.cost import Cost, Scaled, build_cost
 from sim.deployment import KvBudget
@@ -56,7 +56,7 @@ class Setup:
         """ScenarioError if model, GPU, KV memory and policies do not go together."""
         file = scenario.file
         with scenario.at("model"):
-            model = load_model(scenario.model_path)
+            model = read_model(scenario.model_path)
         limit = model.max_position_embeddings
         if file.max_model_len is not None and file.max_model_len > limit:
             raise ScenarioError(

@@ -50,7 +50,7 @@ ROWS = (
     _row(0, "sim.errors sim.ranges sim.policy_config sim.units sim.types sim.tokens sim.decode sim.plain", pure=True),
     _row(0, "scenarios"),  # data only
     _row(0.5, "sim.files"),
-    _row(1, "sim.model sim.catalog sim.deployment sim.kv.*", pure=True),
+    _row(1, "sim.layers sim.config_json sim.model sim.catalog sim.deployment sim.kv.*", pure=True),
     _row(2, "sim.policies.*", pure=True),
     _row(2, "sim.cost.*", "numpy"),
     _row(2, "sim.workload.*", "numpy", inside="pyarrow"),  # Parquet traces

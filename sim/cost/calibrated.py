@@ -392,6 +392,7 @@ def check_model(profile: Profile, model: ModelSpec) -> None:
 
     Names may differ, and the positions a model allows: neither costs time.
     """
+    model.check_timed()
     for field in fields(ModelSpec):
         own, asked = getattr(profile.model, field.name), getattr(model, field.name)
         if own != asked and field.name not in ("name", "max_position_embeddings"):

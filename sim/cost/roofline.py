@@ -209,6 +209,7 @@ class Roofline(Cost):
         swap_bandwidth: float | None = None,
         block_size: int = 16,
     ) -> None:
+        model.check_timed()
         self.deployment = Deployment(model, gpu, tp=tp)
         if model.dtype_bytes != 2:
             raise ScenarioError(

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from sim.files import file_hash, write_text
+from sim.plain import to_plain
 from sim.point import Setup
 from sim.scenario import Point, PolicySpec
 
@@ -39,7 +40,7 @@ def identity(setup: Setup) -> dict[str, Any]:
     shared = {key: value for key, value in scenario.plain.items() if key not in _AXES}
     return {
         "scenario": shared,
-        "model": asdict(setup.model),
+        "model": to_plain(setup.model),
         "cost": [str(source) for source in cost_sources(setup)],
         "trace": None if trace is None else _file_hash(scenario.base / trace.path),
         "code": code_hash(),

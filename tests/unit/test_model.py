@@ -11,8 +11,11 @@ import pytest
 from sim.catalog import GPUS, MODEL_SOURCES, MODELS, load_gpu, load_model
 from sim.deployment import Deployment
 from sim.errors import ScenarioError
+from sim.layers import DenseMlp, Experts, GroupedAttention, LatentAttention, Layers
 from sim.model import ModelSpec
+from sim.plain import from_plain, to_plain
 from sim.point import Setup, simulate_point
+from sim.resolved import Resolved
 from sim.scenario import Point, load_scenario
 
 LLAMA = {
@@ -88,7 +91,7 @@ def test_tied_embeddings_are_counted_once() -> None:
 def test_what_is_not_modelled_is_refused(change: dict[str, object], complaint: str) -> None:
     """One line names the file and the key; nothing is guessed."""
     with pytest.raises(ScenarioError, match=complaint) as caught:
-        ModelSpec.from_config(LLAMA | change, "my/config.json")
+        ModelSpec.from_config(LLAMA | change, "my/config.json").check_timed()
     assert str(caught.value).startswith("my/config.json: ")
     assert "\n" not in str(caught.value)
 
@@ -130,7 +133,7 @@ slo: ttft<1s @ 99%
 def test_a_refused_model_is_told_why_and_the_ways_out(change: dict[str, object], complaint: str, copy: str) -> None:
     """What makes it unlike the known ones is named, not its type; stated times always do, a copy where a key can go."""
     with pytest.raises(ScenarioError) as caught:
-        ModelSpec.from_config(LLAMA | change, "my/config.json")
+        ModelSpec.from_config(LLAMA | change, "my/config.json").check_timed()
     told = str(caught.value)
     assert told.startswith(f"my/config.json: {complaint}") and told.endswith(copy)
     assert "cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of" in told
@@ -147,12 +150,117 @@ def test_the_ways_out_of_a_refused_model_work(tmp_path: Path) -> None:
     assert ends[0] == ends[1] > 0
 
 
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000}
+QWEN_MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+DEEPSEEK = {
+    **LLAMA,
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "vocab_size": 129280,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "kv_bytes"),
+    [(MIXTRAL, 46_702_792_704, 131_072), (QWEN_MOE, 30_532_122_624, 98_304), (DEEPSEEK, 671_026_404_352, 70_272)],
+)
+def test_experts_and_latent_attention_are_read(config: dict[str, object], parameters: int, kv_bytes: int) -> None:
+    """As many parameters as the published weights of Mixtral 8x7B, Qwen3-30B-A3B and, but for the 14,848 biases of its
+    router and its extra head, DeepSeek-V3; KV of a token as its layers keep it."""
+    model = ModelSpec.from_config(config, "m")
+    assert (model.num_parameters, model.kv_bytes_per_token) == (parameters, kv_bytes)
+    assert "mixture of experts" in model.untimed
+
+
+def test_layers_of_several_kinds_follow_each_other() -> None:
+    """DeepSeek's first three are dense; windows stand where `layer_types`, or the number of a qwen's layer, says."""
+    latent = LatentAttention(128, 512, 1536, 128, 64, 128)
+    assert ModelSpec.from_config(DEEPSEEK, "m").kinds == (
+        Layers(3, latent, DenseMlp(18432)),
+        Layers(58, latent, Experts(256, 8, 2048, 2048)),
+    )
+    full, mlp = GroupedAttention(32, 8, 128), DenseMlp(14336)
+    window = replace(full, window=4096)
+    types = ["full_attention", *["sliding_attention"] * 30, "full_attention"]
+    mixed = ModelSpec.from_config(LLAMA | {"layer_types": types, "sliding_window": 4096}, "m")
+    assert mixed.kinds == (Layers(1, full, mlp), Layers(30, window, mlp), Layers(1, full, mlp))
+    late = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}
+    assert ModelSpec.from_config(LLAMA | late, "m").kinds == (Layers(28, full, mlp), Layers(4, window, mlp))
+    every = {"model_type": "mistral", "sliding_window": 4096}
+    assert ModelSpec.from_config(LLAMA | every, "m").kinds == (Layers(32, window, mlp),)
+    sparse = {"decoder_sparse_step": 2, "mlp_only_layers": [1], "num_hidden_layers": 4}
+    assert [type(each.mlp) for each in ModelSpec.from_config(QWEN_MOE | sparse, "m").kinds] == [DenseMlp, Experts]
+
+
+def test_a_model_that_no_cost_can_time_runs_with_stated_times(tmp_path: Path) -> None:
+    """Where times would be derived, of a GPU's sheet or from a profile, it is refused in the same line."""
+    (tmp_path / "moe.json").write_text(json.dumps(QWEN_MOE))
+    (tmp_path / "s.yaml").write_text(STATED.replace("model: llama-3.1-8b", "model: moe.json"))
+    setup = Setup.of(load_scenario(str(tmp_path / "s.yaml")))
+    assert simulate_point(setup, Point(setup.scenario.specs[0], 1.0, 0)).end_ns > 0
+    assert Resolved.from_json(setup.resolved.to_json(), "r").model == setup.model
+    told = r"moe\.json: num_experts means a mixture of experts, whose step times cannot be derived\. State them"
+    for cost in ("h200", "h200-qwen3-8b-aiconfigurator"):
+        with pytest.raises(ScenarioError, match=rf"--set cost={cost}: .*{told}"):
+            Setup.of(load_scenario(str(tmp_path / "s.yaml"), overrides=[f"cost={cost}"]))
+    with pytest.raises(ScenarioError, match=told):
+        load_model(str(tmp_path / "moe.json"))
+
+
+def test_a_deployment_holds_weights_and_kv_in_their_own_types_on_every_gpu() -> None:
+    """Two GPUs share weights and KV heads, of latent attention each has a copy; four bytes a number are twice two."""
+    model, latent = MODELS["llama-3.1-8b"], ModelSpec.from_config(DEEPSEEK, "m")
+    two = Deployment(model, GPUS["h100"], tp=2)
+    assert (two.num_gpus, two.weight_bytes, two.kv_bytes_per_token) == (2, model.num_parameters, 65_536)
+    wide = replace(two, weight_dtype="float32", kv_dtype="float32")
+    assert (wide.weight_bytes, wide.kv_bytes_per_token) == (2 * two.weight_bytes, 2 * two.kv_bytes_per_token)
+    assert Deployment(latent, tp=8).kv_bytes_per_token == Deployment(latent).kv_bytes_per_token == 70_272
+    assert (Deployment(model).peak_flops, two.memory_bandwidth) == (None, 2 * GPUS["h100"].memory_bandwidth)
+
+
+def test_what_is_as_by_default_is_left_out_of_a_model_that_is_written() -> None:
+    """So that profiles and resolved scenarios of dense models read as ever; what is written comes back."""
+    plain = to_plain(MODELS["llama-3.1-8b"])
+    assert isinstance(plain, dict) and list(plain)[-1] == "dtype"
+    for model in (MODELS["llama-3.1-8b"], ModelSpec.from_config(DEEPSEEK, "m")):
+        assert from_plain(ModelSpec, to_plain(model)) == model
+
+
 def test_a_window_that_is_switched_off_is_no_window() -> None:
     """Qwen2 configs name a window and a switch; without the switch the model is a full-attention one."""
     config = LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}
-    assert ModelSpec.from_config(config, "q").model_type == "qwen2"
+    assert ModelSpec.from_config(config, "q").kinds == MODELS["llama-3.1-8b"].kinds
     with pytest.raises(ScenarioError, match="sliding_window is 4096"):
-        ModelSpec.from_config(config | {"use_sliding_window": True}, "q")
+        ModelSpec.from_config(config | {"use_sliding_window": True}, "q").check_timed()
 
 
 def test_a_model_is_loaded_by_file_or_folder(tmp_path: Path) -> None:
