@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.engine_runs import COLUMNS, EngineSteps, RunSpec
+from calibrate.engine_runs import EngineSteps, RunSpec
 from calibrate.fit import Kernels, errors, fit_host, fit_kernels, robust_nnls, short
 from calibrate.identity import catalog_gpu
 from calibrate.measure import Sample
@@ -20,7 +20,7 @@ from sim.cost.calibrated import Calibrated
 from sim.cost.curves import Curve
 from sim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from sim.cost.roofline import HostCost
-from sim.cost.work import chunk_rows
+from sim.cost.work import WORK_COLUMNS, chunk_rows
 from sim.model import ModelSpec
 from sim.validation.periods import REGIONS, regions
 
@@ -143,7 +143,7 @@ def _hull(points: Sequence[Point]) -> Hull:
 
 def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], Floats, Floats]:
     """Columns, kernel times and periods of all steps of `runs`."""
-    table = {name: np.concatenate([run.columns[name] for run in runs]) for name in COLUMNS}
+    table = {name: np.concatenate([run.columns[name] for run in runs]) for name in WORK_COLUMNS}
     kernel, period = (np.concatenate([getattr(run, name) for run in runs]) for name in ("kernel_ns", "period_ns"))
     return table, kernel, period
 

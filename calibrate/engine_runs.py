@@ -21,23 +21,12 @@ from calibrate.plan import Limits
 from calibrate.runner import ModelRunner
 from calibrate.session import settled_memory
 from sim.core import EngineCore
+from sim.cost.work import WORK_COLUMNS, step_columns
 from sim.kv.blocks import TableKV
 from sim.live import WallClock, live
 from sim.record import Recorder
 from sim.validation.periods import periods_ns
 
-COLUMNS = (
-    "num_decode",
-    "num_prefill_tokens",
-    "num_chunks",
-    "context_tokens",
-    "prefill_pairs",
-    "pad_prefill_tokens",
-    "pad_prefill_rows",
-    "pad_decode_rows",
-    "pad_context_tokens",
-    "swap_blocks",
-)
 _WARM_STEPS = 5  # left out at the head of a run: first touches of memory
 
 
@@ -91,7 +80,7 @@ class EngineSteps:
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> EngineSteps:
         """The steps that `to_row` wrote."""
-        columns = {name: np.array(row["columns"][name], dtype=np.int64) for name in COLUMNS}
+        columns = {name: np.array(row["columns"][name], dtype=np.int64) for name in WORK_COLUMNS}
         kernel, period = (np.array(row[name], dtype=np.float64) for name in ("kernel_ns", "period_ns"))
         return cls(RunSpec(*row["run"]), columns, kernel, period)
 
@@ -137,6 +126,6 @@ def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: floa
     kernel = np.array([times.kernel_ns for times in executor.times], dtype=np.float64)
     period = periods_ns(steps, ended.rested)[:-1]
     kept = slice(min(_WARM_STEPS, len(period) // 2), len(period))  # the last step has no next one
-    columns = {name: steps[name].astype(np.int64)[:-1][kept] for name in COLUMNS}
+    columns = {name: column[:-1][kept] for name, column in step_columns(steps).items()}
     rest_s = (float(steps["start_ns"][-1] - steps["start_ns"][0]) - period.sum()) / 1e9 if len(steps) else 0.0
     return EngineSteps(spec, columns, kernel[:-1][kept], period[kept], rest_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from math import ceil, inf
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, TypeVar
@@ -22,6 +23,7 @@ from sim.cost.roofline import HOST_LINK_SHARE
 from sim.cost.work import (
     Columns,
     Terms,
+    Work,
     attention_rows,
     chunk_rows,
     padded_pairs,
@@ -175,9 +177,9 @@ class Calibrated(Cost):
         """Layers and head of a step launched op by op."""
         costs = self.profile.costs
         if tokens not in self._layers:
-            self._layers[tokens] = costs.in_situ * float(costs.layers.at(np.array([tokens]))[0])
+            self._layers[tokens] = costs.in_situ * costs.layers.at_one(tokens)
         if rows not in self._head:
-            self._head[rows] = costs.in_situ * float(costs.head.at(np.array([rows]))[0])
+            self._head[rows] = costs.in_situ * costs.head.at_one(rows)
         return self._layers[tokens] + self._head[rows]
 
     def _find(self, rows: int, reads: int, context: int) -> _Segment:
@@ -198,14 +200,14 @@ class Calibrated(Cost):
     def _segments_of(self, rows: int, reads: int) -> list[_Segment]:
         """All segments of `rows` decodes, `reads` for attention, in order of context."""
         costs = self.profile.costs
-        knots = np.array(costs.decode_attention.context)
-        ns = costs.in_situ * costs.decode_attention.at(np.full(len(knots), reads), knots)
-        slopes = [0.0, *(np.diff(ns) / (np.diff(knots) * reads)).tolist()]  # below the first knot its value holds
-        ends = (knots * reads).tolist()
+        knots = costs.decode_attention.context
+        ns = [costs.in_situ * alone for alone in costs.decode_attention.row(reads)]
+        slopes = [(b - a) / ((y - x) * reads) for (a, b), (x, y) in zip(pairwise(ns), pairwise(knots), strict=True)]
+        ends = [knot * reads for knot in knots]
         limit = inf if self.extrapolate else self.profile.hull.max_context * reads
         held = self._held(rows, reads)
         if costs.decode is not None and held <= costs.decode.x[-1]:
-            matmuls = costs.in_situ * float(costs.decode.holding(np.array([held]))[0])
+            matmuls = costs.in_situ * costs.decode.holding_one(held)
             least = self._total(0.0, rows, 0)
         else:
             matmuls = self._matmuls(rows, rows)
@@ -213,7 +215,8 @@ class Calibrated(Cost):
         host = self.host.base + self.host.per_sequence * rows if self.host.mode == "serial" else 0.0
         segments: list[_Segment] = []
         first = 0.0
-        for end, at_end, slope, last in zip(ends, ns.tolist(), slopes, [*ends[:-1], limit], strict=True):
+        # Below the first knot its value holds.
+        for end, at_end, slope, last in zip(ends, ns, [0.0, *slopes], [*ends[:-1], limit], strict=True):
             attention = at_end - slope * end
             segments.append((first, min(last, limit), matmuls + attention + host, slope, least, attention))
             first = last
@@ -258,8 +261,9 @@ class Calibrated(Cost):
         attention of decodes and of chunks; `other` is what a step waits for its launches, and what one of chunks alone
         takes besides. With an overlapped host, `host` is the part of it that the kernels do not hide.
         """
-        terms = self._kernels(columns)
-        kernel, host = sum(terms.values(), np.zeros(1)), self.host_ns(columns)
+        work = padded_work(columns)
+        terms = self._kernels(columns, work)
+        kernel, host = sum(terms.values(), np.zeros(1)), self._host(columns, work)
         swapped = columns["swap_blocks"]
         base, per_block = self._swap_parts() if swapped.any() else (0.0, 0.0)
         terms["host"] = host if self.host.mode == "serial" else np.maximum(host - kernel, 0.0)
@@ -269,16 +273,19 @@ class Calibrated(Cost):
 
     def kernel_ns(self, columns: Columns) -> Floats:
         """The kernels of each step, in ns; outside the hull too."""
-        return sum(self._kernels(columns).values(), np.zeros(len(columns["num_decode"])))
+        return sum(self._kernels(columns, padded_work(columns)).values(), np.zeros(len(columns["num_decode"])))
 
     def host_ns(self, columns: Columns) -> Floats:
         """The whole host time of each step, in ns, hidden or not."""
-        rows, host = padded_work(columns).rows, self.host
-        return host.base + host.per_sequence * rows + host.per_token * columns["num_prefill_tokens"]
+        return self._host(columns, padded_work(columns))
 
-    def _kernels(self, columns: Columns) -> Terms:
-        """The kernels' terms of `explain`."""
-        costs, work = self.profile.costs, padded_work(columns)
+    def _host(self, columns: Columns, work: Work) -> Floats:
+        host = self.host
+        return host.base + host.per_sequence * work.rows + host.per_token * columns["num_prefill_tokens"]
+
+    def _kernels(self, columns: Columns, work: Work) -> Terms:
+        """The kernels' terms of `explain`; `work` is that of `padded_work`."""
+        costs = self.profile.costs
         decodes, chunks = columns["num_decode"] + columns["pad_decode_rows"], chunk_rows(columns)
         reads = attention_rows(columns, self._most)
         held = self._held(decodes, reads)

@@ -1,8 +1,4 @@
-"""How much a step has to do, of one batch or of columns of recorded steps; the same arithmetic for both.
-
-Columns are named as in the step records: num_decode, num_prefill_tokens, num_chunks, context_tokens, prefill_pairs,
-pad_prefill_tokens, pad_prefill_rows, pad_decode_rows, pad_context_tokens, swap_blocks.
-"""
+"""How much a step has to do, of one batch or of columns of recorded steps; the same arithmetic for both."""
 
 from __future__ import annotations
 
@@ -18,8 +14,27 @@ from sim.types import Batch
 Columns = Mapping[str, NDArray[Any]]
 Terms = dict[str, NDArray[np.float64]]
 
+WORK_COLUMNS = (
+    "num_decode",
+    "num_prefill_tokens",
+    "num_chunks",
+    "context_tokens",
+    "prefill_pairs",
+    "pad_prefill_tokens",
+    "pad_prefill_rows",
+    "pad_decode_rows",
+    "pad_context_tokens",
+    "swap_blocks",
+)
+"""What of a step record says how much it had to do: the keys of `Columns`."""
+
 TIME_TERMS = ("weights", "kv_reads", "matmul", "attention", "host", "swap", "other")
 """The ns terms of `explain`, which sum to the step's duration."""
+
+
+def step_columns(steps: NDArray[np.void]) -> Columns:
+    """The work of recorded steps, as int64: products of two columns of 32 bits would not fit."""
+    return {name: steps[name].astype(np.int64) for name in WORK_COLUMNS}
 
 
 class Work(NamedTuple):
@@ -105,22 +120,28 @@ def useful_work(columns: Columns) -> Work:
 def padded_work(columns: Columns) -> Work:
     """The work with its padding: what the step's time is made of. A row of padding is sampled too."""
     c, useful = columns, useful_work(columns)
-    chunks, pad = chunk_rows(columns), c["pad_prefill_tokens"]
-    length = (c["num_prefill_tokens"] + pad) // np.maximum(chunks, 1)
-    rectangle = chunks * (length * (length + 1) // 2)
+    pad, pairs = c["pad_prefill_tokens"], useful.pairs
+    if (padded := pad > 0).any():
+        chunks = chunk_rows(columns)
+        length = (c["num_prefill_tokens"] + pad) // np.maximum(chunks, 1)
+        rectangle = chunks * (length * (length + 1) // 2)
+        pairs = np.where(padded, np.maximum(pairs, rectangle), pairs)
     return Work(
         tokens=useful.tokens + c["pad_decode_rows"] + pad,
         rows=useful.rows + c["pad_prefill_rows"] + c["pad_decode_rows"],
         context=useful.context + c["pad_context_tokens"],
-        pairs=np.where(pad > 0, np.maximum(useful.pairs, rectangle), useful.pairs),
+        pairs=pairs,
     )
 
 
 def useful_flops_bytes(model: ModelSpec, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Operations of each step's useful work, and the bytes of weights and KV it reads; on all GPUs together."""
+    """Operations of each step's useful work, and the bytes of weights and KV it reads; on all GPUs together.
+
+    A step of padding alone reads the weights too.
+    """
     useful = useful_work(columns)
+    busy = useful.tokens + columns["pad_decode_rows"] + columns["pad_prefill_tokens"] > 0
     flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows
     flops = flops + model.attention_flops_per_pair * (useful.pairs + useful.context)
     parameters = model.num_hidden_layers * model.layer_matmul_parameters + model.head_parameters
-    busy = padded_work(columns).tokens > 0
     return flops * 1.0, parameters * model.dtype_bytes * busy + model.kv_bytes_per_token * useful.context * 1.0

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="the engine runs of a calibration need torch: pip install 'batchsim[live]'")
 
 from calibrate.assemble import Job, assemble
-from calibrate.engine_runs import COLUMNS, EngineSteps, run_specs
+from calibrate.engine_runs import EngineSteps, run_specs
 from calibrate.measure import Sample
 from calibrate.plan import Limits, Point, columns, plan
 from calibrate.raw import Raw
@@ -16,6 +16,7 @@ from calibrate.schedules import held_out_batches, requests
 from sim.catalog import MODELS
 from sim.cost.calibrated import Calibrated
 from sim.cost.profile import Profile, SwapCost
+from sim.cost.work import WORK_COLUMNS
 from sim.workload.open_loop import OpenWorkload
 
 LIMITS = Limits(max_seqs=64, max_tokens=1024, max_context=2048, kv_tokens=64 * 2048)
@@ -55,7 +56,7 @@ def engine_steps(work: Job) -> list[EngineSteps]:
         table = columns([chosen[i] for i in random.integers(0, len(chosen), 200)])
         kernel = FACTOR * kernel_ns(table) + STEP_NS + PREFILL_NS * (table["num_decode"] == 0)
         host = HOST_NS + HOST_PER_SEQUENCE_NS * (table["num_decode"] + table["num_chunks"])
-        made.append(EngineSteps(spec, {name: table[name] for name in COLUMNS}, kernel, kernel + host))
+        made.append(EngineSteps(spec, {name: table[name] for name in WORK_COLUMNS}, kernel, kernel + host))
     return made
 
 

@@ -11,9 +11,10 @@ import pytest
 from sim.catalog import GPUS, MODELS
 from sim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
 from sim.cost.roofline import KernelCosts
-from sim.cost.work import TIME_TERMS, columns_of, prefill_pairs
+from sim.cost.work import TIME_TERMS, columns_of, prefill_pairs, step_columns
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
+from sim.record import STEP_DTYPE
 from sim.types import Batch, Request, Sequence
 
 LLAMA, H200 = MODELS["llama-3.1-8b"], GPUS["h200"]
@@ -251,3 +252,11 @@ def test_a_wrong_cost_is_refused(make: object, error: type[Exception], message: 
     """Each wrong knob is named with its value."""
     with pytest.raises(error, match=message):
         make()  # type: ignore[operator]
+
+
+def test_columns_of_recorded_steps_are_wide() -> None:
+    """Of 32 bits on record: products of two would not fit."""
+    steps = np.zeros(2, STEP_DTYPE)
+    steps["num_prefill_tokens"] = 70_000, 4
+    tokens = step_columns(steps)["num_prefill_tokens"]
+    assert (tokens * tokens).tolist() == [4_900_000_000, 16]

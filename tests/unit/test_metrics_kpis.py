@@ -7,7 +7,7 @@ import pytest
 
 from sim.catalog import load_model
 from sim.core import EngineCore, SimExecutor
-from sim.cost.work import useful_flops_bytes
+from sim.cost.work import step_columns, useful_flops_bytes
 from sim.fleet.plan import DRAINING, STARTING, UP, ReplicaSpan
 from sim.fleet.records import EngineLife, merged
 from sim.kv.prefix_cache import BlockHashKV
@@ -118,9 +118,7 @@ def test_what_was_found_in_the_cache_is_no_work():
     assert records.steps["cached_tokens"].tolist() == [0, 0, 64, 0]
     assert records.steps["num_prefill_tokens"].tolist() == [100, 0, 36, 0]
     model = load_model("llama-3.1-8b")
-    flops, _ = useful_flops_bytes(
-        model, {name: records.steps[name].astype(np.int64) for name in STEP_DTYPE.names or ()}
-    )
+    flops, _ = useful_flops_bytes(model, step_columns(records.steps))
     less = 64 * model.matmul_flops_per_token + 64 * 65 // 2 * model.attention_flops_per_pair
     assert flops[0] - flops[2] == pytest.approx(less)
     values = measure(inputs_of(records, num_blocks=50, block_size=64, has_prefix_cache=True)).values

@@ -205,3 +205,25 @@ def test_a_grid_is_bilinear() -> None:
     asked = np.array([1, 3, 2, 2, 5]), np.array([50, 50, 0, 50, 200])
     np.testing.assert_allclose(grid.at(*asked), [50, 110, 10, 80, 560])
     np.testing.assert_allclose(Grid((4,), (9.0,), ((3.0,),)).at(np.array([1, 8]), np.array([0, 99])), [3, 3])
+
+
+def test_one_number_of_a_curve_equals_that_of_many() -> None:
+    """Bit for bit, at and between knots and outside of them; so do whole numbers that come again and again."""
+    curve = Curve((10.0, 20.0, 40.0, 41.0), (0.1, 300.7, 400.3, 1e6))
+    asked = np.arange(60)
+    each = np.array([curve.at(np.array([x]))[0] for x in asked])
+    assert [curve.at_one(x) for x in asked.tolist()] == each.tolist()
+    many = np.tile(asked, 9)
+    assert curve.at(many).tolist() == each[many].tolist()
+    assert Curve((8.0,), (7.0,)).at_one(99) == 7
+    assert [curve.holding_one(x) for x in (1, 10, 11, 41)] == curve.holding(np.array([1, 10, 11, 41])).tolist()
+
+
+def test_a_row_of_a_grid_is_its_values_at_every_context() -> None:
+    """Bit for bit, before, between, on and beyond its numbers of sequences; in many steps few numbers come again."""
+    grid = Grid((2, 3, 7), (1.0, 10.0, 100.0), ((0.1, 0.2, 0.7), (0.3, 0.9, 1.7), (1.1, 3.3, 7.7)))
+    contexts = np.array(grid.context)
+    rows = [grid.at(np.full(3, n), contexts).tolist() for n in range(1, 10)]
+    assert [grid.row(n) for n in range(1, 10)] == rows
+    again = np.arange(90) % 9
+    assert grid.at(again + 1, np.full(90, 10.0)).tolist() == [rows[n][1] for n in again]
