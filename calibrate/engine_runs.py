@@ -21,7 +21,7 @@ from calibrate.plan import Limits
 from calibrate.runner import ModelRunner
 from calibrate.session import settled_memory
 from sim.core import EngineCore
-from sim.cost.work import WORK_COLUMNS, step_columns
+from sim.cost.work import WORK_COLUMNS, work_columns
 from sim.kv.blocks import TableKV
 from sim.live import WallClock, live
 from sim.record import Recorder
@@ -126,6 +126,6 @@ def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: floa
     kernel = np.array([times.kernel_ns for times in executor.times], dtype=np.float64)
     period = periods_ns(steps, ended.rested)[:-1]
     kept = slice(min(_WARM_STEPS, len(period) // 2), len(period))  # the last step has no next one
-    columns = {name: column[:-1][kept] for name, column in step_columns(steps).items()}
+    columns = {name: column[:-1][kept] for name, column in work_columns(steps).items()}
     rest_s = (float(steps["start_ns"][-1] - steps["start_ns"][0]) - period.sum()) / 1e9 if len(steps) else 0.0
     return EngineSteps(spec, columns, kernel[:-1][kept], period[kept], rest_s)

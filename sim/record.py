@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,6 +133,11 @@ class Records:
     details: dict[str, str]
     replicas: Replicas | None = None
 
+    @cached_property
+    def step_columns(self) -> dict[str, NDArray[Any]]:
+        """The columns of `steps` by name, each in one piece: quicker to read than every so many bytes of the rows."""
+        return columns(self.steps)
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All of it as arrays that `np.savez` keeps without pickling."""
         words = json.dumps({"texts": self.texts, "details": self.details}, ensure_ascii=False)
@@ -147,6 +153,24 @@ class Records:
                 raise ValueError(f"the columns of {name} are those of another version")
         words = json.loads(str(arrays["words"]))
         return cls(read["requests"], read["steps"], read["states"], tuple(words["texts"]), words["details"])
+
+
+def columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+    """A copy of the rows by column. One piece of memory for all, filled in blocks that a CPU's cache holds."""
+    found: dict[str, NDArray[Any]] = {}
+    memory, at = np.empty(len(rows) * rows.dtype.itemsize, np.uint8), 0
+    for name in sorted(rows.dtype.names or (), key=lambda name: -rows.dtype[name].itemsize):  # so that all are aligned
+        size = len(rows) * rows.dtype[name].itemsize
+        found[name] = memory[at : at + size].view(rows.dtype[name])
+        at += size
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[first : first + _BLOCK_ROWS]
+        for name, column in found.items():
+            column[first : first + _BLOCK_ROWS] = block[name]
+    return {name: found[name] for name in rows.dtype.names or ()}
+
+
+_BLOCK_ROWS = 4096
 
 
 class Recorder:

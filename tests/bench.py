@@ -4,8 +4,9 @@ Each row runs in a process of its own, several times, and is compared with bare 
 process just before and after, since machines drift: `share_of_simpy` is requests (or steps, for rows named so) per
 bare timeout. The medians are printed. Full records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
-counted. The last line is of a whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds
-of `chat` with 2,000 requests each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
+counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written. The last line is of a
+whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
+each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
 how much more two processes can do is the machine's. The medians of both are printed.
 """
 
@@ -24,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,12 @@ from sim.core import EngineCore, SimExecutor
 from sim.cost import build_cost
 from sim.deployment import Deployment
 from sim.kv.choice import new_kv
-from sim.point import Setup
+from sim.point import Setup, simulate_point
 from sim.policies import POLICIES
 from sim.record import Recorder, Records
 from sim.results.frames import pack_tables
+from sim.results.keep import measured_point
+from sim.results.point_files import write_point
 from sim.scenario import load_scenario
 from sim.simulate import simulate
 from sim.sweep.points import Sweep
@@ -208,6 +212,37 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
     return measured
 
 
+POINT = "point-1x"
+POINT_REPEATS = 5
+
+
+def measure_point(traces: Path) -> list[dict[str, float]]:
+    """Wall times of a point of `azure-conv`, the policy `continuous`: simulated, measured and packed, written."""
+    scenario = load_scenario("azure-conv", trace_folders=[traces])
+    setup = Setup.of(scenario)
+    point = next(point for point in scenario.points() if point.spec.kind == "continuous")
+    setup.workload(point.load, point.seed)  # reads the trace
+    measured = []
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(POINT_REPEATS):
+            before = bare_simpy()
+            times = [time.perf_counter()]
+            run = simulate_point(setup, point)
+            times.append(time.perf_counter())
+            packed = measured_point(setup, run, POINT)
+            times.append(time.perf_counter())
+            write_point(packed, Path(folder) / str(repeat))
+            times.append(time.perf_counter())
+            simpy_per_s, whole_s = (before + bare_simpy()) / 2, times[-1] - times[0]
+            parts = zip(("simulate_s", "measure_s", "write_s"), pairwise(times), strict=True)
+            measured.append(
+                {name: end - start for name, (start, end) in parts}
+                | {"whole_s": whole_s, "simpy_per_s": simpy_per_s}
+                | {"share_of_simpy": len(run.records.requests) / whole_s / simpy_per_s}
+            )
+    return measured
+
+
 SWEEP = "sweep"
 SWEEPS = 2
 SWEEP_CHANGES = (
@@ -246,6 +281,10 @@ def measure_sweep() -> dict[str, float]:
     }
 
 
+def _medians(repeats: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(repeat[key] for repeat in repeats) for key in repeats[0]}
+
+
 def _bare(_: int) -> float:
     return bare_simpy()
 
@@ -254,7 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, default=os.environ.get("BATCHSIM_TRACES"), help=f"holds {TRACE}")
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
-    parser.add_argument("--row", choices=[*ROWS, SWEEP], help="run one row here and print its repeats as JSON")
+    parser.add_argument("--row", choices=[*ROWS, POINT, SWEEP], help="run one row here and print its repeats as JSON")
     options = parser.parse_args()
     for needed in (TRACE, MOONCAKE):
         if options.traces is None or not (Path(options.traces) / needed).exists():
@@ -263,6 +302,9 @@ def main() -> None:
             )
     if options.row == SWEEP:
         print(json.dumps(measure_sweep()))
+        return
+    if options.row == POINT:
+        print(json.dumps(measure_point(Path(options.traces))))
         return
     if options.row:
         print(json.dumps(measure(options.row, Path(options.traces))))
@@ -278,7 +320,7 @@ def main() -> None:
     for name, row in ROWS.items():
         command = [sys.executable, __file__, "--row", name, "--traces", str(options.traces)]
         repeats = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        median = {key: statistics.median(repeat[key] for repeat in repeats) for key in repeats[0]}
+        median = _medians(repeats)
         bare.append(median["simpy_per_s"])
         rows.append({"name": name, "leap": row.leap, **median})
         print(
@@ -291,6 +333,13 @@ def main() -> None:
     print(f"| simpy-timeouts | | {rows[0]['steps_per_s']:,.0f} | | | | | 1 |")
     parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
     print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
+    command = [sys.executable, __file__, "--row", POINT, "--traces", str(options.traces)]
+    point = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    print(
+        f"{POINT}, s: simulated {point['simulate_s']:.2f}, measured {point['measure_s']:.2f}, written"
+        f" {point['write_s']:.2f}; {point['share_of_simpy']:.4f} requests per bare timeout"
+    )
+    rows.append({"name": POINT, **point})
     command = [sys.executable, __file__, "--row", SWEEP, "--traces", str(options.traces)]
     sweep = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(

@@ -32,9 +32,9 @@ TIME_TERMS = ("weights", "kv_reads", "matmul", "attention", "host", "swap", "oth
 """The ns terms of `explain`, which sum to the step's duration."""
 
 
-def step_columns(steps: NDArray[np.void]) -> Columns:
+def work_columns(steps: NDArray[np.void] | Columns) -> Columns:
     """The work of recorded steps, as int64: products of two columns of 32 bits would not fit."""
-    return {name: steps[name].astype(np.int64) for name in WORK_COLUMNS}
+    return {name: steps[name].astype(np.int64, copy=False) for name in WORK_COLUMNS}
 
 
 class Work(NamedTuple):

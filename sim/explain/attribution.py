@@ -208,7 +208,7 @@ def _queue(records: Records, intervals: Intervals) -> Iterator[Piece]:
 
 def _running(records: Records, intervals: Intervals) -> Iterator[Piece]:
     """Own prefill and recompute, decode by what ran beside it, and what no step covers."""
-    steps = records.steps
+    steps = records.step_columns
     covers = {
         part: Coverage(steps["start_ns"][kind], steps["duration_ns"][kind])
         for part, kind in step_kinds(records).items()

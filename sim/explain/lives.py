@@ -90,19 +90,20 @@ def given_up(requests: NDArray[np.void]) -> NDArray[np.bool_]:
 
 def queueing(records: Records, intervals: Intervals) -> Queueing:
     """When each request stood in the queue, of all requests."""
-    requests, steps = records.requests, records.steps
+    requests, steps = records.requests, records.step_columns
     arrival = requests["arrival_ns"] + requests["lag_ns"]
     until = requests["ended_ns"].copy()
     is_first = np.ones(len(intervals.request), dtype=bool)
     is_first[1:] = intervals.is_last[:-1]
     until[intervals.request[is_first]] = intervals.start_ns[is_first]
     entered, next_start = arrival.copy(), np.full(len(requests), MISSING)
-    if len(steps):
+    if len(records.steps):
         # A step that starts at the very instant of the arrival is one the request was there for.
         at = np.searchsorted(steps["start_ns"], arrival, "left") - 1
         step_end = np.where(at < 0, 0, steps["start_ns"][at] + steps["duration_ns"][at])
         entered = np.maximum(arrival, np.minimum(step_end, until))
-        next_start[at + 1 < len(steps)] = steps["start_ns"][(at + 1)[at + 1 < len(steps)]]
+        followed = at + 1 < len(records.steps)
+        next_start[followed] = steps["start_ns"][at[followed] + 1]
     return Queueing(arrival, entered, np.maximum(entered, until), until <= next_start)
 
 
@@ -139,7 +140,7 @@ def _held_until(records: Records, intervals: Intervals, blocked: NDArray[np.void
 
 def step_kinds(records: Records) -> dict[str, NDArray[np.bool_]]:
     """Which steps are of which part to one that could decode."""
-    decodes, chunks = records.steps["num_decode"] > 0, records.steps["num_chunks"] > 0
+    decodes, chunks = records.step_columns["num_decode"] > 0, records.step_columns["num_chunks"] > 0
     return {
         "decode_alone": decodes & ~chunks,
         "decode_beside_prefill": decodes & chunks,

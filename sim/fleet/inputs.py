@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost.work import step_columns
+from sim.cost.work import work_columns
 from sim.fleet.plan import UP
 from sim.metrics.inputs import FleetInputs
 from sim.point import Run, Setup
@@ -15,13 +15,13 @@ from sim.record import Records
 def cost_terms(setup: Setup, records: Records) -> dict[str, NDArray[np.float64]]:
     """What each step's time is made of, by the cost of the replica that ran it; terms that all of them have."""
     if records.replicas is None or len(setup.groups) == 1:
-        return (setup.groups[0].setup if setup.groups else setup).cost.explain(step_columns(records.steps))
+        return (setup.groups[0].setup if setup.groups else setup).cost.explain(work_columns(records.step_columns))
     of_step = np.array([setup.groups.index(setup.group_of(n)) for n in range(setup.num_engines)])
     of_step = of_step[records.replicas.steps]
     parts = []
     for number, group in enumerate(setup.groups):
         mine = np.flatnonzero(of_step == number)
-        parts.append((mine, group.setup.cost.explain(step_columns(records.steps[mine]))))
+        parts.append((mine, group.setup.cost.explain(work_columns(records.steps[mine]))))
     terms = {}
     for name in parts[0][1]:
         if all(name in explained for _, explained in parts):

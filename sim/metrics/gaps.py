@@ -27,10 +27,10 @@ def token_gaps(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.
 
 
 def _gaps_of_engine(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    steps, spans = records.steps, state_intervals(records)
-    decode_steps = steps[steps["num_decode"] > 0]
-    starts = np.ascontiguousarray(decode_steps["start_ns"])
-    ends = starts + decode_steps["duration_ns"]
+    steps, spans = records.step_columns, state_intervals(records)
+    decoded = steps["num_decode"] > 0
+    starts = steps["start_ns"][decoded]
+    ends = starts + steps["duration_ns"][decoded]
     request, first_ns, last_ns, lo, hi = _token_runs(records, spans, wanted, starts, ends)
     if not len(request):
         return np.empty(0), np.empty(0, dtype=np.int64)

@@ -70,35 +70,38 @@ _QUEUE_BOUNDS = {
 
 def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[int, int]) -> dict[str, float | None]:
     """The KPIs of the module's text by name; None where one is not defined."""
-    steps, requests = inputs.records.steps, inputs.records.requests[cohort]
+    steps, requests = inputs.records.step_columns, inputs.records.requests[cohort]
     start, end = span_ns
     starts = steps["start_ns"]
     busy_ns = np.clip(np.minimum(starts + steps["duration_ns"], end) - np.maximum(starts, start), 0, None)
     inside = (starts >= start) & (starts < end)
-    mine = steps[inside]
+    num_steps = int(inside.sum())
     blocks = inputs.blocks_of_steps
     used = blocks - steps["free_blocks"]
     utilisation = used / blocks
-    useful = int(mine["num_prefill_tokens"].sum()) + int(mine["num_decode"].sum())
-    padded = int(mine["pad_prefill_tokens"].sum()) + int(mine["pad_decode_rows"].sum())
+
+    def total(*names: str) -> int:
+        return sum(int(steps[name][inside].sum()) for name in names)
+
+    useful, padded = total("num_prefill_tokens", "num_decode"), total("pad_prefill_tokens", "pad_decode_rows")
     slots = inputs.max_num_seqs
-    terms = inputs.cost_terms
+    terms, duration_ns = inputs.cost_terms, steps["duration_ns"][inside]
     return {
         "slot_occupancy": None if slots is None else _mean(steps["num_running"] / slots, busy_ns),
         "pad_share": _ratio(padded, useful + padded),
         "kv_utilisation_mean": _mean(utilisation, busy_ns),
         "kv_utilisation_p99": _quantile(utilisation, busy_ns, 0.99),
-        "kv_utilisation_peak": float(utilisation[inside].max()) if len(mine) else None,
+        "kv_utilisation_peak": float(utilisation[inside].max()) if num_steps else None,
         "kv_fragmentation": _fragmentation(inputs, used, busy_ns),
         "preemption_rate": _ratio(int(requests["num_preemptions"].sum()), len(requests)),
         "recomputed_tokens": float(requests["recomputed_tokens"].sum()),
         "prefix_hit_rate": _hit_rate(requests) if inputs.has_prefix_cache else None,
-        "swapped_blocks": float(mine["swap_blocks"].sum()),
+        "swapped_blocks": float(total("swap_blocks")),
         "engine_busy_share": _ratio(int(busy_ns.sum()), inputs.engine_ns(span_ns)),
-        "mfu": _use(terms, "flops", inside, inputs.peak_of_steps("peak_flops"), mine["duration_ns"]),
-        "mbu": _use(terms, "bytes", inside, inputs.peak_of_steps("memory_bandwidth"), mine["duration_ns"]),
-        "mean_batch": _ratio(int(mine["num_decode"].sum()) + int(mine["num_chunks"].sum()), len(mine)),
-        "num_steps": float(len(mine)),
+        "mfu": _use(terms, "flops", inside, inputs.peak_of_steps("peak_flops"), duration_ns),
+        "mbu": _use(terms, "bytes", inside, inputs.peak_of_steps("memory_bandwidth"), duration_ns),
+        "mean_batch": _ratio(total("num_decode", "num_chunks"), num_steps),
+        "num_steps": float(num_steps),
         **({} if inputs.fleet is None else _fleet_kpis(inputs.fleet, requests, span_ns)),
     }
 
@@ -145,7 +148,7 @@ def _step_bound(inputs: PointInputs, values: Mapping[str, float | None], span_ns
         return "padding"
     if inputs.cost_terms is None:
         return ""
-    starts = inputs.records.steps["start_ns"]
+    starts = inputs.records.step_columns["start_ns"]
     inside = (starts >= span_ns[0]) & (starts < span_ns[1])
     shares = dict.fromkeys(_STEP_BOUNDS.values(), 0.0)
     for term, name in _STEP_BOUNDS.items():
@@ -181,7 +184,7 @@ def _quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: fl
 
 
 def _fragmentation(inputs: PointInputs, used: NDArray[np.int64], busy_ns: NDArray[np.int64]) -> float | None:
-    steps = inputs.records.steps
+    steps = inputs.records.step_columns
     if steps["cached_tokens"].any():
         return None
     known = (steps["num_chunks"] == 0) & (steps["num_decode"] > 0) & (steps["num_decode"] == steps["num_running"])

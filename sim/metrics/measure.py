@@ -156,13 +156,19 @@ def combine(seeds: Iterable[Measured]) -> Combined:
 
 def percentile(observed: Ns, percent: float, weights: NDArray[np.int64] | None = None) -> tuple[float, int]:
     """The smallest observation that at least `percent` of them do not exceed, and how many lie beyond it."""
-    if weights is None:
-        position = rank(percent / 100, len(observed))
-        return float(np.partition(observed, position - 1)[position - 1]), len(observed) - position
+    return percentiles(observed, (percent,), weights)[0]
+
+
+def percentiles(
+    observed: Ns, percents: Sequence[float], weights: NDArray[np.int64] | None = None
+) -> list[tuple[float, int]]:
+    """`percentile` at each of `percents`. `weights` are how often each observation occurred, once without."""
     order = np.argsort(observed)
-    below = np.cumsum(weights[order])
-    position = rank(percent / 100, int(below[-1]))
-    return float(observed[order[np.searchsorted(below, position)]]), int(below[-1]) - position
+    below = np.arange(1, len(observed) + 1) if weights is None else np.cumsum(weights[order])
+    count = int(below[-1])
+    positions = [rank(percent / 100, count) for percent in percents]
+    at = order[np.searchsorted(below, positions)]
+    return [(float(value), count - position) for value, position in zip(observed[at], positions, strict=True)]
 
 
 def latencies_ns(inputs: PointInputs) -> dict[str, Ns]:
@@ -192,16 +198,15 @@ def _summarise(
 
     The names end with `of`.
     """
-    some = len(observed) > 0
-    values[f"{name}_mean_s{of}"] = float(np.average(observed, weights=weights)) / NS_PER_S if some else None
-    for percent in PERCENTILES:
-        key = f"{name}_p{percent}_s{of}"
-        values[key] = None
-        if some:
-            value_ns, beyond = percentile(observed, percent, weights)
-            values[key] = value_ns / NS_PER_S
-            if beyond < FEW_BEYOND:
-                few.add(key)
+    keys = [f"{name}_p{percent}_s{of}" for percent in PERCENTILES]
+    values |= dict.fromkeys((f"{name}_mean_s{of}", *keys))
+    if not len(observed):
+        return
+    values[f"{name}_mean_s{of}"] = float(np.average(observed, weights=weights)) / NS_PER_S
+    for key, (value_ns, beyond) in zip(keys, percentiles(observed, PERCENTILES, weights), strict=True):
+        values[key] = value_ns / NS_PER_S
+        if beyond < FEW_BEYOND:
+            few.add(key)
 
 
 def _counts(requests: NDArray[np.void], cohort: NDArray[np.bool_], missing: int) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost.work import TIME_TERMS, step_columns
+from sim.cost.work import TIME_TERMS, work_columns
 from sim.errors import BatchsimError, ScenarioError
 from sim.files import TABLE_BYTES, file_hash, open_file
 from sim.point import Setup
@@ -37,7 +37,7 @@ def step_terms(results: Results, records: Records, replica: int | None = None) -
     try:
         setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=_ANY_POLICY))
         cost = (setup if replica is None else setup.group_of(replica).setup).cost
-        terms = cost.explain(step_columns(records.steps))
+        terms = cost.explain(work_columns(records.step_columns))
     except (BatchsimError, KeyError, ValueError):
         return {}
     found = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost.work import TIME_TERMS, Columns, Terms, step_columns
+from sim.cost.work import TIME_TERMS, Columns, Terms, work_columns
 from sim.metrics.measure import percentile
 from sim.validation.periods import REGIONS, periods_ns, regions
 
@@ -62,7 +62,7 @@ class StepPairs:
     @classmethod
     def of(cls, steps: NDArray[np.void], rested: Sequence[int], kernel_ns: NDArray[Any], cost: Explains) -> StepPairs:
         """The steps of one live run. `kernel_ns` has an entry a step, or none where kernels were not timed apart."""
-        terms = cost.explain(step_columns(steps))
+        terms = cost.explain(work_columns(steps))
         host = sum((terms[name] for name in HOST_TERMS), np.zeros(len(steps)))
         kernel = sum((terms[name] for name in TIME_TERMS if name not in HOST_TERMS), np.zeros(len(steps)))
         timed = len(kernel_ns) == len(steps) and bool(host.any())

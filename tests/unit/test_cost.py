@@ -11,7 +11,7 @@ import pytest
 from sim.catalog import GPUS, MODELS
 from sim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
 from sim.cost.roofline import KernelCosts
-from sim.cost.work import TIME_TERMS, columns_of, prefill_pairs, step_columns
+from sim.cost.work import TIME_TERMS, columns_of, prefill_pairs, work_columns
 from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.record import STEP_DTYPE
@@ -258,5 +258,5 @@ def test_columns_of_recorded_steps_are_wide() -> None:
     """Of 32 bits on record: products of two would not fit."""
     steps = np.zeros(2, STEP_DTYPE)
     steps["num_prefill_tokens"] = 70_000, 4
-    tokens = step_columns(steps)["num_prefill_tokens"]
+    tokens = work_columns(steps)["num_prefill_tokens"]
     assert (tokens * tokens).tolist() == [4_900_000_000, 16]

@@ -7,7 +7,7 @@ import pytest
 
 from sim.catalog import load_model
 from sim.core import EngineCore, SimExecutor
-from sim.cost.work import step_columns, useful_flops_bytes
+from sim.cost.work import useful_flops_bytes, work_columns
 from sim.fleet.plan import DRAINING, STARTING, UP, ReplicaSpan
 from sim.fleet.records import EngineLife, merged
 from sim.kv.prefix_cache import BlockHashKV
@@ -16,7 +16,7 @@ from sim.metrics.inputs import FleetInputs
 from sim.metrics.kpis import bound_by
 from sim.metrics.measure import measure
 from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, STEP_DTYPE, UNFINISHED, Recorder
+from sim.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, UNFINISHED, Recorder
 from sim.tokens import TokenIds
 from sim.types import Arrival, PolicyContext, Request
 from tests.unit.metrics_helpers import MS, Fixed, LinearCost, arrival, inputs_of, records_of, run, vllm
@@ -118,7 +118,7 @@ def test_what_was_found_in_the_cache_is_no_work():
     assert records.steps["cached_tokens"].tolist() == [0, 0, 64, 0]
     assert records.steps["num_prefill_tokens"].tolist() == [100, 0, 36, 0]
     model = load_model("llama-3.1-8b")
-    flops, _ = useful_flops_bytes(model, step_columns(records.steps))
+    flops, _ = useful_flops_bytes(model, work_columns(records.steps))
     less = 64 * model.matmul_flops_per_token + 64 * 65 // 2 * model.attention_flops_per_pair
     assert flops[0] - flops[2] == pytest.approx(less)
     values = measure(inputs_of(records, num_blocks=50, block_size=64, has_prefix_cache=True)).values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,3 +167,17 @@ def test_what_was_drained_is_forgotten() -> None:
     assert [rest.texts[code] for code in rest.states["reason"]] == ["second", "first"]
     assert drained.states["time_ns"].tolist() == [5]
     assert len(recorder.records().states) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 9000])
+def test_columns_hold_what_the_rows_hold(count: int) -> None:
+    """In the rows' order of columns, each in one piece, whole and parts of blocks alike; made once of steps."""
+    steps = np.zeros(count, STEP_DTYPE)
+    for number, name in enumerate(STEP_DTYPE.names or ()):
+        steps[name] = np.arange(count) * (number + 1) + number
+    records = replace(Recorder().records(), steps=steps)
+    found = records.step_columns
+    assert list(found) == list(STEP_DTYPE.names or ()) and found is records.step_columns
+    for name, column in found.items():
+        assert column.dtype == STEP_DTYPE[name] and column.flags.c_contiguous and column.flags.aligned
+        assert column.tolist() == steps[name].tolist()
