@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.metrics.table import METRICS
 from sim.results.read import Results
 from sim.units import NS_PER_S, format_duration, parse_duration_ns
 
@@ -30,7 +31,7 @@ class Values:
 
 def throughput_ratio(results: Results, policy: str, against: Sequence[str], load: float) -> Values:
     """Completions per second of `policy` over those of the best of `against`."""
-    best = max(against, key=lambda other: _mean(results, other, load, "throughput_rps"))
+    best = _best(results, against, load, "throughput_rps")
     mine, theirs = (_by_seed(results, name, load, "throughput_rps") for name in (policy, best))
     return Values(tuple((mine / theirs).tolist()), f"against {best}: {theirs.mean():.2g}/s" if len(against) > 1 else "")
 
@@ -54,7 +55,7 @@ def p50_saved(results: Results, policy: str, against: Sequence[str], load: float
         return Values((), "the queue of all of them grows without end")
     if _unstable(results, policy, load):
         return Values((), f"the queue of {policy} grows without end")
-    best = min(stable, key=lambda other: _mean(results, other, load, "e2e_p50_s"))
+    best = _best(results, stable, load, "e2e_p50_s")
     mine, theirs = (_by_seed(results, name, load, "e2e_p50_s") for name in (policy, best))
     return Values(tuple((1 - mine / theirs).tolist()), f"{_s(mine.mean())} against {_s(theirs.mean())} of {best}")
 
@@ -116,6 +117,12 @@ def _by_seed(results: Results, policy: str, load: float, metric: str) -> NDArray
 
 def _mean(results: Results, policy: str, load: float, metric: str) -> float:
     return float(_by_seed(results, policy, load, metric).mean())
+
+
+def _best(results: Results, policies: Sequence[str], load: float, metric: str) -> str:
+    """The policy with the best mean over seeds."""
+    pick = max if METRICS[metric].better == "higher" else min
+    return pick(policies, key=lambda policy: _mean(results, policy, load, metric))
 
 
 def _unstable(results: Results, policy: str, load: float) -> bool:

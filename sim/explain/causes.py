@@ -29,6 +29,7 @@ from sim.errors import ScenarioError
 from sim.explain.attribution import PARTS, pieces
 from sim.explain.lives import Int
 from sim.metrics.inputs import of_class
+from sim.metrics.latencies import values_ns
 from sim.metrics.slo import Bound, Slo, parse_slo
 from sim.record import FINISHED, OUTCOME_NAMES, REJECTED, REPLICA_FAILED, Records
 from sim.units import parse_duration_ns
@@ -143,20 +144,13 @@ def _is_whole(requests: NDArray[np.void]) -> Flags:
 
 
 def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
-    """The latencies of `sim.metrics` that a request can miss; NaN where no bound applies, inf where none can be kept.
+    """The latencies that a request can miss; NaN where no bound applies, inf where none can be kept.
 
     Only those of finished requests mean anything.
     """
-    output = requests["output_tokens"]
-    ttft, e2e = requests["first_delivery_ns"] - requests["sent_ns"], requests["delivered_ns"] - requests["sent_ns"]
-    tpot = np.where(output >= 2, (e2e - ttft) / np.maximum(output - 1, 1), np.nan)
-    return {
-        "ttft": ttft.astype(np.float64),
-        "tpot": np.where(_is_whole(requests), np.inf, tpot),
-        "e2e": e2e.astype(np.float64),
-        "queue_time": (requests["scheduled_ns"] - requests["arrival_ns"]).astype(np.float64),
-        "norm_latency": e2e / np.maximum(output, 1),
-    }
+    values = values_ns(requests)
+    values["tpot"][_is_whole(requests)] = np.inf
+    return values
 
 
 def _parts(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:

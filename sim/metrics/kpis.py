@@ -1,32 +1,4 @@
-"""How the engine was used, and what bound it. KPIs of steps are over the span that rates are taken over: the arrival
-window, or the makespan of work that arrives all at once.
-
-    slot_occupancy        mean of running / max_num_seqs over the engine's busy time; none without a limit
-    pad_share             padded token rows / (useful + padded token rows) of the steps that start in the span
-    kv_utilisation_mean   used / all KV blocks over busy time; `_p99`: not exceeded for 99 % of it; `_peak`: the largest
-    kv_fragmentation      1 − tokens in KV / (used blocks × block size), over decode steps in which everything that runs
-                          decodes: only there do the records hold all tokens. It includes what is reserved ahead. None
-                          where a prefix cache was hit: shared blocks hold the tokens of several
-    preemption_rate       preemptions of the cohort's requests / requests of the cohort
-    recomputed_tokens     tokens the cohort's requests had computed before and computed again
-    prefix_hit_rate       tokens that admissions of the cohort's requests found in the prefix cache / those and the ones
-                          computed instead: prompts of the admitted and what preemptions made needed again. None
-                          without a prefix cache
-    swapped_blocks        KV blocks moved to and from host memory, both ways
-    engine_busy_share     time a step runs / the span
-    mfu, mbu              useful FLOPs and bytes of the steps / (peak × their time), of the roofline's counting; what
-                          came from a prefix cache was not computed and does not count
-    mean_batch            sequences in a step: decodes + chunks, mean over the steps
-    num_steps             steps that start in the span
-
-Of several replicas the same, over the steps of all: means over busy time weigh each by its own, the use of KV memory
-being of the replica's own blocks; the busy share is of the time replicas were up or draining; mfu and mbu are of the
-peaks of the replicas that ran the steps. And besides:
-
-    replica_seconds       time replicas were held within the span, cold starts, draining and repair included
-    num_replicas_mean     replica_seconds / the span; `_max`: the most held at any time of it
-    retries               lives that the cohort's requests lost with a replica and began again elsewhere
-"""
+"""How the engine was used, and what bound it: the values of the engine's metrics in `sim.metrics.table`."""
 
 from __future__ import annotations
 
@@ -69,7 +41,7 @@ _QUEUE_BOUNDS = {
 
 
 def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[int, int]) -> dict[str, float | None]:
-    """The KPIs of the module's text by name; None where one is not defined."""
+    """The metrics of the engine, and of replicas where there are several, by name; None where one is not defined."""
     steps, requests = inputs.records.step_columns, inputs.records.requests[cohort]
     start, end = span_ns
     starts = steps["start_ns"]

@@ -1,29 +1,9 @@
-"""What is measured, each thing defined once: latencies, counts and rates here, KPIs of the engine in `kpis`, parts of a
-request's life in `attribution`, gaps between tokens in `gaps`, growth of the queue in `stability`.
+"""The values of the metrics in `sim.metrics.table`: latencies, counts and rates here, those of the engine in `kpis`,
+parts of a request's life in `attribution`, gaps between tokens in `gaps`, growth of the queue in `stability`.
 
-Latencies, in seconds in the results, are those of **delivery** to the client and count from the moment it sent the
-request, which is the arrival at the engine unless a front end stands before it:
-
-    ttft           first delivery − sent
-    e2e            delivery of the last piece − sent
-    tpot           (e2e − ttft) / (output − 1); one token, or a response delivered whole, has none
-    itl            every gap between consecutive tokens of a request, all requests' gaps pooled; none if delivered whole
-    queue_time     start of the first step it took part in − arrival at the engine
-    norm_latency   e2e / output tokens; defined for every policy
-
-Cohort: the requests sent in the arrival window [start, end], warm-up excluded. They run to their end, so what drains
-after the window counts for latency; never for throughput, which is completions inside the window / window. Latencies
-are of the cohort's finished requests and `uncompleted_share` says how many are missing from them; objectives,
-`slo_margin` and `in_slo` are over all offered ones (`slo`). Work that arrives all at once has no window: its rates are
-over the makespan.
-
-Of every class of traffic, ttft, tpot, e2e and `in_slo` are also given apart, as `ttft_p99_s[CLASS]`.
-
-`warmup_needed_s` is how long the run's beginning differs from the rest (`warmup`), of steady runs only: stable, and
-with arrivals drawn by one law.
-
-A percentile is the smallest observation that at least that share of the observations does not exceed. One with fewer
-than 20 observations beyond it is listed in `few`.
+Latencies are of the cohort's finished requests, and `uncompleted_share` says how many are missing from them;
+objectives, `slo_margin` and `in_slo` are over all offered ones (`slo`). Of every class of traffic, ttft, tpot, e2e and
+`in_slo` are also given apart. A percentile with fewer than 20 observations beyond it is listed in `few`.
 """
 
 from __future__ import annotations
@@ -41,15 +21,12 @@ from sim.explain.attribution import PARTS, pieces
 from sim.metrics.gaps import token_gaps
 from sim.metrics.inputs import PointInputs, between, makespan, of_class, span_of
 from sim.metrics.kpis import bound_by, engine_kpis
+from sim.metrics.latencies import LATENCIES, values_ns
 from sim.metrics.slo import Sample, Slo, rank
 from sim.metrics.stability import is_too_short, is_unstable
 from sim.metrics.warmup import mser5
 from sim.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
 from sim.units import NS_PER_S
-
-LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
-QUEUE_DEPENDENT = ("ttft", "e2e", "queue_time", "norm_latency")
-"""Latencies that grow with the length of the run when the queue does: meaningless at an unstable point."""
 
 PERCENTILES = (50, 90, 95, 99)
 FEW_BEYOND = 20  # fewer observations beyond a percentile than this and it is marked `~`
@@ -174,16 +151,9 @@ def percentiles(
 def latencies_ns(inputs: PointInputs) -> dict[str, Ns]:
     """ns of every request, by metric; NaN where the request did not finish or the metric is not defined for it."""
     r = inputs.records.requests
-    finished, output = r["outcome"] == FINISHED, r["output_tokens"]
-    ttft, e2e = r["first_delivery_ns"] - r["sent_ns"], r["delivered_ns"] - r["sent_ns"]
-    paced = finished & (output >= 2) & inputs.streams
-    return {
-        "ttft": np.where(finished, ttft, np.nan),
-        "tpot": np.where(paced, (e2e - ttft) / np.maximum(output - 1, 1), np.nan),
-        "e2e": np.where(finished, e2e, np.nan),
-        "queue_time": np.where(finished, r["scheduled_ns"] - r["arrival_ns"], np.nan),
-        "norm_latency": np.where(finished, e2e / np.maximum(output, 1), np.nan),
-    }
+    finished = r["outcome"] == FINISHED
+    defined = {name: finished & (inputs.streams or name != "tpot") for name in LATENCIES}
+    return {name: np.where(defined[name], values, np.nan) for name, values in values_ns(r).items()}
 
 
 def _summarise(

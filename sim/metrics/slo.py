@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import ScenarioError
+from sim.metrics.latencies import LATENCIES
 from sim.units import format_duration, parse_duration_ns, parse_share
 
-METRICS = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
 _TERM = re.compile(
     r"(?:(?P<of>p[0-9.]+|mean)\(\s*(?P<inner>\w+)\s*\)|(?P<bare>\w+))\s*(?P<op><=|<)\s*(?P<limit>[^<>=]+)\Z"
 )
@@ -207,9 +207,9 @@ def _term(match: re.Match[str], text: str) -> _Term:
     if found is None:
         _refuse(text, column, f"'{part}' is not a bound. {_FORMS}")
     name = "inner" if found["inner"] else "bare"
-    if found[name] not in METRICS:
-        near = get_close_matches(found[name], METRICS, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(METRICS)}."
+    if found[name] not in LATENCIES:
+        near = get_close_matches(found[name], LATENCIES, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(LATENCIES)}."
         _refuse(text, column + found.start(name), f"{found[name]} is not a latency with an objective. {hint} {_FORMS}")
     return _Term(found["of"], found[name], found["op"], found["limit"].strip(), column, column + found.start("limit"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sim.metrics.latencies import LATENCY_COLUMNS, values_ns
 from sim.metrics.slo import Slo
 from sim.results.point_files import read_table
 
@@ -49,20 +50,12 @@ def batch_attainments(
 
 
 def _passed(table: object, slos: Mapping[str, Slo], streams: bool) -> np.ndarray:
-    """Which requests meet their objective, by the definitions of `sim.metrics.measure`."""
-    column = {name: np.asarray(table[name].astype("float64").fillna(np.nan)) for name in _COLUMNS}  # type: ignore[index]
+    """Which requests meet their objective, by the definitions of `sim.metrics.latencies`."""
+    column = {name: np.asarray(table[name].astype("float64").fillna(np.nan)) for name in LATENCY_COLUMNS}  # type: ignore[index]
     finished = np.asarray(table["outcome"].astype(str) == "finished")  # type: ignore[index]
-    ttft = column["first_delivery_ns"] - column["sent_ns"]
-    e2e = column["delivered_ns"] - column["sent_ns"]
-    output = column["output_tokens"]
-    tpot = np.where(output >= 2, (e2e - ttft) / np.maximum(output - 1, 1) if streams else np.inf, np.nan)
-    judged = {
-        "ttft": ttft,
-        "e2e": e2e,
-        "tpot": tpot,
-        "queue_time": column["scheduled_ns"] - column["arrival_ns"],
-        "norm_latency": e2e / np.maximum(output, 1),
-    }
+    judged = values_ns(column)
+    if not streams:
+        judged["tpot"][column["output_tokens"] >= 2] = np.inf
     judged = {name: np.where(finished, values, np.inf) for name, values in judged.items()}
     klass = np.asarray(table["klass"].astype(str))  # type: ignore[index]
     passed = np.zeros(len(finished), dtype=bool)
@@ -70,6 +63,3 @@ def _passed(table: object, slos: Mapping[str, Slo], streams: bool) -> np.ndarray
         mine = np.ones(len(finished), dtype=bool) if name == "" else klass == name
         passed |= mine & slo.passes(judged)
     return passed
-
-
-_COLUMNS = ("sent_ns", "arrival_ns", "scheduled_ns", "first_delivery_ns", "delivered_ns", "output_tokens")

@@ -12,11 +12,12 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from sim.capacity.run import CapacityStudy, PolicyCapacity
+from sim.capacity.run import USE, CapacityStudy, PolicyCapacity
 from sim.capacity.search import Capacity, most_margin, probes, unmeasured
 from sim.capacity.study import AT_SHARE, QUICK
 from sim.cost import CostError, Unknown
 from sim.metrics.paired import Difference
+from sim.metrics.table import METRICS
 from sim.report.layout import aligned, fit
 from sim.report.palette import PolicyStyle, kind_styles
 from sim.report.style import GREY, figure, house_style, put_around, save
@@ -123,9 +124,8 @@ def cause_in_words(cause: str) -> str:
 
 
 def _use(policy: PolicyCapacity) -> str:
-    busy, kv = (policy.at.get(name) for name in ("engine_busy_share", "kv_utilisation_p99"))
-    told = ["" if busy is None else f"busy {busy:.0%}", "" if kv is None else f"KV p99 {kv:.0%}"]
-    return ", ".join(filter(None, told)).replace("%", " %") or "–"
+    known = {name: share for name in USE if (share := policy.at.get(name)) is not None}
+    return ", ".join(f"{METRICS[name].heading} {share:.0%}" for name, share in known.items()).replace("%", " %") or "–"
 
 
 def _effort(study: CapacityStudy) -> str:

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
+from sim.metrics.latencies import LATENCIES
 from sim.report.curves import hidden_under, widened
 from sim.report.palette import policy_styles
 from sim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, sweeps_at, texts
@@ -39,7 +40,8 @@ _BINS = 400
 _DRAIN_SHOWN = 1.2
 _TALL_PANELS = 6  # of more policies the panels are lower, so that a screen holds them
 _KV_COLOR = "#B9B9B9"
-_SPREADS = {"ttft": "TTFT", "norm_latency": "Normalised latency (E2E / output tokens)"}
+_READ = ("sent_ns", "first_delivery_ns", "delivered_ns", "output_tokens")  # by the latencies that are spread
+_SPREADS = {"ttft": LATENCIES["ttft"].title, "norm_latency": "Normalised latency (E2E / output tokens)"}
 
 
 def timeline(results: Results, path: Path | str, load: float, seed: int) -> None:
@@ -238,6 +240,6 @@ def _latency_s(results: Results, policy: str, load: float, seed: int, name: str)
     warmup_ns = parse_duration_ns(scenario_of(results, policy)["workload"].get("warmup", "0s"))
     done = (np.array(texts(requests, "outcome")) == "finished") & (column(requests, "sent_ns") >= warmup_ns)
     requests = requests.take(np.flatnonzero(done))
-    ended_ns = column(requests, "first_delivery_ns" if name == "ttft" else "delivered_ns")
-    latency_s = (ended_ns - column(requests, "sent_ns")) / NS_PER_S
-    return latency_s if name == "ttft" else latency_s / column(requests, "output_tokens")
+    values_ns = LATENCIES[name].of
+    assert values_ns is not None, "one value a request"
+    return values_ns({each: column(requests, each) for each in _READ}) / NS_PER_S

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.metrics.table import METRICS
 from sim.report.numbers import DASH, rounded
 from sim.report.reading import column, load_name, num_seeds, sweeps
 from sim.units import NS_PER_S, format_duration, parse_duration_ns
@@ -16,7 +17,7 @@ from sim.units import NS_PER_S, format_duration, parse_duration_ns
 if TYPE_CHECKING:
     from sim.results.read import Results
 
-METRIC, NAME = "ttft_p99_s", "ttft p99"
+METRIC = "ttft_p99_s"
 
 
 def paired_parts(results: Results, load: float) -> tuple[str, Sequence[str]]:
@@ -27,7 +28,9 @@ def paired_parts(results: Results, load: float) -> tuple[str, Sequence[str]]:
     if num_seeds(results) < 2:
         return "", []
     rows = [row for row in results.differences(load, [METRIC]) if not row["why"].endswith(("unstable", "failed"))]
-    return f"{NAME} minus that of {results.best(load)}, seed by seed (95 %):", [_part(row) for row in rows]
+    return f"{METRICS[METRIC].words} minus that of {results.best(load)}, seed by seed (95 %):", [
+        _part(row) for row in rows
+    ]
 
 
 def _part(row: Mapping[str, Any]) -> str:

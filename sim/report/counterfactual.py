@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from sim.metrics.table import METRICS
 from sim.report.layout import filled
 from sim.report.numbers import DASH
 from sim.report.reading import at_load, load_name
@@ -101,14 +102,15 @@ def _value(value: Any) -> str:
 
 
 def _name(metric: str) -> str:
-    return metric.removesuffix("_s").replace("_", " ") if metric in _SHOWN else metric
+    return METRICS[metric].words if metric in _SHOWN else metric
 
 
 def _shown(name: str, value: float | None) -> str:
     if value is None:
         return DASH
-    if name in _SHOWN:
+    unit = METRICS[name].unit
+    if unit == "s":
         return format_duration(value * NS_PER_S)
-    if name == "slo_met":
+    if unit == "yes or no":
         return "yes" if value else "no"
-    return f"{value:.3g}" if name.endswith("_rps") else f"{100 * value:.3g} %"
+    return f"{100 * value:.3g} %" if unit == "share" else f"{value:.3g}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from sim.metrics.latencies import LATENCIES
 from sim.metrics.slo import parse_slo
 from sim.report import closeup
 from sim.report.curves import (
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from sim.results.read import Results
 
 VARY = "vary.png"
-LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "norm_latency": "normalised latency"}
+SHOWN = ("ttft", "tpot", "norm_latency")
 _CROSS = "× the queue grows without end from this load on: no point of the curve"
 _NORMALISED = "normalised latency: E2E / output tokens"
 _OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tables)"
@@ -65,16 +66,16 @@ def p99_vs_qps(results: Results, path: Path | str) -> None:
     with house_style():
         below = height_inch(results) if has_lanes(results) else 0.0
         fig = figure(13.0, 7.6 + below)
-        grid = fig.add_gridspec(2 + bool(below), len(LATENCIES), height_ratios=[3.2, 3.2, *([below] if below else [])])
-        axes: Any = grid[:2, :].subgridspec(2, len(LATENCIES)).subplots(sharex=True)
+        grid = fig.add_gridspec(2 + bool(below), len(SHOWN), height_ratios=[3.2, 3.2, *([below] if below else [])])
+        axes: Any = grid[:2, :].subgridspec(2, len(SHOWN)).subplots(sharex=True)
         if below:
             draw_lanes(fig.add_subplot(grid[2, :]), results)
-        for column, (name, title) in enumerate(LATENCIES.items()):
+        for column, name in enumerate(SHOWN):
             limits = latency_limits(results, [f"{name}_p99_s", f"{name}_p50_s"], _bounds(results, name))
             for row, percentile in enumerate(("p99", "p50")):
                 ax = axes[row, column]
                 draw_latency(ax, results, f"{name}_{percentile}_s", limits)
-                ax.set_title(f"{percentile.upper()} {title}")
+                ax.set_title(f"{percentile.upper()} {LATENCIES[name].title}")
                 ax.set_xlabel(ax.get_xlabel() if row == 1 else "")
         frame(
             fig,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from sim.metrics.table import METRICS
 from sim.report.reading import Sweep, column, texts
 from sim.units import NS_PER_S, format_duration
 
@@ -43,8 +44,8 @@ def _facts(rows: pd.DataFrame) -> str:
         means = [float(values[replicas == replica].mean()) for replica in np.unique(replicas)]
         of[name] = min(means), max(means)
     facts = [f"{_span(*of['requests'], _count)} requests a replica"]
-    facts += [f"busy {_span(*of['engine_busy_share'], _percent)}"]
-    facts += [f"KV peak {_span(*of['kv_utilisation_peak'], _percent)}", f"ttft p99 {_span(*of['ttft_p99_s'], _time)}"]
+    shown = {"engine_busy_share": _percent, "kv_utilisation_peak": _percent, "ttft_p99_s": _time}
+    facts += [f"{METRICS[name].heading} {_span(*of[name], show)}" for name, show in shown.items()]
     lost = float(np.sum(column(rows, "lost"))) / len(np.unique(column(rows, "seed")))
     return ", ".join(facts) + (f", {_count(lost)} lost and sent again" if lost else "")
 

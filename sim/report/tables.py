@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sim.metrics.table import METRICS
 from sim.record import CAP_CUT
 from sim.report.confidence import paired_parts, precision_lines, warmup_warning
 from sim.report.curve_text import curve_table, vary_line
@@ -41,11 +43,12 @@ from sim.sweep.failed import Failed, grouped
 if TYPE_CHECKING:
     from sim.results.read import Results
 
-# What the columns of the compare table are called, and the metric behind each.
+# The metrics of the compare table.
 _PER_TOKEN = "norm_latency_mean_s"
-_LATENCIES = {"ttft p50": "ttft_p50_s", "ttft p99": "ttft_p99_s", "tpot p99": "tpot_p99_s", "s/token": _PER_TOKEN}
-_HITS = "prefix_hit_rate"
-_SPARE = ("done/s", "pad", "s/token")  # left out of a table that has further columns and is too wide, in this order
+_LATENCIES = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s", _PER_TOKEN)
+_COMPLETED = ("in_slo", "throughput_rps")
+_PADDED, _HITS = "pad_share", "prefix_hit_rate"
+_SPARE = ("throughput_rps", _PADDED, _PER_TOKEN)  # left out of a table with further columns that is too wide, in turn
 
 
 def report(results: Results, load: float | None = None) -> str:
@@ -111,10 +114,10 @@ def point_table(results: Results, load: float | None) -> str:
     `hit`, where a policy found something in a prefix cache, the share of the prompts' tokens that it found there.
     """
     rows = _rows(results, load)
-    shares = {"pad": "pad_share"}
+    shares = [_PADDED]
     if _HITS in results.summary and any(not math.isnan(sweep.values(_HITS)[i]) for sweep, i in rows):
-        shares["hit"] = _HITS
-    grid = [["", *_LATENCIES, "in SLO", "done/s", *shares, "bound by"]]
+        shares.append(_HITS)
+    grid = [["", *_headings((*_LATENCIES, *_COMPLETED, *shares)), "bound by"]]
     grid += [_cells(sweep, i, shares) for sweep, i in rows]
     if load is None:
         own = ["load", *(short_load(load_name(results), float(sweep.loads[i])) for sweep, i in rows)]
@@ -139,13 +142,17 @@ def point_table(results: Results, load: float | None) -> str:
         marks.append("~ fewer than 20 observations beyond the percentile")
     known = [cells for cells in grid[1:] if not {"unstable", "failed"} & set(cells)]
     if any(DASH in cells for cells in known):
-        first = grid[0].index("ttft p50")
+        first = grid[0].index(METRICS["ttft_p50_s"].heading)
         whole = any(cells[first] not in (DASH, "") and cells[first + 2] == DASH for cells in known)
         marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
     absent = [sweep.name for sweep in sweeps(results) if load is not None and not sweep.tested(load)]
     others = [listed("not run at this load:", absent)] if absent else []
-    spare = _SPARE if load is None or "vary" in results.manifest else ()
+    spare = _headings(_SPARE) if load is None or "vary" in results.manifest else ()
     return "\n".join([head, *aligned(grid, spare=spare), *(["   ".join(marks)] if marks else []), *others])
+
+
+def _headings(metrics: Sequence[str]) -> tuple[str, ...]:
+    return tuple(METRICS[name].heading for name in metrics)
 
 
 def _with_values(rows: list[tuple[Sweep, int]], grid: list[list[str]]) -> list[list[str]]:
@@ -176,16 +183,17 @@ def by_class(results: Results, load: float | None) -> list[str]:
             tail = float(row[f"ttft_p99_s[{name}]"])
             shares.append(f"{sweep.policy} {percent_text(float(row[f'in_slo[{name}]']))}")
             tails.append(f"{sweep.policy} {'unstable' if unstable else time_text(tail, math.nan)}")
-        lines += [f"{name}, in SLO:  {'   '.join(shares)}", f"{name}, ttft p99:  {'   '.join(tails)}"]
+        lines += [f"{name}, {METRICS['in_slo'].heading}:  {'   '.join(shares)}"]
+        lines += [f"{name}, {METRICS['ttft_p99_s'].heading}:  {'   '.join(tails)}"]
     return lines
 
 
-def _cells(sweep: Sweep, i: int, shares: dict[str, str]) -> list[str]:
+def _cells(sweep: Sweep, i: int, shares: Sequence[str]) -> list[str]:
     """One policy's row of the table, at its `i`-th load; `shares` are the metrics of its percentages."""
     latencies = [DASH] * (len(_LATENCIES) - 1) + ["failed" if sweep.failed[i] else "unstable"]
     if not sweep.unstable[i] and not sweep.failed[i]:
         latencies = []
-        for metric in _LATENCIES.values():
+        for metric in _LATENCIES:
             value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
             text = per_token_text(value) if metric == _PER_TOKEN else time_text(value, half)
             latencies.append(f"~{text}" if sweep.few(metric)[i] and text != DASH else text)
@@ -194,7 +202,7 @@ def _cells(sweep: Sweep, i: int, shares: dict[str, str]) -> list[str]:
         *latencies,
         percent_text(float(sweep.values("in_slo")[i])),
         rate_text(float(sweep.values("throughput_rps")[i])),
-        *(percent_text(float(sweep.values(metric)[i])) for metric in shares.values()),
+        *(percent_text(float(sweep.values(metric)[i])) for metric in shares),
         texts(sweep.rows, "bound_by")[i],
     ]
 

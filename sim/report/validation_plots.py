@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
 from sim.metrics.inputs import between
+from sim.metrics.latencies import LATENCIES, values_ns
 from sim.record import FINISHED, Records
 from sim.report.reading import short_load
 from sim.report.style import GREY, figure, house_style, put_around, remark, save, time_axis_log
@@ -21,7 +22,7 @@ from sim.validation.compare import PointReport
 from sim.validation.periods import REGIONS
 from sim.validation.step_error import StepPairs
 
-LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+_SHOWN = ("ttft", "tpot", "e2e")
 _LOADS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's palette, one a load
 _REGIONS = ("#56B4E9", "#0072B2", "#000000", "#D55E00", "#E69F00")  # of REGIONS
 _MOST_DOTS = 4000  # in a panel; more hide each other
@@ -47,12 +48,12 @@ def draw_latencies(found: Validation, path: Path) -> None:
     policies = list(dict.fromkeys(point.policy.name for point in found.points))
     with house_style():
         fig = figure(12.0, 1.9 + 2.5 * len(policies))
-        axes = fig.subplots(len(policies), len(LATENCIES), squeeze=False, sharey=True)
+        axes = fig.subplots(len(policies), len(_SHOWN), squeeze=False, sharey=True)
         for row, policy in zip(axes, policies, strict=True):
             points = [point for point in found.points if point.policy.name == policy]
-            for ax, (name, title) in zip(row, LATENCIES.items(), strict=True):
+            for ax, name in zip(row, _SHOWN, strict=True):
                 _draw_cdfs(ax, found, points, name)
-                ax.set_title(f"{title} · {policy}")
+                ax.set_title(f"{LATENCIES[name].title} · {policy}")
             row[0].set_ylabel("share of requests")
         handles = [
             Line2D([], [], color=GREY, linewidth=1.0, label="live, a line a repeat"),
@@ -109,13 +110,8 @@ def latencies_s(records: Records, window_ns: tuple[int, int], name: str) -> Floa
     """Sorted seconds of the finished requests sent in the window; TPOT of those with two tokens or more."""
     requests = records.requests
     done = requests[(requests["outcome"] == FINISHED) & between(requests["sent_ns"], window_ns)]
-    ttft, e2e = done["first_delivery_ns"] - done["sent_ns"], done["delivered_ns"] - done["sent_ns"]
-    if name == "tpot":
-        paced = done["output_tokens"] >= 2
-        values = (e2e - ttft)[paced] / (done["output_tokens"][paced] - 1)
-    else:
-        values = ttft if name == "ttft" else e2e
-    return np.sort(np.maximum(values, 1) / NS_PER_S)
+    values = values_ns(done)[name]
+    return np.sort(np.maximum(values[~np.isnan(values)], 1) / NS_PER_S)
 
 
 def draw_steps(found: Validation, pairs: StepPairs, path: Path) -> None:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from sim.metrics.table import METRICS
 from sim.report.layout import aligned, fit
 from sim.report.markdown import escaped, markdown_table
 from sim.report.validation import Validation
-from sim.validation.compare import CALM, METRICS, SHIFTED, SPREADS, LiveRun, PointReport, label_of
+from sim.validation.compare import CALM, FIGURES, SHIFTED, SPREADS, LiveRun, PointReport
 from sim.validation.load_shift import REACH
 from sim.validation.step_error import RegionError
 from sim.validation.verdicts import all_steps
 
 DASH = "–"
-_SHOWN = {
-    "ttft mean": "ttft_mean_s",
-    "tpot mean": "tpot_mean_s",
-    "e2e mean": "e2e_mean_s",
-    "e2e p99": "e2e_p99_s",
-    "done/s": "throughput_rps",
-}
+_SHOWN = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "e2e_p99_s", "throughput_rps")
 LEGEND = (
     "errors in %: simulated / live − 1, ± half the range of the live repeats"
     f" · = within {SPREADS}x that: agrees · ~ fewer than 20 observations beyond the percentile"
@@ -64,7 +59,7 @@ def _parts(run: LiveRun) -> str:
 def error_grid(found: Validation) -> Grid:
     """A row a point: drift, step-time bias as it is and at par, the errors that matter with the live spread,
     the load-equivalent error."""
-    grid = [["policy", "load", "drift", "steps", "at par", *_SHOWN, "shift"]]
+    grid = [["policy", "load", "drift", "steps", "at par", *(METRICS[name].heading for name in _SHOWN), "shift"]]
     for point in found.points:
         share = "" if point.share is None else f" {point.share:.0%}"
         grid.append(
@@ -72,7 +67,7 @@ def error_grid(found: Validation) -> Grid:
                 f"! {point.policy.name}" if point.unfit else point.policy.name,
                 f"{point.load:.3g}{share}",
                 *(DASH if x is None else _short(x) for x in (point.drift, point.bias, point.bias_at_par)),
-                *(_cell(point, name) for name in _SHOWN.values()),
+                *(_cell(point, name) for name in _SHOWN),
                 _shift(point, "e2e_mean_s"),
             ]
         )
@@ -113,13 +108,13 @@ def step_grid(rows: Sequence[RegionError]) -> Grid:
 def metric_grid(point: PointReport) -> Grid:
     """All figures of a point."""
     grid = [["", "simulated", "live", "error", "live spread", "", "load-equivalent"]]
-    for name in METRICS:
+    for name in FIGURES:
         metric = point.metric(name)
         percentages = [DASH if x is None else f"{100 * x:+.1f} %" for x in (metric.error, metric.spread)]
         shift = _shift(point, name) + (" %" if point.shifts.get(name) is not None else "") if name in SHIFTED else ""
         grid.append(
             [
-                ("~ " if metric.few else "") + label_of(name),
+                ("~ " if metric.few else "") + METRICS[name].words,
                 _value(name, metric.simulated),
                 _value(name, metric.live),
                 percentages[0],
@@ -134,9 +129,8 @@ def metric_grid(point: PointReport) -> Grid:
 def _value(name: str, value: float | None) -> str:
     if value is None:
         return DASH
-    if name.endswith("_per_s") or name.endswith("_rps"):
-        return f"{value:.4g}/s"
-    return f"{1e3 * value:.4g} ms" if name.endswith("_s") else f"{value:.4g}"
+    unit = METRICS[name].unit
+    return f"{1e3 * value:.4g} ms" if unit == "s" else f"{value:.4g}{'/s' if unit.endswith('/s') else ''}"
 
 
 def _markdown_table(grid: Grid) -> str:

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from sim.curves.landmarks import Crossing, Marks
+from sim.metrics.latencies import LATENCIES
 from sim.report.curves import draw_line, hidden_under, latency_limits
 from sim.report.palette import PolicyStyle, policy_styles
 from sim.report.reading import Floats, Sweep, at_load, is_auto, load_name, sweeps
@@ -25,7 +26,7 @@ from sim.results.read import curve_marks
 if TYPE_CHECKING:
     from sim.results.read import Results
 
-_P99 = {"ttft_p99_s": "P99 TTFT", "tpot_p99_s": "P99 TPOT", "norm_latency_p99_s": "P99 normalised latency"}
+_P99 = {f"{name}_p99_s": f"P99 {LATENCIES[name].title}" for name in ("ttft", "tpot", "norm_latency")}
 _UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}
 _SPREAD = 4.0  # values further apart than this factor stand on a logarithmic axis
 _TOP = 0.965

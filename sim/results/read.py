@@ -22,7 +22,7 @@ import pandas as pd
 from sim.curves.landmarks import Marks, curve, marks
 from sim.errors import ScenarioError
 from sim.files import read_json, told
-from sim.metrics.measure import QUEUE_DEPENDENT
+from sim.metrics.latencies import LATENCIES
 from sim.metrics.paired import Difference, paired
 from sim.metrics.slo import parse_slo
 from sim.record import Records
@@ -104,7 +104,8 @@ class Results:
             rows = self._rows(name, load)
             known = zip(rows["seed"], rows[metric], strict=True)
             sides.append({int(seed): None if np.isnan(value) else float(value) for seed, value in known})
-        growing = [name for name in (policy, other) if metric.startswith(QUEUE_DEPENDENT) and self._grows(name, load)]
+        queues = any(latency.queues and metric.startswith(name) for name, latency in LATENCIES.items())
+        growing = [name for name in (policy, other) if queues and self._grows(name, load)]
         if growing:
             return Difference(None, None, len(set(sides[0]) & set(sides[1])), f"{growing[0]} is unstable")
         return paired(*sides)

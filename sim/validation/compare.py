@@ -27,6 +27,7 @@ from sim.kv.choice import new_kv
 from sim.live import lag_verdict
 from sim.metrics.inputs import PointInputs
 from sim.metrics.measure import Measured, measure
+from sim.metrics.table import METRICS
 from sim.record import Records
 from sim.resolved import Resolved, ResolvedPolicy
 from sim.simulate import simulate
@@ -58,9 +59,8 @@ _FEWEST_WINDOWS = 4
 
 _ROUNDING = 1e-9  # of the mean of equal figures
 
-STATISTICS = ("mean", "p50", "p90", "p99")
-METRICS = (
-    *(f"{latency}_{statistic}_s" for latency in ("ttft", "tpot", "itl", "e2e") for statistic in STATISTICS),
+FIGURES = (
+    *(f"{latency}_{of}_s" for latency in ("ttft", "tpot", "itl", "e2e") for of in ("mean", "p50", "p90", "p99")),
     "throughput_rps",
     "output_tokens_per_s",
     "kv_utilisation_mean",
@@ -189,11 +189,6 @@ class MetricError:
         return abs(self.error) <= SPREADS * self.spread + _ROUNDING
 
 
-def label_of(metric: str) -> str:
-    """The figure in words: `ttft mean`, `output tokens per s`."""
-    return metric.removesuffix("" if metric.endswith("_per_s") else "_s").replace("_", " ")
-
-
 @dataclass(frozen=True)
 class LiveRun:
     """One live run of a point. `void` says why it does not count, "" if it does. `drift`: how much slower the machine
@@ -287,7 +282,7 @@ class PointReport:
         for metric in (self.metric("tpot_mean_s"), self.metric("e2e_mean_s")):
             if metric.spread is not None and metric.spread > UNFIT:
                 spread = f"± {metric.spread:.0%} (limit {UNFIT:.0%})"
-                found.append(f"live runs spread by {spread} in {label_of(metric.name)}")
+                found.append(f"live runs spread by {spread} in {METRICS[metric.name].words}")
         return "; ".join(found)
 
 
@@ -304,7 +299,7 @@ def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, 
     measured = [
         measure(case.inputs(live.records, simulated.workload, live.window_ns, live.streams)) for live in counted
     ]
-    metrics = tuple(_metric_error(name, predicted, measured) for name in METRICS)
+    metrics = tuple(_metric_error(name, predicted, measured) for name in FIGURES)
     by_run = [
         (run, StepPairs.of(run.played.records.steps, run.played.rested.tolist(), run.played.kernel_ns, case.cost))
         for run in runs

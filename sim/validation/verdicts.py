@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sim.validation.compare import SHIFTED, SPREADS, MetricError, PointReport, label_of
+from sim.metrics.table import METRICS
+from sim.validation.compare import SHIFTED, SPREADS, MetricError, PointReport
 from sim.validation.step_error import ALL, RegionError, StepPairs
 
 NEAR_SATURATION = 0.9
@@ -136,7 +137,7 @@ def _bias_verdict(
 
 def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int, where: str) -> Verdict:
     """Whether the figure is within the bound, or so many spreads, at every point; the worst point is named."""
-    label = label_of(name)
+    label = METRICS[name].words
     words = f"within ±{_percent(bound)}" + (f" or {spreads}x the live spread" if spreads else "") + where
     figures = [(point, point.metric(name)) for point in points]
     if not figures:
@@ -165,7 +166,7 @@ def _shift_verdict(points: Sequence[PointReport], bound: float) -> Verdict:
     if known:
         point, metric, shift = max(known, key=lambda one: abs(one[2]))
         few = "~ " if metric.few else ""
-        told += f", the largest {shift:+.1%} ({few}{label_of(metric.name)}, {_at(point)})"
+        told += f", the largest {shift:+.1%} ({few}{METRICS[metric.name].words}, {_at(point)})"
     told += f", {beyond} beyond reach" if (beyond := len(figures) - len(known) - absent) else ""
     told += f", {absent} not defined" if absent else ""
     return Verdict("load-equivalent error", words, told, _met(good + absent < len(figures), judged=not absent))

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from sim.cost.work import TIME_TERMS, Columns, Terms
+from sim.metrics.table import METRICS
 from sim.record import STEP_DTYPE
 from sim.report.validation import to_json
 from sim.report.validation_plots import write_pictures
 from sim.report.validation_text import error_grid, markdown, report
-from sim.validation.compare import METRICS, MetricError, PointReport, judge, label_of, void
+from sim.validation.compare import FIGURES, MetricError, PointReport, judge, void
 from sim.validation.load_shift import REACH, crossing, increasing, load_shifts
 from sim.validation.periods import REGIONS, periods_ns, regions
 from sim.validation.step_error import ALL, StepPairs
@@ -90,7 +91,7 @@ def test_equal_runs_agree_in_everything() -> None:
     assert all(metric.error in (0.0, None) for metric in same.metrics)
     assert all(metric.agrees for metric in same.metrics if metric.error is not None)
     assert [run.divergence for run in same.runs] == [None, None]
-    assert {metric.name for metric in same.metrics} == set(METRICS)
+    assert {metric.name for metric in same.metrics} == set(FIGURES)
 
 
 def test_errors_are_against_the_mean_of_the_live_runs_and_spreads_half_their_range() -> None:
@@ -281,9 +282,9 @@ def test_the_json_holds_both_sides_arrivals_and_all_figures() -> None:
     assert told["simulated"]["actual_arrival_ns"] == intended
     assert told["live"][0]["actual_arrival_ns"] == [ns + 1000 for ns in intended]
     assert told["simulated"]["num_steps"] == told["live"][0]["num_steps"] > 0
-    assert {row["name"] for row in told["errors"]} == set(METRICS)
+    assert {row["name"] for row in told["errors"]} == set(FIGURES)
     assert max(map(len, text.splitlines())) > 300
-    assert label_of("output_tokens_per_s") == "output tokens per s" and label_of("ttft_p99_s") == "ttft p99"
+    assert METRICS["output_tokens_per_s"].words == "output tokens per s" and METRICS["ttft_p99_s"].words == "ttft p99"
 
 
 def test_the_report_ends_with_the_error_table_and_keeps_its_width() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sim.metrics.table import METRICS
 from sim.report.numbers import DASH
 from sim.units import NS_PER_S, format_duration
 
@@ -111,7 +112,7 @@ COLUMNS: dict[str, Column] = {
     "goodput_rps": Column(
         "goodput, requests/s", number, "those of the busiest window's requests that meet the SLO, per second"
     ),
-    "engine_busy_share": Column("busy", share, "share of the window in which an engine runs a step"),
+    "engine_busy_share": Column(METRICS["engine_busy_share"].heading, share, METRICS["engine_busy_share"].doc),
     "energy_kwh_per_1m_output_tokens": Column(
         "kWh per million output tokens", number, "while steps run, from the profile's measured power; idle is left out"
     ),

@@ -1,0 +1,72 @@
+"""The latencies of a request, each defined once: a row of LATENCIES is its name, its words and its function.
+
+They are those of **delivery** to the client and count from the moment it sent the request, which is the arrival at the
+engine unless a front end stands before it. In ns here, in seconds in results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ns = NDArray[np.float64]
+Requests = NDArray[np.void] | Mapping[str, NDArray[Any]]
+"""Columns of the requests table by name, of requests that finished: those of others mean nothing."""
+
+LATENCY_COLUMNS = ("sent_ns", "arrival_ns", "scheduled_ns", "first_delivery_ns", "delivered_ns", "output_tokens")
+"""Those of them that are read here."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """`title` heads pictures, `doc` says from when to when. `of` gives ns of each request, NaN where it has none; None
+    of a latency of which a request has many. `queues`: it holds the time in the queue, so that where the queue grows
+    it grows with the length of the run."""
+
+    title: str
+    doc: str
+    of: Callable[[Requests], Ns] | None
+    queues: bool = False
+
+
+def _ttft(r: Requests) -> Ns:
+    return (r["first_delivery_ns"] - r["sent_ns"]) * 1.0
+
+
+def _tpot(r: Requests) -> Ns:
+    ttft, e2e = r["first_delivery_ns"] - r["sent_ns"], r["delivered_ns"] - r["sent_ns"]
+    return np.where(r["output_tokens"] >= 2, (e2e - ttft) / np.maximum(r["output_tokens"] - 1, 1), np.nan)
+
+
+def _e2e(r: Requests) -> Ns:
+    return (r["delivered_ns"] - r["sent_ns"]) * 1.0
+
+
+def _queue_time(r: Requests) -> Ns:
+    return (r["scheduled_ns"] - r["arrival_ns"]) * 1.0
+
+
+def _norm_latency(r: Requests) -> Ns:
+    return (r["delivered_ns"] - r["sent_ns"]) / np.maximum(r["output_tokens"], 1)
+
+
+LATENCIES = {
+    "ttft": Latency("TTFT", "from sending to the first token at the client", _ttft, queues=True),
+    "tpot": Latency("TPOT", "(e2e − ttft) / (output − 1), per request", _tpot),
+    "itl": Latency("ITL", "every gap between two tokens, pooled", None),
+    "e2e": Latency("E2E", "from sending to the last token", _e2e, queues=True),
+    "queue_time": Latency(
+        "queue time", "from the arrival at the engine to the start of the first step it took part in", _queue_time, True
+    ),
+    "norm_latency": Latency("normalised latency", "e2e / output tokens", _norm_latency, queues=True),
+}
+"""By name. One token, or a response delivered whole, has no tpot and no itl; every policy has a `norm_latency`."""
+
+
+def values_ns(requests: Requests) -> dict[str, Ns]:
+    """ns of every request by latency, of those of which a request has one. A response sent whole still has a tpot."""
+    return {name: latency.of(requests) for name, latency in LATENCIES.items() if latency.of is not None}

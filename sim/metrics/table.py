@@ -1,0 +1,215 @@
+"""Every metric of a run, a row each: name, unit, which of two values is the better one, what it is, what it needs.
+
+Summaries have the columns of this table in its order; of classes of traffic some of them again, as `ttft_p99_s[CLASS]`.
+The values are made by `sim.metrics.measure`, those of the engine by `sim.metrics.kpis`.
+
+Cohort: the requests sent in the arrival window [start, end], warm-up excluded. They run to their end, so what drains
+after the window counts for latency; never for throughput. Span: the arrival window, or the makespan of work that
+arrives all at once. Busy time: the time of the span in which steps ran.
+
+Of several replicas the same, over the steps of all: means over busy time weigh each by its own, the use of KV memory
+being of the replica's own blocks; the busy share is of the time replicas were up or draining; mfu and mbu are of the
+peaks of the replicas that ran the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from sim.explain.attribution import PARTS
+from sim.metrics.latencies import LATENCIES
+
+STATISTICS = {
+    "mean": "mean",
+    "p50": "median",
+    "p90": "90th percentile",
+    "p95": "95th percentile",
+    "p99": "99th percentile",
+}
+"""What is given of each latency. A percentile is the smallest observation that at least that share of the observations
+does not exceed."""
+
+Unit = Literal["s", "requests/s", "tokens/s", "share", "requests", "tokens", "blocks", "steps", "replicas", "yes or no"]
+Better = Literal["lower", "higher", ""]
+Needs = Literal[
+    "",
+    "streamed answers",
+    "arrivals over time",
+    "an objective",
+    "an objective of requests",
+    "a limit on sequences",
+    "a prefix cache",
+    "a GPU of the catalog",
+    "replicas",
+    "a steady run",
+]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a run. Without what it `needs` it is None; without replicas their metrics are not there at all.
+
+    `better`: which of two values is the better one, "" where that depends. `heading` stands above it in tables.
+    """
+
+    name: str
+    unit: Unit
+    better: Better
+    doc: str
+    needs: Needs = ""
+    short: str = ""
+
+    @property
+    def words(self) -> str:
+        """The name in words, without the unit of a time: `ttft p99`, `output tokens per s`."""
+        return (self.name.removesuffix("_s") if self.unit == "s" else self.name).replace("_", " ")
+
+    @property
+    def heading(self) -> str:
+        """What stands above it in tables."""
+        return self.short or self.words
+
+
+def _latencies() -> Iterator[Metric]:
+    for name, latency in LATENCIES.items():
+        needs: Needs = "streamed answers" if name in ("tpot", "itl") else ""
+        for statistic, words in STATISTICS.items():
+            short = "s/token" if (name, statistic) == ("norm_latency", "mean") else ""
+            yield Metric(f"{name}_{statistic}_s", "s", "lower", f"{words} of: {latency.doc}", needs, short)
+
+
+_COUNTED = (
+    Metric("submitted", "requests", "", "requests of the whole run, those that it never let in included"),
+    Metric("finished", "requests", "", "of these, those that got all they asked for"),
+    Metric("rejected", "requests", "", "of these, those turned away"),
+    Metric("cancelled", "requests", "", "of these, those given up by their client"),
+    Metric("unfinished", "requests", "", "of these, those open when the run ended, or never let in"),
+    Metric("cohort", "requests", "", "requests that are measured, those never let in included"),
+    Metric("uncompleted_share", "share", "lower", "requests of the cohort that did not finish, and lack in latencies"),
+)
+_RATES = (
+    Metric("offered_rps", "requests/s", "", "requests of the cohort / window", "arrivals over time"),
+    Metric("throughput_rps", "requests/s", "higher", "completions inside the arrival window / window", short="done/s"),
+    Metric("output_tokens_per_s", "tokens/s", "higher", "output tokens of what completes inside the span / span"),
+    Metric("output_tokens_per_s_per_gpu", "tokens/s", "higher", "the same / GPUs held, as a mean over the span"),
+    Metric("total_tokens_per_s", "tokens/s", "higher", "output and prompt tokens of what completes in the span / span"),
+    Metric(
+        "makespan_throughput_rps",
+        "requests/s",
+        "higher",
+        "completed requests of the cohort / time from the first of them sent to the last delivered",
+    ),
+    Metric(
+        "user_tokens_per_s_p50",
+        "tokens/s",
+        "higher",
+        "1 / median tpot: the pace of an answer once it has begun",
+        "streamed answers",
+    ),
+)
+_OBJECTIVES = (
+    Metric(
+        "in_slo",
+        "share",
+        "higher",
+        "share of requests that meet all bounds jointly; every offered one counts",
+        "an objective of requests",
+        "in SLO",
+    ),
+    Metric(
+        "goodput_rps",
+        "requests/s",
+        "higher",
+        "completions inside the span that meet all bounds jointly / span",
+        "an objective of requests",
+    ),
+    Metric(
+        "slo_margin", "share", "higher", "by how much the objectives are met, the least of any class", "an objective"
+    ),
+    Metric("slo_met", "yes or no", "higher", "1 where the margin is 0 or more, else 0", "an objective"),
+)
+_ENGINE = (
+    Metric("slot_occupancy", "share", "", "mean of running / max_num_seqs over busy time", "a limit on sequences"),
+    Metric(
+        "pad_share",
+        "share",
+        "lower",
+        "padded token rows / (useful + padded token rows) of the steps that start in the span",
+        short="pad",
+    ),
+    Metric("kv_utilisation_mean", "share", "", "used / all KV blocks, mean over busy time"),
+    Metric("kv_utilisation_p99", "share", "", "the same, not exceeded for 99 % of busy time", short="KV p99"),
+    Metric("kv_utilisation_peak", "share", "", "the same, the largest", short="KV peak"),
+    Metric(
+        "kv_fragmentation",
+        "share",
+        "lower",
+        "1 − tokens in KV / (used blocks × block size), over decode steps in which everything that runs decodes: only"
+        " there do the records hold all tokens. It includes what is reserved ahead. None where a prefix cache was hit:"
+        " shared blocks hold the tokens of several",
+    ),
+    Metric("preemption_rate", "share", "lower", "preemptions of the cohort's requests / requests of the cohort"),
+    Metric("recomputed_tokens", "tokens", "lower", "tokens the cohort's requests computed again after preemptions"),
+    Metric(
+        "prefix_hit_rate",
+        "share",
+        "higher",
+        "tokens that admissions of the cohort's requests found in the prefix cache / those and the ones computed"
+        " instead: prompts of the admitted and what preemptions made needed again",
+        "a prefix cache",
+        "hit",
+    ),
+    Metric("swapped_blocks", "blocks", "lower", "KV blocks moved to and from host memory, both ways"),
+    Metric("engine_busy_share", "share", "", "share of the window in which an engine runs a step", short="busy"),
+    Metric(
+        "mfu",
+        "share",
+        "higher",
+        "useful FLOPs of the steps / (peak × their time), of the roofline's counting; what came from a prefix cache was"
+        " not computed and does not count",
+        "a GPU of the catalog",
+    ),
+    Metric("mbu", "share", "higher", "bytes that the steps read / (bandwidth × their time)", "a GPU of the catalog"),
+    Metric("mean_batch", "requests", "", "sequences in a step: decodes + chunks, mean over the steps"),
+    Metric("num_steps", "steps", "", "steps that start in the span"),
+)
+_REPLICAS = (
+    Metric(
+        "replica_seconds",
+        "s",
+        "lower",
+        "time replicas were held within the span, cold starts, draining and repair included",
+        "replicas",
+    ),
+    Metric("num_replicas_mean", "replicas", "lower", "replica_seconds / span", "replicas"),
+    Metric("num_replicas_max", "replicas", "lower", "the most held at any time of the span", "replicas"),
+    Metric(
+        "retries",
+        "requests",
+        "lower",
+        "lives that the cohort's requests lost with a replica and began again elsewhere",
+        "replicas",
+    ),
+)
+_PARTS = (
+    Metric(f"attr_{part}_share", "share", "", f"{part} of the summed E2E of the cohort's finished requests")
+    for part in PARTS
+)
+_JUDGED = (
+    Metric("too_short", "yes or no", "lower", "1 where the median request runs for over a quarter of the window"),
+    Metric(
+        "warmup_needed_s",
+        "s",
+        "",
+        "how long the run's beginning differs from the rest (MSER-5 of TTFT in order of sending)",
+        "a steady run",
+    ),
+)
+METRICS = {
+    row.name: row
+    for rows in (_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _PARTS, _JUDGED)
+    for row in rows
+}
+"""By name."""

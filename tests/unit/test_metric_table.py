@@ -1,0 +1,93 @@
+"""The table of metrics says what is measured, in its order, and what each metric needs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.metrics.inputs import PointInputs
+from sim.metrics.latencies import LATENCIES
+from sim.metrics.measure import PERCENTILES, measure
+from sim.metrics.slo import parse_slo
+from sim.metrics.table import METRICS, STATISTICS
+from sim.point import Setup
+from sim.results.keep import metric_names
+from sim.scenario import load_scenario
+from tests.unit.metrics_helpers import MS, arrival, inputs_of, run
+
+README = Path(__file__).parents[2] / "README.md"
+WITHOUT: dict[str, dict[str, Any]] = {
+    "streamed answers": {"streams": False},
+    "arrivals over time": {"all_at_once": True},
+    "an objective": {"slo": None},
+    "an objective of requests": {"slo": parse_slo("p99(ttft)<1s")},
+    "a limit on sequences": {"max_num_seqs": None},
+    "a prefix cache": {"has_prefix_cache": False},
+    "a GPU of the catalog": {"peak_flops": None, "memory_bandwidth": None},
+    "a steady run": {"stationary": False},
+}
+BESIDES = {"an objective": {"an objective of requests"}}
+
+
+def test_what_is_measured_has_a_row_and_what_has_a_row_is_measured() -> None:
+    """In the order of the table; of classes after a metric's own name."""
+    for scenario, without in (("replicas", ""), ("mixed-priority", "replicas")):
+        loaded = load_scenario(scenario)
+        names = metric_names(Setup.of(loaded), loaded.points()[0])
+        expected = [name for name, metric in METRICS.items() if not without or metric.needs != without]
+        assert [name for name in names if "[" not in name] == expected
+        assert {name.partition("[")[0] for name in names} <= set(expected)
+    assert list(STATISTICS) == ["mean", *(f"p{percent}" for percent in PERCENTILES)]
+
+
+@cache
+def inputs() -> PointInputs:
+    """A run with all that any metric needs but replicas."""
+    records = run([arrival(i, i * MS, 4, 3) for i in range(150)]).records
+    work = np.ones(len(records.steps))
+    return inputs_of(
+        records,
+        window_ns=(0, 200 * MS),
+        slo=parse_slo("ttft<1s @ 99%"),
+        max_num_seqs=4,
+        has_prefix_cache=True,
+        cost_terms={"flops": work, "bytes": work},
+        peak_flops=1e15,
+        memory_bandwidth=1e12,
+        stationary=True,
+    )
+
+
+@pytest.mark.parametrize("need", ["", *WITHOUT])
+def test_a_metric_is_none_without_what_it_needs_and_only_then(need: str) -> None:
+    """With all of it nothing is; `replicas` have metrics of their own."""
+    found = measure(replace(inputs(), **WITHOUT.get(need, {}))).values
+    missing = {name for name, value in found.items() if value is None}
+    expected = {need, *BESIDES.get(need, ())} - {""}
+    assert missing == {name for name, metric in METRICS.items() if metric.needs in expected}
+
+
+def test_words_and_headings() -> None:
+    """Times lose their unit; a heading is the words where the row has none shorter."""
+    assert [METRICS[name].words for name in ("ttft_p99_s", "output_tokens_per_s")] == [
+        "ttft p99",
+        "output tokens per s",
+    ]
+    headings = [METRICS[name].heading for name in ("ttft_p50_s", "norm_latency_mean_s", "throughput_rps", "in_slo")]
+    assert headings == ["ttft p50", "s/token", "done/s", "in SLO"]
+    assert all(metric.doc for metric in METRICS.values()) and all(latency.doc for latency in LATENCIES.values())
+
+
+def test_the_glossary_says_what_the_table_says() -> None:
+    """Of the first name of every row of README's glossary."""
+    text = README.read_text(encoding="utf-8").partition("## Glossary")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)`(?:, `\w+`)* ([^|]+) \|", text, re.MULTILINE)
+    assert len(rows) == 7
+    for name, told in rows:
+        assert told in (LATENCIES[name].doc if name in LATENCIES else METRICS[name].doc), name
