@@ -82,4 +82,4 @@ format: $(TOOLS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
-	find sim calibrate scenarios tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find sim calibrate scenarios tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

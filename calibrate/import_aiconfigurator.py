@@ -1,31 +1,33 @@
 """Profiles from the public kernel tables of AIConfigurator: what kernels take, without norms, sampling and host.
 
-    python -m calibrate.import_aiconfigurator FOLDER [OUT]
-
-writes every shipped profile into OUT, `calibrate/profiles` by default. FOLDER holds `kernel_tables/`. The sums are
-those of `calibrate.kernel_sums`, at every size the tables hold instead of a few. For a laptop: needs pandas and scipy.
+The kernels of a step are layers × (qkv + o + gate-up + down, linear in n and k between table entries) + output matmul
+(n = 65,536 scaled to the vocabulary) + layers × attention, at every size the tables hold. Needs pandas and scipy.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import nnls
 
-from calibrate.kernel_sums import Floats, Gemms, Times, attention_times, gemm_times, head_ms, layers_ms, read_parquet
 from sim.catalog import MODELS
 from sim.cost.profile import ChunkCost, Curve, Grid, HostTerm, Hull, Profile, StepCosts
-from sim.errors import BatchsimError, CalibrationError
-from sim.files import told, write_text
+from sim.errors import CalibrationError
+from sim.files import open_file, told
 from sim.model import ModelSpec
 
-SHIPPED_MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b")
+Floats = NDArray[np.float64]
+Times = dict[tuple[int, int], float]
+Gemms = dict[int, RegularGridInterpolator]
+
 _SOURCE = "github.com/ai-dynamo/aiconfigurator @ 095f58a"
+_LARGEST_N = 65_536
 _MAX_SEQUENCES = 512  # above it the tables hold contexts of a few hundred tokens only
 _HOST = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=True)  # as a roofline's HostCost
 
@@ -112,6 +114,12 @@ def import_profile(folder: Path, system: str, model: str) -> Profile:
 
 
 _KINDS = ("gemm", "context_attention", "generation_attention")
+
+
+def read_parquet(path: Path) -> pd.DataFrame:
+    """The table at `path`. OSError if it is no regular file."""
+    with open_file(path) as file:
+        return pd.read_parquet(file)
 
 
 def _table(folder: Path, system: str, version: str, kind: str) -> pd.DataFrame:
@@ -208,23 +216,34 @@ def _short(values: Any) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in values)
 
 
-def main() -> int:
-    """Writes the shipped profiles; 2 if a table is missing."""
-    if len(sys.argv) not in (2, 3):
-        print("usage: python -m calibrate.import_aiconfigurator FOLDER [OUT]", file=sys.stderr)
-        return 2
-    out = Path(sys.argv[2]) if len(sys.argv) == 3 else Path(__file__).parent / "profiles"
-    try:
-        for system in SYSTEMS:
-            for model in SHIPPED_MODELS:
-                profile = import_profile(Path(sys.argv[1]), system, model)
-                write_text(out / f"{profile.name}.json", profile.to_json())
-                print(out / f"{profile.name}.json")
-    except BatchsimError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+def attention_times(table: pd.DataFrame, model: ModelSpec, kind: str) -> Times:
+    """Median ms of one layer by (batch, tokens), of the rows with `model`'s heads in bf16 and without a window."""
+    rows = table.loc[
+        (table.num_heads == model.num_attention_heads)
+        & (table.num_key_value_heads == model.num_key_value_heads)
+        & (table.head_dim == model.head_dim)
+        & (table.attn_dtype == "bfloat16")
+        & (table.kv_cache_dtype == "bfloat16")
+    ]
+    if "window_size" in rows:
+        rows = rows.loc[rows.window_size == 0]
+    return rows.groupby(["batch_size", "isl" if kind == "context" else "step"]).latency.median().to_dict()
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def layers_ms(gemms: Gemms, model: ModelSpec, tokens: int) -> float:
+    """The four matmuls of all layers at `tokens`, an m of the table."""
+    hidden, q, kv, mlp = model.hidden_size, model.q_size, model.kv_size, model.intermediate_size
+    shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * mlp, hidden), (hidden, mlp))
+    return model.num_hidden_layers * sum(float(gemms[tokens](shape)) for shape in shapes)
+
+
+def head_ms(gemms: Gemms, model: ModelSpec, rows: int) -> float:
+    """The output matmul for `rows`, an m of the table."""
+    return float(gemms[rows]((_LARGEST_N, model.hidden_size))) * model.vocab_size / _LARGEST_N
+
+
+def gemm_times(table: pd.DataFrame) -> Gemms:
+    """By m: ms at any (n, k), linear between entries. The one gap, at the largest n and k, is NaN and stays so."""
+    times = table[table.gemm_dtype == "bfloat16"].groupby(["m", "n", "k"]).latency.median()
+    grids = {m: times.xs(m, level="m").unstack("k") for m in times.index.unique("m")}
+    return {m: RegularGridInterpolator((grid.index, grid.columns), grid.to_numpy()) for m, grid in grids.items()}

@@ -38,7 +38,7 @@ _FITTED_ON = "llama-3.1-8b and qwen3-14b"
 _HELD_OUT = "qwen3-8b and mistral-7b (whose layers are those of llama-3.1-8b)"
 _COMPARED = tuple(MODELS[name] for name in ("llama-3.1-8b", "qwen3-14b", "qwen3-8b", "mistral-7b"))
 
-# Fitted numbers and errors: `python -m calibrate.fit_roofline` on the tables' folder prints them.
+# Fitted numbers and errors: `python -m tools.fit_roofline` on the tables' folder prints them.
 _H200 = Efficiencies(
     matmul=0.777,
     weights=0.754,

@@ -87,10 +87,15 @@ ROWS = (
     _row(8, "sim.cli.*", "typer rich", lazy=True),
     _row(  # not for a GPU box
         SIDE,
-        "calibrate.fit_roofline calibrate.kernel_sums calibrate.import_aiconfigurator",
+        "calibrate.import_aiconfigurator tools.fit_roofline tools.import_profiles",
         "numpy scipy pandas",
     ),
-    _row(SIDE, "calibrate.*", "torch triton numpy yaml typer rich", inside="safetensors tokenizers pynvml"),
+    _row(
+        SIDE,
+        "calibrate.* tools.campaign.*",
+        "torch triton numpy yaml typer rich",
+        inside="safetensors tokenizers pynvml",
+    ),
 )
 CALIBRATE_MAY_IMPORT = 3.4  # the highest floor of ours that a GPU box can load, and live besides
 IMPURE = frozenset(
@@ -157,7 +162,7 @@ def _wrong(module: str, row: Row, item: Import) -> str:
             if (row.pure and top in IMPURE)
             else ""
         )
-    if top in ("sim", "scenarios", "calibrate"):
+    if top in ("sim", "scenarios", "calibrate", "tools"):
         return _wrong_own(module, row, item)
     if top in row.inside and not item.inside:
         return f"{top} is allowed here only inside a function"
@@ -170,6 +175,8 @@ def _wrong_own(module: str, row: Row, item: Import) -> str:
     target = row_of(item.module)
     if target is None:
         return "this module is in no row of tests/test_architecture.py"
+    if item.module.startswith("tools.") and not module.startswith("tools."):
+        return "tools are not installed"
     if target is row:
         return ""
     if target.floor == row.floor == SIDE:
@@ -188,7 +195,7 @@ def _wrong_own(module: str, row: Row, item: Import) -> str:
 
 
 def _sources() -> dict[str, Path]:
-    files = [path for package in ("sim", "calibrate", "scenarios") for path in (ROOT / package).rglob("*.py")]
+    files = [path for package in ("sim", "calibrate", "scenarios", "tools") for path in (ROOT / package).rglob("*.py")]
     return {module_of(path.relative_to(ROOT)): path for path in sorted(files)}
 
 
@@ -219,7 +226,7 @@ def test_documents_name_files_that_exist(document: str) -> None:
     assert not _missing(text)
 
 
-_PATH = re.compile(r"(?<![\w/.-])((?:sim|calibrate|scenarios|tests|notebooks|\.ci)/[\w./-]*\w)")
+_PATH = re.compile(r"(?<![\w/.-])((?:sim|calibrate|scenarios|tests|tools|notebooks|\.ci)/[\w./-]*\w)")
 EXAMPLES = frozenset({"sim/policies/gated.py", "tests/policies/test_gated.py"})  # the recipe for a policy of your own
 
 
@@ -248,6 +255,7 @@ WRONG = {
     "torch_in_cli": ("sim.cli", "def f():\n    import torch", "torch is not allowed"),
     "calibrate": ("sim.run", "def f():\n    import calibrate.fit", "only cli may import calibrate"),
     "calibrate_early": ("sim.cli", "from calibrate import fit", "only inside a command"),
+    "tools": ("calibrate.fit", "from tools.campaign.probe import probe", "tools are not installed"),
     "heavy_cli": ("sim.cli", "from sim.run import run", "heavy imports stand inside"),
     "heavy_root": ("sim", "from sim.metrics.measure import summary", "heavy imports stand inside"),
     "heavy_parquet": ("sim.workload.traces.read", "import pyarrow", "only inside a function"),

@@ -9,9 +9,9 @@ triton = pytest.importorskip("triton", reason="the kernels are written in Triton
 
 from calibrate.backend import SdpaBackend
 from calibrate.inputs import StepInputs
-from calibrate.kernel_check import Heads, disagreement
 from calibrate.triton_backend import TritonBackend
 from tests.live.kernel_cases import CASES
+from tools.campaign.kernel_check import Heads, disagreement
 
 pytestmark = [
     pytest.mark.gpu,

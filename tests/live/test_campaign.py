@@ -19,16 +19,16 @@ from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="a campaign runs on torch: pip install 'batchsim[live]'")
 
-from calibrate import selfcheck
-from calibrate.campaign import Campaign, main
-from calibrate.campaign_plan import SHIPPED, Known, Plan
 from calibrate.session import load_result
-from calibrate.worker import CUT, DONE, Reply, Worker
 from sim.cli import app
 from sim.cost.profile import load_profile
 from sim.errors import BatchsimError
 from sim.point import resolve
 from sim.scenario import load_scenario
+from tools.campaign import selfcheck
+from tools.campaign.__main__ import Campaign, main
+from tools.campaign.plan import SHIPPED, Known, Plan
+from tools.campaign.worker import CUT, DONE, Reply, Worker
 
 ROOT = Path(__file__).parents[2]
 campaign_app = typer.Typer()
@@ -90,7 +90,7 @@ class Place:
     def command(self, minutes: float) -> list[str]:
         options = {"--out": self.out, "--minutes": minutes, "--device": "cpu", "--plan": self.plan}
         words = [str(word) for pair in options.items() for word in pair]
-        return [sys.executable, "-m", "calibrate.campaign", "--allow-code", *words]
+        return [sys.executable, "-m", "tools.campaign", "--allow-code", *words]
 
     def environment(self) -> dict[str, str]:
         paths = os.pathsep.join(map(str, (BARE, ROOT, self.folder)))
@@ -272,7 +272,7 @@ def refused(place: Place, out: Path, device: str = "cpu") -> str:
     """The line of a call that stops at once, with exit code 2."""
     words = [
         "-m",
-        "calibrate.campaign",
+        "tools.campaign",
         "--allow-code",
         "--out",
         str(out),

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate import import_aiconfigurator
-from calibrate.import_aiconfigurator import SHIPPED_MODELS, SYSTEMS, import_profile
-from calibrate.kernel_sums import load
+from calibrate.import_aiconfigurator import SYSTEMS, import_profile
 from sim.cost.calibrated import Calibrated
 from sim.cost.profile import load_profile, profile_names
 from sim.errors import CalibrationError
+from tools import import_profiles
+from tools.fit_roofline import load
 
+ROOT = Path(__file__).parents[2]
 GPUS = [system.gpu for system in SYSTEMS.values()]
 
 
@@ -31,7 +32,7 @@ def test_kernels_are_the_sums_within_three_percent(tables: Path, gpu: str) -> No
     """Every row of the composite (on A100: of the same sums) for the shipped models; the host term comes on top."""
     compared = 0
     for sums in load(tables, gpu):
-        if sums.model.name not in SHIPPED_MODELS:
+        if sums.model.name not in import_profiles.MODELS:
             continue
         cost = Calibrated(load_profile(f"{gpu}-{sums.model.name}-aiconfigurator"))
         off = cost.kernel_ns(sums.columns) / (sums.gemm_ns + sums.attention_ns) - 1
@@ -49,7 +50,7 @@ def test_kernels_are_the_sums_within_three_percent(tables: Path, gpu: str) -> No
 
 def test_every_gpu_and_model_is_shipped() -> None:
     """Three GPUs by four models, and each names itself."""
-    wanted = {f"{gpu}-{model}-aiconfigurator" for gpu in GPUS for model in SHIPPED_MODELS}
+    wanted = {f"{gpu}-{model}-aiconfigurator" for gpu in GPUS for model in import_profiles.MODELS}
     assert wanted <= set(profile_names())
     for name in wanted:
         profile = load_profile(name)
@@ -63,8 +64,7 @@ def test_every_gpu_and_model_is_shipped() -> None:
 def test_importing_again_gives_the_shipped_bytes(tables: Path, system: str) -> None:
     """The same tables, the same file: nothing of the machine or the day is in it."""
     profile = import_profile(tables, system, "qwen2.5-7b")
-    folder = Path(import_aiconfigurator.__file__).parent / "profiles"
-    assert profile.to_json() == (folder / f"{profile.name}.json").read_text(encoding="utf-8")
+    assert profile.to_json() == (ROOT / "calibrate" / "profiles" / f"{profile.name}.json").read_text(encoding="utf-8")
 
 
 def test_heads_between_those_of_the_tables_are_said(tables: Path) -> None:
@@ -102,8 +102,8 @@ def test_the_command_writes_all_of_them(
     tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One file for each GPU and model, named on stdout."""
-    monkeypatch.setattr("sys.argv", ["import_aiconfigurator", str(tables), str(tmp_path)])
-    assert import_aiconfigurator.main() == 0
+    monkeypatch.setattr("sys.argv", ["import_profiles", str(tables), str(tmp_path)])
+    assert import_profiles.main() == 0
     printed = [Path(line) for line in capsys.readouterr().out.split()]
     assert sorted(printed) == sorted(tmp_path.iterdir())
-    assert len(printed) == len(SYSTEMS) * len(SHIPPED_MODELS)
+    assert len(printed) == len(SYSTEMS) * len(import_profiles.MODELS)

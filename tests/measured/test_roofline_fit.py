@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate import fit_roofline
-from calibrate.kernel_sums import load
 from sim.catalog import GPUS
 from sim.cost.roofline import Roofline
 from sim.decode import DecodeGroup
 from sim.types import Batch, Request, Sequence
+from tools import fit_roofline
+from tools.fit_roofline import load
 
 
 @pytest.fixture(scope="module")

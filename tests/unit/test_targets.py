@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from calibrate.targets import line, targets
 from sim.cost.profile import HostTerm, Profile, load_profile
+from tools.campaign.targets import line, targets
 
 CEILINGS = {"matmul_flops": 700e12}
 

@@ -1,29 +1,52 @@
-"""Step times summed from public kernel tables: what the efficiencies of the roofline are fitted to and compared with.
+"""Fits the roofline's efficiencies to public kernel sums and prints how far off it is on models it was not fitted on.
 
-Source: AIConfigurator (github.com/ai-dynamo/aiconfigurator @ 095f58a, Apache-2.0). For H200 and H100 the sums are read
-from `llm_step_composite.csv`; for A100 and L40S they are made here in the same way, from the tables in `kernel_tables`:
-layers × (qkv + o + gate-up + down, linear in n and k between table entries) + output matmul (n = 65,536 scaled to the
-vocabulary) + layers × attention. No norms, rotary embedding, sampling, host.
+    python -m tools.fit_roofline FOLDER
+
+FOLDER holds `llm_step_composite.csv` and `kernel_tables/` of AIConfigurator (github.com/ai-dynamo/aiconfigurator
+@ 095f58a, Apache-2.0). For H200 and H100 the sums are read from the former; for A100 and L40S they are made here in the
+same way, of the latter, as `calibrate.import_aiconfigurator` does. Seven numbers a GPU are fitted on two models, matmul
+and attention times each relative to their step (soft L1), so that neither makes up for the other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.interpolate import RegularGridInterpolator
+from scipy.optimize import least_squares
 
-from sim.catalog import MODELS
-from sim.errors import CalibrationError
+from calibrate.import_aiconfigurator import (
+    Floats,
+    Times,
+    attention_times,
+    gemm_times,
+    head_ms,
+    layers_ms,
+    read_parquet,
+)
+from sim.catalog import GPUS, MODELS
+from sim.cost.roofline import Roofline
+from sim.errors import BatchsimError, CalibrationError
 from sim.files import open_file, told
-from sim.model import ModelSpec
+from sim.model import Efficiencies, GpuSpec, ModelSpec
 
-Floats = NDArray[np.float64]
-Times = dict[tuple[int, int], float]
-Gemms = dict[int, RegularGridInterpolator]
+FITTED_ON = ("llama-3.1-8b", "qwen3-14b")
+GEMM_FIELDS = ("matmul", "weights", "gemm_ns")
+ATTENTION_FIELDS = ("attention", "kv", "attention_ns", "sequence_ns")
+_START = {
+    "matmul": 0.75,
+    "weights": 0.8,
+    "gemm_ns": 10_000.0,
+    "attention": 0.5,
+    "kv": 0.8,
+    "attention_ns": 13_000.0,
+    "sequence_ns": 150.0,
+}
+_SOFT = 0.05  # relative error from which a point counts linearly, not squared
 
 COMPOSITE = "llm_step_composite.csv"
 COMPOSITE_SYSTEMS = {"h200": "h200_sxm", "h100": "h100_sxm"}
@@ -36,7 +59,44 @@ CSV_MODELS = {
 }
 _DECODE_BATCHES = (1, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (512, 1024, 2048, 4096, 8192)
-_LARGEST_N = 65_536
+
+
+def fit(gpu: GpuSpec, sums: list[KernelSums]) -> Efficiencies:
+    """`gpu`'s efficiencies with the fitted numbers; attention's stay as they are where no sums of it are known."""
+    train = [s for s in sums if s.model.name in FITTED_ON]
+    fields = GEMM_FIELDS if np.isnan(train[0].attention_ns).any() else GEMM_FIELDS + ATTENTION_FIELDS
+    start = np.array([_START[field] for field in fields])
+
+    def with_numbers(x: NDArray[np.float64]) -> Efficiencies:
+        return replace(gpu.efficiencies, **dict(zip(fields, (x * start).tolist(), strict=True)))
+
+    def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        trial = replace(gpu, efficiencies=with_numbers(x))
+        return np.concatenate([part for s in train for part in _off(trial, s)])
+
+    upper = [1 / _START[field] if _START[field] <= 1 else np.inf for field in fields]  # a share is at most 1
+    found = least_squares(residuals, np.ones(len(fields)), loss="soft_l1", f_scale=_SOFT, bounds=(1e-3, upper))
+    return with_numbers(found.x)
+
+
+def errors(gpu: GpuSpec, sums: KernelSums) -> NDArray[np.float64]:
+    """Relative error of the kernel part of each step; of its matmuls where attention was not measured."""
+    return sum(_off(gpu, sums), np.zeros(len(sums.gemm_ns)))
+
+
+def _off(gpu: GpuSpec, sums: KernelSums) -> list[NDArray[np.float64]]:
+    """What matmuls and attention are off by, each as a share of the whole step."""
+    gemm, attention = Roofline(sums.model, gpu).kernel_parts(sums.columns)
+    if np.isnan(sums.attention_ns).any():
+        return [(gemm - sums.gemm_ns) / sums.gemm_ns]
+    whole = sums.gemm_ns + sums.attention_ns
+    return [(gemm - sums.gemm_ns) / whole, (attention - sums.attention_ns) / whole]
+
+
+def held_out_errors(gpu: GpuSpec, sums: list[KernelSums]) -> tuple[float, float]:
+    """Median and 95th percentile of the absolute relative error over the steps of the models not fitted on."""
+    off = np.abs(np.concatenate([errors(gpu, s) for s in sums if s.model.name not in FITTED_ON]))
+    return float(np.median(off)), float(np.quantile(off, 0.95))
 
 
 @dataclass(frozen=True)
@@ -59,12 +119,6 @@ def load(folder: Path, gpu: str) -> list[KernelSums]:
         raise CalibrationError(f"{error.filename}: not found. Give the folder of the AIConfigurator tables.") from None
     except (OSError, ValueError) as error:
         raise CalibrationError(f"{folder}: a table cannot be read: {told(error)}. Fetch the tables anew.") from None
-
-
-def read_parquet(path: Path) -> pd.DataFrame:
-    """The table at `path`. OSError if it is no regular file."""
-    with open_file(path) as file:
-        return pd.read_parquet(file)
 
 
 def _from_composite(path: Path, system: str) -> list[KernelSums]:
@@ -113,43 +167,10 @@ def _points(generation: Times | None) -> list[tuple[bool, int, int]]:
     return decode + [(False, 1, c) for c in _CONTEXTS]
 
 
-def attention_times(table: pd.DataFrame, model: ModelSpec, kind: str) -> Times:
-    """Median ms of one layer by (batch, tokens), of the rows with `model`'s heads in bf16 and without a window."""
-    rows = table.loc[
-        (table.num_heads == model.num_attention_heads)
-        & (table.num_key_value_heads == model.num_key_value_heads)
-        & (table.head_dim == model.head_dim)
-        & (table.attn_dtype == "bfloat16")
-        & (table.kv_cache_dtype == "bfloat16")
-    ]
-    if "window_size" in rows:
-        rows = rows.loc[rows.window_size == 0]
-    return rows.groupby(["batch_size", "isl" if kind == "context" else "step"]).latency.median().to_dict()
-
-
 def _attention_ms(times: dict[str, Times], is_decode: bool, batch: int, context: int) -> float:
     if not times:
         return float("nan")
     return times["generation"][batch, context - 1] if is_decode else times["context"][batch, context]
-
-
-def layers_ms(gemms: Gemms, model: ModelSpec, tokens: int) -> float:
-    """The four matmuls of all layers at `tokens`, an m of the table."""
-    hidden, q, kv, mlp = model.hidden_size, model.q_size, model.kv_size, model.intermediate_size
-    shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * mlp, hidden), (hidden, mlp))
-    return model.num_hidden_layers * sum(float(gemms[tokens](shape)) for shape in shapes)
-
-
-def head_ms(gemms: Gemms, model: ModelSpec, rows: int) -> float:
-    """The output matmul for `rows`, an m of the table."""
-    return float(gemms[rows]((_LARGEST_N, model.hidden_size))) * model.vocab_size / _LARGEST_N
-
-
-def gemm_times(table: pd.DataFrame) -> Gemms:
-    """By m: ms at any (n, k), linear between entries. The one gap, at the largest n and k, is NaN and stays so."""
-    times = table[table.gemm_dtype == "bfloat16"].groupby(["m", "n", "k"]).latency.median()
-    grids = {m: times.xs(m, level="m").unstack("k") for m in times.index.unique("m")}
-    return {m: RegularGridInterpolator((grid.index, grid.columns), grid.to_numpy()) for m, grid in grids.items()}
 
 
 def _columns(is_decode: NDArray[np.bool_], batch: NDArray[np.int64], context: NDArray[np.int64]) -> dict[str, NDArray]:
@@ -167,3 +188,29 @@ def _columns(is_decode: NDArray[np.bool_], batch: NDArray[np.int64], context: ND
         "pad_context_tokens": zeros,
         "swap_blocks": zeros,
     }
+
+
+def main() -> int:
+    """Prints fitted numbers and the error table of every GPU in the catalog; 2 if the files are missing."""
+    if len(sys.argv) != 2:
+        print("usage: python -m tools.fit_roofline FOLDER", file=sys.stderr)
+        return 2
+    try:
+        data = {name: load(Path(sys.argv[1]), name) for name in GPUS}
+    except BatchsimError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for name, sums in data.items():
+        fitted = fit(GPUS[name], sums)
+        numbers = "  ".join(f"{field} {getattr(fitted, field):.4g}" for field in GEMM_FIELDS + ATTENTION_FIELDS)
+        print(f"{name}: {numbers}\n{'':6}{'model':<14}{'steps':>6}{'median':>9}{'p95':>9}{'largest':>9}{'bias':>9}")
+        for s in sums:
+            off = errors(replace(GPUS[name], efficiencies=fitted), s)
+            row = [np.median(np.abs(off)), np.quantile(np.abs(off), 0.95), np.abs(off).max(), off.mean()]
+            cells = "".join(f"{100 * value:>7.1f} %" for value in row)
+            print(f"{'':6}{s.model.name:<14}{len(off):>6}{cells}{'' if s.model.name in FITTED_ON else '  held out'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

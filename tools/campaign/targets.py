@@ -23,7 +23,7 @@ _MS_OF = ("h200", "llama-3.1-8b")
 
 def targets(profile: Profile, ceilings: dict[str, float]) -> list[dict[str, Any]]:
     """Rows of `what`, `value`, `unit`, `bound` and `met`, as JSON; `met` is None where no bound holds for this card and
-    model. What lies outside the profile's hull has no row. `ceilings` are those of `calibrate.probe`."""
+    model. What lies outside the profile's hull has no row. `ceilings` are those of `tools.campaign.probe`."""
     hull, cost = profile.hull, Calibrated(profile, extrapolate=True)
     rows, host_shares = [], []
     for sequences, bound_ms in DECODE_MS.items():

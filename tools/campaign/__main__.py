@@ -1,6 +1,6 @@
 """Everything a GPU machine should do in one visit, unattended, the most valuable first.
 
-    python -m calibrate.campaign --out DIR --minutes 9
+    python -m tools.campaign --out DIR --minutes 9
 
 Needs torch, numpy, pyyaml, typer and rich, nothing else. Stages: ceilings of the device; correctness of the executor;
 the profile of the plan's model; live runs at shares of saturation; the profile of a second model. What a stage found
@@ -24,12 +24,12 @@ from typing import Annotated, Any
 
 import typer
 
-from calibrate.campaign_plan import SHIPPED, Known, Plan, Stage, profile_name
-from calibrate.targets import line, targets
-from calibrate.worker import CUT, DONE, FAILED, Reply, Worker
 from sim.cost.profile import load_profile
 from sim.errors import BatchsimError, CalibrationError
 from sim.files import check_folder, read_json, told, write_text
+from tools.campaign.plan import SHIPPED, Known, Plan, Stage, profile_name
+from tools.campaign.targets import line, targets
+from tools.campaign.worker import CUT, DONE, FAILED, Reply, Worker
 
 _FORMAT = "batchsim-campaign 1"
 _MARGIN_S = 20.0  # kept free at the end of the time given, so that what runs then can be stopped

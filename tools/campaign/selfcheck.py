@@ -13,7 +13,6 @@ import torch
 from calibrate.backend import SdpaBackend
 from calibrate.executor import TorchExecutor
 from calibrate.inputs import StepInputs
-from calibrate.kernel_check import Heads, disagreement
 from calibrate.prompts import RandomPrompts
 from calibrate.runner import ModelRunner, build_runner
 from sim.core import EngineCore
@@ -24,6 +23,7 @@ from sim.model import ModelSpec
 from sim.policies.preemptive import Preemptive, PreemptiveConfig
 from sim.record import Recorder
 from sim.types import Arrival, Batch, PolicyContext, Request, StepResult
+from tools.campaign.kernel_check import Heads, disagreement
 
 SMALL = ModelSpec("selfcheck", "llama", 256, 4, 8, 2, 32, 704, 2048, 2048, dtype="float32")
 HEADS = (Heads(32, 8, 128, 16), Heads(28, 4, 128, 16))  # of Llama-3.1-8B and of Qwen2.5-7B

@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.campaign_plan import Known, Plan, Stage
 from sim.errors import BatchsimError, ExecutorError
+from tools.campaign.plan import Known, Plan, Stage
 
 if TYPE_CHECKING:
-    from calibrate.stages import Stages
+    from tools.campaign.stages import Stages
 
 DONE, FAILED, CUT = "done", "failed", "cut"
 
@@ -93,7 +93,7 @@ def _serve(pipe: Connection, plan: Path, out: Path, device: str, allow_code: boo
     faulthandler.enable()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        from calibrate.stages import Stages
+        from tools.campaign.stages import Stages
 
         stages = Stages(Plan.read(plan, allow_code=allow_code), out, device)
         pipe.send(Reply(DONE, stages.identity))

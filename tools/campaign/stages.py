@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.calibration import Options, calibrate
-from calibrate.campaign_plan import Known, LivePoint, Plan, Stage, profile_name
 from calibrate.identity import identity, set_cpu_threads
 from calibrate.memory import give_back
 from calibrate.options import limits_of
-from calibrate.probe import probe
 from calibrate.runner import ModelRunner, build_runner
-from calibrate.selfcheck import selfcheck
 from calibrate.sentinel import Sentinel
 from calibrate.session import graphs_of, predict, run_live
 from sim.capacity.saturation import overloaded, saturation_rps
@@ -24,6 +21,9 @@ from sim.cost.profile import Profile, load_profile
 from sim.errors import CalibrationError, ExecutorError
 from sim.live import INTERRUPTED, lag_verdict
 from sim.resolved import Resolved, ResolvedPolicy
+from tools.campaign.plan import Known, LivePoint, Plan, Stage, profile_name
+from tools.campaign.probe import probe
+from tools.campaign.selfcheck import selfcheck
 
 _TALK_S = 20.0  # between two lines on how far a calibration is
 _SMALLER_POOL = 0.97  # of the measured KV blocks, where all of them do not fit
