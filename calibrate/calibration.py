@@ -28,7 +28,7 @@ from calibrate.telemetry import Telemetry
 from sim.catalog import load_model
 from sim.cost.profile import Profile, load_profile
 from sim.errors import CalibrationError
-from sim.files import check_writable, told, write_text
+from sim.files import check_writable, write_text, writing
 from sim.model import ModelSpec
 
 __all__ = ["Options", "Progress", "calibrate"]
@@ -74,11 +74,9 @@ def calibrate(options: Options, out: Path, progress: Progress = lambda what, sha
 
 def _check_out(out: Path) -> None:
     """CalibrationError unless a file can be written at `out`."""
-    try:
+    with writing(out, "Give -o another path.", CalibrationError):
         out.parent.mkdir(parents=True, exist_ok=True)
         check_writable(out)
-    except OSError as error:
-        raise CalibrationError(f"{out}: cannot be written: {told(error)}. Give -o another path.") from None
 
 
 def _finished(out: Path, key: dict[str, Any]) -> Profile:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sim.core import EngineCore, SimExecutor
 from sim.errors import CalibrationError, ScenarioError
-from sim.files import TABLE_BYTES, open_file, parse_json, replacing, told
+from sim.files import TABLE_BYTES, open_file, parse_json, replacing, told, writing
 from sim.kv.choice import new_kv
 from sim.live import INTERRUPTED, VirtualClock, WallClock, live
 from sim.plain import to_plain
@@ -78,12 +78,9 @@ class LiveResult:
         head = {name: getattr(self, name) for name in _HEAD}
         words = json.dumps({"format": FORMAT, "version": VERSION} | head, ensure_ascii=False)
         columns = {name: getattr(self, name) for name in _COLUMNS}
-        try:
-            with replacing(path) as file:
-                arrays: dict[str, Any] = {"head": np.array(words), **columns, **self.records.arrays()}
-                np.savez_compressed(file, **arrays)
-        except OSError as error:
-            raise ScenarioError(f"{path}: cannot be written: {told(error)}. Give another path.") from None
+        with writing(path), replacing(path) as file:
+            arrays: dict[str, Any] = {"head": np.array(words), **columns, **self.records.arrays()}
+            np.savez_compressed(file, **arrays)
 
 
 _COLUMNS = ("kernel_ns", "host_ns", "rested")

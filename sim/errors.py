@@ -21,10 +21,10 @@ def shown(value: object) -> str:
         return "nested too deeply to be shown"
 
 
-def cut(text: str) -> str:
-    """`text` that a user made up as an error gives it: on one line, with at most MAX_SHOWN letters."""
+def cut(text: str, most: int = MAX_SHOWN) -> str:
+    """`text` that a user made up as an error gives it: on one line, with at most `most` letters."""
     text = text if text.isprintable() else repr(text)[1:-1]
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 MAX_ECHO = 200

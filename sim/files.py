@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from sim.errors import shown
+from sim.errors import BatchsimError, ScenarioError, shown
 
 TEXT_BYTES = 1 << 26
 """The most of a file that people write or a command prints: scenarios, recordings, profiles, manifests."""
@@ -137,6 +137,17 @@ def _too_large(size: int, path: Path | str, limit: int) -> OSError:
 
 
 # ---- writing
+
+
+@contextmanager
+def writing(
+    path: Path | str, advice: str = "Give another path.", error: type[BatchsimError] = ScenarioError
+) -> Iterator[None]:
+    """`error`, which says in one line that `path` cannot be written, why, and `advice`, for an OSError of the block."""
+    try:
+        yield
+    except OSError as found:
+        raise error(f"{path}: cannot be written: {told(found)}. {advice}") from None
 
 
 @contextmanager

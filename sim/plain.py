@@ -11,6 +11,8 @@ from dataclasses import Field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from sim.errors import cut
+
 Plain = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 LEFT_OUT = {"left_out": True}
@@ -65,9 +67,7 @@ def from_plain(hint: Any, value: object, where: str = "") -> Any:
 
 
 def _refuse(value: object, where: str, expected: str) -> Any:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    raise ValueError(f"{where or 'the value'} is {shown}, expected {expected}")
+    raise ValueError(f"{where or 'the value'} is {cut(repr(value), 60)}, expected {expected}")
 
 
 def fields_from_plain(

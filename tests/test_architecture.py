@@ -32,7 +32,7 @@ class Row:
     anywhere: frozenset[str] = frozenset()
     inside: frozenset[str] = frozenset()
     pure: bool = False
-    lazy: bool = False  # at module level only its own packages, floor 0 and the standard library
+    lazy: bool = False  # at module level only its own packages, floors below 1 and the standard library
 
     def covers(self, module: str) -> bool:
         return any(
@@ -189,7 +189,7 @@ def _wrong_own(module: str, row: Row, item: Import) -> str:
         return "" if fine else f"calibrate may import floors 0 to {CALIBRATE_MAY_IMPORT} and live"
     if target.floor >= row.floor:
         return f"floor {target.floor} is not below floor {row.floor}"
-    if row.lazy and not item.inside and target.floor > 0:
+    if row.lazy and not item.inside and target.floor >= 1:
         return "heavy imports stand inside the functions that need them"
     return ""
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch, writing
+from sim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
 from sim.cli.live import check_overwrite
 from sim.errors import CalibrationError
+from sim.files import write_text, writing
 from sim.ranges import INT32_MAX
 
 _ANOTHER = "Give -o another path."
@@ -119,7 +120,6 @@ def import_aiconfigurator(
     """
     from calibrate.import_aiconfigurator import import_profile
     from sim.cost.profile import FORMAT
-    from sim.files import write_text
     from sim.report.profile_text import summary
 
     if out is not None:

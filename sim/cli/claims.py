@@ -17,10 +17,10 @@ from sim.cli.common import (
     limits_of,
     one_line_errors,
     print_json,
-    writing,
 )
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
+from sim.files import write_text, writing
 from sim.ranges import MAX_JOBS, MAX_POINTS
 
 
@@ -40,7 +40,6 @@ def claims(
     Example: batchsim claims --only 24x --set cost.profile=h200-llama-3.1-8b-aiconfigurator
     """
     from sim.claims import FOLKLORE, check_claims
-    from sim.files import write_text
     from sim.report.claims import claims_as_json, claims_picture, claims_text
 
     names = [claim.name for claim in FOLKLORE]

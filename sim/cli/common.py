@@ -9,8 +9,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
+from sim.files import check_folder, check_writable, open_file, told, writing
 from sim.ranges import MAX_JOBS
 
 if TYPE_CHECKING:
@@ -233,8 +234,6 @@ def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> 
     """ScenarioError if `path` is a file that does not begin as `what` does, so that no other work is written over, or
     that cannot be read to tell.
     """
-    from sim.files import open_file, told
-
     if not path.is_file():
         return
     try:
@@ -249,29 +248,14 @@ def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> 
         raise ScenarioError(f"{path}: is there, and no {what}. Give another path.")
 
 
-@contextmanager
-def writing(path: Path, advice: str = "Give another path.") -> Iterator[None]:
-    """ScenarioError, which says in one line that `path` cannot be written, where the block finds so."""
-    try:
-        yield
-    except OSError as error:
-        from sim.files import told
-
-        raise ScenarioError(f"{path}: cannot be written: {told(error)}. {advice}") from None
-
-
 def check_output(path: Path, advice: str = "Give another path with -o.") -> None:
     """ScenarioError unless a file can be written at `path`: asked before the work whose result it is for."""
-    from sim.files import check_writable
-
     with writing(path, advice):
         check_writable(path)
 
 
 def check_out(folder: Path, advice: str = "Give another folder with --out.") -> None:
     """ScenarioError unless files can be written in `folder`, or it can be made: asked before the work."""
-    from sim.files import check_folder
-
     with writing(folder, advice):
         check_folder(folder)
 

@@ -15,9 +15,9 @@ from sim.cli.common import (
     one_line_errors,
     print_json,
     read_results,
-    writing,
 )
 from sim.errors import ScenarioError
+from sim.files import replacing_text, writing
 from sim.ranges import INT32_MAX
 
 if TYPE_CHECKING:
@@ -177,7 +177,6 @@ def _counterfactual(
 
 def _audit(results: Results, policies: list[str], load: float, seed: int, path: Path) -> None:
     from sim.explain.audit import FIRST_BYTES, audit_log
-    from sim.files import replacing_text
 
     live = bool(results.manifest.get("live"))
     count = 0

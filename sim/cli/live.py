@@ -18,9 +18,9 @@ from sim.cli.common import (
     print_json,
     read_scenario,
     require_torch,
-    writing,
 )
 from sim.errors import BatchsimError, ScenarioError
+from sim.files import TABLE_BYTES, read_json, write_text, writing
 from sim.ranges import INT32_MAX
 
 if TYPE_CHECKING:
@@ -166,7 +166,6 @@ def resolve(
 
     Example: batchsim resolve bursty -o bursty.json --set seeds=1
     """
-    from sim.files import write_text
     from sim.point import resolve as resolved_of
     from sim.resolved import FORMAT
 
@@ -182,7 +181,6 @@ def resolve(
 
 def check_overwrite(path: Path, format_: str) -> None:
     """ScenarioError if at `path` there is a file that is not JSON of `format_`."""
-    from sim.files import TABLE_BYTES, read_json
 
     if not path.is_file():
         return

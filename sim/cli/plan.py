@@ -21,10 +21,10 @@ from sim.cli.common import (
     print_json,
     read_scenario,
     where_points_run,
-    writing,
 )
 from sim.cli.runs import ProgressBar
 from sim.errors import ScenarioError
+from sim.files import writing
 from sim.ranges import MAX_POINTS
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import check_output, check_replaceable, one_line_errors, read_results, writing
+from sim.cli.common import check_output, check_replaceable, one_line_errors, read_results
 from sim.errors import ScenarioError
+from sim.files import writing
 
 if TYPE_CHECKING:
     from sim.record import Records

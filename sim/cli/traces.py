@@ -15,9 +15,9 @@ from sim.cli.common import (
     check_output,
     one_line_errors,
     print_json,
-    writing,
 )
 from sim.errors import ScenarioError
+from sim.files import write_text, writing
 
 if TYPE_CHECKING:
     from sim.workload.traces import TraceConfig
@@ -75,7 +75,6 @@ def init(
     Example: batchsim init --trace my.csv --columns arrival=ts,prompt=in_tok,output=out_tok --time-unit ms -o my.yaml
     """
     from sim.cli.starter import starter_text
-    from sim.files import write_text
     from sim.workload.traces.inspect import inspect_trace
 
     if output.exists() and not force:

@@ -17,10 +17,10 @@ from sim.cli.common import (
     one_line_errors,
     read_scenario,
     require_torch,
-    writing,
 )
 from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
 from sim.errors import BatchsimError, ScenarioError
+from sim.files import write_text, writing
 from sim.ranges import INT32_MAX
 
 if TYPE_CHECKING:
@@ -208,7 +208,6 @@ def _finish(
     json_file: Path | None,
 ) -> None:
     """Judges every point, writes the files and prints the report."""
-    from sim.files import write_text
     from sim.report.validation import Validation, to_json
     from sim.report.validation_plots import write_pictures
     from sim.report.validation_text import markdown, report

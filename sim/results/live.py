@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sim.deployment import KvBudget
-from sim.errors import ScenarioError
-from sim.files import file_hash
+from sim.files import file_hash, writing
 from sim.live import lag_verdict, sent_lags_ns, tail_ns
 from sim.metrics.inputs import PointInputs
 from sim.metrics.measure import Measured, measure
@@ -44,7 +43,7 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
     setup = _only(setup, point, played.num_blocks)
     home = out / f"{setup.scenario.name}-live"
     name = short_hash([identity(setup), point.spec.name, point.load, point.seed, played.made, time.time_ns()])
-    try:
+    with writing(out, "Give another folder with --out."):
         (home / RAW).mkdir(parents=True, exist_ok=True)
         played.save(home / RAW / f"{name}.npz")
         workload = setup.workload(point.load, point.seed)
@@ -62,8 +61,6 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
             "wall_s": round(played.end_ns / NS_PER_S, 2),
         }
         return keep_run(setup, home, [result], reused=0, facts=facts)
-    except OSError as error:
-        raise ScenarioError(f"{out}: cannot be written: {error.strerror}. Give another folder with --out.") from None
 
 
 def _raw(home: Path, name: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from sim.errors import ScenarioError
+from sim.errors import ScenarioError, cut
 from sim.scenario.config import ScenarioFile
 from sim.scenario.text import Document
 from sim.scenario.text import Path as Keys
@@ -107,8 +107,7 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
             reason = str(item["msg"]).removeprefix("Value error, ")
             return (f"{name}: " if full else "") + reason + ("" if reason.endswith((".", "?")) else ".")
         case _:
-            shown = json.dumps(item["input"])
-            shown = shown if len(shown) <= 60 else shown[:57] + "..."
+            shown = cut(json.dumps(item["input"]), 60)
             advice = str(item["msg"]).removeprefix("Input should be ").removesuffix(" type")
             or_auto = ", or auto" if kind is ScenarioFile and len(full) == 2 and full[0] == "load" else ""
             return f"{name} is {shown}. Write {_WORDS.get(advice, advice)}{or_auto}."

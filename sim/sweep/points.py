@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import BatchsimError, CalibrationError, NobodyToMeasure, ScenarioError, TraceError
+from sim.files import writing
 from sim.point import Setup, simulate_point
 from sim.ranges import MAX_JOBS
 from sim.results.keep import measured_point
@@ -195,17 +196,16 @@ def _unpickled(setup: bytes, inputs: str) -> Setup:
 @contextmanager
 def keeping(home: Path) -> Iterator[None]:
     """Turns an error of the file system into one line that says whether the disk is full and what is kept."""
-    try:
-        yield
-    except OSError as error:
-        out = home.parent
-        full = _FULL.get(error.errno or 0)
-        if full is None:
-            said = error.strerror or str(error)
-            raise ScenarioError(f"{out}: cannot be written: {said}. Give another folder with --out.") from None
-        kept = sum(1 for _ in (home / POINTS).glob("[!.]*/"))
-        raise ScenarioError(
-            f"{home}: {full}; {shutil.disk_usage(home).free / 1e6:,.1f} MB are free."
-            f" {kept:,} whole points are kept. Make room and run the same command again: it goes on from there;"
-            " or give another folder with --out."
-        ) from None
+    with writing(home.parent, "Give another folder with --out."):
+        try:
+            yield
+        except OSError as error:
+            full = _FULL.get(error.errno or 0)
+            if full is None:
+                raise
+            kept = sum(1 for _ in (home / POINTS).glob("[!.]*/"))
+            raise ScenarioError(
+                f"{home}: {full}; {shutil.disk_usage(home).free / 1e6:,.1f} MB are free."
+                f" {kept:,} whole points are kept. Make room and run the same command again: it goes on from there;"
+                " or give another folder with --out."
+            ) from None
