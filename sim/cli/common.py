@@ -34,6 +34,10 @@ T = TypeVar("T")
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+TracesOption = Annotated[
+    Path | None,
+    typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
+]
 ColumnsOption = Annotated[
     str | None,
     typer.Option(metavar="arrival=A,prompt=P,output=O", help="The columns of a format batchsim does not know."),

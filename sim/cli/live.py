@@ -11,6 +11,7 @@ import typer
 from sim.cli.common import (
     AllowCodeOption,
     JsonOption,
+    TracesOption,
     check_loads,
     check_out,
     check_output,
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED_EXIT = 130
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")]
-TracesOption = Annotated[
-    Path | None,
-    typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
-]
 
 
 @one_line_errors

@@ -16,6 +16,7 @@ from sim.cli.common import (
     JsonOption,
     MaxMemoryOption,
     MaxPointsOption,
+    TracesOption,
     limits_of,
     one_line_errors,
     print_json,
@@ -43,10 +44,7 @@ def run(
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")
     ] = True,
-    traces: Annotated[
-        Path | None,
-        typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
-    ] = None,
+    traces: TracesOption = None,
     precision: Annotated[
         str | None,
         typer.Option(metavar="SHARE", help="Add seeds until half the interval is this share of the mean, like 5%."),

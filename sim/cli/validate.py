@@ -11,6 +11,7 @@ import typer
 
 from sim.cli.common import (
     AllowCodeOption,
+    TracesOption,
     check_loads,
     check_out,
     check_output,
@@ -47,10 +48,7 @@ def validate(
     name: Annotated[str | None, typer.Option(help="Of the files; the scenario's by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for validation-NAME.*")] = Path("results/reference"),
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON here.")] = None,
-    traces: Annotated[
-        Path | None,
-        typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
-    ] = None,
+    traces: TracesOption = None,
     allow_code: AllowCodeOption = False,
 ) -> None:
     """Simulate a scenario and run it live on the same requests; report by how much the simulation was wrong.
