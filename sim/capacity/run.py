@@ -30,7 +30,7 @@ from sim.capacity.study import (
 from sim.cost import CostError, Unknown
 from sim.curves.lines import ANY_LOAD
 from sim.errors import ScenarioError
-from sim.metrics.paired import Difference, paired
+from sim.metrics.intervals import Difference, paired
 from sim.metrics.slo import NOT_ALL, parse_slo
 from sim.point import Setup
 from sim.reach import check_reach

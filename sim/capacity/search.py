@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.errors import ScenarioError
-from sim.metrics.measure import half_width, unseen
+from sim.metrics.intervals import half_width, unseen
 
 DOWN = (0.8, 0.8, 0.8, 0.75, 0.7, 0.65, 0.55, 0.5, 0.4, 0.35, 0.3)  # of the load before: down to 2 ‰ of the start
 UP = (1.25, 1.25, 1.25, 1.5, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from sim.results.read import POINTS
 from sim.scenario import Point, PolicySpec, Scenario, changed
 from sim.sweep.failed import Failed, points_failed
 from sim.sweep.points import Sweep
+from sim.sweep.searches import side_by_side
 from sim.units import NS_PER_S
 from sim.workload.config import AllAtOnce, ClosedLoop, GammaArrivals, OnOffArrivals, TraceArrivals
 from sim.workload.open_loop import OpenWorkload
@@ -80,11 +81,17 @@ def run_searches(cases: Sequence[Case], sweep: Sweep, *, tolerant: bool = False)
 
     ScenarioError where a case found nobody to measure at any load.
     """
-    steps = {i: search(case.book, case.start, case.axis, case.effort) for i, case in enumerate(cases)}
-    wants = {i: wanted for i, step in steps.items() if (wanted := next(step, None))}
-    while wants:
-        run_trials([(cases[i], wanted) for i, wanted in wants.items()], sweep, tolerant=tolerant)
-        wants = {i: wanted for i in wants if not cases[i].failed and (wanted := next(steps[i], None)) is not None}
+
+    def until_it_fails(case: Case) -> Generator[list[tuple[float, int]], None, None]:
+        for wanted in search(case.book, case.start, case.axis, case.effort):
+            yield wanted
+            if case.failed:
+                return
+
+    side_by_side(
+        [until_it_fails(case) for case in cases],
+        lambda wanted: run_trials([(cases[i], trials) for i, trials in wanted], sweep, tolerant=tolerant),
+    )
     for case in cases:
         if not case.failed and not probes(case.book):
             raise ScenarioError(

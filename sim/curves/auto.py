@@ -9,7 +9,7 @@ that another one has, so that both can be compared at it. Nothing here depends o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from sim.results.provenance import as_json, identity, short_hash, spec_identity
 from sim.scenario import Scenario
 from sim.sweep.failed import Failed
 from sim.sweep.points import Sweep, keeping
+from sim.sweep.searches import side_by_side
 from sim.units import NS_PER_S
 from sim.workload.config import ClosedLoop
 
@@ -67,25 +68,27 @@ def find_loads(lines: Sequence[Line], sweep: Sweep) -> tuple[list[dict[str, Any]
     searches = [Search(line, rates[line.policy], 0.0) for line in lines]
     config = lines[0].setup.scenario.file.load
     assert config is not None, "auto is a load axis"
-    if config.axis[0] == "users":
-        _test(sweep, [(search, [float(_fewest_users(search.line))]) for search in searches])
-    for search in searches:
-        search.scale = _scale(search)
-    known: set[float] = {load for search in searches for load in search.results}
-    wanted = [(search, _coarse(search, (config.num_points + 1) // 2, known)) for search in searches]
-    _test(sweep, wanted)
-    while True:
-        wanted = []
-        for search in searches:
-            left = config.num_points - len(search.results)
-            loads = _refined(search, min(BATCH, left), known) if left > 0 else []
-            known.update(loads)
-            wanted.append((search, loads))
-        if not any(loads for _, loads in wanted):
-            break
-        _test(sweep, wanted)
+    known: set[float] = set()
+    side_by_side(
+        [_looked_for(search, config.num_points, known) for search in searches],
+        lambda wanted: _test(sweep, [(searches[i], loads) for i, loads in wanted]),
+    )
     results = [result for search in searches for load in sorted(search.results) for result in search.results[load]]
     return results, rates
+
+
+def _looked_for(search: Search, num_points: int, known: set[float]) -> Generator[list[float], None, None]:
+    """Yields the loads that one line wants tested next; `known` are those of all lines."""
+    if _axis(search) == "users":
+        fewest = [float(_fewest_users(search.line))]
+        known.update(fewest)
+        yield fewest
+    search.scale = _scale(search)
+    yield _coarse(search, (num_points + 1) // 2, known)
+    while (left := num_points - len(search.results)) > 0:
+        loads = _refined(search, min(BATCH, left), known)
+        known.update(loads)
+        yield loads
 
 
 def _test(sweep: Sweep, wanted: Sequence[tuple[Search, list[float]]]) -> None:

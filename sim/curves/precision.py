@@ -22,7 +22,7 @@ import numpy as np
 
 from sim.curves.lines import Line
 from sim.errors import ScenarioError
-from sim.metrics.measure import half_width, t_quantile
+from sim.metrics.intervals import half_width, t_quantile
 from sim.results.keep import best_variant, metric_names
 from sim.scenario import Point
 from sim.sweep.failed import Failed

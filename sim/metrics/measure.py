@@ -9,17 +9,16 @@ objectives, `slo_margin` and `in_slo` are over all offered ones (`slo`). Of ever
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student_t
 
 from sim.explain.attribution import PARTS, pieces
 from sim.metrics.gaps import token_gaps
 from sim.metrics.inputs import PointInputs, between, makespan, of_class, span_of
+from sim.metrics.intervals import half_width
 from sim.metrics.kpis import bound_by, engine_kpis
 from sim.metrics.latencies import LATENCIES, values_ns
 from sim.metrics.slo import Sample, Slo, rank
@@ -30,7 +29,6 @@ from sim.units import NS_PER_S
 
 PERCENTILES = (50, 90, 95, 99)
 FEW_BEYOND = 20  # fewer observations beyond a percentile than this and it is marked `~`
-CONFIDENCE = 0.95  # of the interval over seeds
 
 Ns = NDArray[np.float64]
 
@@ -331,19 +329,3 @@ def _reasons(records: Records, missing: int) -> dict[str, dict[str, int]]:
     if missing:
         reasons[OUTCOME_NAMES[UNFINISHED]]["never_let_in"] = missing
     return reasons
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Of the 95 % t-interval of the mean of independent `values`, at least two of them."""
-    return float(t_quantile(len(values)) * np.std(values, ddof=1) / np.sqrt(len(values)))
-
-
-def unseen(num_requests: float) -> float:
-    """The share that may miss, at 95 %, though none of so many requests did. Source: Clopper and Pearson 1934."""
-    return 1 - ((1 - CONFIDENCE) / 2) ** (1 / num_requests)
-
-
-@cache
-def t_quantile(count: int) -> float:
-    """Half the width of the 95 % interval of a mean of `count` values, in standard errors."""
-    return float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1))

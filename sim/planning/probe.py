@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sim.errors import CalibrationError, ScenarioError
-from sim.metrics.measure import half_width, unseen
+from sim.metrics.intervals import Interval
 from sim.metrics.slo import parse_slo
 from sim.planning.batches import BATCHES, batch_attainments
 from sim.planning.demand import ONE_COPY, Change, Demand
@@ -19,6 +19,7 @@ from sim.point import Setup
 from sim.scenario import Point, changed
 from sim.sweep.failed import Failed
 from sim.sweep.points import Sweep
+from sim.sweep.searches import side_by_side
 
 T = TypeVar("T")
 PLANNED = Change()
@@ -39,34 +40,6 @@ class Ask:
 
     group: Group
     change: Change = PLANNED
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean and its 95 % t-interval, None without at least two observations; all None without any."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of(
-        cls, values: Sequence[float], weights: Sequence[float] | None = None, num_requests: float | None = None
-    ) -> Interval:
-        """With `weights` the weighted mean, whose spread is that of a ratio of means by its linear part.
-
-        Where values are shares of `num_requests` requests in all, the lower end is never above what as many without a
-        miss show: values that are all alike have no spread, and prove no more than that.
-        """
-        if not values:
-            return cls(None, None, None)
-        share = np.ones(len(values)) if weights is None else np.array(weights) / np.mean(weights)
-        mean = float(np.average(values, weights=share))
-        if len(values) < 2:
-            return cls(mean, None, None)
-        half = half_width(((np.array(values) - mean) * share).tolist())
-        below = half if num_requests is None else max(half, unseen(num_requests))
-        return cls(mean, mean - below, mean + half)
 
 
 @dataclass(frozen=True)
@@ -255,17 +228,7 @@ class Book:
 
 def drive(book: Book, searches: Sequence[Search[T]]) -> list[T]:
     """What the searches return. Their wishes are run together, so that processes do not wait for one another."""
-    found: dict[int, T] = {}
-    waiting = dict(enumerate(searches))
-    while waiting:
-        wanted = []
-        for number, search in list(waiting.items()):
-            try:
-                wanted += next(search)
-            except StopIteration as end:
-                found[number] = end.value
-                del waiting[number]
-        book.run(wanted)
+    found = side_by_side(searches, lambda wanted: book.run(wish for _, wishes in wanted for wish in wishes))
     return [found[number] for number in range(len(searches))]
 
 

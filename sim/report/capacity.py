@@ -16,7 +16,7 @@ from sim.capacity.run import USE, CapacityStudy, PolicyCapacity
 from sim.capacity.search import Capacity, most_margin, probes, unmeasured
 from sim.capacity.study import AT_SHARE, QUICK
 from sim.cost import CostError, Unknown
-from sim.metrics.paired import Difference
+from sim.metrics.intervals import Difference
 from sim.metrics.table import METRICS
 from sim.report.layout import aligned, fit
 from sim.report.palette import PolicyStyle, kind_styles

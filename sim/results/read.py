@@ -22,8 +22,8 @@ import pandas as pd
 from sim.curves.landmarks import Marks, curve, marks
 from sim.errors import ScenarioError
 from sim.files import read_json, told
+from sim.metrics.intervals import Difference, paired
 from sim.metrics.latencies import LATENCIES
-from sim.metrics.paired import Difference, paired
 from sim.metrics.slo import parse_slo
 from sim.record import Records
 from sim.results.checksums import check_seal, read_checked

@@ -39,7 +39,7 @@ TESTS = {
     "sim/kv/reuse_tree.py": REUSE,
     "sim/metrics/*.py": MEASURES,
     "sim/metrics/measure.py": f"{MEASURES} unit/test_precision",
-    "sim/metrics/paired.py": "unit/test_confidence",
+    "sim/metrics/intervals.py": "unit/test_confidence unit/test_metrics unit/test_planning unit/test_precision",
     "sim/metrics/warmup.py": "theory/test_warmup",
     "sim/policies/continuous.py": "policies/test_continuous conformance:continuous",
     "sim/policies/dynamic.py": BATCHES,

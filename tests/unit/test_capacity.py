@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sim.capacity.search import Axis, Book, Effort, Probe, Trial, capacity, jackknife, probes, search, unmeasured
-from sim.metrics.paired import paired
+from sim.metrics.intervals import paired
 
 AXIS = Axis(lowest=0.01)
 

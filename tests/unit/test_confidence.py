@@ -9,7 +9,7 @@ import pytest
 from report_samples import FOUR, SampleResults, sample_results
 
 from sim.errors import ScenarioError
-from sim.metrics.paired import Difference, paired
+from sim.metrics.intervals import Difference, paired
 from sim.report.confidence import difference_text
 from sim.report.reading import seeds_text
 from sim.report.tables import report, warnings

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.metrics.gaps import token_gaps
-from sim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile, unseen
+from sim.metrics.intervals import unseen
+from sim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
 from sim.metrics.slo import parse_slo
 from sim.metrics.stability import _time_in_system, is_too_short, is_unstable
 from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from sim.errors import ScenarioError
-from sim.metrics.measure import half_width
+from sim.metrics.intervals import Interval, half_width
 from sim.metrics.slo import parse_slo
 from sim.planning.batches import batch_attainments
 from sim.planning.demand import Change, demand_of
 from sim.planning.make import make_plan
 from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tier_replicas, tokens_per_month, watts
 from sim.planning.plan import plan_tables
-from sim.planning.probe import Ask, Book, Group, Interval, Observed, Probe, drive
+from sim.planning.probe import Ask, Book, Group, Observed, Probe, drive
 from sim.planning.search import ONE_SEED_DECIDES, smallest
 from sim.planning.tables import tables_of
 from sim.point import Setup

@@ -9,7 +9,8 @@ import pytest
 
 from sim.curves.precision import MIN_SEEDS, Precision, outcome
 from sim.errors import ScenarioError
-from sim.metrics.measure import half_width, measure
+from sim.metrics.intervals import half_width
+from sim.metrics.measure import measure
 from sim.point import Setup, simulate_point
 from sim.results.keep import metric_names, point_inputs
 from sim.scenario import Point, load_scenario
