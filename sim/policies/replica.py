@@ -16,11 +16,14 @@ from sim.kv.blocks import never_fits
 from sim.types import Batch, Event, PolicyContext, Sequence
 
 
-class Replica:
+class VidurScheduler:
     """The queue and the running of one engine. `partial` are the running whose prompt or recompute is not done."""
+
+    streams = True
 
     def __init__(self, context: PolicyContext, batch_size_cap: int, watermark_blocks_fraction: float = 0.0) -> None:
         self.kv = context.kv
+        self.events: list[Event] = []
         self.max_model_len = context.max_model_len
         self.batch_size_cap = batch_size_cap
         self.watermark_blocks = int(watermark_blocks_fraction * context.kv.num_blocks)
@@ -30,6 +33,14 @@ class Replica:
         self.partial: dict[Sequence, None] = {}
         self._admitted = 0
         self._blocked: tuple[Sequence, str] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
 
     def most_tokens(self, seq: Sequence) -> int:
         """The most tokens of `seq` that can ever be in the KV cache: the last one is never computed."""
@@ -93,7 +104,7 @@ class Replica:
                 i += 1
         return preempted
 
-    def repeat(self, batch: Batch) -> bool:
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
         """One more step of decodes alone, if every one finds a free block. A blocked head stays blocked meanwhile."""
         if batch.chunks or batch.preempted or self.partial or self.kv.num_free <= self.group.blocks_due():
             return False
@@ -101,7 +112,7 @@ class Replica:
         batch.again()
         return True
 
-    def complete(self, batch: Batch, finished: list[Sequence]) -> list[Sequence]:
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         """Frees the finished, lets done prompts decode; returns the finished, whose responses are out."""
         for seq in finished:
             self.release(seq)
@@ -111,12 +122,13 @@ class Replica:
                 self.group.join(seq)
         return finished
 
-    def cancel(self, seq: Sequence) -> None:
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         """Forgets a waiting or running sequence and frees its blocks."""
         if seq in self.running:
             self.release(seq)
         else:
             self.waiting.remove(seq)
+        return []
 
     def release(self, seq: Sequence) -> None:
         """Takes `seq` out of the running and frees its blocks."""

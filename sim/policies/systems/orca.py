@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.errors import ScenarioError
-from sim.policies.replica import Replica
+from sim.policies.replica import VidurScheduler
 from sim.policy_config import PolicyConfig, Traits
 from sim.ranges import PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
@@ -31,60 +31,42 @@ class OrcaConfig(PolicyConfig):
         return Traits(max_num_seqs=self.batch_size_cap)
 
 
-class Orca:
+class Orca(VidurScheduler):
     """The scheduler. A step costs O(prompts in it), whatever the number of sequences that decode."""
 
     evidence = "recorded"
-    streams = True
 
     def __init__(self, config: OrcaConfig, context: PolicyContext) -> None:
-        self.kv = kv = context.kv
+        super().__init__(context, config.batch_size_cap)
+        kv = context.kv
         self.slot_tokens = config.max_tokens_per_request or context.max_model_len
         if kv.blocks_for(self.slot_tokens) > kv.num_blocks:
             raise ScenarioError(
                 f"orca: max_tokens_per_request {self.slot_tokens} takes {kv.blocks_for(self.slot_tokens)} KV blocks,"
                 f" {kv.num_blocks} are in the pool. Lower it (or max_model_len) or give the engine more KV."
             )
-        self.events: list[Event] = []
-        self.replica = Replica(context, config.batch_size_cap)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.replica.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.replica.running)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
-        tokens = self.replica.most_tokens(seq)
+        tokens = self.most_tokens(seq)
         if tokens > self.slot_tokens:
             detail = f"{tokens} tokens need KV, max_tokens_per_request {self.slot_tokens}"
             self.events.append(Event("rejected", seq, "never_fits", detail=detail))
             return
-        self.replica.waiting.append(seq)
-
-    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-        self.replica.cancel(seq)
-        return []
+        self.waiting.append(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        replica = self.replica
         chunks: list[tuple[Sequence, int]] = []
         reason = ""
-        while replica.waiting and not (reason := replica.obstacle(self.slot_tokens)):
-            seq = replica.admit(self.slot_tokens)
+        while self.waiting and not (reason := self.obstacle(self.slot_tokens)):
+            seq = self.admit(self.slot_tokens)
             chunks.append((seq, seq.request.prompt_tokens))
-        self.events += replica.news_of_head(reason)
-        if not (chunks or replica.group.members):
+        self.events += self.news_of_head(reason)
+        if not (chunks or self.group.members):
             return IDLE
-        return Batch(replica.group, chunks, sum([n for _, n in chunks]))
+        return Batch(self.group, chunks, sum([n for _, n in chunks]))
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         if batch.chunks:  # slots stay as they are while nobody ends, so a blocked head stays blocked
             return False
         batch.again()
         return True
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.replica.complete(batch, finished)

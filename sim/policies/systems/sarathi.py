@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.policies.replica import Replica
+from sim.policies.replica import VidurScheduler
 from sim.policy_config import PolicyConfig, Traits
 from sim.ranges import PositiveInt, ShareBelowOne
-from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from sim.types import IDLE, Batch, Idle, PolicyContext, Sequence
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SarathiConfig(PolicyConfig):
         return Traits(max_num_seqs=self.batch_size_cap)
 
 
-class Sarathi:
+class Sarathi(VidurScheduler):
     """The scheduler. A decode-only step with blocks to spare is O(1) in the number of sequences.
 
     At most one prompt is in progress. It is the last admitted, with what the budget had left, so that since then fewer
@@ -40,57 +40,35 @@ class Sarathi:
     """
 
     evidence = "recorded"
-    streams = True
 
     def __init__(self, config: SarathiConfig, context: PolicyContext) -> None:
+        super().__init__(context, config.batch_size_cap, config.watermark_blocks_fraction)
         self.config = config
-        self.kv = context.kv
-        self.events: list[Event] = []
-        self.replica = Replica(context, config.batch_size_cap, config.watermark_blocks_fraction)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.replica.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.replica.running)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
-        refusal = self.replica.refusal(seq)
+        refusal = self.refusal(seq)
         if refusal is not None:
             self.events.append(refusal)
             return
-        self.replica.waiting.append(seq)
-
-    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-        self.replica.cancel(seq)
-        return []
+        self.waiting.append(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        replica = self.replica
-        preemptions = replica.grow_decodes()
+        preemptions = self.grow_decodes()
         self.events += preemptions
-        left = self.config.chunk_size - len(replica.group)
-        chunks = [(seq, min(seq.num_tokens - seq.settled_computed_tokens, left)) for seq in replica.partial]
+        left = self.config.chunk_size - len(self.group)
+        chunks = [(seq, min(seq.num_tokens - seq.settled_computed_tokens, left)) for seq in self.partial]
         left -= sum([n for _, n in chunks])
         reason = ""
-        while replica.waiting:
-            tokens = replica.waiting[0].num_tokens
-            reason = replica.obstacle(tokens) or ("" if left > 0 else "token_budget")
+        while self.waiting:
+            tokens = self.waiting[0].num_tokens
+            reason = self.obstacle(tokens) or ("" if left > 0 else "token_budget")
             if reason:
                 break
-            seq, n = replica.admit(tokens), min(tokens, left)
+            seq, n = self.admit(tokens), min(tokens, left)
             chunks.append((seq, n))
             left -= n
-        self.events += replica.news_of_head(reason)
-        if not (chunks or preemptions or replica.group.members):
+        self.events += self.news_of_head(reason)
+        if not (chunks or preemptions or self.group.members):
             return IDLE
         preempted = [event.seq for event in preemptions]
-        return Batch(replica.group, chunks, sum([n for _, n in chunks]), preempted=preempted)
-
-    def repeat(self, batch: Batch, now_ns: int) -> bool:
-        return self.replica.repeat(batch)
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.replica.complete(batch, finished)
+        return Batch(self.group, chunks, sum([n for _, n in chunks]), preempted=preempted)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.policies.replica import Replica
+from sim.policies.replica import VidurScheduler
 from sim.policy_config import PolicyConfig, Traits
 from sim.ranges import PositiveInt, ShareBelowOne
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
@@ -34,28 +34,17 @@ class VllmV0Config(PolicyConfig):
         return Traits(max_num_seqs=self.batch_size_cap)
 
 
-class VllmV0:
+class VllmV0(VidurScheduler):
     """The scheduler. A decode step with blocks to spare is O(1) in the number of sequences."""
 
     evidence = "recorded"
-    streams = True
 
     def __init__(self, config: VllmV0Config, context: PolicyContext) -> None:
+        super().__init__(context, config.batch_size_cap, config.watermark_blocks_fraction)
         self.config = config
-        self.kv = context.kv
-        self.events: list[Event] = []
-        self.replica = Replica(context, config.batch_size_cap, config.watermark_blocks_fraction)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.replica.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.replica.running)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
-        refusal = self.replica.refusal(seq)
+        refusal = self.refusal(seq)
         prompt = seq.request.prompt_tokens
         if refusal is None and prompt > self.config.max_tokens_in_batch:
             detail = f"prompt of {prompt} tokens in one step, max_tokens_in_batch {self.config.max_tokens_in_batch}"
@@ -63,42 +52,31 @@ class VllmV0:
         if refusal is not None:
             self.events.append(refusal)
             return
-        self.replica.waiting.append(seq)
-
-    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-        self.replica.cancel(seq)
-        return []
+        self.waiting.append(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        replica = self.replica
         chunks: list[tuple[Sequence, int]] = []
         reason = self._admit(chunks)
         if chunks:
-            self.events += replica.news_of_head(reason)
+            self.events += self.news_of_head(reason)
             return Batch(None, chunks, sum([n for _, n in chunks]))
-        preemptions = replica.grow_decodes()
+        preemptions = self.grow_decodes()
         self.events += preemptions
-        self.events += replica.news_of_head("preemption" if preemptions else reason)
-        if not (preemptions or replica.group.members):
+        self.events += self.news_of_head("preemption" if preemptions else reason)
+        if not (preemptions or self.group.members):
             return IDLE
-        return Batch(replica.group, [], 0, preempted=[event.seq for event in preemptions])
-
-    def repeat(self, batch: Batch, now_ns: int) -> bool:
-        return self.replica.repeat(batch)
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.replica.complete(batch, finished)
+        return Batch(self.group, [], 0, preempted=[event.seq for event in preemptions])
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> str:
         """Admits from the head while it fits; returns why it stopped, "" if nobody is left."""
-        replica, longest = self.replica, 0
-        while replica.waiting:
-            tokens = replica.waiting[0].num_tokens
-            reason = replica.obstacle(tokens)
+        longest = 0
+        while self.waiting:
+            tokens = self.waiting[0].num_tokens
+            reason = self.obstacle(tokens)
             if reason:
                 return reason
             longest = max(longest, tokens)
-            if (len(chunks) + 1) * longest > self.config.max_tokens_in_batch and replica.running:
+            if (len(chunks) + 1) * longest > self.config.max_tokens_in_batch and self.running:
                 return "token_budget"
-            chunks.append((replica.admit(tokens), tokens))
+            chunks.append((self.admit(tokens), tokens))
         return ""
