@@ -9,7 +9,7 @@ objectives, `slo_margin` and `in_slo` are over all offered ones (`slo`). Of ever
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
