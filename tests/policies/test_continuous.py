@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepping import Run, run, run_every_way
-from whole_batches import blocked, outcomes, times, workloads
+from whole_batches import blocked, leap_end_ns, outcomes, times, workloads
 
 from sim.errors import ScenarioError
 from sim.kv.blocks import CountingKV
@@ -126,6 +126,11 @@ def test_a_request_that_fits_no_empty_pool_is_rejected() -> None:
     """16 tokens fit 4 blocks, 17 do not; the queue goes on behind it."""
     result = continuous("0:8->10 0:8->9", blocks=4)
     assert outcomes(result.records) == [("rejected", "never_fits"), ("finished", "")]
+
+
+def test_decodes_are_leapt_to_the_step_before_the_next_end() -> None:
+    """Also while a head waits for a slot."""
+    assert leap_end_ns(Continuous, ContinuousConfig(2, None), "0:4->20 0:4->30 0:4->1") == 190
 
 
 def test_a_cancel_in_the_middle_of_a_prompt_frees_its_slot_and_blocks() -> None:

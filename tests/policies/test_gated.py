@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from stepping import Run, run, run_every_way
-from whole_batches import blocked, outcomes, requests, times
+from whole_batches import blocked, leap_end_ns, outcomes, requests, times
 
 from sim.policies.gated import Gated, GatedConfig
 
@@ -61,6 +61,11 @@ def test_slots_and_reserved_memory_bound_a_group() -> None:
         assert result.items == [[(0, 4), (1, 4)], [(2, 4)]]
         assert blocked(result.records) == [(0, 2, reason)]
     assert gated(arrivals, blocks=6).items == [[(0, 4), (1, 4), (2, 4)]]
+
+
+def test_decodes_are_leapt_to_the_step_before_the_next_end() -> None:
+    """Also while others wait at the gate."""
+    assert leap_end_ns(Gated, GatedConfig(max_num_seqs=2), "0:4->20 0:4->30 0:4->1") == 190
 
 
 def test_what_could_never_fit_is_rejected() -> None:
