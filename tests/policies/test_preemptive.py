@@ -282,12 +282,26 @@ def test_a_head_takes_tokens_too_as_many_as_its_prompt_needs_at_once() -> None:
     assert more.preemptions() == [(32, 1, "priority", 2), (32, 0, "priority", 2)]
 
 
+def test_without_chunks_a_prompt_waits_for_room_in_the_budget() -> None:
+    """6 tokens beside one decode need a budget of 7; with 6 they wait until the decode has ended."""
+    arrivals = "0:4->3 0:6->1"
+    late = preemptive(arrivals, seqs=2, budget=6, chunked_prefill=False)
+    assert late.items == [[(0, 4)], [(0, 1)], [(0, 1)], [(1, 6)]]
+    assert blocked(late.records) == [(0, 1, "token_budget")]
+    assert preemptive(arrivals, seqs=2, budget=7, chunked_prefill=False).items[1] == [(0, 1), (1, 6)]
+
+
 def test_one_token_of_the_budget_is_enough_to_come_in() -> None:
-    """Beside two decodes of a budget of 3 a due head preempts nobody; nor does a prompt wait for two."""
+    """Beside two decodes of a budget of 3, or 7 tokens of one of 8, a due head preempts nobody; none waits for two."""
     arrivals = "0:4->9p1 0:4->9p1 41:2->1p0"
     result = preemptive(arrivals, seqs=3, budget=3, waiting_order="priority", preempt_after=0)
     assert result.preemptions() == []
     assert result.items[4] == [(0, 1), (1, 1), (2, 1)]
+    knobs: dict[str, Any] = {"seqs": 4, "budget": 8, "waiting_order": "priority", "preempt_after": 0}
+    for order in ("decode_first", "prefill_first"):
+        assert preemptive("0:15->1p1 5:4->1p0", order=order, **knobs).items[1] == [(0, 7), (1, 1)]
+    beside = preemptive("0:4->9p0 10:15->1p1 30:4->1p0", order="prefill_first", **knobs)
+    assert beside.items[:3] == [[(0, 4)], [(1, 8)], [(1, 7), (2, 1)]]
     assert preemptive("0:4->3 0:6->1", seqs=2, budget=5).items[0] == [(0, 4), (1, 1)]
 
 
