@@ -41,7 +41,7 @@ def tail(run: Run, num_tokens: int) -> Run:
     left = num_tokens
     for i, (stream, start, length) in enumerate(run):
         if length > left:
-            return ((stream, start + left, length - left), *run[i + 1 :]) if left else run[i:]
+            return ((stream, start + left, length - left), *run[i + 1 :])
         left -= length
     return ()
 

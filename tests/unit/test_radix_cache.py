@@ -188,10 +188,11 @@ def test_what_was_matched_is_taken_by_whom_it_was_matched_for_as_long_as_it_is_t
     for text in (0, 1):
         cached_and_gone(kv, sequence(text, (text, 12)))
     one, two, three = sequence(2, (0, 13)), sequence(3, (1, 13)), sequence(4, (0, 13))
-    pages = [kv.match(one, 12), kv.match(two, 12)]
+    hits = [kv.match(one, 12), kv.match(two, 12)]
     kv.take(one, 12)
+    assert kv.match(two, 12) == 12
     kv.take(two, 8)
-    assert (pages, kv.table(one), kv.table(two)) == ([12, 12], [0, 1, 2], [3, 4])
+    assert (hits, kv.table(one), kv.table(two)) == ([12, 12], [0, 1, 2], [3, 4])
     with pytest.raises(ValueError, match="cannot take"):
         kv.take(two, 8)
     kv.free(one)
@@ -242,6 +243,17 @@ def test_growing_the_group_evicts_when_pages_run_short() -> None:
     assert kv.lookup(sequence(1, (9, 2))) == 0
 
 
+def test_parts_of_a_run_have_no_empty_segments() -> None:
+    """Of 5 tokens of one stream and 3 of another: cut within a segment, between two, and at both ends."""
+    run = ((0, 2, 5), (4, 0, 3))
+    assert [head(run, n) for n in (0, 2, 5, 6)] == [(), ((0, 2, 2),), ((0, 2, 5),), ((0, 2, 5), (4, 0, 1))]
+    assert [head(run, n) for n in (8, 9)] == [run, run]
+    assert [tail(run, n) for n in (0, 2, 5)] == [run, ((0, 4, 3), (4, 0, 3)), ((4, 0, 3),)]
+    assert [tail(run, n) for n in (6, 8, 9)] == [((4, 1, 2),), (), ()]
+    others = [((0, 2, 5), (4, 0, 2), (4, 7, 1)), ((0, 2, 4), (4, 0, 3)), ((0, 3, 5),), ((2, 2, 5),)]
+    assert [common_tokens(run, other) for other in others] == [7, 4, 0, 0]
+
+
 runs = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=5)
 
 
@@ -257,6 +269,15 @@ def test_runs_are_cut_and_compared_as_their_tokens_are(one: list, other: list, a
     assert tokens(tail(a, at)) == tokens(a)[at:]
     same = [x == y for x, y in zip(tokens(a), tokens(b), strict=False)]
     assert common_tokens(a, b) == (same.index(False) if False in same else len(same))
+
+
+def test_what_is_known_is_the_prompt_and_then_the_output() -> None:
+    """In as few segments as that takes; a prompt without identity is a stream of its own."""
+    seq, stranger = sequence(3, (0, 8), output=3), Sequence(Request(3, 0, 8, 1))
+    text = prompt_stream(0)
+    assert [known_tokens(seq, n) for n in (0, 5, 8)] == [(), ((text, 0, 5),), ((text, 0, 8),)]
+    assert known_tokens(seq, 10) == ((text, 0, 8), (output_stream(3), 0, 2))
+    assert known_tokens(stranger, 5) == ((-4, 0, 5),)
 
 
 @settings(max_examples=60, deadline=None)
@@ -319,8 +340,11 @@ def test_what_a_sequence_holds_is_known_in_blocks() -> None:
         kv.check()
     assert held == [3] * 3 + [4] * 4
     assert not kv.grow_group(group)
-    kv.free(seq)
+    assert kv.allocate(seq, 16)
     group.leave(seq)
+    kv.check()
+    assert (seq.num_blocks, kv.held(seq), len(kv.table(seq)), kv.num_free) == (4, 4, 4, 0)
+    kv.free(seq)
     assert (seq.num_blocks, kv.held(seq), kv.num_free) == (0, 0, 4)
 
 
