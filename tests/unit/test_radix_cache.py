@@ -87,6 +87,39 @@ def test_the_leaf_walked_over_longest_ago_is_evicted_whole() -> None:
     assert kv.num_free == 5
 
 
+def test_what_is_inserted_is_younger_than_what_was_walked_over_before() -> None:
+    """Text 0 was used just before text 1 was inserted, so it goes first."""
+    kv = RadixKV(6, 4)
+    cached_and_gone(kv, sequence(0, (0, 12)))
+    seq = sequence(1, (1, 12), computed=12)
+    assert kv.allocate(seq, 12)
+    assert kv.match(sequence(2, (0, 13)), 12) == 12
+    kv.insert(seq)
+    kv.free(seq)
+    kv.make_room(1)
+    assert [kv.lookup(sequence(3, (text, 13))) for text in (0, 1)] == [0, 12]
+
+
+def test_what_is_used_after_an_eviction_is_younger_than_what_was_before() -> None:
+    """Text 0 makes room; then text 1 is used and text 2 goes."""
+    kv = RadixKV(9, 4)
+    for text in range(3):
+        cached_and_gone(kv, sequence(text, (text, 12)))
+    kv.make_room(1)
+    assert kv.match(sequence(3, (1, 13)), 12) == 12
+    kv.make_room(4)
+    assert [kv.lookup(sequence(4, (text, 13))) for text in range(3)] == [0, 12, 0]
+
+
+def test_what_follows_a_text_is_not_found_after_a_part_of_it() -> None:
+    """Text 1 is cached after 12 tokens of text 0, and not after 4."""
+    kv = RadixKV(10, 4)
+    cached_and_gone(kv, sequence(0, (0, 12)))
+    cached_and_gone(kv, sequence(1, (0, 12), (1, 8)))
+    assert kv.lookup(sequence(2, (0, 12), (1, 9))) == 20
+    assert kv.lookup(sequence(3, (0, 4), (1, 9))) == 4
+
+
 def test_a_lookup_does_not_count_as_a_use() -> None:
     """The same, but looked up instead of matched: the older text goes."""
     kv = RadixKV(6, 4)
@@ -198,6 +231,8 @@ def test_what_was_matched_is_taken_by_whom_it_was_matched_for_as_long_as_it_is_t
     kv.free(one)
     assert kv.match(three, 12) == 12
     kv.make_room(6)
+    for id_ in (5, 6):
+        kv.take(sequence(id_, (2, 8)), 0)
     with pytest.raises(ValueError, match="cannot take 12 cached tokens, 0 are found"):
         kv.take(three, 12)
     kv.check()
