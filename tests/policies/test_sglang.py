@@ -247,6 +247,20 @@ def test_rule_3_what_victims_reserved_is_free_at_once() -> None:
     assert done.items[1] == [(2, 20)]
 
 
+@pytest.mark.parametrize(("output", "victims"), [(24, [1]), (25, [0, 1])])
+def test_rule_3_several_victims_leave_in_batch_order(output: int, victims: list[int]) -> None:
+    """32 of 40 tokens are free and twice 8 reserved: the less important 1 makes 24 of them free, for 25 both go."""
+    done = timeline(
+        f"0:4->9p1 0:4->9p0 5:4->{output}p50",
+        page=1,
+        tokens=40,
+        max_running_requests=2,
+        schedule_conservativeness=2.0,
+        enable_priority_scheduling=True,
+    )
+    assert done.log[1].preempted == victims
+
+
 def test_rule_3_victims_are_the_least_important_then_the_latest() -> None:
     """Of two slots with priorities 1 and 1, the request that came later gives way, and only it."""
     done = timeline("0:4->9p1 0:4->9p1 5:4->2p50", max_running_requests=2, enable_priority_scheduling=True)
@@ -294,6 +308,20 @@ def test_rule_4_without_a_slot_the_budget_is_not_asked() -> None:
         "0:4->9 5:4->1", enable_mixed_chunk=True, chunked_prefill_size=8, max_prefill_tokens=1, max_running_requests=1
     )
     assert blocked(done.records) == [(14, 1, "no_slot")]
+
+
+@pytest.mark.parametrize(("output", "reason"), [(42, "token_budget"), (43, "kv_blocks")])
+def test_rule_4_a_first_chunk_reserves_no_output(output: int, reason: str) -> None:
+    """60 free less 1 of the riding decode, 4 of request 1 and a page: of 51 request 2 needs 4 + 42 + 4, or all."""
+    done = timeline(
+        f"0:4->9 5:20->30 5:4->{output}",
+        tokens=64,
+        enable_mixed_chunk=True,
+        chunked_prefill_size=8,
+        schedule_conservativeness=0.0,
+    )
+    assert done.items[1] == [(1, 4), (0, 1)]
+    assert blocked(done.records)[0] == (14, 2, reason)
 
 
 def test_rule_4_what_no_page_of_the_chunk_is_left_for_lacks_tokens() -> None:

@@ -153,10 +153,22 @@ def test_rule_7_a_cut_is_made_at_a_page() -> None:
     assert timeline("0:5->1 0:12->1", chunked_prefill_size=12).items == [[(0, 5), (1, 4)], [(1, 8)]]
 
 
-def test_rule_7_a_middle_chunk_reserves_no_output() -> None:
-    """Request 0 may generate 30 tokens, but with its second of three chunks there is room for request 1 beside it."""
-    done = timeline("0:20->30 5:4->2", tokens=56, chunked_prefill_size=8, schedule_policy="shortest-prefill-first")
-    assert done.items[1] == [(0, 4), (1, 4)]
+def test_rule_7_a_cut_may_leave_one_token() -> None:
+    """Of a chunk of 2 request 1 gets what 0 leaves."""
+    assert timeline("0:1->1 0:3->1", page=1, chunked_prefill_size=2).items == [[(0, 1), (1, 1)], [(1, 2)]]
+
+
+def test_rule_7_a_prompt_given_up_half_computed_is_over() -> None:
+    """Request 0, cancelled during its first chunk, leaves the next one to request 1."""
+    assert timeline("0:20->1c5 0:4->1", chunked_prefill_size=8).items == [[(0, 8)], [(1, 4)]]
+
+
+@pytest.mark.parametrize(("output", "beside"), [(31, True), (32, False)])
+def test_rule_7_a_middle_chunk_reserves_no_output(output: int, beside: bool) -> None:
+    """Request 0 may generate 30 tokens, but with its second of three chunks 48 are left, less the chunk and a page."""
+    arrivals = f"0:20->30 5:4->{output}"
+    done = timeline(arrivals, tokens=56, chunked_prefill_size=8, schedule_policy="shortest-prefill-first")
+    assert done.items[1] == [(0, 4), (1, 4)][: 1 + beside]
 
 
 @pytest.mark.parametrize(("output", "beside"), [(7, True), (8, False)])
@@ -228,6 +240,12 @@ def test_rule_9_full_ties_retract_the_last_to_have_joined() -> None:
     """Two like requests of one batch: the second goes."""
     done = timeline("0:6->12 5:6->12", page=1, tokens=26, schedule_conservativeness=0.0)
     assert [request for _, request, _, _ in done.preemptions()] == [1]
+
+
+def test_rule_9_a_victim_may_stand_in_its_own_way_alone() -> None:
+    """At 127 request 1 has filled its blocks and none is free; 0 needs none, so that nobody else is the reason."""
+    done = timeline("0:4->15 5:5->10", tokens=24, schedule_conservativeness=0.0)
+    assert done.preemptions() == [(127, 1, "kv_blocks", -1)]
 
 
 def test_rule_9_by_priority_the_least_important_is_retracted() -> None:

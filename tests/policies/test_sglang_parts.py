@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sglang_runs import sharing
-from whole_batches import requests
+from sglang_runs import sharing, timeline
+from whole_batches import blocked, requests
 
 from sim.kv.blocks import CountingKV, KVBlockManager
 from sim.kv.radix_cache import RadixKV
+from sim.policies.systems.sglang import Sglang
 from sim.policies.systems.sglang_batch import RunningBatch
 from sim.policies.systems.sglang_budget import CLIP_MAX_NEW_TOKENS, Completion, Growth, PrefillBudget
 from sim.policies.systems.sglang_config import SglangConfig
 from sim.policies.systems.sglang_prefill import PrefillAdder
 from sim.policies.systems.sglang_queue import ByPrefix, ByPriority
-from sim.types import Request, Sequence
+from sim.types import Batch, PolicyContext, Request, Sequence
 
 Prompt = tuple[tuple[int, int], ...]
 PRIORITIES: dict[str, Any] = {"enable_priority_scheduling": True, "chunked_prefill_size": -1}
@@ -40,6 +41,31 @@ def test_what_a_config_comes_to(knobs: dict[str, Any], cache: str, preempts: boo
     assert (config.prefix_cache, config.preempts, config.mixes) == (cache, preempts, mixes)
 
 
+# ---- slots
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_model_len", "slots"),
+    [(100_000, 1_000_000, 2048), (16_004, 4_000, 2048), (16_400, 4_000, 2099), (20_000, 100, 4096)],
+)
+def test_how_many_may_run_unless_told(tokens: int, max_model_len: int, slots: int) -> None:
+    """512 times the KV tokens by max_model_len, rounded down; at least 2,048 and at most 4,096."""
+    config = SglangConfig(disable_radix_cache=True, chunked_prefill_size=-1)
+    scheduler = Sglang(config, PolicyContext(CountingKV(tokens, 1), max_model_len))
+    for i in range(slots + 1):
+        scheduler.add(Sequence(Request(i, 0, 1, 1)), 0)
+    batch = scheduler.schedule(0, drain=True)
+    assert isinstance(batch, Batch)
+    assert len(batch.chunks) == slots
+
+
+def test_no_more_may_run_than_half_the_kv_tokens() -> None:
+    """Of 9 tokens a fifth request would find enough, but 4 are as many as may run."""
+    done = timeline("0:1->2 " * 5, page=1, tokens=9, prefill_max_requests=1, schedule_conservativeness=0.0)
+    assert done.items[3:5] == [[(3, 1)], [(0, 1), (1, 1), (2, 1), (3, 1)]]
+    assert blocked(done.records)[-1] == (33, 4, "no_slot")
+
+
 # ---- queues
 
 
@@ -47,15 +73,15 @@ def sequences(text: str, *prompts: Prompt) -> list[Sequence]:
     return [Sequence(a.request) for a in (sharing(text, *prompts) if prompts else requests(text))]
 
 
-def knowing(blocks: int, page: int, prompt: Prompt) -> RadixKV:
-    """A pool whose tree holds the tokens of `prompt`, which nobody uses."""
+def knowing(blocks: int, page: int, *prompts: Prompt) -> RadixKV:
+    """A pool whose tree holds the tokens of `prompts`, the oldest first, which nobody uses."""
     kv = RadixKV(blocks, page)
-    (known,) = sequences(f"0:{sum(n for _, n in prompt)}->1", prompt)
-    known.request = Request(999, 0, known.request.prompt_tokens, 1, tokens=known.request.tokens)
-    assert kv.admit(known, known.num_tokens, 0)
-    known.settled_computed_tokens = known.num_tokens
-    kv.insert(known)
-    kv.free(known)
+    for prompt in prompts:
+        (known,) = sequences(f"0:{sum(n for _, n in prompt)}->1", prompt)
+        assert kv.admit(known, known.num_tokens, 0)
+        known.settled_computed_tokens = known.num_tokens
+        kv.insert(known)
+        kv.free(known)
     return kv
 
 
@@ -83,6 +109,16 @@ def test_a_common_prefix_is_seen_whatever_follows_it(common: int, expected: list
     """The second has fewer tokens of the first's text: 32 of them make it wait, 31 do not."""
     kv = RadixKV(100, 4)
     assert order(arranged(kv, ((0, 40), (1, 4)), ((0, common), (2, 44 - common)), ((3, 44),))) == expected
+
+
+def test_a_long_queue_is_used_like_another_though_not_sorted() -> None:
+    """Text 0 is the older one until the head of 129 is looked at; then text 1 goes."""
+    kv = knowing(4, 8, ((0, 8),), ((1, 8),))
+    queue = arranged(kv, ((0, 8),), *[((i, 8),) for i in range(2, 130)])
+    assert len(queue) == 129
+    kv.make_room(3)
+    found = sequences("0:8->1 0:8->1", ((0, 8),), ((1, 8),))
+    assert [kv.match(seq, 8) for seq in found] == [8, 0]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +174,15 @@ def test_one_that_enters_is_played_before_the_first_with_as_many_to_come(left_to
     """8 to come are played between 5 and 10, when the first has given 1 back: 8 for three, and a token each is kept."""
     completion = Completion(1.0)
     first, second, third, late = sequences("0:1->5 0:1->10 0:1->20 0:100->8")
+    assert completion.fits(first, [second, third], [], 300)
+    assert completion.fits(late, [], [], left_tokens) is fits
+
+
+@pytest.mark.parametrize(("left_tokens", "fits"), [(33, True), (32, False)])
+def test_one_with_the_most_to_come_is_played_before_the_last(left_tokens: int, fits: bool) -> None:
+    """40 to come go between 10 and 20, where 1 + 100 tokens are given back: it is 10 for three that decides."""
+    completion = Completion(1.0)
+    first, second, third, late = sequences("0:1->5 0:100->10 0:1->20 0:1->40")
     assert completion.fits(first, [second, third], [], 300)
     assert completion.fits(late, [], [], left_tokens) is fits
 
