@@ -325,7 +325,7 @@ class StepEstimator(Protocol):
 class PolicyContext:
     """Everything a policy is built with besides its config.
 
-    A predictor is there only for a config whose `needs_predictor` is true; swap blocks likewise `needs_swap_space`.
+    A predictor is there only for a config whose traits have `needs_predictor`; swap blocks likewise `needs_swap_space`.
     """
 
     kv: KVBlockManager

@@ -12,6 +12,7 @@ from sim.catalog import GPUS, MODELS
 from sim.cost import Calibrated, Constant, Roofline, Scaled, Unknown
 from sim.cost.profile import StatedHost, load_profile
 from sim.cost.work import TIME_TERMS, columns_of
+from sim.deployment import Deployment
 from sim.errors import ScenarioError
 from sim.point import Setup, resolve, simulate_point
 from sim.results.keep import heading
@@ -107,6 +108,23 @@ def test_what_a_policy_is_told_of_recompute_and_swap_is_stretched_too():
     scaled = Scaled(LINEAR, 2.5)
     assert scaled.swap_ns(64) == 2.5 * LINEAR.swap_ns(64) > 0
     assert scaled.recompute_ns(100) == 2.5 * LINEAR.recompute_ns(100) > 0
+
+
+def test_what_each_kind_is_of_and_how_far_it_reaches():
+    """Stated times are of nothing; a profile is bounded unless told to go on, and no longer itself once stretched."""
+    profile = load_profile("h200-llama-3.1-8b-aiconfigurator")
+    measured, roofline = Calibrated(profile), Deployment(MODELS["llama-3.1-8b"], GPUS["h100"], tp=2)
+    known = {
+        Constant(1000): (None, None, None),
+        LINEAR: (None, None, None),
+        Roofline(MODELS["llama-3.1-8b"], GPUS["h100"], tp=2): (roofline, None, None),
+        measured: (profile.deployment, profile, profile.hull),
+        Calibrated(profile, extrapolate=True): (profile.deployment, profile, None),
+        Scaled(measured, 1.1): (profile.deployment, None, profile.hull),
+    }
+    assert {cost: (cost.deployment, cost.profile, cost.reach) for cost in known} == known
+    assert profile.deployment == Deployment(MODELS["llama-3.1-8b"], GPUS["h200"], "aiconfigurator-vllm-0.24")
+    assert replace(profile, gpu="tpu").deployment.gpu is None
 
 
 def test_what_each_kind_knows_of_its_error():
