@@ -67,7 +67,7 @@ class Setup:
             longest = limit if file.max_model_len is None else file.max_model_len
             cost = build_cost(file.cost, model, block_size=file.kv.block_size, max_model_len=longest)
             stretched = cost if file.cost_factor == 1 else Scaled(cost, file.cost_factor)
-            setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, cost))
+            setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost)
@@ -291,7 +291,7 @@ def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
     )
 
 
-def _kv_budget(scenario: Scenario, cost: Cost) -> KvBudget:
+def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
     """The stated blocks, else those a profile measured, else what model and GPU leave room for."""
     kv, deployment, profile = scenario.file.kv, cost.deployment, cost.profile
     if kv.tokens is not None:
@@ -310,4 +310,5 @@ def _kv_budget(scenario: Scenario, cost: Cost) -> KvBudget:
             f"profile {profile.name} has no KV memory measured in blocks of {kv.block_size}, and names no GPU of the"
             " catalog to derive it from. Add kv: tokens."
         )
-    return deployment.derive_kv(utilisation=kv.utilisation, block_size=kv.block_size)
+    own = replace(deployment, model=model)  # of the same shape, under the name that the scenario has for it
+    return own.derive_kv(utilisation=kv.utilisation, block_size=kv.block_size)

@@ -236,6 +236,16 @@ def test_a_model_that_no_cost_can_time_runs_with_stated_times(tmp_path: Path) ->
         load_model(str(tmp_path / "moe.json"))
 
 
+@pytest.mark.parametrize("cost", ["h200", "h200-llama-3.1-8b-aiconfigurator"])
+def test_what_does_not_fit_is_told_by_the_name_that_the_scenario_has_for_it(tmp_path: Path, cost: str) -> None:
+    """A profile of the same shape is of a model of another name."""
+    (tmp_path / "mine.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "s.yaml").write_text(STATED.replace("model: llama-3.1-8b", "model: mine.json"))
+    scenario = load_scenario(str(tmp_path / "s.yaml"), overrides=[f"cost={cost}", "kv={utilisation: 10%}"])
+    with pytest.raises(ScenarioError, match=r"mine on h200: 3\.6 GB short of one KV block"):
+        Setup.of(scenario)
+
+
 def test_a_deployment_holds_weights_and_kv_in_their_own_types_on_every_gpu() -> None:
     """Two GPUs share weights and KV heads, of latent attention each has a copy; four bytes a number are twice two."""
     model, latent = MODELS["llama-3.1-8b"], ModelSpec.from_config(DEEPSEEK, "m")
