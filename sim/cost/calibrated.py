@@ -46,6 +46,9 @@ _Segment = tuple[float, float, float, float, float, float]
 in a step of them alone, max(least, alone + per_token · context); `attention` is the part of `alone` that stays in a
 step with chunks. A bare tuple, since every step reads one."""
 
+_Rows = int | tuple[int, int]
+"""Decodes and rows of padding; and the rows that attention has, where these are others."""
+
 
 class Calibrated(Cost):
     """The cost of steps on what `profile` was measured on.
@@ -89,22 +92,20 @@ class Calibrated(Cost):
         self._head: dict[int, float] = {}
         longest = max_model_len or int(profile.hull.max_context) + 1
         self._most = max(longest - 1, 1) if profile.origin == "measured" else None
-        self._segments: dict[tuple[int, int], list[_Segment]] = {}  # by rows, and those that attention has
-        self._latest: dict[tuple[int, int], _Segment] = {}
+        self._segments: dict[_Rows, list[_Segment]] = {}
+        self._latest: dict[_Rows, _Segment] = {}
 
     # ---- one step
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
-        pad, most = batch.pad_context_tokens, self._most
-        reads = rows = batch.num_decode + batch.pad_decode_rows
+        rows = batch.num_decode + batch.pad_decode_rows
         if rows:
-            context = batch.context_tokens + pad
-            if most is not None and pad > most * batch.pad_decode_rows:
-                reads = batch.num_decode - (-pad // most)
-            segment = self._latest.get((rows, reads))
+            context = batch.context_tokens + batch.pad_context_tokens
+            key = self._with_reads(batch, rows) if batch.pad_context_tokens else rows
+            segment = self._latest.get(key)
             if segment is None or context > segment[1] or context < segment[0]:
-                segment = self._find(rows, reads, context)
+                segment = self._find(key, context)
             if batch.chunks:
                 ns = self._chunks_ns(batch, rows, segment[5] + segment[3] * context)
             else:
@@ -182,14 +183,20 @@ class Calibrated(Cost):
             self._head[rows] = costs.in_situ * costs.head.at_one(rows)
         return self._layers[tokens] + self._head[rows]
 
-    def _find(self, rows: int, reads: int, context: int) -> _Segment:
-        """The segment of `rows` decodes, `reads` for attention, that holds `context`. ExtrapolationError outside the
-        hull."""
+    def _with_reads(self, batch: Batch, rows: int) -> _Rows:
+        """`rows` decodes, and how many attention has where their padding reads more than they could."""
+        pad, most = batch.pad_context_tokens, self._most
+        if most is None or pad <= most * batch.pad_decode_rows:
+            return rows
+        return rows, batch.num_decode - (-pad // most)
+
+    def _find(self, key: _Rows, context: int) -> _Segment:
+        """The segment of so many decodes that holds `context`. ExtrapolationError outside the hull."""
+        rows, reads = (key, key) if isinstance(key, int) else key
         if not self.extrapolate:
             self._check(rows, self.profile.hull.max_sequences, *_DECODES)
             self._check(rows, self.profile.hull.max_tokens, *_TOKENS)
             self._check(context / reads, self.profile.hull.max_context, *_CONTEXT)
-        key = rows, reads
         if key not in self._segments:
             self._segments[key] = self._segments_of(rows, reads)
         segments = self._segments[key]
