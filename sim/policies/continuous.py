@@ -12,13 +12,12 @@ the budget (`over_token_budget`).
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
+from sim.policies.first_come import FirstCome
 from sim.policy_config import PolicyConfig, Traits
 from sim.ranges import PositiveInt
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
@@ -58,11 +57,10 @@ class ContinuousConfig(PolicyConfig):
         )
 
 
-class Continuous:
+class Continuous(FirstCome):
     """The scheduler. A step costs O(prompts in it), whatever the number of sequences that decode."""
 
     evidence = "family"
-    streams = True
 
     def __init__(self, config: ContinuousConfig, context: PolicyContext) -> None:
         kv = context.kv
@@ -71,26 +69,10 @@ class Continuous:
                 f"continuous: reserve_tokens {config.reserve_tokens} takes {kv.blocks_for(config.reserve_tokens)} KV"
                 f" blocks, {kv.num_blocks} are in the pool. Lower it or give the engine more KV."
             )
+        super().__init__(context)
         self.config = config
-        self.kv = kv
-        self.max_model_len = context.max_model_len
-        self.events: list[Event] = []
-        self.group = DecodeGroup(kv.block_size)
-        self.waiting: deque[Sequence] = deque()
-        self.running: dict[Sequence, None] = {}
-        self.partial: dict[Sequence, int] = {}  # running: prompt tokens lacking after the step in flight
         self._budget = _NO_CAP if config.max_num_batched_tokens is None else config.max_num_batched_tokens
         self._prefill_first = config.order == "prefill_first"
-        self._admitted = 0
-        self._blocked: tuple[Sequence, str] | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.running)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len) or self._refusal(seq)
@@ -98,13 +80,6 @@ class Continuous:
             self.events.append(refusal)
             return
         self.waiting.append(seq)
-
-    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-        if seq in self.running:
-            self._release(seq)
-        else:
-            self.waiting.remove(seq)
-        return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         group = self.group
@@ -114,7 +89,7 @@ class Continuous:
             left -= self._compute(seq, left, chunks)
         if self.waiting:
             reason = self._admit(left, chunks)
-            self._note_blocked(reason, chunks)
+            self.note_blocked(reason, chunks[-1][0].request.id if reason == "token_budget" and chunks else None)
         if not (chunks or group.members):
             return IDLE
         decodes = None if self._prefill_first and chunks else group
@@ -127,25 +102,11 @@ class Continuous:
         batch.again()
         return True
 
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        for seq in finished:
-            self._release(seq)
-        for seq in batch.sampled:
-            if seq in self.running:
-                del self.partial[seq]
-                self.group.join(seq)
-        return finished
-
-    def _most_tokens(self, seq: Sequence) -> int:
-        """The most tokens of `seq` that can ever be in the KV cache."""
-        request = seq.request
-        return min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
-
     def _refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a sequence that no step could start; None if one could."""
         reserve, prompt = self.config.reserve_tokens, seq.request.prompt_tokens
-        if reserve is not None and self._most_tokens(seq) > reserve:
-            detail = f"{self._most_tokens(seq)} tokens need KV, reserve_tokens {reserve}"
+        if reserve is not None and self.most_tokens(seq) > reserve:
+            detail = f"{self.most_tokens(seq)} tokens need KV, reserve_tokens {reserve}"
             return Event("rejected", seq, "never_fits", detail=detail)
         if not self.config.chunked_prefill and prompt > self._budget:
             detail = f"prompt of {prompt} tokens in one step, max_num_batched_tokens {self._budget}"
@@ -162,13 +123,10 @@ class Continuous:
             prompt = seq.request.prompt_tokens
             if left < (1 if config.chunked_prefill else prompt):
                 return "token_budget"
-            if not kv.allocate(seq, config.reserve_tokens or self._most_tokens(seq)):
+            if not kv.allocate(seq, config.reserve_tokens or self.most_tokens(seq)):
                 return "kv_blocks"
             waiting.popleft()
-            seq.order = self._admitted
-            self._admitted += 1
-            self.running[seq] = None
-            self.partial[seq] = prompt
+            self.start_running(seq, prompt)
             left -= self._compute(seq, left, chunks)
         return ""
 
@@ -178,17 +136,3 @@ class Continuous:
         self.partial[seq] -= n
         chunks.append((seq, n))
         return n
-
-    def _release(self, seq: Sequence) -> None:
-        self.kv.free(seq)
-        if seq.group is not None:
-            self.group.leave(seq)
-        self.partial.pop(seq, None)
-        del self.running[seq]
-
-    def _note_blocked(self, reason: str, chunks: list[tuple[Sequence, int]]) -> None:
-        blocked = (self.waiting[0], reason) if self.waiting else None
-        if blocked is not None and blocked != self._blocked:
-            ahead = chunks[-1][0].request.id if reason == "token_budget" and chunks else None
-            self.events.append(Event("blocked", *blocked, blocker=ahead))
-        self._blocked = blocked

@@ -1,4 +1,4 @@
-"""What Vidur's schedulers have in common: a FIFO, the running in order of admission, and the blocks these hold.
+"""What Vidur's schedulers have in common: when the head of their queue comes in, and how the running get blocks.
 
 A strict queue: nobody overtakes its head. Decodes grow by one block when the last one is full, but each needs a free
 block even if its last one has room (rule of `vllm` and `sarathi`); for want of it the last admitted running sequence
@@ -9,43 +9,18 @@ preempted half-way is computed anew in full, where Vidur forgets the part not co
 
 from __future__ import annotations
 
-from collections import deque
-
-from sim.decode import DecodeGroup
 from sim.kv.blocks import never_fits
+from sim.policies.first_come import FirstCome
 from sim.types import Batch, Event, PolicyContext, Sequence
 
 
-class VidurScheduler:
-    """The queue and the running of one engine. `partial` are the running whose prompt or recompute is not done."""
-
-    streams = True
+class VidurScheduler(FirstCome):
+    """The queue, the running and the blocks of one engine."""
 
     def __init__(self, context: PolicyContext, batch_size_cap: int, watermark_blocks_fraction: float = 0.0) -> None:
-        self.kv = context.kv
-        self.events: list[Event] = []
-        self.max_model_len = context.max_model_len
+        super().__init__(context)
         self.batch_size_cap = batch_size_cap
         self.watermark_blocks = int(watermark_blocks_fraction * context.kv.num_blocks)
-        self.group = DecodeGroup(context.kv.block_size)
-        self.waiting: deque[Sequence] = deque()
-        self.running: dict[Sequence, None] = {}
-        self.partial: dict[Sequence, None] = {}
-        self._admitted = 0
-        self._blocked: tuple[Sequence, str] | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.running)
-
-    def most_tokens(self, seq: Sequence) -> int:
-        """The most tokens of `seq` that can ever be in the KV cache: the last one is never computed."""
-        request = seq.request
-        return min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
 
     def refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a sequence that could not end even alone; None if it could.
@@ -74,10 +49,7 @@ class VidurScheduler:
         seq = self.waiting.popleft()
         room = self.kv.allocate(seq, num_tokens)
         assert room, "obstacle() counted the same blocks"
-        seq.order = self._admitted
-        self._admitted += 1
-        self.running[seq] = None
-        self.partial[seq] = None
+        self.start_running(seq, num_tokens)
         return seq
 
     def grow_decodes(self) -> list[Event]:
@@ -111,36 +83,3 @@ class VidurScheduler:
         self.kv.grow_group(self.group)
         batch.again()
         return True
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        """Frees the finished, lets done prompts decode; returns the finished, whose responses are out."""
-        for seq in finished:
-            self.release(seq)
-        for seq in batch.sampled:
-            if seq in self.running:
-                del self.partial[seq]
-                self.group.join(seq)
-        return finished
-
-    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-        """Forgets a waiting or running sequence and frees its blocks."""
-        if seq in self.running:
-            self.release(seq)
-        else:
-            self.waiting.remove(seq)
-        return []
-
-    def release(self, seq: Sequence) -> None:
-        """Takes `seq` out of the running and frees its blocks."""
-        self.kv.free(seq)
-        if seq.group is not None:
-            self.group.leave(seq)
-        self.partial.pop(seq, None)
-        del self.running[seq]
-
-    def news_of_head(self, reason: str) -> list[Event]:
-        """The event of a head that is newly blocked, or for a new `reason`; else nothing."""
-        blocked = (self.waiting[0], reason) if self.waiting else None
-        news = [Event("blocked", *blocked)] if blocked is not None and blocked != self._blocked else []
-        self._blocked = blocked
-        return news

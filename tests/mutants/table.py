@@ -46,6 +46,7 @@ TESTS = {
     "sim/policies/preempti*.py": "policies/test_preemptive conformance/test_regressions conformance:preemptive",
     "sim/policies/queues.py": "policies/test_vllm policies/test_preemptive conformance:vllm",
     "sim/policies/rectangle.py": f"{BATCHES} policies/test_tf_serving policies/test_ray_serve policies/test_triton",
+    "sim/policies/first_come.py": "policies/test_continuous policies/test_tgi conformance:continuous",
     "sim/policies/replica.py": "policies/test_sarathi policies/test_vllm_v0 policies/test_orca conformance:sarathi"
     " conformance:vllm_v0",
     "sim/policies/sealed.py": "policies/test_tf_serving policies/test_ray_serve conformance:ray_serve",

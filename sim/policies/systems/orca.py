@@ -60,7 +60,7 @@ class Orca(VidurScheduler):
         while self.waiting and not (reason := self.obstacle(self.slot_tokens)):
             seq = self.admit(self.slot_tokens)
             chunks.append((seq, seq.request.prompt_tokens))
-        self.events += self.news_of_head(reason)
+        self.note_blocked(reason)
         if not (chunks or self.group.members):
             return IDLE
         return Batch(self.group, chunks, sum([n for _, n in chunks]))

@@ -67,7 +67,7 @@ class Sarathi(VidurScheduler):
             seq, n = self.admit(tokens), min(tokens, left)
             chunks.append((seq, n))
             left -= n
-        self.events += self.news_of_head(reason)
+        self.note_blocked(reason)
         if not (chunks or preemptions or self.group.members):
             return IDLE
         preempted = [event.seq for event in preemptions]

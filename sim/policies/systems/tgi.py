@@ -13,13 +13,12 @@ whole nodes, where TGI shortens the last one, and holds only what was computed, 
 
 from __future__ import annotations
 
-from collections import deque
 from struct import pack, unpack
 
-from sim.decode import DecodeGroup
 from sim.errors import ScenarioError
 from sim.kv.blocks import never_fits
 from sim.kv.radix_cache import RadixKV
+from sim.policies.first_come import FirstCome
 from sim.policies.systems.tgi_config import TgiConfig
 from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
 
@@ -27,11 +26,10 @@ _Chosen = list[tuple[Sequence, int, int]]
 """Those of the next prefill, with the tokens of their first chunk and those found in the cache before it."""
 
 
-class Tgi:
+class Tgi(FirstCome):
     """The scheduler. A decode step costs O(1) while the queue is empty or its head stays blocked."""
 
     evidence = "hand-derived"
-    streams = True
 
     def __init__(self, config: TgiConfig, context: PolicyContext) -> None:
         kv = context.kv
@@ -45,16 +43,10 @@ class Tgi:
             raise ScenarioError(
                 f"tgi: its prefix cache needs a RadixKV, not a {type(kv).__name__}. Set use_prefix_caching: false."
             )
+        super().__init__(context)
         self.config = config
-        self.kv = kv
         self._cache = kv if isinstance(kv, RadixKV) and config.use_prefix_caching else None
-        self.max_model_len = context.max_model_len
         self.total_tokens = kv.num_blocks * kv.block_size if total is None else total
-        self.events: list[Event] = []
-        self.group = DecodeGroup(kv.block_size)
-        self.waiting: deque[Sequence] = deque()
-        self.running: dict[Sequence, None] = {}
-        self.partial: dict[Sequence, int] = {}  # running, prompt not done: tokens of its next chunk
         # Block 0 is kept for health checks where blocks are allocated, that is without padding.
         self.usable_blocks = kv.num_blocks if config.requires_padding else self.total_tokens // kv.block_size - 1
         if self.usable_blocks < 1:
@@ -67,16 +59,6 @@ class Tgi:
         self._must_decode = False  # a prefill for a running batch was made; a decode is next
         self._waiting_tokens = 1  # decodes since the last prefill, and one
         self._widest = 0  # padded: the longest context of the members, less the group's step
-        self._admitted = 0
-        self._blocked: tuple[Sequence, str] | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.running)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = self._refusal(seq)
@@ -86,11 +68,8 @@ class Tgi:
         self.waiting.append(seq)
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-        if seq in self.running:
-            self._release(seq)
-            self._measure_width()
-        else:
-            self.waiting.remove(seq)
+        super().cancel(seq, now_ns)
+        self._measure_width()
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
@@ -100,7 +79,7 @@ class Tgi:
             chosen, reason = self._next_batch(first)
         else:
             reason = "decode_first"
-        self._note_blocked(reason)
+        self.note_blocked(reason)
         if chosen:
             self._waiting_tokens = 1
             self._must_decode = not first
@@ -134,12 +113,7 @@ class Tgi:
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         size = batch.num_decode + len(batch.chunks)
-        for seq in finished:
-            self._release(seq)
-        for seq in batch.sampled:
-            if seq in self.running:
-                del self.partial[seq]
-                self.group.join(seq)
+        super().complete(batch, finished, now_ns)
         if self.partial:
             self._cut_chunks(size)
         if finished or batch.sampled:
@@ -179,11 +153,8 @@ class Tgi:
         for seq, n, hit in chosen:
             waiting.popleft()
             seq.start_from_cache(hit)
-            self._claimed_blocks += self.kv.blocks_for(self._most_tokens(seq))
-            seq.order = self._admitted
-            self._admitted += 1
-            self.running[seq] = None
-            self.partial[seq] = n
+            self._claimed_blocks += self.kv.blocks_for(self.most_tokens(seq))
+            self.start_running(seq, n)
         return chosen, reason
 
     def _fitting(self, max_size: int | None, budget: int) -> tuple[_Chosen, str]:
@@ -197,7 +168,7 @@ class Tgi:
             prompt = seq.request.prompt_tokens
             if self.config.requires_padding:
                 longest = max(longest, prompt)
-                new_tokens += self._most_tokens(seq) + 1 - prompt
+                new_tokens += self.most_tokens(seq) + 1 - prompt
                 padded = (len(chosen) + 1) * longest
                 if padded > budget or padded + new_tokens > room:
                     return chosen, "token_budget" if padded > budget else "kv_blocks"
@@ -221,7 +192,7 @@ class Tgi:
         A prompt that is cached to its end computes its last token anew. One that finds too few blocks leaves the cache
         evicted.
         """
-        most, prompt, hit = self._most_tokens(seq), seq.request.prompt_tokens, 0
+        most, prompt, hit = self.most_tokens(seq), seq.request.prompt_tokens, 0
         if self._cache is not None:
             hit = self._cache.match(seq, prompt)
             self._cache.take(seq, hit)
@@ -257,17 +228,12 @@ class Tgi:
 
     # ---- sizes
 
-    def _most_tokens(self, seq: Sequence) -> int:
-        """The most tokens of `seq` that can ever be in the KV cache."""
-        request = seq.request
-        return min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
-
     def _running_tokens(self) -> int:
         """Padded: the running batch at its worst, every row as long as the longest and all outputs still to come."""
         rows, longest, to_come = len(self.running), 0, 0
         for seq in self.running:
             longest = max(longest, seq.num_tokens)
-            to_come += self._most_tokens(seq) + 1 - seq.num_tokens
+            to_come += self.most_tokens(seq) + 1 - seq.num_tokens
         return rows * longest + to_come
 
     def _measure_width(self) -> None:
@@ -277,7 +243,7 @@ class Tgi:
     def _refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a request that the router would not take, or that could never run."""
         config, prompt = self.config, seq.request.prompt_tokens
-        most = self._most_tokens(seq)
+        most = self.most_tokens(seq)
         if len(self.waiting) + len(self.running) >= config.max_concurrent_requests:
             detail = f"max_concurrent_requests {config.max_concurrent_requests} are in the engine already"
             return Event("rejected", seq, "queue_full", detail=detail)
@@ -298,21 +264,11 @@ class Tgi:
             return Event("rejected", seq, "over_token_budget", detail=detail)
         return None
 
-    def _release(self, seq: Sequence) -> None:
-        self._claimed_blocks -= self.kv.blocks_for(self._most_tokens(seq))
+    def release(self, seq: Sequence) -> None:
+        self._claimed_blocks -= self.kv.blocks_for(self.most_tokens(seq))
         if self._cache is not None:
             self._cache.insert(seq, seq.request.prompt_tokens)
-        self.kv.free(seq)
-        if seq.group is not None:
-            self.group.leave(seq)
-        self.partial.pop(seq, None)
-        del self.running[seq]
-
-    def _note_blocked(self, reason: str) -> None:
-        blocked = (self.waiting[0], reason) if self.waiting else None
-        if blocked is not None and blocked != self._blocked:
-            self.events.append(Event("blocked", *blocked))
-        self._blocked = blocked
+        super().release(seq)
 
 
 def _single(value: float) -> float:

@@ -58,11 +58,11 @@ class VllmV0(VidurScheduler):
         chunks: list[tuple[Sequence, int]] = []
         reason = self._admit(chunks)
         if chunks:
-            self.events += self.news_of_head(reason)
+            self.note_blocked(reason)
             return Batch(None, chunks, sum([n for _, n in chunks]))
         preemptions = self.grow_decodes()
         self.events += preemptions
-        self.events += self.news_of_head("preemption" if preemptions else reason)
+        self.note_blocked("preemption" if preemptions else reason)
         if not (preemptions or self.group.members):
             return IDLE
         return Batch(self.group, [], 0, preempted=[event.seq for event in preemptions])
