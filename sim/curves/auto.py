@@ -45,7 +45,7 @@ WORTH_OF_CROSSING, WORTH_OF_KNEE, WORTH_OF_EDGE, WORTH_OF_GROWING = 8.0, 3.0, 2.
 
 
 @dataclass
-class Search:
+class LineSearch:
     """One line's loads so far. `scale` is its saturation on the load axis, `saturation_rps` in requests/s."""
 
     line: Line
@@ -65,7 +65,7 @@ def find_loads(lines: Sequence[Line], sweep: Sweep) -> tuple[list[dict[str, Any]
     ScenarioError where no saturation can be told, as under sessions.
     """
     rates = saturations(lines, sweep.home, jobs=sweep.jobs, force=sweep.force)
-    searches = [Search(line, rates[line.policy], 0.0) for line in lines]
+    searches = [LineSearch(line, rates[line.policy], 0.0) for line in lines]
     config = lines[0].setup.scenario.file.load
     assert config is not None, "auto is a load axis"
     known: set[float] = set()
@@ -77,7 +77,7 @@ def find_loads(lines: Sequence[Line], sweep: Sweep) -> tuple[list[dict[str, Any]
     return results, rates
 
 
-def _looked_for(search: Search, num_points: int, known: set[float]) -> Generator[list[float], None, None]:
+def _looked_for(search: LineSearch, num_points: int, known: set[float]) -> Generator[list[float], None, None]:
     """Yields the loads that one line wants tested next; `known` are those of all lines."""
     if _axis(search) == "users":
         fewest = [float(_fewest_users(search.line))]
@@ -91,7 +91,7 @@ def _looked_for(search: Search, num_points: int, known: set[float]) -> Generator
         yield loads
 
 
-def _test(sweep: Sweep, wanted: Sequence[tuple[Search, list[float]]]) -> None:
+def _test(sweep: Sweep, wanted: Sequence[tuple[LineSearch, list[float]]]) -> None:
     """Simulates the loads of every search, the heaviest first so that parallel runs end together."""
     asked = [(search, load) for search, loads in wanted for load in loads]
     asked.sort(key=lambda pair: -pair[1])
@@ -103,7 +103,7 @@ def _test(sweep: Sweep, wanted: Sequence[tuple[Search, list[float]]]) -> None:
 # ---- which loads
 
 
-def _coarse(search: Search, count: int, known: set[float]) -> list[float]:
+def _coarse(search: LineSearch, count: int, known: set[float]) -> list[float]:
     """Evenly spaced loads around the saturation, those of other lines where they lie near."""
     users = _axis(search) == "users"
     low, high = (USERS_FROM, USERS_TO) if users else (COARSE_FROM, COARSE_TO)
@@ -117,7 +117,7 @@ def _coarse(search: Search, count: int, known: set[float]) -> list[float]:
     return loads
 
 
-def _refined(search: Search, count: int, known: set[float]) -> list[float]:
+def _refined(search: LineSearch, count: int, known: set[float]) -> list[float]:
     """The next loads of a search, at most `count`; none where every gap is narrow."""
     users = _axis(search) == "users"
     loads: list[float] = []
@@ -185,11 +185,11 @@ def _near(wanted: float, low: float, high: float, known: set[float], whole: bool
 # ---- how much a line can serve
 
 
-def _axis(search: Search) -> str:
+def _axis(search: LineSearch) -> str:
     return search.line.setup.scenario.load_name
 
 
-def _scale(search: Search) -> float:
+def _scale(search: LineSearch) -> float:
     """The saturation on the load axis: requests/s; factors of the trace's own rate; or, of a closed loop, the users at
     which it would saturate if nobody waited for another (Denning and Buzen, 1978): rate × (E2E alone + thinking)."""
     line, rate_rps = search.line, search.saturation_rps

@@ -65,7 +65,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Marks:
+class Landmarks:
     """What a policy's curve shows. `unstable_from` None: the queue grows at no tested load."""
 
     knee: Knee | None
@@ -73,9 +73,9 @@ class Marks:
     unstable_from: float | None
 
 
-def marks(tested: list[Tested]) -> Marks:
+def marks(tested: list[Tested]) -> Landmarks:
     """All three, of a curve from `curve`."""
-    return Marks(knee(tested), crossing(tested), unstable_from(tested))
+    return Landmarks(knee(tested), crossing(tested), unstable_from(tested))
 
 
 def curve(rows: Iterable[Mapping[str, Any]], slo: Slo | None) -> list[Tested]:

@@ -9,7 +9,7 @@ import numpy as np
 from sim.metrics.slo import parse_slo
 from sim.planning.make import Planned
 from sim.planning.money import MILLION, energy_kwh, tokens_per_month, watts
-from sim.planning.probe import Probe
+from sim.planning.probe import GroupProbe
 from sim.planning.search import Found
 from sim.results.read import POINTS
 from sim.units import format_duration
@@ -59,7 +59,7 @@ def configuration(planned: Planned, index: int) -> Row:
     return row
 
 
-def _one_less(planned: Planned, probe: Probe | None) -> Row:
+def _one_less(planned: Planned, probe: GroupProbe | None) -> Row:
     """What was shown of one replica less; all None where that is no replica."""
     row = interval_row("one_less", probe)
     if probe is None:
@@ -72,7 +72,7 @@ def _one_less(planned: Planned, probe: Probe | None) -> Row:
     }
 
 
-def _worst_class(planned: Planned, probe: Probe) -> str | None:
+def _worst_class(planned: Planned, probe: GroupProbe) -> str | None:
     """The class with the least share beyond its objective; None unless every class has an objective of its own."""
     margins = {}
     for name, each in planned.demand.scenario.file.workload.classes.items():
@@ -111,7 +111,7 @@ def why_not(planned: Planned, index: int) -> str:
     )
 
 
-def _too_few(probe: Probe) -> str:
+def _too_few(probe: GroupProbe) -> str:
     """Why a group that meets every objective on the mean is not shown to hold."""
     least = "" if probe.margin.low is None else f", whose margin begins at {100 * probe.margin.low:+.3g} %"
     return (
@@ -120,7 +120,7 @@ def _too_few(probe: Probe) -> str:
     )
 
 
-def _percent(probe: Probe) -> str:
+def _percent(probe: GroupProbe) -> str:
     mean = probe.attainment.mean
     return f"not simulated ({probe.failed})" if mean is None else f"{100 * mean:.4g} %"
 
@@ -129,11 +129,11 @@ def replicas_of(found: Found) -> int | None:
     return None if found.group is None else found.group.replicas
 
 
-def interval_row(name: str, probe: Probe | None) -> Row:
+def interval_row(name: str, probe: GroupProbe | None) -> Row:
     return {f"{name}{end}": value for end, value in ends(probe).items()}
 
 
-def ends(probe: Probe | None) -> dict[str, float | None]:
+def ends(probe: GroupProbe | None) -> dict[str, float | None]:
     """Mean and ends; a share beyond 100 % cannot be, so that the interval ends there."""
     if probe is None:
         return {"": None, "_low": None, "_high": None}
@@ -141,32 +141,32 @@ def ends(probe: Probe | None) -> dict[str, float | None]:
     return {"": found.mean, "_low": found.low, "_high": None if found.high is None else min(found.high, 1.0)}
 
 
-def output_tokens(planned: Planned, probe: Probe) -> float:
+def output_tokens(planned: Planned, probe: GroupProbe) -> float:
     """Output tokens of a request: as the trace says, or the mean of those drawn."""
     if planned.demand.output_tokens is not None:
         return planned.demand.output_tokens
     return float(np.mean([result["workload"]["mean_output_tokens"] for result in probe.results]))
 
 
-def offered_rps(planned: Planned, probe: Probe) -> float | None:
+def offered_rps(planned: Planned, probe: GroupProbe) -> float | None:
     """Requests a second of the window: as the target states them, else those of the recording."""
     stated = planned.demand.stated_rps(probe.ask.change)
     return probe.mean("offered_rps") if stated is None else stated
 
 
-def goodput_rps(planned: Planned, probe: Probe) -> float | None:
+def goodput_rps(planned: Planned, probe: GroupProbe) -> float | None:
     """Those of the window's requests that meet their SLO, per second; what came in the warm-up is no part of it."""
     offered, share = offered_rps(planned, probe), probe.attainment.mean
     return None if offered is None or share is None else offered * share
 
 
-def _per_million(planned: Planned, month: float, probe: Probe) -> float:
+def _per_million(planned: Planned, month: float, probe: GroupProbe) -> float:
     rate = offered_rps(planned, probe) or 0.0
     tokens = tokens_per_month(rate, planned.demand.mean_share, output_tokens(planned, probe))
     return month / (tokens / MILLION)
 
 
-def _energy(planned: Planned, probe: Probe) -> float | None:
+def _energy(planned: Planned, probe: GroupProbe) -> float | None:
     profile = planned.book.setup(probe.ask).cost.profile
     power = None if profile is None else watts(profile.energy, profile.samples)
     if power is None:

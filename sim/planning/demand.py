@@ -26,7 +26,7 @@ ONE_COPY = 2.0  # below so many copies of a trace the seeds hardly differ
 
 
 @dataclass(frozen=True)
-class Change:
+class Variation:
     """What differs from the planned traffic: times the `traffic`, the dispersion of arrivals, the prompts.
 
     `classes` keeps those alone. `cost_factor` makes every step take that many times as long.
@@ -76,21 +76,21 @@ class Demand:
         seconds = sum(part.seconds for part in self.parts)
         return sum(part.seconds * part.share_of_peak for part in self.parts) / seconds
 
-    def copies(self, change: Change) -> float | None:
+    def copies(self, change: Variation) -> float | None:
         """How many copies of a trace a change of the traffic lays over each other; None for drawn arrivals."""
         return self.load(change) / change.dispersion if self.slice_ns is not None else None
 
-    def load(self, change: Change) -> float:
+    def load(self, change: Variation) -> float:
         """Where on the load axis the busiest window is under a change."""
         shares = {name: traffic.share for name, traffic in self.scenario.file.workload.classes.items()}
         kept = sum(shares[name] for name in change.classes) if change.classes else 1.0
         return self.peak * change.traffic * kept
 
-    def stated_rps(self, change: Change) -> float | None:
+    def stated_rps(self, change: Variation) -> float | None:
         """Requests a second of the busiest window as the target says; None where they are those of a recording."""
         return None if self.slice_ns is not None else self.load(change)
 
-    def overrides(self, change: Change) -> list[str]:
+    def overrides(self, change: Variation) -> list[str]:
         """What makes the scenario one of the busiest window. ScenarioError where the change is not possible."""
         workload = self.scenario.file.workload
         texts = ["workload.requests=null"]
@@ -144,7 +144,7 @@ def _hour(hour: int) -> str:
     return f"{hour:02d}:00-{(hour + 1) % HOURS:02d}:00"
 
 
-def _dispersed(arrivals: Any, change: Change) -> list[str]:
+def _dispersed(arrivals: Any, change: Variation) -> list[str]:
     """Arrivals of the same rate whose counts vary `dispersion` times as much, over long times."""
     times = change.dispersion
     if times == 1:

@@ -11,9 +11,9 @@ from sim.capacity import overload
 from sim.cost.error import CostError, Unknown
 from sim.errors import ScenarioError
 from sim.metrics.slo import NOT_ALL, parse_slo
-from sim.planning.demand import Change, Demand, can_disperse, demand_of, minutes
+from sim.planning.demand import Demand, Variation, can_disperse, demand_of, minutes
 from sim.planning.money import cost_per_month
-from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, drive
+from sim.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive
 from sim.planning.search import Found, first_guess, headroom, judge, smallest, whole
 from sim.point import Setup
 from sim.reach import check_reach
@@ -25,9 +25,9 @@ from sim.units import NS_PER_S
 from sim.workload.open_loop import OpenWorkload
 
 WHAT_IFS = {
-    "30 % more traffic": Change(traffic=1.3),
-    "bursts of twice the dispersion": Change(dispersion=2),
-    "prompts 1.5 times as long": Change(prompts=1.5),
+    "30 % more traffic": Variation(traffic=1.3),
+    "bursts of twice the dispersion": Variation(dispersion=2),
+    "prompts 1.5 times as long": Variation(prompts=1.5),
 }
 LONG = 20_000
 """Requests to simulate for one look at every configuration, from which on it is said beforehand how many they are."""
@@ -47,14 +47,14 @@ class Planned:
 
     demand: Demand
     book: Book
-    groups: list[Group]
+    groups: list[GpuGroup]
     saturation_rps: list[float]
     found: list[Found]
     best: int | None = None
     favourites: list[int] = field(default_factory=list)
-    headroom: dict[int, list[Probe]] = field(default_factory=dict)
-    changed: dict[tuple[int, str], Found | Probe] = field(default_factory=dict)
-    curve: list[Probe] = field(default_factory=list)
+    headroom: dict[int, list[GroupProbe]] = field(default_factory=dict)
+    changed: dict[tuple[int, str], Found | GroupProbe] = field(default_factory=dict)
+    curve: list[GroupProbe] = field(default_factory=list)
     at_error: dict[int, tuple[Found, Found]] = field(default_factory=dict)
     tiers: list[tuple[tuple[str, ...], Found]] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Planned:
         """How far the step times of that configuration's GPU may be off."""
         return self.book.setup(Ask(self.groups[index])).cost.error
 
-    def held(self, index: int) -> Probe | None:
+    def held(self, index: int) -> GroupProbe | None:
         """The smallest group that holds, as simulated; None where none does."""
         return self.found[index].holds
 
@@ -93,7 +93,7 @@ def make_plan(
     _check(demand)
     sweep = Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress, limits=limits)
     book = Book(demand, sweep)
-    groups = [Group(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
+    groups = [GpuGroup(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
     for group in groups[:: len(scenario.specs)]:
         _check_reach(book, group)
     busiest = book.setup(Ask(groups[0]))
@@ -153,7 +153,7 @@ def _check(demand: Demand) -> None:
 # ---- where to start
 
 
-def _check_reach(book: Book, group: Group) -> None:
+def _check_reach(book: Book, group: GpuGroup) -> None:
     """ScenarioError where the profile of a GPU does not reach to the longest prompt of the target traffic."""
     setup, scenario = book.setup(Ask(group)), book.demand.scenario
     advice = f"set extrapolate: true in plan.gpus.{group.gpu}.cost"
@@ -164,7 +164,7 @@ def _check_reach(book: Book, group: Group) -> None:
         raise ScenarioError(f"{where}: plan.gpus.{group.gpu}: {error}") from None
 
 
-def _saturations(book: Book, groups: Sequence[Group], jobs: int) -> list[float]:
+def _saturations(book: Book, groups: Sequence[GpuGroup], jobs: int) -> list[float]:
     """The highest completion rate of one replica of each, in requests/s."""
     runs = []
     for group in groups:
@@ -219,7 +219,7 @@ def _look_around(planned: Planned, holding: list[int], best: int) -> None:
     book, limit = planned.book, planned.demand.plan.max_replicas
     named: list[tuple[Any, Search[Any]]] = []
 
-    def group(index: int) -> Group:
+    def group(index: int) -> GpuGroup:
         held = planned.held(index)
         assert held is not None, "it holds"
         return held.ask.group
@@ -235,13 +235,13 @@ def _look_around(planned: Planned, holding: list[int], best: int) -> None:
         error = planned.cost_error(i)
         if isinstance(error, CostError):
             for end in (error.low, error.high):
-                factor = Change(cost_factor=1 + end)
+                factor = Variation(cost_factor=1 + end)
                 slower = group(i).replicas - 1 if end > 0 else 0
                 named.append((("error", i, end), smallest(book, group(i), limit, factor, too_few=slower)))
     if not planned.demand.is_flat:
-        named += [(("curve", part), whole(book, Ask(group(best), Change(traffic=part)))) for part in CURVE]
+        named += [(("curve", part), whole(book, Ask(group(best), Variation(traffic=part)))) for part in CURVE]
     named += [
-        (("tier", names), smallest(book, _share(planned, names, group(best)), limit, Change(classes=names)))
+        (("tier", names), smallest(book, _share(planned, names, group(best)), limit, Variation(classes=names)))
         for names in tiers(planned.demand.scenario)[:-1]
     ]
     answers = dict(zip([name for name, _ in named], drive(book, [search for _, search in named]), strict=True))
@@ -267,7 +267,7 @@ def tiers(scenario: Scenario) -> list[tuple[str, ...]]:
     return [tuple(names[: i + 1]) for i in range(len(names))] if len(names) > 1 else []
 
 
-def _share(planned: Planned, names: tuple[str, ...], group: Group) -> Group:
+def _share(planned: Planned, names: tuple[str, ...], group: GpuGroup) -> GpuGroup:
     """Where the search for some classes' own group starts: at their share of the replicas."""
     classes = planned.demand.scenario.file.workload.classes
     share = sum(classes[name].share for name in names)

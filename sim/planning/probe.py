@@ -14,7 +14,7 @@ from sim.errors import CalibrationError, ScenarioError
 from sim.metrics.intervals import Interval
 from sim.metrics.slo import parse_slo
 from sim.planning.batches import BATCHES, batch_attainments
-from sim.planning.demand import ONE_COPY, Change, Demand
+from sim.planning.demand import ONE_COPY, Demand, Variation
 from sim.point import Setup
 from sim.scenario import Point, changed
 from sim.sweep.failed import Failed
@@ -22,11 +22,11 @@ from sim.sweep.points import Sweep
 from sim.sweep.searches import side_by_side
 
 T = TypeVar("T")
-PLANNED = Change()
+PLANNED = Variation()
 
 
 @dataclass(frozen=True)
-class Group:
+class GpuGroup:
     """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant)."""
 
     gpu: str
@@ -38,8 +38,8 @@ class Group:
 class Ask:
     """A group on the busiest window, or on what a change makes of it."""
 
-    group: Group
-    change: Change = PLANNED
+    group: GpuGroup
+    change: Variation = PLANNED
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Probe:
+class GroupProbe:
     """What was seen of an Ask: a result for every seed that was run; `complete` if these are all that decide.
 
     `failed` says why it could not be simulated, where that is so: it is then not shown to hold.
@@ -169,11 +169,11 @@ class Book:
             where = scenario.places.get("plan", scenario.source)
             raise type(error)(f"{where}: plan.gpus.{gpu}: {told}{hint}") from None
 
-    def seeds(self, change: Change) -> tuple[int, ...]:
+    def seeds(self, change: Variation) -> tuple[int, ...]:
         """The seeds that decide: all of the scenario, or one where copies of a trace are too few to differ by seed."""
         return (0,) if self.by_batches(change) else tuple(range(self.demand.scenario.file.seeds))
 
-    def by_batches(self, change: Change) -> bool:
+    def by_batches(self, change: Variation) -> bool:
         """Whether the interval is over stretches of one window instead of over seeds."""
         copies = self.demand.copies(change)
         return copies is not None and copies < ONE_COPY
@@ -194,10 +194,10 @@ class Book:
             else:
                 self.results.setdefault(ask, {})[seed] = result
 
-    def probe(self, ask: Ask) -> Probe:
+    def probe(self, ask: Ask) -> GroupProbe:
         """What is known of an Ask by now."""
         if ask in self.failed:
-            return Probe(ask, (), (), complete=True, failed=self.failed[ask].reason)
+            return GroupProbe(ask, (), (), complete=True, failed=self.failed[ask].reason)
         found = self.results[ask]
         observed = []
         for seed in sorted(found):
@@ -205,9 +205,9 @@ class Book:
                 self._observed[ask, seed] = self._observe(ask, found[seed])
             observed += self._observed[ask, seed]
         results = tuple(found[seed] for seed in sorted(found))
-        return Probe(ask, results, tuple(observed), complete=set(self.seeds(ask.change)) <= set(found))
+        return GroupProbe(ask, results, tuple(observed), complete=set(self.seeds(ask.change)) <= set(found))
 
-    def probes(self) -> list[Probe]:
+    def probes(self) -> list[GroupProbe]:
         """All of them, in the order in which they were asked for."""
         return [self.probe(ask) for ask in self.asked]
 
@@ -232,7 +232,7 @@ def drive(book: Book, searches: Sequence[Search[T]]) -> list[T]:
     return [found[number] for number in range(len(searches))]
 
 
-def with_replicas(group: Group, replicas: int) -> Group:
+def with_replicas(group: GpuGroup, replicas: int) -> GpuGroup:
     return replace(group, replicas=replicas)
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sim.planning.demand import Change
-from sim.planning.probe import PLANNED, Ask, Book, Group, Probe, Search, with_replicas
+from sim.planning.demand import Variation
+from sim.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, with_replicas
 
 ONE_SEED_DECIDES = 4
 """With so many seeds or fewer, one seed below the objective puts the lower end of the interval below it, whatever the
@@ -26,13 +26,13 @@ class Found:
     holds, `fails` is the largest group tried and `alone` one replica under light traffic, where that was tried.
     """
 
-    group: Group | None
-    holds: Probe | None
-    fails: Probe | None
-    alone: Probe | None = None
+    group: GpuGroup | None
+    holds: GroupProbe | None
+    fails: GroupProbe | None
+    alone: GroupProbe | None = None
 
 
-def judge(book: Book, ask: Ask) -> Search[Probe]:
+def judge(book: Book, ask: Ask) -> Search[GroupProbe]:
     """Runs as many seeds as decide whether the group holds."""
     seeds = book.seeds(ask.change)
     if 1 < len(seeds) <= ONE_SEED_DECIDES:
@@ -44,7 +44,7 @@ def judge(book: Book, ask: Ask) -> Search[Probe]:
     return book.probe(ask)
 
 
-def whole(book: Book, ask: Ask) -> Search[Probe]:
+def whole(book: Book, ask: Ask) -> Search[GroupProbe]:
     """Runs all seeds."""
     yield [(ask, book.seeds(ask.change))]
     return book.probe(ask)
@@ -52,9 +52,9 @@ def whole(book: Book, ask: Ask) -> Search[Probe]:
 
 def smallest(
     book: Book,
-    start: Group,
+    start: GpuGroup,
     limit: int,
-    change: Change = PLANNED,
+    change: Variation = PLANNED,
     *,
     per_replica: float | None = None,
     too_few: int = 0,
@@ -113,7 +113,7 @@ def first_seed_passes(book: Book, ask: Ask) -> Search[bool]:
 
 
 def _decided(
-    book: Book, ask: Callable[[int], Ask], guess: int, too_few: int, limit: int, alone: Probe | None, show: bool
+    book: Book, ask: Callable[[int], Ask], guess: int, too_few: int, limit: int, alone: GroupProbe | None, show: bool
 ) -> Search[Found]:
     """The smallest group near `guess` that holds with all seeds; what one seed said of its neighbours may be wrong."""
     replicas = guess
@@ -137,9 +137,9 @@ def first_guess(per_replica: float, limit: int) -> int:
     return min(limit, max(1, math.ceil(1 / (FIRST_GUESS * per_replica))))
 
 
-def headroom(book: Book, group: Group) -> Search[list[Probe]]:
+def headroom(book: Book, group: GpuGroup) -> Search[list[GroupProbe]]:
     """The group under ever more traffic, up to the first that it does not hold; one seed looks, all seeds decide."""
-    steps = [Ask(group, Change(traffic=times)) for times in HEADROOM_STEPS]
+    steps = [Ask(group, Variation(traffic=times)) for times in HEADROOM_STEPS]
     passed = 0
     while passed < len(steps) and (yield from first_seed_passes(book, steps[passed])):
         passed += 1

@@ -18,7 +18,7 @@ from sim.planning.configurations import (
     output_tokens,
     replicas_of,
 )
-from sim.planning.demand import Change
+from sim.planning.demand import Variation
 from sim.planning.make import WHAT_IFS, Planned, tiers
 from sim.planning.money import (
     MILLION,
@@ -27,7 +27,7 @@ from sim.planning.money import (
     shares_by_use,
     tier_replicas,
 )
-from sim.planning.probe import PLANNED, Ask, Group, Probe
+from sim.planning.probe import PLANNED, Ask, GpuGroup, GroupProbe
 from sim.planning.search import Found
 from sim.results.read import POINTS
 
@@ -73,7 +73,7 @@ def _what_if(planned: Planned) -> list[Row]:
     return rows
 
 
-def _what_if_row(group: Group, name: str, probe: Probe, needed: int | None) -> Row:
+def _what_if_row(group: GpuGroup, name: str, probe: GroupProbe, needed: int | None) -> Row:
     return {
         "gpu": group.gpu,
         "policy": group.policy,
@@ -136,7 +136,7 @@ def _traffic(planned: Planned) -> list[Row]:
     return rows
 
 
-def _enough(planned: Planned, group: Group, share: float) -> int:
+def _enough(planned: Planned, group: GpuGroup, share: float) -> int:
     """Replicas for a share of the peak, at most at the load a replica that the recommended group was shown to hold."""
     assert planned.best is not None, "asked where something holds"
     most = max((p.ask.change.traffic for p in planned.headroom.get(planned.best, []) if p.met), default=1.0)
@@ -246,7 +246,8 @@ def _sureness(planned: Planned) -> list[Row]:
         counts = [replicas_of(found) for found in (fast, slow)]
         months = [None if count is None else cost_per_month(offer, count) for count in counts]
         at = [
-            planned.book.probe(Ask(group, Change(cost_factor=1 + e))).attainment.mean for e in (error.low, error.high)
+            planned.book.probe(Ask(group, Variation(cost_factor=1 + e))).attainment.mean
+            for e in (error.low, error.high)
         ]
         quantities = {
             "step_time": (error.low, 0.0, error.high),
@@ -260,7 +261,7 @@ def _sureness(planned: Planned) -> list[Row]:
     return rows
 
 
-def _sampling(planned: Planned, probe: Probe) -> str:
+def _sampling(planned: Planned, probe: GroupProbe) -> str:
     if planned.book.by_batches(PLANNED):
         return f"95 % t-interval over {BATCHES} stretches of the one recorded window; not over other days"
     if planned.demand.slice_ns is not None:
@@ -304,7 +305,7 @@ def _objective(planned: Planned) -> str:
 # ---- all that was run
 
 
-def _probe(planned: Planned, probe: Probe) -> Row:
+def _probe(planned: Planned, probe: GroupProbe) -> Row:
     group, change = probe.ask.group, probe.ask.change
     offer = planned.demand.plan.gpus[group.gpu]
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.curves.landmarks import Crossing, Knee, Marks
+from sim.curves.landmarks import Crossing, Knee, Landmarks
 from sim.report.layout import aligned, fit
 from sim.report.numbers import DASH
 from sim.report.reading import load_name, sweeps
@@ -59,7 +59,7 @@ def _between(low: float | None, high: float | None) -> str:
     return f"above {low:g}" if high is None else f"{low:g}–{high:g}"
 
 
-def _grows(its: Marks, name: str) -> str:
+def _grows(its: Landmarks, name: str) -> str:
     if its.unstable_from is None:
         return "not judged" if name == "users" else "at none tested"
     return f"from {its.unstable_from:g}"

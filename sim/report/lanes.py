@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from sim.curves.landmarks import Marks
+from sim.curves.landmarks import Landmarks
 from sim.report.curves import styled_sweeps
 from sim.report.reading import Sweep, load_name
 from sim.report.style import load_axis
@@ -55,7 +55,7 @@ def draw_lanes(ax: Axes, results: Results) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def _draw_lane(ax: Axes, lane: int, sweep: Sweep, its: Marks, color: str, right: float) -> None:
+def _draw_lane(ax: Axes, lane: int, sweep: Sweep, its: Landmarks, color: str, right: float) -> None:
     if its.unstable_from is not None:
         ax.fill_between([its.unstable_from, right], lane - 0.36, lane + 0.36, color=color, alpha=_SHADE, linewidth=0)
     stable = sweep.loads[~sweep.unstable & (sweep.failed == 0)]

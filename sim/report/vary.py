@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from sim.curves.landmarks import Crossing, Marks
+from sim.curves.landmarks import Crossing, Landmarks
 from sim.metrics.latencies import LATENCIES
 from sim.report.curves import draw_line, hidden_under, latency_limits
 from sim.report.palette import PolicyStyle, policy_styles
@@ -32,7 +32,7 @@ _SPREAD = 4.0  # values further apart than this factor stand on a logarithmic ax
 _TOP = 0.965
 OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tables)"
 
-Value = Callable[[Sweep, Marks], float]
+Value = Callable[[Sweep, Landmarks], float]
 
 
 def vary_picture(results: Results, path: Path | str, load: float) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sim.curves.landmarks import Marks, curve, marks
+from sim.curves.landmarks import Landmarks, curve, marks
 from sim.errors import ScenarioError
 from sim.files import read_json, told
 from sim.metrics.intervals import Difference, paired
@@ -206,7 +206,7 @@ class Results:
         return found
 
 
-def curve_marks(results: Results) -> dict[str, Marks]:
+def curve_marks(results: Results) -> dict[str, Landmarks]:
     """Knee, SLO crossing and instability by policy, read off the tested loads; empty where there is no load axis."""
     rows = [{str(name): value for name, value in row.items()} for row in results.summary.to_dict("records")]
     if not rows[0]["load_name"]:

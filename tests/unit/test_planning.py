@@ -12,11 +12,11 @@ from sim.errors import ScenarioError
 from sim.metrics.intervals import Interval, half_width
 from sim.metrics.slo import parse_slo
 from sim.planning.batches import batch_attainments
-from sim.planning.demand import Change, demand_of
+from sim.planning.demand import Variation, demand_of
 from sim.planning.make import make_plan
 from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tier_replicas, tokens_per_month, watts
 from sim.planning.plan import plan_tables
-from sim.planning.probe import Ask, Book, Group, Observed, Probe, drive
+from sim.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed, drive
 from sim.planning.search import ONE_SEED_DECIDES, smallest
 from sim.planning.tables import tables_of
 from sim.point import Setup
@@ -69,7 +69,9 @@ def test_the_busiest_window_is_cut_out_with_its_warm_up(replay: Scenario) -> Non
     assert 10.0e9 <= start + 1e9 <= 10.1e9 and end - start == 5e9
     assert demand.window.startswith("00:00:10 to 00:00:14 after the trace's start")
     assert [part.name for part in demand.parts] == ["00:00:00-00:00:20"]
-    setup = Setup.of(load_scenario(replay.source, overrides=["kv.tokens=16000", *REMOVED, *demand.overrides(Change())]))
+    setup = Setup.of(
+        load_scenario(replay.source, overrides=["kv.tokens=16000", *REMOVED, *demand.overrides(Variation())])
+    )
     sent = setup.workload(1.0, 0).columns()["sent_ns"]
     assert len(sent) == pytest.approx(50 + 160, abs=3)
 
@@ -80,9 +82,9 @@ REMOVED = ["plan=null"]
 def test_changes_of_the_traffic_are_changes_of_the_scenario(replay: Scenario) -> None:
     """More traffic is more copies, denser bursts are copies that move in step."""
     demand = demand_of(with_plan(replay, "plan.target.trace.factor=6"))
-    assert demand.load(Change(traffic=1.5)) == 9 and demand.copies(Change(dispersion=2)) == 3
-    assert any("together: 2" in text for text in demand.overrides(Change(dispersion=2)))
-    assert "workload.prompt_scale=1.5" in demand.overrides(Change(prompts=1.5))
+    assert demand.load(Variation(traffic=1.5)) == 9 and demand.copies(Variation(dispersion=2)) == 3
+    assert any("together: 2" in text for text in demand.overrides(Variation(dispersion=2)))
+    assert "workload.prompt_scale=1.5" in demand.overrides(Variation(prompts=1.5))
     grown = demand_of(with_plan(replay, "plan.growth={per_month: 10%, months: 2}"))
     assert grown.peak == pytest.approx(1.21)
 
@@ -96,8 +98,8 @@ def test_a_window_longer_than_the_traffic_is_one_line(replay: Scenario) -> None:
 def test_one_recording_is_judged_by_its_stretches(replay: Scenario, tmp_path: Path) -> None:
     """One copy has one run and ten observations; as one stretch it has the share that the metrics have."""
     book = Book(demand_of(replay), Sweep(tmp_path / "results" / "s"))
-    ask = Ask(Group("one", "continuous", 1))
-    assert book.seeds(Change()) == (0,)
+    ask = Ask(GpuGroup("one", "continuous", 1))
+    assert book.seeds(Variation()) == (0,)
     book.run([(ask, (0,))])
     probe = book.probe(ask)
     assert len(probe.observed) == 10 and probe.attainment.low is not None
@@ -147,7 +149,7 @@ def test_one_unlucky_seed_does_not_make_a_group_one_replica_too_large(replay: Sc
     demand = demand_of(with_plan(replay, "plan.target.trace.factor=6", f"seeds={ONE_SEED_DECIDES + 2}"))
     margins = {1: [-0.5] * 6, 2: [-0.01, *[0.05] * 5], 3: [0.05] * 6}
     seen = {
-        Ask(Group("one", "continuous", replicas)): {
+        Ask(GpuGroup("one", "continuous", replicas)): {
             seed: {"values": {"in_slo": 0.9 + margin, "slo_margin": margin, "cohort": 10_000}}
             for seed, margin in enumerate(of_seeds)
         }
@@ -155,7 +157,7 @@ def test_one_unlucky_seed_does_not_make_a_group_one_replica_too_large(replay: Sc
     }
     book = Book(demand, Sweep(tmp_path / "s"), results=seen)
     for show in (False, True):
-        (found,) = drive(book, [smallest(book, Group("one", "continuous", 3), 8, show=show)])
+        (found,) = drive(book, [smallest(book, GpuGroup("one", "continuous", 3), 8, show=show)])
         assert found.group is not None and found.group.replicas == 2
 
 
@@ -174,7 +176,7 @@ def test_a_mean_within_the_slo_does_not_fail() -> None:
     def shown(*margins: float) -> str:
         observed = tuple(Observed(0.9 + margin, margin, {}) for margin in margins)
         results = tuple({"values": {"cohort": 10_000.0}} for _ in margins)
-        return Probe(Ask(Group("one", "continuous", 1)), results, observed, complete=True).shown
+        return GroupProbe(Ask(GpuGroup("one", "continuous", 1)), results, observed, complete=True).shown
 
     assert shown(-0.01, 0.002, -0.02) == "fails"
     assert shown(-0.001, 0.005, 0.008) == "not shown to hold"
@@ -251,7 +253,7 @@ def test_energy_is_power_times_time(replay: Scenario, tmp_path: Path) -> None:
     assert power == {"decode": pytest.approx(500), "prefill": pytest.approx(600)}
     assert watts(None, samples) is None and watts(energy, samples[:1]) is None
     book = Book(demand_of(replay), Sweep(tmp_path / "results" / "s"))
-    ask = Ask(Group("one", "continuous", 1))
+    ask = Ask(GpuGroup("one", "continuous", 1))
     book.run([(ask, (0,))])
     folder = book.sweep.home / "points" / book.probe(ask).results[0]["point"]
     same = energy_kwh({"decode": 360.0, "prefill": 360.0}, folder)

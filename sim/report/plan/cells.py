@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.metrics.table import METRICS
+from sim.planning.tables import Row, Tables
 from sim.report.numbers import DASH
 from sim.units import NS_PER_S, format_duration
 
-Row = dict[str, Any]
-Tables = dict[str, list[Row]]
 NEARLY_ALL = 0.9999
 
 
