@@ -88,6 +88,7 @@ def test_the_last_of_the_running_preempts_itself() -> None:
     result = sarathi("0:4->3 0:5->3", blocks=4, watermark_blocks_fraction=0.25)
     assert result.items == [[(0, 4), (1, 5)], [(0, 1)], [(0, 1)], [(1, 6)], [(1, 1)]]
     assert result.preemptions() == [(19, 1, "kv_blocks", 1)]
+    assert [row.free for row in result.log] == [1, 2, 2, 2, 2]
 
 
 def test_victims_return_in_their_old_order() -> None:
