@@ -78,15 +78,18 @@ def test_swapping_moves_the_blocks(kv: CountingKV | TableKV) -> None:
     """Out and in return the number of blocks moved; None, and nothing changed, where the other side is full."""
     seq, other = sequence(0), sequence(1)
     kv.allocate(seq, 8)
+    assert seq.num_blocks == 2
     assert kv.swap_out(seq) == 2
-    assert (kv.held(seq), kv.num_free, kv.num_swap_free) == (0, 4, 0)
+    assert (kv.held(seq), seq.num_blocks, kv.num_free, kv.num_swap_free) == (0, 0, 4, 0)
     kv.allocate(other, 12)
     assert kv.swap_in(seq) is None
     assert kv.swap_out(other) is None
     assert (kv.num_free, kv.num_swap_free) == (1, 0)
     kv.free(other)
+    assert other.num_blocks == 0
+    kv.allocate(other, 8)
     assert kv.swap_in(seq) == 2
-    assert (kv.held(seq), kv.num_free, kv.num_swap_free) == (2, 2, 2)
+    assert (kv.held(seq), seq.num_blocks, kv.num_free, kv.num_swap_free) == (2, 2, 0, 2)
 
 
 def test_freeing_a_swapped_sequence_empties_its_swap(kv: CountingKV | TableKV) -> None:
@@ -244,6 +247,16 @@ def test_the_config_says_which_memory_it_needs(config: PolicyConfig, ids: bool, 
     kv = new_kv(config, 7, 4, 2, ids=ids)
     assert type(kv) is manager
     assert (kv.num_free, kv.block_size, kv.num_swap_free) == (7, 4, 2)
+
+
+def test_a_pool_of_as_many_blocks_as_ids_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has no swap unless asked for; with one block more even an executor without a cache is refused."""
+    monkeypatch.setattr("sim.kv.choice.MAX_IDS", 8)
+    for config in (Caching("blocks"), Caching("")):
+        kv = new_kv(config, 8, 4, ids=True)
+        assert (kv.num_free, kv.num_swap_free) == (8, 0)
+        with pytest.raises(ScenarioError, match="kv: 9 blocks of 4 tokens"):
+            new_kv(config, 9, 4, ids=True)
 
 
 def test_an_unknown_kind_of_caching_is_refused() -> None:

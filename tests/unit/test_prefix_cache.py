@@ -368,6 +368,27 @@ def test_the_free_queue_forgets_removed_entries() -> None:
     assert queue.take(2) == ([], [0, 2])
 
 
+def test_the_free_queue_forgets_what_was_taken() -> None:
+    """Blocks taken and given back thousands of times come round in order, and the entries do not pile up."""
+    queue = FreeQueue(3)
+    queue.put_last(queue.take(3)[0])
+    for i in range(5000):
+        (block,) = queue.take(1)[1]
+        assert block == i % 3
+        queue.put_last([block])
+    assert queue.blocks() == [2, 0, 1]
+    assert len(queue._last) < 2100
+
+
+def test_keys_of_an_answer_to_whole_blocks_are_those_of_the_next_turn() -> None:
+    """Of a prompt of two blocks and an answer of three, told as both or as one prompt."""
+    first = keys_of(Request(7, 0, 8, 20, tokens=TokenIds.of([(A, 0, 8)])), SIZE)
+    second = keys_of(Request(8, 0, 20, 20, tokens=TokenIds.of([(A, 0, 8), (output_stream(7), 0, 12)])), SIZE)
+    assert not isinstance(first, range)
+    assert not isinstance(second, range)
+    assert first.up_to(5)[:5] == second.up_to(5)[:5]
+
+
 def test_keys_of_a_conversation_are_those_of_its_turns() -> None:
     """A prompt made of earlier turns has the keys that these had, whatever the segments it is told in."""
     first = Request(7, 0, 10, 20, tokens=TokenIds.of([(A, 0, 3), (B, 5, 7)]))
@@ -404,6 +425,9 @@ def test_the_key_of_a_begun_block_is_that_of_its_tokens() -> None:
     found = [ones.begun(n) for n in lengths]
     assert found == [others.begun(n) for n in lengths]
     assert len({*found, *ones.up_to(2)[:2]}) == len(lengths) + 2
+    shorter = keys_of(Request(9, 0, 5, 20, tokens=TokenIds.of([(0, 2, 5)])), SIZE)
+    assert not isinstance(shorter, range)
+    assert shorter.begun(5) == ones.begun(5)
 
 
 def test_a_hit_that_is_not_there_is_refused() -> None:
