@@ -107,7 +107,7 @@ class ReuseTreeKV:
         """
         have = hit_tokens // self.block_size
         known = seq not in self._held and hit_tokens <= self.lookup(seq)
-        begun = self._begun(seq, hit_tokens, have) if known else None
+        begun = self._begun(seq, hit_tokens, have)
         if not known or (begun is None and hit_tokens % self.block_size):
             raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
         table = [self._index[key] for key in self._known[seq].keys_up_to(have)[:have]]

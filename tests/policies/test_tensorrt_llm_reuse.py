@@ -382,6 +382,19 @@ def test_blocks_are_handed_out_to_the_last_one_and_not_beyond() -> None:
     assert (kv.held(seq), kv.num_free) == (0, 5)
 
 
+def test_a_begun_block_that_is_found_leaves_queue_and_tree() -> None:
+    """6 of 7 tokens are left behind in a full and a begun block; the next one with them holds both and lacks none."""
+    kv = ReuseTreeKV(4, BLOCK_SIZE)
+    one, two = (Sequence(a.request) for a in alike("0:7->1 0:7->1", 7, 7))
+    assert kv.admit(one, 7, 0)
+    assert kv.first_missing(two) is not None
+    kv.end(one)
+    assert (kv.lookup(two), kv.first_missing(two), kv.cached_blocks) == (6, None, 2)
+    assert kv.admit(two, 7, 6)
+    kv.check()
+    assert (kv.table(two), kv.num_free, kv.cached_blocks) == ([0, 1], 2, 1)
+
+
 def test_a_lookup_sees_what_came_and_went_since_the_last_one() -> None:
     """A block is stored, and another one handed out to others, which is one more change and not one less."""
     kv = ReuseTreeKV(5, BLOCK_SIZE)
