@@ -379,10 +379,17 @@ def test_a_cap_is_cut_to_what_context_and_pool_hold(page: int, tokens: int, max_
     assert done.records.requests["output_tokens"].tolist() == [output]
 
 
+@pytest.mark.parametrize(("to_the_end", "disable_radix_cache"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("prompt", "outcome"), [(47, "finished"), (48, "rejected")])
-def test_what_would_keep_the_head_of_the_queue_for_ever_is_rejected(prompt: int, outcome: str) -> None:
-    """Of 64 tokens in pages of 16 none are left for output: 47 and a page are below 64, 48 and a page never will be."""
-    done = timeline(f"0:{prompt}->5 100:4->1", page=16, tokens=64)
+def test_what_would_keep_the_head_of_the_queue_for_ever_is_rejected(
+    prompt: int, outcome: str, to_the_end: bool, disable_radix_cache: bool
+) -> None:
+    """Of 64 tokens in pages of 16 none are left for output: 47 and a page are below 64, 48 and a page never will be.
+
+    With the cache also for one that ignores the end of its text.
+    """
+    arrivals = ignoring(f"0:{prompt}->5 100:4->1", *([0] if to_the_end else []))
+    done = timeline(arrivals, page=16, tokens=64, disable_radix_cache=disable_radix_cache)
     reason = "never_fits" if outcome == "rejected" else "cap_cut"
     assert outcomes(done.records) == [(outcome, reason), ("finished", "")]
     told = "48 KV tokens for what is known, 0 to come and a page of 16 must be below the 64 in the pool"

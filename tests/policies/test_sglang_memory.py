@@ -116,6 +116,15 @@ def test_rule_5_and_the_prompt_must_fit_beside_what_is_reserved(prompt: int, adm
     assert next(row.start_ns for row in done.log if (1, prompt) in row.items) == admitted_ns
 
 
+@pytest.mark.parametrize(("prompt", "beside"), [(3, True), (4, False)])
+def test_rule_5_without_the_cache_the_rest_of_a_page_is_no_waste(prompt: int, beside: bool) -> None:
+    """Of a chunk of 8 a riding decode and the 4 tokens to which 1 is cut leave 3: enough for 3 tokens, not for 4."""
+    arrivals = ignoring(f"0:4->9 5:20->30 5:{prompt}->2", 2)
+    done = timeline(arrivals, enable_mixed_chunk=True, chunked_prefill_size=8, disable_radix_cache=True)
+    assert done.items[1] == [(1, 4), *[(2, 3)] * beside, (0, 1)]
+    assert blocked(done.records) == ([] if beside else [(14, 2, "token_budget")])
+
+
 def test_rule_5_who_ends_last_is_played_before_the_last_listed() -> None:
     """30 tokens last for 10 of both and 10 more of the second; SGLang lists the second first, which has 20 to come."""
     first, second = (Sequence(Request(i, 0, 1, cap, ignore_eos=True)) for i, cap in enumerate((10, 20)))
@@ -197,6 +206,19 @@ def test_rule_7_a_chunk_that_finds_no_page_waits_for_the_decodes() -> None:
     states = done.records.states[done.records.states["state"] == SAT_OUT]
     rows = [(int(r["time_ns"]), int(r["request_id"]), done.records.texts[r["reason"]]) for r in states]
     assert rows == [(92, 2, "kv_blocks")]
+
+
+def test_rule_7_a_prompt_that_is_cut_outlives_the_last_decode() -> None:
+    """17 tokens: 9 of request 0 and 8 of 1, which finds no more; 0 alone cannot go on, and makes room for 1 at once."""
+    done = timeline(
+        "0:1->12 5:10->1",
+        page=1,
+        tokens=17,
+        enable_mixed_chunk=True,
+        chunked_prefill_size=2,
+        schedule_conservativeness=0.0,
+    )
+    assert (done.items[8], done.items[9], done.log[9].preempted) == ([(1, 1), (0, 1)], [(1, 2)], [0])
 
 
 # ---- rule 8: strict order

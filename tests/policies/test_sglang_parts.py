@@ -15,7 +15,7 @@ from sim.policies.systems.sglang_batch import RunningBatch
 from sim.policies.systems.sglang_budget import CLIP_MAX_NEW_TOKENS, Completion, Growth, PrefillBudget
 from sim.policies.systems.sglang_config import SglangConfig
 from sim.policies.systems.sglang_prefill import PrefillAdder
-from sim.policies.systems.sglang_queue import ByPrefix, ByPriority
+from sim.policies.systems.sglang_queue import ByPrefix, ByPriority, Fcfs, Waiting
 from sim.types import Batch, PolicyContext, Request, Sequence
 
 Prompt = tuple[tuple[int, int], ...]
@@ -96,6 +96,22 @@ def arranged(kv: RadixKV, *prompts: Prompt, shortest: bool = False) -> ByPrefix:
 
 def order(queue: ByPrefix) -> list[int]:
     return [seq.request.id for seq in queue.first(9)]
+
+
+@pytest.mark.parametrize("kind", ["fcfs", "priority", "prefix"])
+def test_the_first_of_a_queue(kind: str) -> None:
+    """Two of three, in order, and all where more are asked for; they stay in it."""
+    kv = RadixKV(100, 4)
+    kinds: dict[str, Waiting] = {
+        "fcfs": Fcfs(kv),
+        "priority": ByPriority(kv, low_first=True),
+        "prefix": ByPrefix(kv, shortest=False),
+    }
+    queue = kinds[kind]
+    for seq in sequences("0:4->1p1 0:4->1p1 0:4->1p1"):
+        queue.push(seq)
+    assert [[seq.request.id for seq in queue.first(num)] for num in (2, 4)] == [[0, 1], [0, 1, 2]]
+    assert len(queue) == 3
 
 
 @pytest.mark.parametrize(("cached", "expected"), [(32, [0, 2, 1]), (36, [0, 1, 2])])

@@ -290,6 +290,18 @@ def test_a_decode_left_out_can_be_given_up() -> None:
     assert trt(arrivals, **knobs).items == [[(0, 9), (2, 1)], [(1, 1), (0, 1)], [(0, 1), (1, 1)]]
 
 
+def test_a_decode_left_out_may_be_paused() -> None:
+    """Rules 5 and 7: left out at 22, the third is paused at 42, when the others need 2 blocks and 1 is free. It comes
+    back when the first has ended, and decodes to its end.
+    """
+    arrivals = alike("0:11->4 0:12->4 0:1->6", 4, 4, 0)
+    result = trt(arrivals, blocks=7, capacity_scheduler_policy="MAX_UTILIZATION", max_num_tokens=13)
+    assert result.items[:3] == [[(0, 11), (2, 1)], [(1, 8), (0, 1)], [(0, 1), (1, 1)]]
+    assert result.items[4:] == [[(2, 2), (1, 1)], [(2, 1)], [(2, 1)], [(2, 1)], [(2, 1)]]
+    assert [row[:3] for row in states(result, SAT_OUT)] == [(22, 2, "token_budget")]
+    assert result.preemptions() == [(42, 2, "kv_blocks", 1)]
+
+
 def test_who_pauses_another_one_is_then_passed_over_for_its_own_blocks() -> None:
     """Rules 5 and 6: the third overtakes the second, which waits for the first's prefix. At 18 the second needs 3
     blocks and finds 2, so the third is paused; looked at again, the second finds its own block in the making and is

@@ -196,7 +196,7 @@ class TensorrtLlm:
         """MAX_UTILIZATION: who fits, by arrival. Pauses the last started for blocks; the list then ends before it."""
         kv, fitting, used = self.kv, list[Sequence](), 0
         started = sorted(self.running, key=by_order)
-        self._prefixes.note(seq for seq in self.waiting if started and seq.order < started[-1].order)
+        self._prefixes.note(seq for seq in self.waiting if seq.order < started[-1].order)
         for seq in merge(started.copy(), self._active(), key=by_order):
             if preempted and seq.order >= preempted[-1].order:
                 break
