@@ -150,7 +150,7 @@ class TensorrtLlm:
 
     def _undisturbed(self) -> bool:
         """MAX_UTILIZATION: whether nobody is paused or left out: all that is started comes first and fits. O(1)."""
-        if self.left_out or len(self.group) > self.config.max_num_tokens or self.group.blocks_due() > self.kv.num_free:
+        if self.left_out or self.group.blocks_due() > self.kv.num_free:
             return False
         head, started = self.waiting.head(), self._started
         while started and started[0][2] not in self.running:
