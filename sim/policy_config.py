@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from sim.ranges import check_ranges
+from sim.ranges import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,11 @@ class Traits:
     knobs: tuple[str, ...] = ()
 
 
-class PolicyConfig:
+class PolicyConfig(Config):
     """The knobs of a policy: its own frozen dataclass, which derives from this class.
 
-    From here it has that scenarios with unknown keys or values of another type are refused, that numbers outside their
-    ranges are (a `__post_init__` of its own calls this one first), and the answer to `traits`.
+    What does not fit is refused as by any `Config`; a `__post_init__` of its own calls that one first.
     """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-
-    def __post_init__(self) -> None:
-        """ValueError, which begins with a knob's name, unless every number is in the range of its type."""
-        check_ranges(self)
 
     @property
     def traits(self) -> Traits:

@@ -1,5 +1,5 @@
-"""Which numbers a config takes. Every numeric field of a config is annotated with its range: one of these, of the
-quantities of `sim.units`, or a `Range` of its own. `check_ranges(self)` in its `__post_init__` refuses all others.
+"""Which numbers a config takes. Every numeric field of a `Config` is annotated with its range: one of these, of the
+quantities of `sim.units`, or a `Range` of its own. Numbers outside are refused.
 
 Ranges end where an engine, a column of the records or the arithmetic of 64-bit times ends, not where taste does.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import cache
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
 
 INT32_MAX = 2**31 - 1
 """What engines, and columns of the records, hold a count in."""
@@ -94,6 +94,20 @@ def check_ranges(config: Any) -> None:
     """
     for name, hint in _hints(type(config)):
         _check(hint, getattr(config, name), name)
+
+
+class Config:
+    """What a scenario is read into: a frozen dataclass that derives from this class.
+
+    From here it has that keys it does not know, values of another type and numbers outside their ranges are refused. A
+    `__post_init__` of its own calls `check_ranges` first.
+    """
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 @cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import ceil, inf
 from operator import itemgetter
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from sim.cost.work import (
 from sim.deployment import Deployment
 from sim.errors import CalibrationError, ExtrapolationError
 from sim.model import ModelSpec
+from sim.ranges import Config
 from sim.types import Batch
 from sim.units import NS_PER_S, format_duration
 
@@ -379,7 +380,7 @@ _CHUNK = ("tokens of one prompt", "--max-model-len")
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileConfig:
+class ProfileConfig(Config):
     """`cost: NAME` or a path to a profile, or its long form. `extrapolate` continues the curves beyond what was
     measured; `host` replaces the profile's host time."""
 
@@ -389,7 +390,6 @@ class ProfileConfig:
     host: StatedHost | None = None
 
     num_gpus: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Calibrated:
         """The cost from the profile. CalibrationError if it cannot be read, or is not of `model`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -11,25 +11,21 @@ from sim.cost.base import Cost
 from sim.cost.error import Unknown
 from sim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
 from sim.model import ModelSpec
-from sim.ranges import check_ranges
+from sim.ranges import Config
 from sim.types import Batch
 from sim.units import PartDuration, StepDuration, format_duration
 
 STATED = Unknown("step times are stated")
-_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Constant(Cost):
+class Constant(Cost, Config):
     """Every step takes `step`, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
 
     step: StepDuration
     kind: Literal["constant"] = "constant"
 
     num_gpus: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    __post_init__ = check_ranges
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Constant:
         """Itself, whatever the model: it is config and cost in one."""
@@ -61,7 +57,7 @@ class Constant(Cost):
 
 
 @dataclass(frozen=True, slots=True)
-class Linear(Cost):
+class Linear(Cost, Config):
     """`base` + parts for each token computed, sequence, context token that a decode reads, and block swapped.
 
     Padding counts as work. Parts are whole nanoseconds.
@@ -75,9 +71,6 @@ class Linear(Cost):
     kind: Literal["linear"] = "linear"
 
     num_gpus: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    __post_init__ = check_ranges
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Linear:
         """Itself, whatever the model: it is config and cost in one."""

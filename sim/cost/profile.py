@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from sim.catalog import GPUS
 from sim.cost.curves import Curve, Grid, Ns
@@ -26,7 +26,7 @@ from sim.errors import CalibrationError
 from sim.files import parse_json, read_text, told
 from sim.model import DTYPE_BYTES, ModelSpec
 from sim.plain import from_plain, to_plain
-from sim.ranges import INT32_MAX, PositiveInt, Range, check_ranges
+from sim.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
 from sim.units import HostDuration, PartDuration
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
 
 FORMAT = "batchsim-profile"
 VERSION = 2
-_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 SHIPPED = "calibrate"  # the package whose folder `profiles` holds those that come with batchsim
 _ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100, above=True)}
 """What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
@@ -214,17 +213,13 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class StatedHost:
+class StatedHost(Config):
     """Host time as a scenario states it, in place of the profile's."""
 
     base: HostDuration
     per_sequence: PartDuration = 0
     per_token: PartDuration = 0
     mode: Literal["serial", "overlapped"] = "serial"
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-
-    __post_init__ = check_ranges
 
     def term(self) -> HostTerm:
         return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)

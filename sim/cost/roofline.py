@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ from sim.cost.work import (
 from sim.deployment import Deployment
 from sim.errors import ScenarioError
 from sim.model import GpuSpec, ModelSpec
-from sim.ranges import Range, check_ranges
+from sim.ranges import Config, Range
 from sim.types import Batch
 from sim.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
 
@@ -54,7 +54,7 @@ HOST_LINK_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class HostCost:
+class HostCost(Config):
     """Time a step spends outside large kernels, serial with them: base + per sequence + per prompt token.
 
     The defaults are assumed, not measured: launches, small kernels and sampling are expected to add 0.4-0.8 ms to the
@@ -65,17 +65,13 @@ class HostCost:
     per_sequence: PartDuration = 2_000
     per_token: PartDuration = 0
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-
-    __post_init__ = check_ranges
-
     def __str__(self) -> str:
         parts = f"{format_duration(self.base)} + {format_duration(self.per_sequence)} a sequence"
         return parts + (f" + {format_duration(self.per_token)} a prompt token" if self.per_token else "")
 
 
 @dataclass(frozen=True, slots=True)
-class RooflineConfig:
+class RooflineConfig(Config):
     """`cost: h200`, or its long form. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85."""
 
     gpu: str
@@ -83,10 +79,6 @@ class RooflineConfig:
     tp: Annotated[int, Range(1, 1024)] = 1
     host: HostCost = HostCost()
     swap_bandwidth: Bandwidth | None = None
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-
-    __post_init__ = check_ranges
 
     @property
     def num_gpus(self) -> int:

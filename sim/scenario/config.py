@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from sim.cost import CostConfig
 from sim.errors import CalibrationError, ScenarioError, bounded
 from sim.plain import texts_in
-from sim.ranges import MAX_CHOICES, PositiveInt, Range, check_ranges
+from sim.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from sim.resolved import ResolvedPolicy
 from sim.scenario.kv import KvConfig
 from sim.scenario.plan import PlanConfig
@@ -25,7 +25,6 @@ CostFactor = Annotated[float, Range(0.01, 100)]
 """Beyond these it is another machine: state its cost."""
 Seeds = Annotated[int, Range(1, 1_000_000)]
 """Repetitions."""
-STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 AUTO = "auto"
@@ -35,14 +34,13 @@ AutoPoints = Annotated[int, Range(4, 100)]
 
 
 @dataclass(frozen=True)
-class LoadConfig:
+class LoadConfig(Config):
     """The load axis: one of mean rates, numbers of users, or factors on a trace's rate.
 
     `auto` in the place of the list finds `points` loads a policy: from far below its saturation to above it, most of
     them around the knee and where the SLO is crossed.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     mean_rate: Annotated[tuple[Rate, ...] | Literal["auto"], OrWord(AUTO)] | None = None
     users: Annotated[tuple[Users, ...] | Literal["auto"], OrWord(AUTO)] | None = None
     rate_scale: Annotated[tuple[Factor, ...] | Literal["auto"], OrWord(AUTO)] | None = None
@@ -80,7 +78,7 @@ class LoadConfig:
 
 
 @dataclass(frozen=True)
-class ScenarioFile:
+class ScenarioFile(Config):
     """A scenario file key by key. `policies` maps a label to its knobs; the kind is the label unless given.
 
     `slo` is one requirement, as in `ttft<1s & tpot<50ms @ 99%`. `max_model_len` is the model's own unless given.
@@ -90,7 +88,6 @@ class ScenarioFile:
     with each.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     model: str
     cost: Annotated[CostConfig, ByKind()]
     workload: WorkloadConfig

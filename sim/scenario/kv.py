@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from sim.ranges import PositiveInt, Range, check_ranges
+from sim.ranges import Config, PositiveInt, Range, check_ranges
 from sim.units import Share, Size, percent
-
-STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 @dataclass(frozen=True)
-class KvConfig:
+class KvConfig(Config):
     """The KV memory. `tokens` overrides the derived budget; `swap_space` is host memory for swapped sequences."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     tokens: PositiveInt | None = None
     block_size: PositiveInt = 16
     utilisation: Annotated[Share, Range(0, 1, above=True, show=percent)] = 0.9

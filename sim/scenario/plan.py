@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from sim.cost import CostConfig
 from sim.fleet.plan import Replicas
@@ -14,32 +14,27 @@ from sim.fleet.routing import (
     RoundRobinConfig,
     ShortestQueueConfig,
 )
-from sim.ranges import PositiveInt, Range, check_ranges
+from sim.ranges import Config, PositiveInt, Range, check_ranges
 from sim.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, Rate, Share, time_text
 from sim.workload.config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 from sim.workload.tagged import ByKind
 
-STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 HOURS = 24
 DEFAULT_WINDOW_NS = 20 * 60 * NS_PER_S
 
 
 @dataclass(frozen=True)
-class TraceTraffic:
+class TraceTraffic(Config):
     """The workload's trace, `factor` times over: copies, each moved by a random time of at most `shift` either way."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     factor: Annotated[float, Range(0, 10_000, above=True)]  # times the trace's own traffic
     shift: Duration
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class DiurnalTraffic:
+class DiurnalTraffic(Config):
     """A day of drawn arrivals: `hours` are the shares of the `peak` rate in the 24 hours from midnight on."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     peak: Rate
     hours: tuple[Share, ...]
 
@@ -55,10 +50,9 @@ class DiurnalTraffic:
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Config):
     """The traffic to serve: the same `rate` at all hours, a `diurnal` day of it, or the workload's `trace`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     rate: Rate | None = None
     trace: TraceTraffic | None = None
     diurnal: DiurnalTraffic | None = None
@@ -72,14 +66,11 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(Config):
     """Traffic grows by a share a month, compounded; the plan is for its end."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     per_month: Share
     months: Annotated[int, Range(0, 120)]
-
-    __post_init__ = check_ranges
 
     @property
     def factor(self) -> float:
@@ -88,18 +79,15 @@ class Growth:
 
 
 @dataclass(frozen=True)
-class GpuOffer:
+class GpuOffer(Config):
     """A kind of GPU to choose from: what a step costs on it, and the price of one GPU for an hour.
 
     `kv_tokens` is the KV memory of a replica where the engine's log says it; else the scenario's `kv` derives it.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     cost: Annotated[CostConfig, ByKind()]
     price: PricePerHour
     kv_tokens: PositiveInt | None = None
-
-    __post_init__ = check_ranges
 
     @property
     def gpus(self) -> int:
@@ -108,13 +96,12 @@ class GpuOffer:
 
 
 @dataclass(frozen=True)
-class PlanConfig:
+class PlanConfig(Config):
     """The whole block. `currency` is what prices are in, `router` one of those of `replicas`.
 
     `window` is the length of the busiest stretch of the traffic, which all replicas are simulated on together.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     target: Target
     gpus: dict[str, GpuOffer]
     currency: str

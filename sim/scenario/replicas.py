@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from sim.cost import CostConfig
 from sim.fleet.plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler, Replicas
@@ -16,36 +16,31 @@ from sim.fleet.routing import (
     RouterConfig,
     ShortestQueueConfig,
 )
-from sim.ranges import check_ranges
+from sim.ranges import Config, check_ranges
 from sim.scenario.kv import KvConfig
 from sim.units import format_duration
 from sim.workload.tagged import ByKind
 
 SOONEST_LOOK_NS = 1_000_000  # between an autoscaler's looks: shorter than nearly every step
-STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 @dataclass(frozen=True)
-class ReplicaGroup:
+class ReplicaGroup(Config):
     """Replicas of one kind: `cost` and `kv` are the scenario's unless given."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     count: Replicas
     cost: Annotated[CostConfig, ByKind()] | None = None
     kv: KvConfig | None = None
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class ReplicasConfig:
+class ReplicasConfig(Config):
     """`count` replicas like the scenario's one engine, or `groups` of other kinds; numbered from 0, group by group.
 
     `lost` says what becomes of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number
     at the start.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     count: Replicas | None = None
     groups: dict[str, ReplicaGroup] | None = None
     router: (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from sim.ranges import PositiveInt, Priority, Range, check_ranges
+from sim.ranges import Config, PositiveInt, Priority, Range, check_ranges
 from sim.units import Duration, PartDuration, PositiveDuration, Rate, Share, format_duration
-from sim.workload.laws import STRICT, Cv, Law
+from sim.workload.laws import Cv, Law
 from sim.workload.sharing import Sessions, SharedPrefix
 from sim.workload.tagged import ByKind
 from sim.workload.traces.config import TraceConfig
@@ -21,82 +21,65 @@ Requests = Annotated[int, Range(1, MAX_REQUESTS)]
 
 
 @dataclass(frozen=True)
-class PoissonArrivals:
+class PoissonArrivals(Config):
     """Independent arrivals: exponential gaps."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean_rate: Rate
     kind: Literal["poisson"] = "poisson"
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class GammaArrivals:
+class GammaArrivals(Config):
     """Independent gamma gaps with coefficient of variation `cv`: above 1 burstier than Poisson, below it smoother."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean_rate: Rate
     cv: Cv
     kind: Literal["gamma"] = "gamma"
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class ConstantArrivals:
+class ConstantArrivals(Config):
     """Equal gaps, the first request at 0."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean_rate: Rate
     kind: Literal["constant"] = "constant"
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class OnOffArrivals:
+class OnOffArrivals(Config):
     """Markov-modulated: Poisson while on, silent while off; exponential sojourns with means `on` and `off`.
 
     `mean_rate` is the rate over all time, so the rate while on is mean_rate (on + off) / on. A change of the rate
     leaves the sojourns as they are.
     """
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean_rate: Rate
     on: PositiveDuration
     off: PositiveDuration
     kind: Literal["on_off"] = "on_off"
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class AllAtOnce:
+class AllAtOnce(Config):
     """Every request at time 0: offline work."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     kind: Literal["all_at_once"] = "all_at_once"
 
 
 @dataclass(frozen=True)
-class ClosedLoop:
+class ClosedLoop(Config):
     """Users who each send a request, wait for its end, think, and send the next. They are met amid a think time."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     users: Users
     think_time: Duration
     think_kind: Literal["constant", "exponential"] = "constant"
     kind: Literal["closed_loop"] = "closed_loop"
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class TraceArrivals:
+class TraceArrivals(Config):
     """The trace's own times, and its own lengths where the workload gives none."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     kind: Literal["trace"] = "trace"
 
 
@@ -107,20 +90,18 @@ Arrivals = Annotated[
 
 
 @dataclass(frozen=True)
-class Lengths:
+class Lengths(Config):
     """Prompt and output lengths drawn independently."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     prompt: Law
     output: Law
     kind: Literal["laws"] = "laws"
 
 
 @dataclass(frozen=True)
-class TraceLengths:
+class TraceLengths(Config):
     """Prompt and output of the same trace row, rows drawn with replacement."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     kind: Literal["trace"] = "trace"
 
 
@@ -128,21 +109,17 @@ AnyLengths = Annotated[Lengths | TraceLengths, ByKind(default="laws")]
 
 
 @dataclass(frozen=True)
-class Patience:
+class Patience(Config):
     """How long after sending a client cancels a request that has not ended; without one, never."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean: PositiveDuration
     kind: Literal["constant", "exponential"] = "constant"
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class TrafficClass:
+class TrafficClass(Config):
     """A share of the requests. What it leaves out is the workload's; `slo` is read by the metrics."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     share: Share
     priority: Priority = 0
     lengths: AnyLengths | None = None
@@ -151,26 +128,21 @@ class TrafficClass:
     patience: Patience | None = None
     shared_prefix: SharedPrefix | None = None
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class Frontend:
+class Frontend(Config):
     """Time outside the engine: a request reaches it `request` + `per_prompt_token` * prompt after it was sent.
 
     Every piece of the response takes `per_chunk` back to the client. A pure delay: requests do not wait for another.
     """
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     request: Duration = 0
     per_prompt_token: PartDuration = 0
     per_chunk: Duration = 0
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class WorkloadConfig:
+class WorkloadConfig(Config):
     """The whole block.
 
     Arrivals end with `duration` or after `requests`; a trace may also end by itself. The first `warmup` is left out of
@@ -181,7 +153,6 @@ class WorkloadConfig:
     say it itself. `prompt_scale` makes every prompt that many times as long, the text of `shared_prefix` aside.
     """
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     arrivals: Arrivals
     output_cap: PositiveInt | Literal["max_model_len", "exact"]
     lengths: AnyLengths | None = None

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.ranges import INT32_MAX, PositiveInt, Range, check_ranges
+from sim.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
 from sim.workload.table import Ints
 from sim.workload.tagged import ByKind
 
-STRICT: dict[str, object] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """What every config of a workload asks of the validator."""
 
 Cv = Annotated[float, Range(1e-3, 100)]
@@ -27,14 +26,11 @@ Weight = Annotated[float, Range(0, 1e12)]
 
 
 @dataclass(frozen=True)
-class FixedTokens:
+class FixedTokens(Config):
     """Always `tokens`."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     tokens: PositiveInt
     kind: Literal["fixed"] = "fixed"
-
-    __post_init__ = check_ranges
 
     @property
     def mean_tokens(self) -> float:
@@ -42,10 +38,9 @@ class FixedTokens:
 
 
 @dataclass(frozen=True)
-class UniformTokens:
+class UniformTokens(Config):
     """Every length from `min` to `max` equally likely, both included."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     min: PositiveInt
     max: PositiveInt
     kind: Literal["uniform"] = "uniform"
@@ -60,10 +55,9 @@ class UniformTokens:
 
 
 @dataclass(frozen=True)
-class LognormalTokens:
+class LognormalTokens(Config):
     """Lognormal with this mean and coefficient of variation before it is clipped to [min, max]."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean: MeanTokens
     cv: Cv
     min: PositiveInt = 1
@@ -80,10 +74,9 @@ class LognormalTokens:
 
 
 @dataclass(frozen=True)
-class GammaTokens:
+class GammaTokens(Config):
     """Gamma with this mean and coefficient of variation before it is clipped to [min, max]."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     mean: MeanTokens
     cv: Cv
     min: PositiveInt = 1
@@ -100,10 +93,9 @@ class GammaTokens:
 
 
 @dataclass(frozen=True)
-class EmpiricalTokens:
+class EmpiricalTokens(Config):
     """One of `values`, equally likely or in proportion to `weights`."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     values: tuple[PositiveInt, ...]
     weights: tuple[Weight, ...] | None = None
     kind: Literal["empirical"] = "empirical"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from sim.ranges import Range, check_ranges
+from sim.ranges import Config, Range
 from sim.types import LengthPredictor, Request
 from sim.workload.build import BuiltWorkload
-from sim.workload.laws import STRICT
 from sim.workload.streams import random_stream
 from sim.workload.tagged import ByKind
 
@@ -18,29 +17,24 @@ NOISE_BLOCK = 8192  # request ids whose noise is drawn at once
 
 
 @dataclass(frozen=True)
-class OracleConfig:
+class OracleConfig(Config):
     """The true length."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     kind: Literal["oracle"] = "oracle"
 
 
 @dataclass(frozen=True)
-class NoisyConfig:
+class NoisyConfig(Config):
     """The true length times exp(sigma Z), with Z standard normal and keyed by request id: right in the median."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     sigma: Annotated[float, Range(0, 3, above=True)]  # at 3 a typical guess is off by 20 times
     kind: Literal["noisy"] = "noisy"
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True)
-class ClassMeanConfig:
+class ClassMeanConfig(Config):
     """The mean true output of the request's class."""
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     kind: Literal["class_mean"] = "class_mean"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.ranges import PositiveInt, Range, check_ranges
+from sim.ranges import Config, PositiveInt, Range
 from sim.units import Duration
-from sim.workload.laws import STRICT, Law
+from sim.workload.laws import Law
 
 Groups = Annotated[int, Range(1, 1_000_000)]
 """A table of chances is held of them."""
@@ -19,19 +19,16 @@ Exponent = Annotated[float, Range(0, 10)]
 
 
 @dataclass(frozen=True)
-class SharedPrefix:
+class SharedPrefix(Config):
     """Prompts begin with one of `groups` texts of `added_tokens` tokens, as system prompts do.
 
     The law of prompt lengths, or the trace, gives what follows: a prompt is `added_tokens` longer than that. Group k of
     1, 2, ... is drawn with a chance in proportion to k^-zipf; 0 makes all equally likely.
     """
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     groups: Groups
     added_tokens: PositiveInt
     zipf: Exponent = 0.0
-
-    __post_init__ = check_ranges
 
     def drawn(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
         """The groups, from 0, for numbers uniform in [0, 1)."""
@@ -41,7 +38,7 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True)
-class Sessions:
+class Sessions(Config):
     """Conversations: a turn's prompt is the prompt before, its answer, and new text of the drawn prompt length.
 
     `turns` is the law of their number. A turn whose prompt and output would exceed max_model_len is not sent: the
@@ -52,9 +49,6 @@ class Sessions:
     `think_time`, and a session is of one class.
     """
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     turns: Law
     think_time: Duration | None = None
     think_kind: Literal["constant", "exponential"] | None = None
-
-    __post_init__ = check_ranges

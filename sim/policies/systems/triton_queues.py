@@ -8,25 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from sim.ranges import NonNegativeInt, check_ranges
+from sim.ranges import Config, NonNegativeInt
 from sim.types import Event, Sequence
 from sim.units import Microseconds, format_duration
 
 
 @dataclass(frozen=True)
-class ModelQueuePolicy:
+class ModelQueuePolicy(Config):
     """What holds for the queue of a level; 0 is no timeout and no limit. `timeout_action` is of its timed-out ones."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
     default_timeout_microseconds: Microseconds = 0
     allow_timeout_override: bool = False
     max_queue_size: NonNegativeInt = 0
-
-    __post_init__ = check_ranges
 
     @property
     def forbids_prefetching(self) -> bool:

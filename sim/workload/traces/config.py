@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from sim.ranges import NonNegativeInt, PositiveInt, Range, check_ranges
+from sim.ranges import Config, NonNegativeInt, PositiveInt, Range, check_ranges
 from sim.units import Duration, TraceDuration
 
 TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
@@ -15,18 +15,15 @@ FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm
 Factor = Annotated[float, Range(0, 1e6, above=True)]
 """On the rate of a trace."""
 
-_STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(Config):
     """The columns (CSV, Parquet) or keys (JSON) that hold a request's arrival, prompt and output tokens.
 
     `hash_ids` names the one that lists the blocks of the prompt, equal ids for equal text after equal text.
     """
-
-    __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
 
     prompt: str
     output: str
@@ -40,7 +37,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class RateScale:
+class RateScale(Config):
     """`factor` times the load of a trace, and how it is made: there is no neutral way, so `by` has no default.
 
     `compress` divides all gaps (bursts get sharper in time), `overlay` adds shifted copies of the trace (bursts are
@@ -49,8 +46,6 @@ class RateScale:
     longer than `shift` stays, bursts do not line up. Of the last copy a random share is kept where `factor` is no whole
     number. `together` copies each move in step, so that bursts are as many times as dense.
     """
-
-    __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
 
     factor: Factor
     by: Literal["compress", "overlay", "thin", "copies"]
@@ -79,7 +74,7 @@ class RateScale:
 
 
 @dataclass(frozen=True)
-class TraceConfig:
+class TraceConfig(Config):
     """A trace file and what is done to its rows.
 
     `time_unit` is needed with `columns.arrival` and where a file's unit cannot be told. `rows` is `[start, stop)` of
@@ -91,8 +86,6 @@ class TraceConfig:
     trace has them, `hash_ids` demands them, with `ignore` no prompt shares anything. `hash_id_block_size` is the tokens
     an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen.
     """
-
-    __pydantic_config__: ClassVar[dict[str, object]] = _STRICT
 
     path: str
     format: FormatName = "auto"
