@@ -38,7 +38,7 @@ PRIORITIES: dict[str, Any] = {"enable_priority_scheduling": True, "chunked_prefi
 def test_what_a_config_comes_to(knobs: dict[str, Any], cache: str, preempts: bool, mixes: bool) -> None:
     """The cache it needs, whether it preempts for priorities, whether decodes ride along: not without chunks."""
     config = SglangConfig(**knobs)
-    assert (config.prefix_cache, config.preempts, config.mixes) == (cache, preempts, mixes)
+    assert (config.traits.prefix_cache, config.preempts, config.mixes) == (cache, preempts, mixes)
 
 
 # ---- slots
@@ -78,7 +78,7 @@ def knowing(blocks: int, page: int, *prompts: Prompt) -> RadixKV:
     kv = RadixKV(blocks, page)
     for prompt in prompts:
         (known,) = sequences(f"0:{sum(n for _, n in prompt)}->1", prompt)
-        assert kv.admit(known, known.num_tokens, 0)
+        assert kv.allocate(known, known.num_tokens)
         known.settled_computed_tokens = known.num_tokens
         kv.insert(known)
         kv.free(known)

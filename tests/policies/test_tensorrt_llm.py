@@ -283,8 +283,8 @@ def test_a_cancel_gives_its_reserved_blocks_back() -> None:
 
 def test_the_cache_that_a_config_needs() -> None:
     """A tree of blocks to be reused, or none."""
-    assert TensorrtLlmConfig().prefix_cache == "reuse"
-    assert TensorrtLlmConfig(enable_block_reuse=False).prefix_cache == ""
+    assert TensorrtLlmConfig().traits.prefix_cache == "reuse"
+    assert TensorrtLlmConfig(enable_block_reuse=False).traits.prefix_cache == ""
 
 
 @pytest.mark.parametrize(
