@@ -50,7 +50,8 @@ TESTS = {
     "sim/policies/first_come.py": "policies/test_continuous policies/test_tgi conformance:continuous",
     "sim/policies/replica.py": "policies/test_sarathi policies/test_vllm_v0 policies/test_orca conformance:sarathi"
     " conformance:vllm_v0",
-    "sim/policies/sealed.py": "policies/test_tf_serving policies/test_ray_serve conformance:ray_serve",
+    "sim/policies/sealed.py": "policies/test_tf_serving policies/test_ray_serve policies/test_triton"
+    " conformance:ray_serve",
     "sim/policies/static.py": BATCHES,
     "sim/policies/systems/faster_transformer.py": "policies/test_hf_static conformance:faster_transformer",
     "sim/policies/systems/hf_static.py": "policies/test_hf_static conformance:hf_static",
