@@ -44,6 +44,12 @@ def test_a_delay_that_passed_during_a_batch_counts() -> None:
     assert starts(dynamic("0:4->4 0:4->4 5:4->1" + LATER, max_batch_size=2, max_queue_delay=36))[2] == 41
 
 
+def test_a_delay_that_passed_sends_no_more_than_a_full_batch() -> None:
+    """Three have waited the delay and more; two go."""
+    records = dynamic("0:4->2 0:4->2 1:4->1 2:4->1 3:4->1" + LATER, max_batch_size=2, max_queue_delay=5)
+    assert starts(records)[2:5] == [20, 20, 30]
+
+
 def test_no_delay_takes_what_waits() -> None:
     """With the default delay of 0 an idle engine never waits."""
     assert starts(dynamic("0:4->2 1:4->1 2:4->1 3:4->1" + LATER, max_batch_size=2))[:4] == [0, 20, 20, 30]
@@ -193,7 +199,8 @@ def test_padding_and_held_rows_are_counted() -> None:
 def test_responses_leave_with_the_batch_or_with_the_row() -> None:
     """batch_end holds the first until the second ends; row_end streams."""
     assert times(dynamic("0:4->1 0:4->3", max_batch_size=2), "delivered_ns") == [(30,), (30,)]
-    assert times(dynamic("0:4->1 0:4->3", max_batch_size=2, respond="row_end"), "delivered_ns") == [(10,), (30,)]
+    columns = ("first_delivery_ns", "delivered_ns")
+    assert times(dynamic("0:4->1 0:4->3", max_batch_size=2, respond="row_end"), *columns) == [(10, 10), (10, 30)]
 
 
 def test_cancels_while_waiting_running_and_held() -> None:
