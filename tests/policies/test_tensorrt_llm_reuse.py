@@ -394,17 +394,46 @@ def test_blocks_are_handed_out_to_the_last_one_and_not_beyond() -> None:
     assert (kv.held(seq), kv.num_free) == (0, 5)
 
 
-def test_a_begun_block_that_is_found_leaves_queue_and_tree() -> None:
-    """6 of 7 tokens are left behind in a full and a begun block; the next one with them holds both and lacks none."""
+@pytest.mark.parametrize("length", [6, 7, 8])
+def test_a_begun_block_that_is_found_leaves_queue_and_tree(length: int) -> None:
+    """All tokens but the last are left behind in a full and a begun block; the next one with them holds both."""
     kv = ReuseTreeKV(4, BLOCK_SIZE)
-    one, two = (Sequence(a.request) for a in alike("0:7->1 0:7->1", 7, 7))
-    assert kv.admit(one, 7, 0)
+    one, two = (Sequence(a.request) for a in alike(f"0:{length}->1 0:{length}->1", length, length))
+    assert kv.admit(one, length, 0)
     assert kv.first_missing(two) is not None
     kv.end(one)
-    assert (kv.lookup(two), kv.first_missing(two), kv.cached_blocks) == (6, None, 2)
-    assert kv.admit(two, 7, 6)
+    assert (kv.lookup(two), kv.cached_blocks) == (length - 1, 2)
+    assert (kv.first_missing(two) is None) is (length < 8)
+    assert kv.admit(two, length, length - 1)
     kv.check()
     assert (kv.table(two), kv.num_free, kv.cached_blocks) == ([0, 1], 2, 1)
+
+
+def test_a_block_of_two_holders_keeps_what_is_left_below_it() -> None:
+    """Two go on from one block; when the first has ended and its part is given to others, the second's stays."""
+    kv = ReuseTreeKV(6, BLOCK_SIZE)
+    one, two, other = (Sequence(a.request) for a in alike("0:9->1 0:9->1 0:12->1", 4, 4, 0))
+    assert kv.admit(one, 9, 0)
+    kv.store(one, 8)
+    assert kv.admit(two, 9, 4)
+    kv.store(two, 8)
+    kv.check()
+    kv.end(one)
+    assert kv.allocate(other, 12)
+    kv.check()
+    assert (kv.table(two), kv.cached_blocks, kv.num_free) == ([0, 3, 4], 2, 0)
+
+
+def test_who_holds_copies_gives_all_back() -> None:
+    """Of the second's blocks the first two are copies, and only the third is in the tree."""
+    kv = ReuseTreeKV(8, BLOCK_SIZE)
+    one, two = (Sequence(a.request) for a in alike("0:9->1 0:13->1", 8, 12))
+    for seq in (one, two):
+        assert kv.admit(seq, seq.num_tokens, 0)
+        kv.store(seq, seq.num_tokens - 1)
+    kv.end(two)
+    kv.check()
+    assert (kv.cached_blocks, kv.num_free) == (3, 5)
 
 
 def test_a_lookup_sees_what_came_and_went_since_the_last_one() -> None:
