@@ -392,6 +392,10 @@ def test_blocks_are_handed_out_to_the_last_one_and_not_beyond() -> None:
     kv.free(seq)
     group.leave(seq)
     assert (kv.held(seq), kv.num_free) == (0, 5)
+    seq.reset_computed()
+    assert kv.allocate(seq, 16)
+    assert kv.allocate(seq, 20)
+    assert (kv.held(seq), kv.num_free) == (5, 0)
 
 
 @pytest.mark.parametrize("length", [6, 7, 8])
