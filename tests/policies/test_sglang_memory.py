@@ -162,6 +162,12 @@ def test_rule_7_a_cut_is_made_at_a_page() -> None:
     assert timeline("0:5->1 0:12->1", chunked_prefill_size=12).items == [[(0, 5), (1, 4)], [(1, 8)]]
 
 
+@pytest.mark.parametrize(("chunk", "chunks"), [(-1, [3]), (0, [3]), (1, [1, 1, 1])])
+def test_rule_7_0_is_no_chunk_size(chunk: int, chunks: list[int]) -> None:
+    """Like -1 it turns chunks off; 1 is the smallest."""
+    assert timeline("0:3->1", page=1, chunked_prefill_size=chunk).items == [[(0, n)] for n in chunks]
+
+
 def test_rule_7_a_cut_may_leave_one_token() -> None:
     """Of a chunk of 2 request 1 gets what 0 leaves."""
     assert timeline("0:1->1 0:3->1", page=1, chunked_prefill_size=2).items == [[(0, 1), (1, 1)], [(1, 2)]]
