@@ -66,9 +66,9 @@ def test_a_mixed_step_loses_the_flag() -> None:
 # ---- evictions
 
 
-@pytest.mark.parametrize(("page", "computed"), [(4, 12), (1, 4)])
+@pytest.mark.parametrize(("page", "computed"), [(4, 12), (2, 12), (1, 4)])
 def test_a_prefill_evicts_for_a_page_more_than_it_needs(page: int, computed: int) -> None:
-    """24 of 40 tokens are free and 24 are needed; in pages of 4, text 0 is evicted for one more, and computed anew."""
+    """24 of 40 tokens are free and 24 needed; in pages of 4 or 2 text 0 is evicted for one more, and computed anew."""
     arrivals = sharing("0:8->1 100:8->1 200:24->1 300:12->1", ((0, 8),), ((1, 8),), ((2, 24),), ((0, 8), (3, 4)))
     assert timeline(arrivals, page=page, tokens=40).items[-1] == [(3, computed)]
 

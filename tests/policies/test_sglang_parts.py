@@ -100,7 +100,7 @@ def order(queue: ByPrefix) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["fcfs", "priority", "prefix"])
 def test_the_first_of_a_queue(kind: str) -> None:
-    """Two of three, in order, and all where more are asked for; they stay in it."""
+    """Two of three, in order, and all where more are asked for; they stay in it until they are taken out."""
     kv = RadixKV(100, 4)
     kinds: dict[str, Waiting] = {
         "fcfs": Fcfs(kv),
@@ -111,7 +111,7 @@ def test_the_first_of_a_queue(kind: str) -> None:
     for seq in sequences("0:4->1p1 0:4->1p1 0:4->1p1"):
         queue.push(seq)
     assert [[seq.request.id for seq in queue.first(num)] for num in (2, 4)] == [[0, 1], [0, 1, 2]]
-    assert len(queue) == 3
+    assert [queue.pop().request.id for _ in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("cached", "expected"), [(32, [0, 2, 1]), (36, [0, 1, 2])])
@@ -144,6 +144,12 @@ def test_what_a_chunk_leaves_to_shorter_ones(remaining: int, budget: int, reserv
     """Two of 4 tokens and one of 12 wait: each gets its pages while it is shorter and a page is left to the chunk."""
     queue = arranged(RadixKV(100, 4), ((0, 4),), ((1, 4),), ((2, 12),), shortest=True)
     assert queue.reserved_for_shorter(remaining, budget, 4) == reserved
+
+
+def test_of_what_is_cached_one_token_is_computed_all_the_same() -> None:
+    """A prompt of 4 cached tokens takes 1 of a chunk."""
+    queue = arranged(knowing(100, 1, ((0, 4),)), ((0, 4),), shortest=True)
+    assert queue.reserved_for_shorter(20, 16, 1) == 1
 
 
 # ---- budgets

@@ -185,7 +185,7 @@ class ByPrefix(Waiting):
             else:
                 others.append(run)
         if self._shortest:
-            self._work = work = {seq: max(seq.num_tokens - hit, 1) for seq, hit in matched.items()}
+            self._work = work = {seq: seq.num_tokens - hit for seq, hit in matched.items()}
             self._queue.sort(key=lambda item: (item[0] in later, work[item[0]], item[1]))
         else:
             self._queue.sort(key=lambda item: (item[0] in later, -matched[item[0]] if item[0] not in later else 0))
