@@ -428,6 +428,9 @@ def test_the_key_of_a_begun_block_is_that_of_its_tokens() -> None:
     shorter = keys_of(Request(9, 0, 5, 20, tokens=TokenIds.of([(0, 2, 5)])), SIZE)
     assert not isinstance(shorter, range)
     assert shorter.begun(5) == ones.begun(5)
+    other = keys_of(Request(9, 0, 6, 20, tokens=TokenIds.of([(8, 0, 4), (0, 6, 1), (4, 0, 1)])), SIZE)
+    assert not isinstance(other, range)
+    assert other.begun(6) != ones.begun(6)
 
 
 def test_a_hit_that_is_not_there_is_refused() -> None:
