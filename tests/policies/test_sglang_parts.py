@@ -120,6 +120,12 @@ def test_with_more_than_32_cached_tokens_nobody_waits_for_another(cached: int, e
     assert order(arranged(knowing(100, 4, ((0, cached),)), ((0, 40),), ((0, 40),), ((1, 40),))) == expected
 
 
+def test_those_that_wait_for_others_keep_their_order() -> None:
+    """Of text 0 16 tokens are cached, so that 2 goes before 0; 1 and 3, which wait for them, are as they came."""
+    prompts: list[Prompt] = [((text, 40),) for text in (1, 1, 0, 0)]
+    assert order(arranged(knowing(100, 4, ((0, 16),)), *prompts)) == [2, 0, 1, 3]
+
+
 @pytest.mark.parametrize(("common", "expected"), [(32, [0, 2, 1]), (31, [0, 1, 2])])
 def test_a_common_prefix_is_seen_whatever_follows_it(common: int, expected: list[int]) -> None:
     """The second has fewer tokens of the first's text: 32 of them make it wait, 31 do not."""

@@ -290,6 +290,16 @@ def test_a_decode_left_out_can_be_given_up() -> None:
     assert trt(arrivals, **knobs).items == [[(0, 9), (2, 1)], [(1, 1), (0, 1)], [(0, 1), (1, 1)]]
 
 
+def test_who_waits_for_a_prefix_behind_one_that_runs_stops_nobody() -> None:
+    """Rules 5 and 6: at 16 the second still waits for the first; the third, which has overtaken it, decodes, and the
+    fourth comes in.
+    """
+    arrivals = alike("0:9->1 0:9->1 0:2->3 5:1->1", 8, 8, 0, 0)
+    knobs = {"capacity_scheduler_policy": "MAX_UTILIZATION", "enable_chunked_prefill": True}
+    result = trt(arrivals, max_num_tokens=7, **knobs)
+    assert result.items[:2] == [[(0, 4), (2, 2)], [(0, 5), (3, 1), (2, 1)]]
+
+
 def test_a_decode_left_out_may_be_paused() -> None:
     """Rules 5 and 7: left out at 22, the third is paused at 42, when the others need 2 blocks and 1 is free. It comes
     back when the first has ended, and decodes to its end.
