@@ -26,6 +26,7 @@ from sim.errors import CalibrationError, ScenarioError
 from sim.explain.attribution import attribute
 from sim.model import ModelSpec
 from sim.point import resolve
+from sim.policy_config import PolicyConfig
 from sim.record import FINISHED, Records
 from sim.resolved import Resolved
 from sim.scenario import load_scenario
@@ -166,7 +167,7 @@ def test_step_limits_hold_what_a_policy_can_ask_for(resolved: Resolved) -> None:
     assert step_limits(resolved, (resolved.find("continuous"),), 1.0, 0) == (8, 32)
     assert step_limits(resolved, (resolved.find("uncapped"),), 1.0, 0) == (3, 3 * longest)
     assert step_limits(resolved, (resolved.find("static"),), 1.0, 0) == (4, 4 * longest)
-    nameless = replace(resolved.find("static"), config=object())
+    nameless = replace(resolved.find("static"), config=PolicyConfig())
     with pytest.raises(ScenarioError, match="no max_num_seqs"):
         step_limits(resolved, (nameless,), 1.0, 0)
 
