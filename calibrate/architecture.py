@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.catalog import MODELS, load_model
-from sim.errors import ScenarioError
-from sim.files import read_json, told
-from sim.model import ModelSpec
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import read_json, told
+from batchsim.deployment.catalog import MODELS, load_model
+from batchsim.deployment.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Architecture:
 
 
 _LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 8192)
-# Source: config.json of the repositories in sim.catalog.MODEL_SOURCES.
+# Source: config.json of the repositories in batchsim.deployment.catalog.MODEL_SOURCES.
 _CATALOG: dict[str, tuple[float, float, Llama3Scaling | None]] = {
     "llama-3.1-8b": (1e-5, 5e5, _LLAMA3),
     "llama-3.1-70b": (1e-5, 5e5, _LLAMA3),

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.engine_runs import EngineSteps, RunSpec
-from calibrate.fit import Kernels, errors, fit_host, fit_kernels, robust_nnls, short
-from calibrate.identity import catalog_gpu
-from calibrate.measure import Sample
-from calibrate.plan import BLOCKS, Point, columns
-from calibrate.raw import Raw
-from sim.cost.calibrated import Calibrated
-from sim.cost.curves import Curve
-from sim.cost.profile import HostTerm, Hull, Profile, StepCosts
-from sim.cost.roofline import HostCost
-from sim.cost.work import WORK_COLUMNS, chunk_rows
-from sim.model import ModelSpec
-from sim.validation.periods import REGIONS, regions
+from batchsim.calibrate.bench import Sample
+from batchsim.calibrate.engine_runs import EngineSteps, RunSpec
+from batchsim.calibrate.fit import Kernels, errors, fit_host, fit_kernels, robust_nnls, short
+from batchsim.calibrate.identity import catalog_gpu
+from batchsim.calibrate.point_plan import BLOCKS, Point, columns
+from batchsim.calibrate.raw import Raw
+from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.interpolation import Curve
+from batchsim.cost.periods import REGIONS, regions
+from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
+from batchsim.cost.roofline import HostCost
+from batchsim.cost.work import WORK_COLUMNS, chunk_rows
+from batchsim.deployment.model import ModelSpec
 
 Floats = NDArray[np.float64]
 

@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from calibrate import memory, schedules
-from calibrate.assemble import Job, assemble
-from calibrate.engine_runs import EngineSteps, RunSpec, run_engine, run_specs
-from calibrate.identity import catalog_gpu, check_device, identity, set_cpu_threads
-from calibrate.measure import Bench, Sample
-from calibrate.options import LEAST_MINUTES, Options, limits_of
-from calibrate.plan import Limits, Point, plan
-from calibrate.raw import Raw, check_key
-from calibrate.runner import ModelRunner, build_runner
-from calibrate.telemetry import Telemetry
-from sim.catalog import load_model
-from sim.cost.profile import Profile, load_profile
-from sim.errors import CalibrationError
-from sim.files import check_writable, write_text, writing
-from sim.model import ModelSpec
+from batchsim.base.errors import CalibrationError
+from batchsim.base.files import check_writable, write_text, writing
+from batchsim.calibrate import memory, schedules
+from batchsim.calibrate.assemble import Job, assemble
+from batchsim.calibrate.bench import Bench, Sample
+from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, run_engine, run_specs
+from batchsim.calibrate.identity import catalog_gpu, check_device, identity, set_cpu_threads
+from batchsim.calibrate.options import LEAST_MINUTES, Options, limits_of
+from batchsim.calibrate.point_plan import Limits, Point, plan
+from batchsim.calibrate.raw import Raw, check_key
+from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.telemetry import Telemetry
+from batchsim.cost.profile import Profile, load_profile
+from batchsim.deployment.catalog import load_model
+from batchsim.deployment.model import ModelSpec
 
 __all__ = ["Options", "Progress", "calibrate"]
 

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate import schedules
-from calibrate.executor import TorchExecutor
-from calibrate.plan import Limits
-from calibrate.runner import ModelRunner
-from calibrate.session import settled_memory
-from sim.core import EngineCore
-from sim.cost.work import WORK_COLUMNS, work_columns
-from sim.kv.blocks import TableKV
-from sim.live import WallClock, live
-from sim.record import Recorder
-from sim.validation.periods import periods_ns
+from batchsim.calibrate import schedules
+from batchsim.calibrate.executor import TorchExecutor
+from batchsim.calibrate.point_plan import Limits
+from batchsim.calibrate.runner import ModelRunner
+from batchsim.calibrate.session import settled_memory
+from batchsim.cost.periods import periods_ns
+from batchsim.cost.work import WORK_COLUMNS, work_columns
+from batchsim.drive.live import WallClock, live
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.record import Recorder
 
 _WARM_STEPS = 5  # left out at the head of a run: first touches of memory
 

@@ -1,4 +1,5 @@
-"""The executor that runs the scheduler's batches on a model; `sim.core.SimExecutor` with a model in place of costs.
+"""The executor that runs the scheduler's batches on a model; `batchsim.kernel.core.SimExecutor` with a model in place
+of costs.
 
 No policy is in here: it computes what a batch says, where the scheduler's block tables say, and tells who is done.
 """
@@ -12,18 +13,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.inputs import StepInputs
-from calibrate.mirror import BlockMirror
-from calibrate.padding import padded_chunks, padded_decodes
-from calibrate.prompts import Prompts, RandomPrompts
-from calibrate.runner import ModelRunner, StepTimes
-from calibrate.sampling import GREEDY, Sampling
-from calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence
-from sim.decode import DecodeGroup
-from sim.errors import CalibrationError, PolicyError
-from sim.kv.blocks import BlockTables
-from sim.tokens import output_stream
-from sim.types import Batch, Sequence, StepResult
+from batchsim.base.errors import CalibrationError, PolicyError
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.mirror import BlockMirror
+from batchsim.calibrate.padding import padded_chunks, padded_decodes
+from batchsim.calibrate.prompts import Prompts, RandomPrompts
+from batchsim.calibrate.runner import ModelRunner, StepTimes
+from batchsim.calibrate.sampling import GREEDY, Sampling
+from batchsim.calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import BlockTables
+from batchsim.kernel.tokens import output_stream
+from batchsim.kernel.types import Batch, Sequence, StepResult
 
 Int64s = NDArray[np.int64]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from sim.errors import ExecutorError
+from batchsim.base.errors import ExecutorError
 
 _NO_MEMORY = ("allocate memory", "not enough memory")  # what the CPU's allocators say, in a plain RuntimeError
 

@@ -14,11 +14,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.plan import Point, columns, doublings
-from sim.cost.profile import ChunkCost, Curve, Grid
-from sim.cost.work import chunk_rows
-from sim.errors import CalibrationError
-from sim.model import ModelSpec
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.point_plan import Point, columns, doublings
+from batchsim.cost.profile import ChunkCost, Curve, Grid
+from batchsim.cost.work import chunk_rows
+from batchsim.deployment.model import ModelSpec
 
 Floats = NDArray[np.float64]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from calibrate.backend import SPARE_BLOCKS
-from sim.errors import CalibrationError
-from sim.model import ModelSpec
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.backend import SPARE_BLOCKS
+from batchsim.deployment.model import ModelSpec
 
 MEMINFO = Path("/proc/meminfo")
 GB = 1e9

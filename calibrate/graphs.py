@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from calibrate.inputs import StepInputs
-from calibrate.transformer import DeviceInputs
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.transformer import DeviceInputs
 
 LARGEST_BUCKET = 512
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sim.errors import CalibrationError
+from batchsim.base.errors import CalibrationError
 
 # Names that the driver reports, and those of the catalog, which knows the SXM boards only.
 _CATALOG = {

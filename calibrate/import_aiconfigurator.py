@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import nnls
 
-from sim.catalog import MODELS
-from sim.cost.profile import ChunkCost, Curve, Grid, HostTerm, Hull, Profile, StepCosts
-from sim.errors import CalibrationError
-from sim.files import open_file, told
-from sim.model import ModelSpec
+from batchsim.base.errors import CalibrationError
+from batchsim.base.files import open_file, told
+from batchsim.cost.profile import ChunkCost, Curve, Grid, HostTerm, Hull, Profile, StepCosts
+from batchsim.deployment.catalog import MODELS
+from batchsim.deployment.model import ModelSpec
 
 Floats = NDArray[np.float64]
 Times = dict[tuple[int, int], float]

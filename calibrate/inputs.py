@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import CalibrationError
+from batchsim.base.errors import CalibrationError
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]

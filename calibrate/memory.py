@@ -8,13 +8,13 @@ import statistics
 import numpy as np
 import torch
 
-from calibrate.backend import SPARE_BLOCKS
-from calibrate.fit import robust_nnls, short
-from calibrate.inputs import StepInputs
-from calibrate.plan import Limits, Point, even_chunks
-from calibrate.runner import ModelRunner
-from sim.cost.profile import SwapCost
-from sim.errors import CalibrationError
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.backend import SPARE_BLOCKS
+from batchsim.calibrate.fit import robust_nnls, short
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.point_plan import Limits, Point, even_chunks
+from batchsim.calibrate.runner import ModelRunner
+from batchsim.cost.profile import SwapCost
 
 UTILISATION = 0.90
 """Share of the card's memory that an engine takes, as vLLM's default."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import PolicyError
+from batchsim.base.errors import PolicyError
 
 Int64s = NDArray[np.int64]
 

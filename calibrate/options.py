@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from calibrate.plan import Limits
-from sim.errors import CalibrationError
-from sim.model import ModelSpec
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.point_plan import Limits
+from batchsim.deployment.model import ModelSpec
 
 LEAST_MINUTES = 0.25
 _DEFAULTS = {"cuda": (256, 8192, 16384), "cpu": (16, 256, 512)}  # sequences, tokens of a step, tokens of a sequence

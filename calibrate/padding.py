@@ -1,6 +1,6 @@
 """The work a batch does for nothing, added to a step: rows and tokens that are computed, stored nowhere and dropped.
 
-What there is of it, `padded_work` and `attention_rows` of `sim.cost.work` count in the same way.
+What there is of it, `padded_work` and `attention_rows` of `batchsim.cost.work` count in the same way.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.inputs import StepInputs
-from sim.errors import PolicyError
-from sim.types import Batch
+from batchsim.base.errors import PolicyError
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.kernel.types import Batch
 
 Int32s = NDArray[np.int32]
 _NONE = np.empty(0, dtype=np.int32)
@@ -59,7 +59,7 @@ def padded_chunks(step: StepInputs, batch: Batch, block_size: int) -> StepInputs
 def padded_decodes(batch: Batch, max_model_len: int) -> tuple[Int32s, Int32s]:
     """The contexts, with their own token, of the padding rows of `batch`, and those that attention alone reads besides.
 
-    Together they hold `pad_context_tokens`, as `sim.cost.work.attention_rows` says: padding inside rows that still
+    Together they hold `pad_context_tokens`, as `batchsim.cost.work.attention_rows` says: padding inside rows that still
     decode must not reach their outcome, so rows of zeros read it.
     """
     rows, context = batch.pad_decode_rows, batch.pad_context_tokens

@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import CalibrationError, ScenarioError
-from sim.files import TEXT_BYTES, check_regular, read_text, told
-from sim.tokens import output_stream
-from sim.types import Request
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.base.files import TEXT_BYTES, check_regular, read_text, told
+from batchsim.kernel.tokens import output_stream
+from batchsim.kernel.types import Request
 
 Answers = Mapping[int, Sequence[int]]
 """What ended requests have generated, by the stream that it is."""

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from calibrate.engine_runs import EngineSteps
-from calibrate.measure import Sample
-from calibrate.plan import Point
-from sim.cost.profile import SwapCost
-from sim.errors import CalibrationError
-from sim.files import read_json, told, write_text
-from sim.plain import from_plain
+from batchsim.base.errors import CalibrationError
+from batchsim.base.files import read_json, told, write_text
+from batchsim.base.plain import from_plain
+from batchsim.calibrate.bench import Sample
+from batchsim.calibrate.engine_runs import EngineSteps
+from batchsim.calibrate.point_plan import Point
+from batchsim.cost.profile import SwapCost
 
 _FORMAT = "batchsim-calibration-partial 2"
 

@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from calibrate.architecture import Architecture, load_architecture
-from calibrate.backend import SPARE_BLOCKS, Backend, SdpaBackend
-from calibrate.failures import device_errors
-from calibrate.footprint import StepLimits, check_limits, check_memory, find_device, step_bytes
-from calibrate.graphs import DecodeGraphs, bucket_of, buckets_for, filled
-from calibrate.inputs import StepInputs
-from calibrate.sampling import GREEDY, Sampling, sample
-from calibrate.staging import Staging, table_width
-from calibrate.swap import Moves, SwapPool
-from calibrate.transformer import DeviceInputs, Reads, Transformer
-from calibrate.weights import Weights, load_weights, random_weights
-from sim.errors import CalibrationError
-from sim.model import ModelSpec
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.architecture import Architecture, load_architecture
+from batchsim.calibrate.backend import SPARE_BLOCKS, Backend, SdpaBackend
+from batchsim.calibrate.failures import device_errors
+from batchsim.calibrate.footprint import StepLimits, check_limits, check_memory, find_device, step_bytes
+from batchsim.calibrate.graphs import DecodeGraphs, bucket_of, buckets_for, filled
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.sampling import GREEDY, Sampling, sample
+from batchsim.calibrate.staging import Staging, table_width
+from batchsim.calibrate.swap import Moves, SwapPool
+from batchsim.calibrate.transformer import DeviceInputs, Reads, Transformer
+from batchsim.calibrate.weights import Weights, load_weights, random_weights
+from batchsim.deployment.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ def _backend(name: str, on_cuda: bool) -> Backend:
         raise CalibrationError(f"backend {name} is not known. Use sdpa or triton.")
     if not on_cuda:
         raise CalibrationError("backend triton needs --device cuda. Use sdpa on the CPU.")
-    from calibrate.triton_backend import TritonBackend
+    from batchsim.calibrate.triton_backend import TritonBackend
 
     return TritonBackend()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sim.errors import ScenarioError
+from batchsim.base.errors import ScenarioError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.plan import Limits, Point
-from sim.core import EngineCore, SimExecutor
-from sim.cost import Linear
-from sim.kv.blocks import TableKV
-from sim.live import VirtualClock, live
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.policies.static import Static, StaticConfig
-from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.record import Recorder
-from sim.types import Batch, PolicyContext, Scheduler, StepResult
-from sim.workload.build import BuiltWorkload, build_workload
-from sim.workload.config import AllAtOnce, Lengths, PoissonArrivals, WorkloadConfig
-from sim.workload.laws import LognormalTokens
+from batchsim.calibrate.point_plan import Limits, Point
+from batchsim.cost import Linear
+from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.types import Batch, PolicyContext, Scheduler, StepResult
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
+from batchsim.policies.families.static import Static, StaticConfig
+from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.workload.build import BuiltWorkload, build_workload
+from batchsim.workload.laws import LognormalTokens
+from batchsim.workload.workload_config import AllAtOnce, Lengths, PoissonArrivals, WorkloadConfig
 
 _ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_context_token=50)
 _LOADS = (0.5, 1.0, 2.0)  # shares of what the rough costs sustain, about

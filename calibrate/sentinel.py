@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from calibrate.measure import Bench
-from calibrate.plan import Point
-from calibrate.runner import ModelRunner
-from sim.cost.profile import Profile
+from batchsim.calibrate.bench import Bench
+from batchsim.calibrate.point_plan import Point
+from batchsim.calibrate.runner import ModelRunner
+from batchsim.cost.profile import Profile
 
 _VISITS = 15  # each as the calibration made them, since caches are warmer the longer a step is replayed
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.decode import DecodeGroup
-from sim.types import Sequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.types import Sequence
 
 Int64s = NDArray[np.int64]
 

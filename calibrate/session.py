@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.core import EngineCore, SimExecutor
-from sim.errors import CalibrationError, ScenarioError
-from sim.files import TABLE_BYTES, open_file, parse_json, replacing, told, writing
-from sim.kv.choice import new_kv
-from sim.live import INTERRUPTED, VirtualClock, WallClock, live
-from sim.plain import to_plain
-from sim.record import Records
-from sim.types import StepEstimator
-from sim.workload.build import BuiltWorkload
-from sim.workload.open_loop import OpenWorkload
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.base.files import TABLE_BYTES, open_file, parse_json, replacing, told, writing
+from batchsim.base.plain import to_plain
+from batchsim.drive.live import INTERRUPTED, VirtualClock, WallClock, live
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.record import Records
+from batchsim.kernel.types import StepEstimator
+from batchsim.kv.choice import new_kv
+from batchsim.workload.build import BuiltWorkload
+from batchsim.workload.open_loop import OpenWorkload
 
 if TYPE_CHECKING:
-    from calibrate.prompts import Prompts
-    from calibrate.runner import ModelRunner
-    from calibrate.sampling import Sampling
-    from calibrate.sentinel import Sentinel
-    from sim.cost import Cost
-    from sim.cost.profile import Profile
-    from sim.resolved import Resolved, ResolvedPolicy
+    from batchsim.calibrate.prompts import Prompts
+    from batchsim.calibrate.runner import ModelRunner
+    from batchsim.calibrate.sampling import Sampling
+    from batchsim.calibrate.sentinel import Sentinel
+    from batchsim.cost import Cost
+    from batchsim.cost.profile import Profile
+    from batchsim.drive.resolved import Resolved, ResolvedPolicy
 
 FORMAT = "batchsim-live"
 VERSION = 3
@@ -137,8 +137,8 @@ def run_live(
     returns as well, with its `reason`. With a `sentinel`, how far the machine drifted before and after the run is in
     `made`, by medians and by means. ScenarioError if the runner's model is another one or its memory too small.
     """
-    from calibrate.executor import TorchExecutor
-    from calibrate.sampling import GREEDY
+    from batchsim.calibrate.executor import TorchExecutor
+    from batchsim.calibrate.sampling import GREEDY
 
     sampling = sampling or GREEDY
     _check_runner(resolved, runner)
@@ -251,7 +251,7 @@ def settled_memory() -> Iterator[None]:
 
 def warm_up(runner: ModelRunner) -> None:
     """Runs a few steps of both kinds, so that no run pays for first touches of memory. Overwrites the KV cache."""
-    from calibrate.inputs import StepInputs
+    from batchsim.calibrate.inputs import StepInputs
 
     rows = min(runner.max_num_seqs, runner.num_blocks, 4)
     tokens = min(runner.max_num_batched_tokens, runner.max_model_len, runner.block_size)
@@ -270,7 +270,7 @@ def warm_up(runner: ModelRunner) -> None:
 
 def made_on(runner: ModelRunner) -> dict[str, Any]:
     """Machine, software and model of a runner, as JSON values."""
-    from calibrate.identity import identity
+    from batchsim.calibrate.identity import identity
 
     return identity(runner.device.type) | {
         "device": runner.device.type,
@@ -302,7 +302,7 @@ def check_machine(profile: Profile, device: str) -> None:
 
     An imported one is of another executor anywhere; it only has to be of this GPU.
     """
-    from calibrate.identity import catalog_gpu, identity
+    from batchsim.calibrate.identity import catalog_gpu, identity
 
     ours = identity(device)["hardware"]
     if profile.origin == "measured":

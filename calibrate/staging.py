@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calibrate.inputs import StepInputs
-from calibrate.transformer import DeviceInputs, Reads
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.transformer import DeviceInputs, Reads
 
 ALIGN_WORDS = 2  # of 8 bytes: compiled kernels tell pointers apart by whether 16 divides them
 TABLE_MULTIPLE = 16  # a table's width too, and a width of 1 is a case of its own

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from calibrate.architecture import Architecture, Llama3Scaling
-from calibrate.backend import Backend
-from calibrate.weights import LayerWeights, Weights
+from batchsim.calibrate.architecture import Architecture, Llama3Scaling
+from batchsim.calibrate.backend import Backend
+from batchsim.calibrate.weights import LayerWeights, Weights
 
 
 @dataclass(frozen=True)

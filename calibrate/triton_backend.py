@@ -15,8 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from calibrate import kernels
-from sim.errors import CalibrationError
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate import kernels
 
 LOG2_E = log2(e)
 FP_FUSION = True  # a multiply and an add in one instruction; from Triton 3.10 on only where it is asked for
@@ -52,7 +52,7 @@ class Shapes:
 
 
 class TritonBackend:
-    """The operations of a transformer on CUDA tensors, as `calibrate.backend.Backend` states them.
+    """The operations of a transformer on CUDA tensors, as `batchsim.calibrate.backend.Backend` states them.
 
     A decode launches the same programs for the same number of rows whatever the contexts, and waits for nothing, so a
     CUDA graph can hold it; call it once before the capture, since kernels are compiled at their first call. Scratch

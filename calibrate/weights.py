@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrate.architecture import Architecture
-from sim.errors import CalibrationError
-from sim.files import check_regular, read_json, told
+from batchsim.base.errors import CalibrationError
+from batchsim.base.files import check_regular, read_json, told
+from batchsim.calibrate.architecture import Architecture
 
 _FLOATS = ("BF16", "F16", "F32")  # dtypes of tensors as safetensors names them
 STD = 0.02

@@ -1,7 +1,7 @@
 """batchsim: simulates how batching policies serve LLM requests. One pure scheduler, two drivers.
 
-    import sim
-    results = sim.load_results("results/bursty")    # what `batchsim run bursty` left, as DataFrames
+    import batchsim
+    results = batchsim.load_results("results/bursty")    # what `batchsim run bursty` left, as DataFrames
 
 The names are fetched when asked for, so that a machine without pandas can import the parts that need none.
 """
@@ -12,39 +12,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.capacity.run import find_capacities
-    from sim.curves.precision import Precision
-    from sim.planning.plan import plan_tables
-    from sim.report.capacity import capacity_picture, capacity_text
-    from sim.report.causes import causes as misses
-    from sim.report.causes import causes_picture as misses_picture
-    from sim.report.closeup import latency_cdf, timeline
-    from sim.report.plots import p99_vs_qps
-    from sim.report.story import story as life
-    from sim.report.story import story_text as life_text
-    from sim.results.read import Results, load_results
-    from sim.run import run_scenario
-    from sim.scenario import load_scenario
-    from sim.sweep.points import Sweep
+    from batchsim.report.pictures.capacity_picture import capacity_picture
+    from batchsim.report.pictures.causes_picture import causes_picture as misses_picture
+    from batchsim.report.pictures.closeup import latency_cdf, timeline
+    from batchsim.report.pictures.plots import p99_vs_qps
+    from batchsim.report.text.capacity_text import capacity_text
+    from batchsim.report.text.causes_text import causes as misses
+    from batchsim.report.text.story_text import story as life
+    from batchsim.report.text.story_text import story_text as life_text
+    from batchsim.results.read import Results, load_results
+    from batchsim.scenario import load_scenario
+    from batchsim.study.capacity.find import find_capacities
+    from batchsim.study.curves.precision import Precision
+    from batchsim.study.curves.run import run_scenario
+    from batchsim.study.planning.plan_tables import plan_tables
+    from batchsim.study.sweep.points import Sweep
+
+__version__ = "0.1.0"
 
 _HOME = {
-    "Precision": "sim.curves.precision",
-    "Results": "sim.results.read",
-    "Sweep": "sim.sweep.points",
-    "capacity_picture": "sim.report.capacity",
-    "capacity_text": "sim.report.capacity",
-    "find_capacities": "sim.capacity.run",
-    "latency_cdf": "sim.report.closeup",
-    "life": "sim.report.story:story",
-    "life_text": "sim.report.story:story_text",
-    "load_results": "sim.results.read",
-    "load_scenario": "sim.scenario",
-    "misses": "sim.report.causes:causes",
-    "misses_picture": "sim.report.causes:causes_picture",
-    "p99_vs_qps": "sim.report.plots",
-    "plan_tables": "sim.planning.plan",
-    "run_scenario": "sim.run",
-    "timeline": "sim.report.closeup",
+    "Precision": "batchsim.study.curves.precision",
+    "Results": "batchsim.results.read",
+    "Sweep": "batchsim.study.sweep.points",
+    "capacity_picture": "batchsim.report.pictures.capacity_picture",
+    "capacity_text": "batchsim.report.text.capacity_text",
+    "find_capacities": "batchsim.study.capacity.find",
+    "latency_cdf": "batchsim.report.pictures.closeup",
+    "life": "batchsim.report.text.story_text:story",
+    "life_text": "batchsim.report.text.story_text:story_text",
+    "load_results": "batchsim.results.read",
+    "load_scenario": "batchsim.scenario",
+    "misses": "batchsim.report.text.causes_text:causes",
+    "misses_picture": "batchsim.report.pictures.causes_picture:causes_picture",
+    "p99_vs_qps": "batchsim.report.pictures.plots",
+    "plan_tables": "batchsim.study.planning.plan_tables",
+    "run_scenario": "batchsim.study.curves.run",
+    "timeline": "batchsim.report.pictures.closeup",
 }
 """Where each name is, and after a colon what it is called there, since modules have the shorter names."""
 
@@ -61,6 +64,6 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'sim' has no attribute {name!r}")
+        raise AttributeError(f"module 'batchsim' has no attribute {name!r}")
     module, _, there = _HOME[name].partition(":")
     return getattr(import_module(module), there or name)

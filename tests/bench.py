@@ -32,25 +32,25 @@ from typing import Any
 import numpy as np
 import simpy
 
-from sim.catalog import load_gpu, load_model
-from sim.core import EngineCore, SimExecutor
-from sim.cost import build_cost
-from sim.deployment import Deployment
-from sim.kv.choice import new_kv
-from sim.point import Setup, simulate_point
-from sim.policies import POLICIES
-from sim.record import Recorder, Records
-from sim.results.frames import pack_tables
-from sim.results.keep import measured_point
-from sim.results.point_files import write_point
-from sim.scenario import load_scenario
-from sim.simulate import simulate
-from sim.sweep.points import Sweep
-from sim.sweep.pool import start_early
-from sim.types import Arrival, PolicyContext, Request, Workload
-from sim.workload.build import build_workload
-from sim.workload.config import TraceArrivals, WorkloadConfig
-from sim.workload.traces import RateScale, TraceConfig, read_trace, tile
+from batchsim.cost import build_cost
+from batchsim.deployment.catalog import load_gpu, load_model
+from batchsim.deployment.deployment import Deployment
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.record import Recorder, Records
+from batchsim.kernel.types import Arrival, PolicyContext, Request, Workload
+from batchsim.kv.choice import new_kv
+from batchsim.policies.registry import POLICIES
+from batchsim.results.frames import pack_tables
+from batchsim.results.keep import measured_point
+from batchsim.results.point_files import write_point
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.study.sweep.points import Sweep
+from batchsim.study.sweep.pool import start_early
+from batchsim.workload.build import build_workload
+from batchsim.workload.traces import RateScale, TraceConfig, read_trace, tile
+from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
 
 TIMEOUTS = 500_000
 TRACE = "azure2023/AzureLLMInferenceTrace_conv.csv"
@@ -260,7 +260,7 @@ def measure_sweep() -> dict[str, float]:
     scenario = load_scenario("chat", overrides=SWEEP_CHANGES)
     setup = Setup.of(scenario)
     wanted = [(setup, point) for point in scenario.points()]
-    start_early("sim.sweep.points")
+    start_early("batchsim.study.sweep.points")
     taken: dict[int, list[float]] = {1: [], 2: []}
     faster, bare_faster = [], []
     with multiprocessing.get_context("spawn").Pool(2) as bare, tempfile.TemporaryDirectory() as folder:

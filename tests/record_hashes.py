@@ -15,11 +15,11 @@ import os
 import sys
 from pathlib import Path
 
-from sim.curves.lines import ANY_LOAD, lines_of
-from sim.point import Setup, simulate_point
-from sim.record import Records
-from sim.scenario import load_scenario
-from sim.scenario.load import shipped_scenarios
+from batchsim.kernel.record import Records
+from batchsim.scenario import load_scenario
+from batchsim.scenario.load import shipped_scenarios
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.study.curves.lines import ANY_LOAD, lines_of
 
 
 def record_hash(records: Records) -> str:

@@ -4,8 +4,8 @@
 
 FOLDER holds `llm_step_composite.csv` and `kernel_tables/` of AIConfigurator (github.com/ai-dynamo/aiconfigurator
 @ 095f58a, Apache-2.0). For H200 and H100 the sums are read from the former; for A100 and L40S they are made here in the
-same way, of the latter, as `calibrate.import_aiconfigurator` does. Seven numbers a GPU are fitted on two models, matmul
-and attention times each relative to their step (soft L1), so that neither makes up for the other.
+same way, of the latter, as `batchsim.calibrate.import_aiconfigurator` does. Seven numbers a GPU are fitted on two
+models, matmul and attention times each relative to their step (soft L1), so that neither makes up for the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from calibrate.import_aiconfigurator import (
+from batchsim.base.errors import BatchsimError, CalibrationError
+from batchsim.base.files import open_file, told
+from batchsim.calibrate.import_aiconfigurator import (
     Floats,
     Times,
     attention_times,
@@ -28,11 +30,9 @@ from calibrate.import_aiconfigurator import (
     layers_ms,
     read_parquet,
 )
-from sim.catalog import GPUS, MODELS
-from sim.cost.roofline import Roofline
-from sim.errors import BatchsimError, CalibrationError
-from sim.files import open_file, told
-from sim.model import Efficiencies, GpuSpec, ModelSpec
+from batchsim.cost.roofline import Roofline
+from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
 
 FITTED_ON = ("llama-3.1-8b", "qwen3-14b")
 GEMM_FIELDS = ("matmul", "weights", "gemm_ns")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from calibrate.import_aiconfigurator import SYSTEMS, import_profile
-from sim.errors import BatchsimError
-from sim.files import write_text
+from batchsim.base.errors import BatchsimError
+from batchsim.base.files import write_text
+from batchsim.calibrate.import_aiconfigurator import SYSTEMS, import_profile
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b")
 

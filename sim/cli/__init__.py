@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from sim.cli.calibrate import calibrate_app
-from sim.cli.capacity import capacity
-from sim.cli.claims import claims
-from sim.cli.common import OneLineGroup
-from sim.cli.conform import conform
-from sim.cli.explain import explain
-from sim.cli.lists import catalog, policies, schema
-from sim.cli.live import live, resolve
-from sim.cli.plan import plan
-from sim.cli.runs import run
-from sim.cli.timeline import timeline
-from sim.cli.traces import init, inspect
-from sim.cli.validate import validate
+from batchsim.cli.calibrate import calibrate_app
+from batchsim.cli.capacity import capacity
+from batchsim.cli.claims import claims
+from batchsim.cli.common import OneLineGroup
+from batchsim.cli.conform import conform
+from batchsim.cli.explain import explain
+from batchsim.cli.lists import catalog, policies, schema
+from batchsim.cli.live import live, resolve
+from batchsim.cli.plan import plan
+from batchsim.cli.runs import run
+from batchsim.cli.timeline import timeline
+from batchsim.cli.traces import init, inspect
+from batchsim.cli.validate import validate
 
 app = typer.Typer(
     name="batchsim",

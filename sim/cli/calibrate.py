@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
-from sim.cli.live import check_overwrite
-from sim.errors import CalibrationError
-from sim.files import write_text, writing
-from sim.ranges import INT32_MAX
+from batchsim.base.errors import CalibrationError
+from batchsim.base.files import write_text, writing
+from batchsim.base.ranges import INT32_MAX
+from batchsim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
+from batchsim.cli.live import check_overwrite
 
 _ANOTHER = "Give -o another path."
 
@@ -56,9 +56,9 @@ def calibrate(
     if not math.isfinite(minutes):
         raise CalibrationError(f"--minutes {minutes:g}: is not a time. Give a number of minutes.")
     require_torch("calibrate")
-    from calibrate.calibration import Options
-    from calibrate.calibration import calibrate as measure
-    from sim.report.profile_text import summary
+    from batchsim.calibrate.calibration import Options
+    from batchsim.calibrate.calibration import calibrate as measure
+    from batchsim.report.text.profile_text import summary
 
     options = Options(
         model=model,
@@ -89,8 +89,8 @@ def show(
 
     Example: batchsim calibrate show h200-llama-3.1-8b-aiconfigurator -o profile.png
     """
-    from sim.cost.profile import load_profile
-    from sim.report.profile_text import table
+    from batchsim.cost.profile import load_profile
+    from batchsim.report.text.profile_text import table
 
     if out is not None and out.suffix.lower() != ".png":
         raise CalibrationError(f"-o {out}: does not end in .png, which is what is drawn. Give a name that does.")
@@ -99,7 +99,7 @@ def show(
     loaded = load_profile(profile)
     typer.echo(table(loaded))
     if out is not None:
-        from sim.report.profile import draw_profile
+        from batchsim.report.pictures.profile_picture import draw_profile
 
         with writing(out, _ANOTHER):
             draw_profile(loaded, out)
@@ -118,9 +118,9 @@ def import_aiconfigurator(
 
     Example: batchsim calibrate import-aiconfigurator tables/ --gpu h200_sxm --model llama-3.1-8b
     """
-    from calibrate.import_aiconfigurator import import_profile
-    from sim.cost.profile import FORMAT
-    from sim.report.profile_text import summary
+    from batchsim.calibrate.import_aiconfigurator import import_profile
+    from batchsim.cost.profile import FORMAT
+    from batchsim.report.text.profile_text import summary
 
     if out is not None:
         check_output(out, _ANOTHER)

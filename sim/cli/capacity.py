@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.common import (
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import MAX_POINTS
+from batchsim.cli.common import (
     AddressOption,
     AllowCodeOption,
     ExecutorOption,
@@ -23,9 +25,7 @@ from sim.cli.common import (
     read_scenario,
     where_points_run,
 )
-from sim.cli.runs import ProgressBar
-from sim.errors import ScenarioError
-from sim.ranges import MAX_POINTS
+from batchsim.cli.runs import ProgressBar
 
 
 @one_line_errors
@@ -57,13 +57,14 @@ def capacity(
     """
     from dataclasses import replace
 
-    from sim.capacity.keep import keep_capacity
-    from sim.capacity.run import find_capacities
-    from sim.capacity.search import Effort
-    from sim.report.capacity import capacity_json, capacity_picture, capacity_text
-    from sim.report.tables import fit
-    from sim.sweep.points import Sweep, keeping
-    from sim.units import parse_share
+    from batchsim.base.units import parse_share
+    from batchsim.report.pictures.capacity_picture import capacity_picture
+    from batchsim.report.text.capacity_text import capacity_json, capacity_text
+    from batchsim.report.text.summary_text import fit
+    from batchsim.study.capacity.find import find_capacities
+    from batchsim.study.capacity.keep_capacity import keep_capacity
+    from batchsim.study.capacity.search import Effort
+    from batchsim.study.sweep.points import Sweep, keeping
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
     loaded = read_scenario(scenario, overrides, traces, "capacity", allow_code=allow_code)

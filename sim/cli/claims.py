@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.common import (
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import write_text, writing
+from batchsim.base.ranges import MAX_JOBS, MAX_POINTS
+from batchsim.cli.common import (
     AllowCodeOption,
     JsonOption,
     MaxMemoryOption,
@@ -18,10 +21,7 @@ from sim.cli.common import (
     one_line_errors,
     print_json,
 )
-from sim.cli.runs import ProgressBar
-from sim.errors import ScenarioError
-from sim.files import write_text, writing
-from sim.ranges import MAX_JOBS, MAX_POINTS
+from batchsim.cli.runs import ProgressBar
 
 
 @one_line_errors
@@ -39,8 +39,9 @@ def claims(
 
     Example: batchsim claims --only 24x --set cost.profile=h200-llama-3.1-8b-aiconfigurator
     """
-    from sim.claims import FOLKLORE, check_claims
-    from sim.report.claims import claims_as_json, claims_picture, claims_text
+    from batchsim.report.pictures.claims_picture import claims_picture
+    from batchsim.report.text.claims_text import claims_as_json, claims_text
+    from batchsim.study.claims import FOLKLORE, check_claims
 
     names = [claim.name for claim in FOLKLORE]
     unknown = [name for name in only or [] if name not in names]

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from sim.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
-from sim.files import check_folder, check_writable, open_file, told, writing
-from sim.ranges import MAX_JOBS
+from batchsim.base.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
+from batchsim.base.files import check_folder, check_writable, open_file, told, writing
+from batchsim.base.ranges import MAX_JOBS
 
 if TYPE_CHECKING:
-    from sim.results.read import Results
-    from sim.scenario import Scenario
-    from sim.sweep.size import Limits
+    from batchsim.results.read import Results
+    from batchsim.scenario import Scenario
+    from batchsim.study.sweep.size import Limits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -172,8 +172,8 @@ def where_points_run(jobs: int | None, executor: str, address: str | None) -> di
 
 def limits_of(max_points: int, max_memory: str | None) -> Limits:
     """What a sweep may cost. ScenarioError where `max_memory` is no size."""
-    from sim.sweep.size import Limits
-    from sim.units import parse_bytes
+    from batchsim.base.units import parse_bytes
+    from batchsim.study.sweep.size import Limits
 
     if max_memory is None:
         return Limits(max_points, _machine_bytes())
@@ -193,7 +193,7 @@ def _machine_bytes() -> int | None:
 
 def read_results(path: Path) -> Results:
     """`load_results`, with what it warns of as a line on stderr."""
-    from sim.results.read import load_results
+    from batchsim.results.read import load_results
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -214,7 +214,7 @@ def read_scenario(
     name: str, set_: list[str] | None, traces: Path | None, command: str, *, allow_code: bool
 ) -> Scenario:
     """`load_scenario` for a command that runs one value of everything. ScenarioError where a key is varied."""
-    from sim.scenario import load_scenario
+    from batchsim.scenario import load_scenario
 
     folders = [traces] if traces else []
     scenario = load_scenario(name, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)

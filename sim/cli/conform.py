@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sim.cli.common import JsonOption, one_line_errors, print_json
-from sim.errors import BatchsimError, bounded
+from batchsim.base.errors import BatchsimError, bounded
+from batchsim.cli.common import JsonOption, one_line_errors, print_json
 
 PolicyOption = Annotated[
     str | None,
@@ -33,7 +33,7 @@ def conform(
     Says how many steps were compared, or the first that differs, with both sides and the state around it.
     Exit code 0 if all are equal, 1 if any differs, 2 if any cannot be compared. Example: batchsim conform mine/*.json
     """
-    from sim.conform import conform as compare
+    from batchsim.check.conform import conform as compare
 
     rows: list[dict[str, Any]] = []
     differs = refused = False

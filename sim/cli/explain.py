@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import (
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import replacing_text, writing
+from batchsim.base.ranges import INT32_MAX
+from batchsim.cli.common import (
     AllowCodeOption,
     JsonOption,
     check_output,
@@ -16,12 +19,9 @@ from sim.cli.common import (
     print_json,
     read_results,
 )
-from sim.errors import ScenarioError
-from sim.files import replacing_text, writing
-from sim.ranges import INT32_MAX
 
 if TYPE_CHECKING:
-    from sim.results.read import Results
+    from batchsim.results.read import Results
 
 PICTURE = "slo_causes.png"
 
@@ -64,7 +64,7 @@ def explain(
     --request 774; batchsim explain results/bursty --slo; batchsim explain results/bursty --policy continuous
     --counterfactual kv.tokens=+20%
     """
-    from sim.report.reading import check_load, load_to_show, sweeps_at
+    from batchsim.report.reading import check_load, load_to_show, sweeps_at
 
     if traces is not None and not traces.is_dir():
         raise ScenarioError(f"{traces}: no such folder to look for traces in. Correct --traces, or leave it out.")
@@ -105,7 +105,7 @@ def _modes(
 
 
 def _overview(results: Results, policies: list[str], load: float, seed: int, slowest: int, as_json: bool) -> None:
-    from sim.report.explain import overview, overview_text
+    from batchsim.report.text.attribution_text import overview, overview_text
 
     found = [overview(results, name, load, seed, slowest=slowest) for name in policies]
     if as_json:
@@ -115,7 +115,7 @@ def _overview(results: Results, policies: list[str], load: float, seed: int, slo
 
 
 def _story(results: Results, policies: list[str], load: float, seed: int, request: int, as_json: bool) -> None:
-    from sim.report.story import story, story_text
+    from batchsim.report.text.story_text import story, story_text
 
     found = [story(results, name, load, seed, request) for name in policies]
     if as_json:
@@ -127,7 +127,8 @@ def _story(results: Results, policies: list[str], load: float, seed: int, reques
 def _slo(
     results: Results, policies: list[str], load: float, seed: int | None, output: Path | None, as_json: bool
 ) -> None:
-    from sim.report.causes import causes, causes_picture, causes_text
+    from batchsim.report.pictures.causes_picture import causes_picture
+    from batchsim.report.text.causes_text import causes, causes_text
 
     seeds = sorted({int(number) for number in results.points["seed"]}) if seed is None else [seed]
     path = results.path / PICTURE if output is None else output
@@ -153,9 +154,9 @@ def _counterfactual(
     allow_code: bool,
     as_json: bool,
 ) -> None:
-    from sim.explain.counterfactual import check_changes, counterfactual
-    from sim.report.counterfactual import counterfactual_data, counterfactual_text
-    from sim.results.read import varied
+    from batchsim.explain.counterfactual import check_changes, counterfactual
+    from batchsim.report.text.counterfactual_text import counterfactual_data, counterfactual_text
+    from batchsim.results.read import varied
 
     named = check_changes(changes)
     labels = {str(name): (varied(results, name) or {"policy": name})["policy"] for name in results.points["policy"]}
@@ -176,7 +177,7 @@ def _counterfactual(
 
 
 def _audit(results: Results, policies: list[str], load: float, seed: int, path: Path) -> None:
-    from sim.explain.audit import FIRST_BYTES, audit_log
+    from batchsim.explain.audit import FIRST_BYTES, audit_log
 
     live = bool(results.manifest.get("live"))
     count = 0

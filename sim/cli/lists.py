@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from sim.cli.common import JsonOption, one_line_errors, print_json
+from batchsim.cli.common import JsonOption, one_line_errors, print_json
 
 
 @one_line_errors
@@ -16,8 +16,8 @@ def policies(as_json: JsonOption = False) -> None:
     """List the policies, where each comes from, and its knobs. Example: batchsim policies --json"""
     from dataclasses import fields
 
-    from sim.policies import POLICIES
-    from sim.policies.evidence import FOLLOWED
+    from batchsim.policies.evidence import FOLLOWED
+    from batchsim.policies.registry import POLICIES
 
     rows: list[dict[str, Any]] = []
     for name, (config, policy) in POLICIES.items():
@@ -32,7 +32,7 @@ def policies(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(rows)
         return
-    from sim.report.layout import filled
+    from batchsim.report.layout import filled
 
     indent = " " * 19
     for row in rows:
@@ -47,7 +47,7 @@ def policies(as_json: JsonOption = False) -> None:
 
 def _default(field: Field[Any]) -> Any:
     """What a knob is where nobody writes it."""
-    from sim.plain import to_plain
+    from batchsim.base.plain import to_plain
 
     if field.default_factory is not MISSING:
         return to_plain(field.default_factory())
@@ -57,7 +57,7 @@ def _default(field: Field[Any]) -> Any:
 @one_line_errors
 def catalog(as_json: JsonOption = False) -> None:
     """List the models and GPUs known by name, with their sources. Example: batchsim catalog"""
-    from sim.catalog import GPUS, MODEL_SOURCES, MODELS
+    from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS
 
     models = {
         name: {
@@ -81,7 +81,7 @@ def catalog(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"models": models, "gpus": gpus})
         return
-    from sim.report.layout import filled
+    from batchsim.report.layout import filled
 
     lines: list[str] = []
     indent = " " * 15
@@ -103,6 +103,6 @@ def catalog(as_json: JsonOption = False) -> None:
 @one_line_errors
 def schema() -> None:
     """Print the JSON schema of a scenario file. Example: batchsim schema > scenario.schema.json"""
-    from sim.scenario import scenario_schema
+    from batchsim.scenario import scenario_schema
 
     print_json(scenario_schema())

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import (
+from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.base.files import TABLE_BYTES, read_json, write_text, writing
+from batchsim.base.ranges import INT32_MAX
+from batchsim.cli.common import (
     AllowCodeOption,
     JsonOption,
     TracesOption,
@@ -20,18 +23,15 @@ from sim.cli.common import (
     read_scenario,
     require_torch,
 )
-from sim.errors import BatchsimError, ScenarioError
-from sim.files import TABLE_BYTES, read_json, write_text, writing
-from sim.ranges import INT32_MAX
 
 if TYPE_CHECKING:
-    from calibrate.prompts import Prompts
-    from calibrate.runner import ModelRunner
-    from sim.model import ModelSpec
-    from sim.point import Setup
-    from sim.resolved import Resolved, ResolvedPolicy
-    from sim.results.read import Results
-    from sim.scenario import Point, Scenario
+    from batchsim.calibrate.prompts import Prompts
+    from batchsim.calibrate.runner import ModelRunner
+    from batchsim.deployment.model import ModelSpec
+    from batchsim.drive.resolved import Resolved, ResolvedPolicy
+    from batchsim.results.read import Results
+    from batchsim.scenario import Point, Scenario
+    from batchsim.scenario.point import Setup
 
 INTERRUPTED_EXIT = 130
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")]
@@ -65,13 +65,13 @@ def live(
     Exit code 1 if the run was cut or does not count. Example: batchsim live my.yaml --policy continuous --device cpu
     """
     require_torch("live")
-    from calibrate.sampling import Sampling
-    from calibrate.session import run_live
-    from sim.live import lag_verdict
-    from sim.point import Setup
-    from sim.results.live import keep_live
-    from sim.run import check_inputs
-    from sim.scenario import Point
+    from batchsim.calibrate.sampling import Sampling
+    from batchsim.calibrate.session import run_live
+    from batchsim.drive.live import lag_verdict
+    from batchsim.results.live_results import keep_live
+    from batchsim.scenario import Point
+    from batchsim.scenario.point import Setup
+    from batchsim.study.curves.run import check_inputs
 
     loaded = read_scenario(scenario, set_, traces, "live", allow_code=allow_code)
     setup = Setup.of(loaded)
@@ -112,11 +112,11 @@ def live(
 
 def _say(results: Results, as_json: bool) -> None:
     """Prints the run, and exits with 1 or 130 where it was cut or does not count."""
-    from sim.live import INTERRUPTED
-    from sim.report.layout import fit
-    from sim.report.plots import write_pictures
-    from sim.report.tables import report
-    from sim.results.live import live_lines
+    from batchsim.drive.live import INTERRUPTED
+    from batchsim.report.layout import fit
+    from batchsim.report.pictures.plots import write_pictures
+    from batchsim.report.text.summary_text import report
+    from batchsim.results.live_results import live_lines
 
     run = results.manifest["live"]
     lines = [fit(line) for line in live_lines(results)]
@@ -138,8 +138,8 @@ def prepare_machine(setup: Setup, device: str, graphs: bool | None = None) -> bo
 
     Refuses a device that is not there, a profile of another machine, and graphs that the profile had not.
     """
-    from calibrate.identity import check_device, set_cpu_threads
-    from calibrate.session import check_machine, graphs_of
+    from batchsim.calibrate.identity import check_device, set_cpu_threads
+    from batchsim.calibrate.session import check_machine, graphs_of
 
     check_device(device)
     profile = setup.cost.profile
@@ -163,8 +163,8 @@ def resolve(
 
     Example: batchsim resolve bursty -o bursty.json --set seeds=1
     """
-    from sim.point import resolve as resolved_of
-    from sim.resolved import FORMAT
+    from batchsim.drive.resolved import FORMAT
+    from batchsim.scenario.point import resolve as resolved_of
 
     check_output(output)
     check_overwrite(output, FORMAT)
@@ -217,7 +217,7 @@ def _load(scenario: Scenario, load: float | None) -> float:
 
 def _check_weights(folder: Path, model: ModelSpec) -> None:
     """ScenarioError unless `folder` is one of a model of the shape of `model`."""
-    from sim.catalog import load_model
+    from batchsim.deployment.catalog import load_model
 
     if not folder.is_dir():
         raise ScenarioError(f"--weights {folder}: no such folder. Give the folder of a Hugging Face model.")
@@ -233,7 +233,7 @@ def _check_weights(folder: Path, model: ModelSpec) -> None:
 
 def _prompts(texts: Path | None, folder: Path, vocab_size: int) -> Prompts | None:
     """The text prompts of a file with the tokenizer in `folder`; None for random ones."""
-    from calibrate.prompts import TextPrompts
+    from batchsim.calibrate.prompts import TextPrompts
 
     if texts is None:
         return None
@@ -252,8 +252,8 @@ def _runner(
     graphs: bool | None,
 ) -> ModelRunner:
     """The scenario's model on `device`, with room for the largest step that the policy can ask for."""
-    from calibrate.runner import build_runner
-    from calibrate.session import step_limits
+    from batchsim.calibrate.runner import build_runner
+    from batchsim.calibrate.session import step_limits
 
     max_num_seqs, max_tokens = step_limits(resolved, (policy,), point.load, point.seed)
     assert resolved.num_blocks is not None, "set by the command"

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sim.cli.common import (
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import writing
+from batchsim.base.ranges import MAX_POINTS
+from batchsim.cli.common import (
     AddressOption,
     AllowCodeOption,
     ExecutorOption,
@@ -23,10 +26,7 @@ from sim.cli.common import (
     read_scenario,
     where_points_run,
 )
-from sim.cli.runs import ProgressBar
-from sim.errors import ScenarioError
-from sim.files import writing
-from sim.ranges import MAX_POINTS
+from batchsim.cli.runs import ProgressBar
 
 
 @one_line_errors
@@ -50,10 +50,10 @@ def plan(
 
     Example: batchsim plan plan -o my-plan --set plan.target.rate=40/s
     """
-    from sim.planning.plan import plan_tables
-    from sim.report.layout import fit
-    from sim.report.plan.text import plan_json, plan_text
-    from sim.report.plan.write import write_report
+    from batchsim.report.layout import fit
+    from batchsim.report.page.plan_text import plan_json, plan_text
+    from batchsim.report.page.write_page import write_report
+    from batchsim.study.planning.plan_tables import plan_tables
 
     where = where_points_run(jobs, executor, address)
     limits = limits_of(max_points, max_memory)
@@ -77,6 +77,6 @@ def plan(
 
 
 def _to_stderr(text: str) -> None:
-    from sim.report.layout import fit
+    from batchsim.report.layout import fit
 
     typer.echo(fit(text), err=True)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import (
+from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.base.ranges import MAX_POINTS
+from batchsim.cli.common import (
     AddressOption,
     AllowCodeOption,
     ExecutorOption,
@@ -22,12 +24,10 @@ from sim.cli.common import (
     print_json,
     where_points_run,
 )
-from sim.errors import BatchsimError, ScenarioError
-from sim.ranges import MAX_POINTS
 
 if TYPE_CHECKING:
-    from sim.curves.precision import Precision
-    from sim.results.read import Results
+    from batchsim.results.read import Results
+    from batchsim.study.curves.precision import Precision
 
 
 @one_line_errors
@@ -66,18 +66,18 @@ def run(
     {max_num_seqs: 64, max_num_batched_tokens: 4096}}'; batchsim run chat --precision 5% --metric e2e_mean_s;
     batchsim run chat --executor ray --address 10.0.0.4:6379
     """
-    from sim.sweep.pool import start_early
+    from batchsim.study.sweep.pool import start_early
 
     where = where_points_run(jobs, executor, address)
     if where["jobs"] > 1 and not where["ray"]:
-        start_early("sim.sweep.points")  # beside our own imports
-    from sim.report.layout import fit
-    from sim.report.plots import write_pictures
-    from sim.report.tables import report
-    from sim.run import run_scenario
-    from sim.scenario import load_scenario
-    from sim.sweep.failed import Failed, points_failed
-    from sim.sweep.points import keeping
+        start_early("batchsim.study.sweep.points")  # beside our own imports
+    from batchsim.report.layout import fit
+    from batchsim.report.pictures.plots import write_pictures
+    from batchsim.report.text.summary_text import report
+    from batchsim.results.failed import Failed, points_failed
+    from batchsim.scenario import load_scenario
+    from batchsim.study.curves.run import run_scenario
+    from batchsim.study.sweep.points import keeping
 
     folders = [traces] if traces else []
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)
@@ -122,8 +122,8 @@ def run(
 
 def _precision(share: str | None, metric: str | None, max_seeds: int | None) -> Precision | None:
     """What the three options ask for; ScenarioError if they do not make sense."""
-    from sim.curves.precision import MAX_SEEDS, METRIC, Precision
-    from sim.units import parse_share
+    from batchsim.base.units import parse_share
+    from batchsim.study.curves.precision import MAX_SEEDS, METRIC, Precision
 
     if share is None:
         for option, given in (("--metric", metric), ("--max-seeds", max_seeds)):

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.errors import ScenarioError
+from batchsim.base.errors import ScenarioError
 
 if TYPE_CHECKING:
-    from sim.workload.traces import TraceConfig
+    from batchsim.workload.traces import TraceConfig
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # what YAML reads as the same word without quotes
 _TP = (1, 2, 4, 8)  # GPUs of one server
@@ -64,8 +64,8 @@ def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, 
     Without one it is run here: its rates and its number of GPUs are such that its continuous batching keeps the SLO.
     ScenarioError if model or GPU is unknown, or no number of GPUs up to 8 serves the load or holds the longest request.
     """
-    from sim.catalog import load_gpu, load_model
-    from sim.deployment import Deployment
+    from batchsim.deployment.catalog import load_gpu, load_model
+    from batchsim.deployment.deployment import Deployment
 
     if not _budgets(model, gpu):
         Deployment(load_model(model), load_gpu(gpu)).derive_kv()  # says what is short
@@ -99,7 +99,7 @@ def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, 
 
 def _synthetic(common: dict[str, str], model: str, gpu: str, folder: Path) -> str:
     """The starter without a trace, on the fewest GPUs that serve its load."""
-    from sim.catalog import GPUS
+    from batchsim.deployment.catalog import GPUS
 
     text = _served(common, model, gpu, folder)
     if text is not None:
@@ -126,11 +126,11 @@ def _served(common: dict[str, str], model: str, gpu: str, folder: Path) -> str |
 
 def _keeps_slo(text: str, folder: Path, rate: float, known: dict[float, bool]) -> bool:
     """Whether the continuous batching of a starter keeps its SLO at `rate`, by all its seeds; kept in `known`."""
-    from sim.curves.landmarks import curve
-    from sim.metrics.slo import parse_slo
-    from sim.point import Setup, simulate_point
-    from sim.results.keep import measured_point, summary_rows
-    from sim.scenario.load import parse_scenario
+    from batchsim.metrics.slo import parse_slo
+    from batchsim.results.keep import measured_point, summary_rows
+    from batchsim.results.landmarks import curve
+    from batchsim.scenario.load import parse_scenario
+    from batchsim.scenario.point import Setup, simulate_point
 
     if rate not in known:
         scenario = parse_scenario(text, "starter", folder, (f"load.mean_rate=[{rate}/s]",))
@@ -163,8 +163,8 @@ def _budgets(model: str, gpu: str) -> list[tuple[int, int]]:
 
     ScenarioError if model or GPU is unknown.
     """
-    from sim.catalog import load_gpu, load_model
-    from sim.deployment import Deployment
+    from batchsim.deployment.catalog import load_gpu, load_model
+    from batchsim.deployment.deployment import Deployment
 
     spec, device = load_model(model), load_gpu(gpu)
     found = []

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sim.cli.common import check_output, check_replaceable, one_line_errors, read_results
-from sim.errors import ScenarioError
-from sim.files import writing
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import writing
+from batchsim.cli.common import check_output, check_replaceable, one_line_errors, read_results
 
 if TYPE_CHECKING:
-    from sim.record import Records
-    from sim.results.read import Results
+    from batchsim.kernel.record import Records
+    from batchsim.results.read import Results
 
 
 @one_line_errors
@@ -34,11 +34,11 @@ def timeline(
 
     Example: batchsim timeline results/bursty --policy continuous --from 60s --to 90s -o trace.json
     """
-    from sim.report.reading import check_load, load_to_show
-    from sim.report.step_terms import step_terms
-    from sim.report.timeline import FIRST_BYTES, timeline_events, write_timeline
-    from sim.results.read import blocks_by_replica, scenario_of
-    from sim.units import parse_duration_ns
+    from batchsim.base.units import parse_duration_ns
+    from batchsim.report.reading import check_load, load_to_show
+    from batchsim.report.step_terms import step_terms
+    from batchsim.report.timeline_events import FIRST_BYTES, timeline_events, write_timeline
+    from batchsim.results.read import blocks_by_replica, scenario_of
 
     loaded = read_results(results)
     check_output(output, "Give another file with -o.")
@@ -75,7 +75,7 @@ def timeline(
 
 def _lives(results: Results, records: Records, replica: int | None) -> list[Records]:
     """The records of the replica asked for, from each of its starts to its end; of one engine, those of the run."""
-    from sim.fleet.records import by_engine
+    from batchsim.drive.fleet.fleet_records import by_engine
 
     if records.replicas is None:
         if replica is not None:
@@ -91,7 +91,7 @@ def _lives(results: Results, records: Records, replica: int | None) -> list[Reco
 
 def _window(start: str, end: str | None, last_ns: int) -> tuple[int, int] | None:
     """The window asked for; None for the whole run. ScenarioError for one in which nothing was."""
-    from sim.units import format_duration, parse_duration_ns
+    from batchsim.base.units import format_duration, parse_duration_ns
 
     try:
         start_ns = parse_duration_ns(start)

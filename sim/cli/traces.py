@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from sim.cli.common import (
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import write_text, writing
+from batchsim.cli.common import (
     ColumnsOption,
     FormatOption,
     JsonOption,
@@ -16,11 +18,9 @@ from sim.cli.common import (
     one_line_errors,
     print_json,
 )
-from sim.errors import ScenarioError
-from sim.files import write_text, writing
 
 if TYPE_CHECKING:
-    from sim.workload.traces import TraceConfig
+    from batchsim.workload.traces import TraceConfig
 
 
 @one_line_errors
@@ -38,9 +38,10 @@ def inspect(
 
     Example: batchsim trace inspect my.csv --columns arrival=ts,prompt=in_tok,output=out_tok --time-unit ms
     """
-    from sim.report.trace import trace_picture, trace_text
-    from sim.workload.traces import read_trace
-    from sim.workload.traces.inspect import summary
+    from batchsim.report.pictures.trace_picture import trace_picture
+    from batchsim.report.text.trace_text import trace_text
+    from batchsim.workload.traces import read_trace
+    from batchsim.workload.traces.inspect import summary
 
     config = _trace_config(file, format_, columns, time_unit)
     if out is None and not as_json:
@@ -74,8 +75,8 @@ def init(
 
     Example: batchsim init --trace my.csv --columns arrival=ts,prompt=in_tok,output=out_tok --time-unit ms -o my.yaml
     """
-    from sim.cli.starter import starter_text
-    from sim.workload.traces.inspect import inspect_trace
+    from batchsim.cli.starter import starter_text
+    from batchsim.workload.traces.inspect import inspect_trace
 
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
@@ -92,8 +93,8 @@ def init(
 
 def _trace_config(file: Path, format_: str, columns: str | None, time_unit: str | None) -> TraceConfig:
     """The options as a scenario's trace block; ScenarioError names the option that is wrong."""
-    from sim.workload.traces import Columns, TraceConfig
-    from sim.workload.traces.config import FormatName, TimeUnit
+    from batchsim.workload.traces import Columns, TraceConfig
+    from batchsim.workload.traces.trace_config import FormatName, TimeUnit
 
     for option, value, known in (("--format", format_, FormatName), ("--time-unit", time_unit, TimeUnit)):
         if value is not None and value not in get_args(known):

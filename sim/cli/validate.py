@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sim.cli.common import (
+from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.base.files import write_text, writing
+from batchsim.base.ranges import INT32_MAX
+from batchsim.cli.common import (
     AllowCodeOption,
     TracesOption,
     check_loads,
@@ -19,17 +22,14 @@ from sim.cli.common import (
     read_scenario,
     require_torch,
 )
-from sim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
-from sim.errors import BatchsimError, ScenarioError
-from sim.files import write_text, writing
-from sim.ranges import INT32_MAX
+from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
 
 if TYPE_CHECKING:
-    from calibrate.session import LiveResult
-    from sim.point import Setup
-    from sim.resolved import ResolvedPolicy
-    from sim.validation.compare import Case, Played
-    from sim.validation.plan import PlannedPoint
+    from batchsim.calibrate.session import LiveResult
+    from batchsim.check.validation.compare_runs import Case, Played
+    from batchsim.check.validation.planned_points import PlannedPoint
+    from batchsim.drive.resolved import ResolvedPolicy
+    from batchsim.scenario.point import Setup
 
 
 @one_line_errors
@@ -59,9 +59,9 @@ def validate(
     Examples: batchsim validate live-demo --set cost=my-cpu.json; batchsim validate chat --device cuda --policy vllm
     --at 50%,80%,95%; batchsim validate chat --from campaign/
     """
-    from sim.point import Setup
-    from sim.validation.compare import Case
-    from sim.validation.plan import check_profile, parse_loads, parse_shares, plan
+    from batchsim.check.validation.compare_runs import Case
+    from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan
+    from batchsim.scenario.point import Setup
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
@@ -101,7 +101,7 @@ def _make_folder(folder: Path) -> None:
 def _saturations(case: Case, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
     """The saturation of every policy by name. One that has none is an error where it is needed, else said and left
     out."""
-    from sim.validation.plan import saturations
+    from batchsim.check.validation.planned_points import saturations
 
     found: dict[str, float] = {}
     for policy in policies:
@@ -121,8 +121,8 @@ def _with_share(point: PlannedPoint, saturation_rps: dict[str, float]) -> Planne
 
 def _saved(case: Case, folder: Path, policies: Sequence[str]) -> tuple[Case, list[PlannedPoint], list[list[Played]]]:
     """The points of the live runs in `folder`, and the runs of each."""
-    from calibrate.session import load_result
-    from sim.validation.plan import PlannedPoint, sort_saved
+    from batchsim.calibrate.session import load_result
+    from batchsim.check.validation.planned_points import PlannedPoint, sort_saved
 
     files = sorted(folder.glob("*.npz"))
     if not files:
@@ -140,11 +140,11 @@ def _live(
     """Runs every point `repeats` times and keeps each run in `folder`. All points once, then all again: what drifts on
     the machine then shows in the spread."""
     require_torch("validate")
-    from calibrate.runner import build_runner
-    from calibrate.sentinel import Sentinel
-    from calibrate.session import run_live, step_limits
-    from sim.live import INTERRUPTED
-    from sim.validation.compare import void
+    from batchsim.calibrate.runner import build_runner
+    from batchsim.calibrate.sentinel import Sentinel
+    from batchsim.calibrate.session import run_live, step_limits
+    from batchsim.check.validation.compare_runs import void
+    from batchsim.drive.live import INTERRUPTED
 
     graphs = prepare_machine(setup, device)
     resolved = case.resolved
@@ -206,13 +206,13 @@ def _finish(
     json_file: Path | None,
 ) -> None:
     """Judges every point, writes the files and prints the report."""
-    from sim.report.validation import Validation, to_json
-    from sim.report.validation_plots import write_pictures
-    from sim.report.validation_text import markdown, report
-    from sim.results.keep import heading
-    from sim.results.provenance import provenance
-    from sim.validation.compare import judge
-    from sim.validation.verdicts import BOUNDS
+    from batchsim.check.validation.compare_runs import judge
+    from batchsim.check.validation.verdicts import BOUNDS
+    from batchsim.report.pictures.validation_plots import write_pictures
+    from batchsim.report.text.validation_text import markdown, report
+    from batchsim.report.validation_report import Validation, to_json
+    from batchsim.results.keep import heading
+    from batchsim.results.provenance import provenance
 
     made_live = runs[0][0].made
     on = f"live on {made_live['device']}: " + ", ".join(

@@ -10,16 +10,16 @@ import difflib
 from dataclasses import fields
 from typing import Any, get_args
 
-from sim.catalog import GPUS
-from sim.cost.base import Cost
-from sim.cost.calibrated import Calibrated, ProfileConfig, check_model
-from sim.cost.constant import Constant, Linear
-from sim.cost.error import CostError, Unknown
-from sim.cost.profile import profile_names
-from sim.cost.roofline import HostCost, Roofline, RooflineConfig
-from sim.cost.scaled import Scaled
-from sim.errors import ScenarioError
-from sim.model import ModelSpec
+from batchsim.base.errors import ScenarioError
+from batchsim.cost.base import Cost
+from batchsim.cost.calibrated import Calibrated, ProfileConfig, check_model
+from batchsim.cost.constant import Constant, Linear
+from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.cost.profile import profile_names
+from batchsim.cost.roofline import HostCost, Roofline, RooflineConfig
+from batchsim.cost.scaled import Scaled
+from batchsim.deployment.catalog import GPUS
+from batchsim.deployment.model import ModelSpec
 
 CostConfig = RooflineConfig | ProfileConfig | Constant | Linear
 """What a scenario's `cost` may be. Constant and Linear are their own configs."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sim.cost.error import CostError, Unknown
-from sim.cost.profile import Hull, Profile
-from sim.cost.work import Columns, Terms
-from sim.deployment import Deployment
-from sim.types import CostModel, StepEstimator
+from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.cost.profile import Hull, Profile
+from batchsim.cost.work import Columns, Terms
+from batchsim.deployment.deployment import Deployment
+from batchsim.kernel.types import CostModel, StepEstimator
 
 
 class Cost(CostModel, StepEstimator, Protocol):

@@ -1,4 +1,4 @@
-"""Step times from a profile: measured curves instead of a GPU's sheet. The formula heads `sim.cost.profile`.
+"""Step times from a profile: measured curves instead of a GPU's sheet. The formula heads `batchsim.cost.profile`.
 
 All terms are functions of the recorded step columns, so `explain` gives what `step_ns` gave, to a nanosecond.
 """
@@ -16,11 +16,14 @@ from typing import ClassVar, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost.base import Cost
-from sim.cost.error import CostError, Unknown, error_of
-from sim.cost.profile import HostTerm, Hull, Profile, StatedHost, load_profile
-from sim.cost.roofline import HOST_LINK_SHARE
-from sim.cost.work import (
+from batchsim.base.errors import CalibrationError, ExtrapolationError
+from batchsim.base.ranges import Config
+from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.cost.base import Cost
+from batchsim.cost.cost_error import CostError, Unknown, error_of
+from batchsim.cost.profile import HostTerm, Hull, Profile, StatedHost, load_profile
+from batchsim.cost.roofline import HOST_LINK_SHARE
+from batchsim.cost.work import (
     Columns,
     Terms,
     Work,
@@ -31,12 +34,9 @@ from sim.cost.work import (
     swap_blocks,
     useful_flops_bytes,
 )
-from sim.deployment import Deployment
-from sim.errors import CalibrationError, ExtrapolationError
-from sim.model import ModelSpec
-from sim.ranges import Config
-from sim.types import Batch
-from sim.units import NS_PER_S, format_duration
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.types import Batch
 
 Floats = NDArray[np.float64]
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Calibrated(Cost):
 
     ExtrapolationError from `step_ns` and `recompute_ns` outside the profile's hull, unless `extrapolate`: then the last
     segments go on. `host` replaces the profile's host term. `block_size` and `max_model_len` are those of the run, the
-    profile's by default; the latter decides how many rows read padding (`sim.cost.work.attention_rows`), of which
+    profile's by default; the latter decides how many rows read padding (`batchsim.cost.work.attention_rows`), of which
     profiles of other executors know nothing.
     """
 

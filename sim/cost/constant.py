@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from sim.cost.base import Cost
-from sim.cost.error import Unknown
-from sim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
-from sim.model import ModelSpec
-from sim.ranges import Config
-from sim.types import Batch
-from sim.units import PartDuration, StepDuration, format_duration
+from batchsim.base.ranges import Config
+from batchsim.base.units import PartDuration, StepDuration, format_duration
+from batchsim.cost.base import Cost
+from batchsim.cost.cost_error import Unknown
+from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
+from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.types import Batch
 
 STATED = Unknown("step times are stated")
 

@@ -1,6 +1,6 @@
 """What was measured of one executor, model and GPU: the numbers a `Calibrated` cost computes with, as one JSON file.
 
-A step's kernels cost, with the padded work of `sim.cost.work`,
+A step's kernels cost, with the padded work of `batchsim.cost.work`,
 
     in_situ · (layers(tokens) + head(rows) + decode_attention(B, context / B) + chunk_attention(chunks))
 
@@ -19,15 +19,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from sim.catalog import GPUS
-from sim.cost.curves import Curve, Grid, Ns
-from sim.deployment import Deployment
-from sim.errors import CalibrationError
-from sim.files import parse_json, read_text, told
-from sim.model import DTYPE_BYTES, ModelSpec
-from sim.plain import from_plain, to_plain
-from sim.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
-from sim.units import HostDuration, PartDuration
+from batchsim.base.errors import CalibrationError
+from batchsim.base.files import parse_json, read_text, told
+from batchsim.base.plain import from_plain, to_plain
+from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
+from batchsim.base.units import HostDuration, PartDuration
+from batchsim.cost.interpolation import Curve, Grid, Ns
+from batchsim.deployment.catalog import GPUS
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.model import DTYPE_BYTES, ModelSpec
 
 __all__ = [
     "ChunkCost",
@@ -45,7 +45,7 @@ __all__ = [
 
 FORMAT = "batchsim-profile"
 VERSION = 2
-SHIPPED = "calibrate"  # the package whose folder `profiles` holds those that come with batchsim
+SHIPPED = "batchsim.calibrate"  # the package whose folder `profiles` holds those that come with batchsim
 _ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100, above=True)}
 """What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
 _LINE = 200  # letters from which a JSON value is broken into its items

@@ -28,10 +28,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.catalog import load_gpu
-from sim.cost.base import Cost
-from sim.cost.error import CostError, Unknown, symmetric
-from sim.cost.work import (
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import Config, Range
+from batchsim.base.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
+from batchsim.cost.base import Cost
+from batchsim.cost.cost_error import CostError, Unknown, symmetric
+from batchsim.cost.work import (
     Columns,
     Terms,
     columns_of,
@@ -41,12 +43,10 @@ from sim.cost.work import (
     swap_blocks,
     useful_flops_bytes,
 )
-from sim.deployment import Deployment
-from sim.errors import ScenarioError
-from sim.model import GpuSpec, ModelSpec
-from sim.ranges import Config, Range
-from sim.types import Batch
-from sim.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
+from batchsim.deployment.catalog import load_gpu
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.kernel.types import Batch
 
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
 HOST_LINK_SHARE = 0.85

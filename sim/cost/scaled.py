@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.cost.base import Cost
-from sim.cost.error import CostError, Unknown
-from sim.cost.profile import Hull
-from sim.cost.work import TIME_TERMS, Columns, Terms
-from sim.deployment import Deployment
-from sim.types import Batch
+from batchsim.cost.base import Cost
+from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.cost.profile import Hull
+from batchsim.cost.work import TIME_TERMS, Columns, Terms
+from batchsim.deployment.deployment import Deployment
+from batchsim.kernel.types import Batch
 
 
 @dataclass(frozen=True, slots=True)

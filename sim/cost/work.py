@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.model import ModelSpec
-from sim.types import Batch
+from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.types import Batch
 
 Columns = Mapping[str, NDArray[Any]]
 Terms = dict[str, NDArray[np.float64]]

@@ -34,10 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.explain.attribution import UNSTATED
-from sim.explain.lives import Int, Intervals, queue_holds, queueing, state_intervals, step_kinds
-from sim.fleet.records import by_engine
-from sim.record import (
+from batchsim.drive.fleet.fleet_records import by_engine
+from batchsim.kernel.record import (
     DECODE,
     FINISHED,
     MISSING,
@@ -50,6 +48,8 @@ from sim.record import (
     SWAPPED,
     Records,
 )
+from batchsim.metrics.attribution import UNSTATED
+from batchsim.metrics.lives import Int, Intervals, queue_holds, queueing, state_intervals, step_kinds
 
 SCHEMA = "batchsim-audit"
 VERSION = 1

@@ -25,14 +25,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.errors import ScenarioError
-from sim.explain.attribution import PARTS, pieces
-from sim.explain.lives import Int
-from sim.metrics.inputs import of_class
-from sim.metrics.latencies import values_ns
-from sim.metrics.slo import Bound, Slo, parse_slo
-from sim.record import FINISHED, OUTCOME_NAMES, REJECTED, REPLICA_FAILED, Records
-from sim.units import parse_duration_ns
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import parse_duration_ns
+from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, REJECTED, REPLICA_FAILED, Records
+from batchsim.metrics.attribution import PARTS, pieces
+from batchsim.metrics.latencies import values_ns
+from batchsim.metrics.lives import Int
+from batchsim.metrics.point_inputs import of_class
+from batchsim.metrics.slo import Bound, Slo, parse_slo
 
 OWN_WORK = ("prefill", "decode_alone")
 WHOLE_RESPONSE = "whole_response"

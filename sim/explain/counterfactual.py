@@ -23,19 +23,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.errors import ScenarioError
-from sim.explain.causes import Objectives, slo_misses
-from sim.metrics.measure import measure
-from sim.point import Run, Setup, simulate_point
-from sim.record import Records
-from sim.results.keep import check_cohort, point_inputs
-from sim.results.provenance import identity, point_hash
-from sim.results.read import Results, scenario_of, varied
-from sim.scenario import Point, PolicySpec, Scenario, load_scenario
-from sim.scenario.load import SHIPPED
-from sim.scenario.replaced import replaced_by
-from sim.scenario.text import read_document
-from sim.workload.config import ClosedLoop
+from batchsim.base.errors import ScenarioError
+from batchsim.explain.causes import Objectives, slo_misses
+from batchsim.kernel.record import Records
+from batchsim.metrics.measure import measure
+from batchsim.results.keep import check_cohort, point_inputs
+from batchsim.results.provenance import identity, point_hash
+from batchsim.results.read import Results, scenario_of, varied
+from batchsim.scenario import Point, PolicySpec, Scenario, load_scenario
+from batchsim.scenario.document import read_document
+from batchsim.scenario.load import SHIPPED
+from batchsim.scenario.point import Run, Setup, simulate_point
+from batchsim.scenario.replaced import replaced_by
+from batchsim.workload.workload_config import ClosedLoop
 
 LIVE = "measured live; both sides here are simulations"
 OTHER_CODE = "made by other code, trace or paths"
@@ -56,7 +56,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Side:
-    """A point as simulated: its records, its misses as `sim.explain.causes` has them, its metrics by name.
+    """A point as simulated: its records, its misses as `batchsim.explain.causes` has them, its metrics by name.
 
     `judged` are the requests that can miss: those sent after the warm-up.
     """

@@ -11,23 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.explain.attribution import NO_REPLICA, UNSTATED, named
-from sim.explain.lives import Holds, Int, Intervals, queue_holds, queueing, state_intervals, step_kinds
-from sim.fleet.records import by_engine
-from sim.record import (
-    DECODE,
-    FINISHED,
-    MISSING,
-    PREFILL,
-    RECOMPUTE,
-    STATE_NAMES,
-    Records,
-)
+from batchsim.drive.fleet.fleet_records import by_engine
+from batchsim.kernel.record import DECODE, FINISHED, MISSING, PREFILL, RECOMPUTE, STATE_NAMES, Records
+from batchsim.metrics.attribution import NO_REPLICA, UNSTATED, named
+from batchsim.metrics.lives import Holds, Int, Intervals, queue_holds, queueing, state_intervals, step_kinds
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """A span of one request's life. `parts` maps parts of `sim.explain.attribution` to ns and sums to its length.
+    """A span of one request's life. `parts` maps parts of `batchsim.metrics.attribution` to ns and sums to its length.
 
     `what` is a part without its reason, or `decode`. `head` is who stood first in the queue, `blocker` who took the
     place, where there is one. `steps` counts the steps that started in it; 0 where the request took no part.

@@ -6,8 +6,8 @@ with a probability of about 2**-61 a pair.
 
 from __future__ import annotations
 
-from sim.tokens import output_stream
-from sim.types import Request
+from batchsim.kernel.tokens import output_stream
+from batchsim.kernel.types import Request
 
 _OWN_KEYS = 1 << 64
 """Keys from here on are of requests that share nothing; hashes are smaller."""

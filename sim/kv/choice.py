@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import BlockTables, CountingKV, KVBlockManager, TableKV
-from sim.kv.prefix_cache import BlockHashKV
-from sim.kv.radix_cache import RadixKV
-from sim.kv.reuse_tree import ReuseTreeKV
-from sim.policy_config import PolicyConfig
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import BlockTables, CountingKV, KVBlockManager, TableKV
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.kv.reuse_tree import ReuseTreeKV
 
 MAX_IDS = 2**24
 """Of a pool: a gigabyte of ids, for 268 million tokens in blocks of 16."""

@@ -9,11 +9,11 @@ Source: vllm/v1/core/block_pool.py, kv_cache_manager.py, single_type_kv_cache_ma
 
 from __future__ import annotations
 
-from sim.decode import DecodeGroup
-from sim.kv.block_keys import ChainKeys, keys_of, own_key
-from sim.kv.blocks import check_pool
-from sim.kv.free_queue import FreeQueue
-from sim.types import Sequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import check_pool
+from batchsim.kernel.types import Sequence
+from batchsim.kv.block_keys import ChainKeys, keys_of, own_key
+from batchsim.kv.free_queue import FreeQueue
 
 
 class BlockHashKV:

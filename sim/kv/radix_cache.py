@@ -9,11 +9,11 @@ Simplifies: no LoRA or salt keys, no host tier. Only the pages needed are made f
 
 from __future__ import annotations
 
-from sim.decode import DecodeGroup
-from sim.kv.blocks import check_pool
-from sim.kv.radix_tokens import head, known_tokens, tail
-from sim.kv.radix_tree import Node, RadixTree
-from sim.types import Sequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import check_pool
+from batchsim.kernel.types import Sequence
+from batchsim.kv.radix_tokens import head, known_tokens, tail
+from batchsim.kv.radix_tree import Node, RadixTree
 
 
 class _Holding:

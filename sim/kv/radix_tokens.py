@@ -5,8 +5,8 @@ All functions are O(segments). A run has no two neighbours that continue each ot
 
 from __future__ import annotations
 
-from sim.tokens import Segment, output_stream
-from sim.types import Sequence
+from batchsim.kernel.tokens import Segment, output_stream
+from batchsim.kernel.types import Sequence
 
 Run = tuple[Segment, ...]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 
-from sim.kv.radix_tokens import Run, common_tokens, head, tail
+from batchsim.kv.radix_tokens import Run, common_tokens, head, tail
 
 
 class Node:

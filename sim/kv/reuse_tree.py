@@ -15,11 +15,11 @@ executor refuses a block found that was never computed, where the engine reads i
 
 from __future__ import annotations
 
-from sim.decode import DecodeGroup
-from sim.kv.block_keys import ChainKeys, keys_of
-from sim.kv.blocks import check_pool
-from sim.kv.free_queue import FreeQueue
-from sim.types import Sequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import check_pool
+from batchsim.kernel.types import Sequence
+from batchsim.kv.block_keys import ChainKeys, keys_of
+from batchsim.kv.free_queue import FreeQueue
 
 _ROOT = -1
 

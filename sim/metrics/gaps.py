@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.explain.attribution import Intervals, state_intervals
-from sim.fleet.records import by_engine
-from sim.record import DECODE, FINISHED, PREFILL, RECOMPUTE, Records
+from batchsim.drive.fleet.fleet_records import by_engine
+from batchsim.kernel.record import DECODE, FINISHED, PREFILL, RECOMPUTE, Records
+from batchsim.metrics.attribution import Intervals, state_intervals
 
 
 def token_gaps(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""How the engine was used, and what bound it: the values of the engine's metrics in `sim.metrics.table`."""
+"""How the engine was used, and what bound it: the values of the engine's metrics in `batchsim.metrics.table`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.fleet.plan import HELD
-from sim.metrics.inputs import FleetInputs, PointInputs
-from sim.record import MISSING
-from sim.units import NS_PER_S
+from batchsim.base.units import NS_PER_S
+from batchsim.drive.fleet.fleet_plan import HELD
+from batchsim.kernel.record import MISSING
+from batchsim.metrics.point_inputs import FleetInputs, PointInputs
 
 PAD_BOUND_SHARE = 1 / 3
 """From this share of padded token rows on, `padding` is named instead of a kernel term: our choice, half of the useful

@@ -1,5 +1,5 @@
-"""The values of the metrics in `sim.metrics.table`: latencies, counts and rates here, those of the engine in `kpis`,
-parts of a request's life in `attribution`, gaps between tokens in `gaps`, growth of the queue in `stability`.
+"""The values of the metrics in `batchsim.metrics.table`: latencies, counts and rates here, those of the engine in
+`kpis`, parts of a request's life in `attribution`, gaps between tokens in `gaps`, growth of the queue in `stability`.
 
 Latencies are of the cohort's finished requests, and `uncompleted_share` says how many are missing from them;
 objectives, `slo_margin` and `in_slo` are over all offered ones (`slo`). Of every class of traffic, ttft, tpot, e2e and
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.explain.attribution import PARTS, pieces
-from sim.metrics.gaps import token_gaps
-from sim.metrics.inputs import PointInputs, between, makespan, of_class, span_of
-from sim.metrics.intervals import half_width
-from sim.metrics.kpis import bound_by, engine_kpis
-from sim.metrics.latencies import LATENCIES, values_ns
-from sim.metrics.slo import Sample, Slo, rank
-from sim.metrics.stability import is_too_short, is_unstable
-from sim.metrics.warmup import mser5
-from sim.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
-from sim.units import NS_PER_S
+from batchsim.base.units import NS_PER_S
+from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
+from batchsim.metrics.attribution import PARTS, pieces
+from batchsim.metrics.gaps import token_gaps
+from batchsim.metrics.intervals import half_width
+from batchsim.metrics.kpis import bound_by, engine_kpis
+from batchsim.metrics.latencies import LATENCIES, values_ns
+from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
+from batchsim.metrics.slo import Sample, Slo, rank
+from batchsim.metrics.stability import is_too_short, is_unstable
+from batchsim.metrics.warmup import mser5
 
 PERCENTILES = (50, 90, 95, 99)
 FEW_BEYOND = 20  # fewer observations beyond a percentile than this and it is marked `~`

@@ -24,9 +24,9 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import ScenarioError
-from sim.metrics.latencies import LATENCIES
-from sim.units import format_duration, parse_duration_ns, parse_share
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import format_duration, parse_duration_ns, parse_share
+from batchsim.metrics.latencies import LATENCIES
 
 _TERM = re.compile(
     r"(?:(?P<of>p[0-9.]+|mean)\(\s*(?P<inner>\w+)\s*\)|(?P<bare>\w+))\s*(?P<op><=|<)\s*(?P<limit>[^<>=]+)\Z"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.inputs import between
-from sim.record import FINISHED
+from batchsim.kernel.record import FINISHED
+from batchsim.metrics.point_inputs import between
 
 UNSTABLE_COMPLETED_SHARE = 0.98  # of the arrivals of the window's second half
 """Completions below it do not keep up with arrivals; growth of the number in system must confirm it."""

@@ -1,7 +1,7 @@
 """Every metric of a run, a row each: name, unit, which of two values is the better one, what it is, what it needs.
 
 Summaries have the columns of this table in its order; of classes of traffic some of them again, as `ttft_p99_s[CLASS]`.
-The values are made by `sim.metrics.measure`, those of the engine by `sim.metrics.kpis`.
+The values are made by `batchsim.metrics.measure`, those of the engine by `batchsim.metrics.kpis`.
 
 Cohort: the requests sent in the arrival window [start, end], warm-up excluded. They run to their end, so what drains
 after the window counts for latency; never for throughput. Span: the arrival window, or the makespan of work that
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.explain.attribution import PARTS
-from sim.metrics.latencies import LATENCIES
+from batchsim.metrics.attribution import PARTS
+from batchsim.metrics.latencies import LATENCIES
 
 STATISTICS = {
     "mean": "mean",

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.errors import ScenarioError
-from sim.policies import POLICIES
-from sim.policies.evidence import FOLLOWED
-from sim.results.read import varied
+from batchsim.base.errors import ScenarioError
+from batchsim.policies.evidence import FOLLOWED
+from batchsim.policies.registry import POLICIES
+from batchsim.results.read import varied
 
 if TYPE_CHECKING:
-    from sim.results.read import Results
+    from batchsim.results.read import Results
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
 

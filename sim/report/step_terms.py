@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cost.work import TIME_TERMS, work_columns
-from sim.errors import BatchsimError, ScenarioError
-from sim.files import TABLE_BYTES, file_hash, open_file
-from sim.point import Setup
-from sim.record import Records
-from sim.results.read import SCENARIO
-from sim.scenario import load_scenario
+from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.base.files import TABLE_BYTES, file_hash, open_file
+from batchsim.cost.work import TIME_TERMS, work_columns
+from batchsim.kernel.record import Records
+from batchsim.results.read import SCENARIO
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
 
 if TYPE_CHECKING:
-    from sim.results.read import Results
+    from batchsim.results.read import Results
 
 _ANY_POLICY = ("policies={gated: {}}", "kv.swap_space=0GB", "vary=null")
 """Terms are the cost's alone: no policy is asked, least of all one whose code is a user's own."""

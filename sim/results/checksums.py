@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sim.files import check_regular, read_bytes, read_json
-from sim.results.provenance import PROVENANCE, as_json
+from batchsim.base.files import check_regular, read_bytes, read_json
+from batchsim.results.provenance import PROVENANCE, as_json
 
 SEAL = "sha256"
 _CHANGED = "it is not as it was written"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sim.record import (
+from batchsim.kernel.record import (
     MISSING,
     OUTCOME_NAMES,
     REQUEST_DTYPE,

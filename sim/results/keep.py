@@ -1,4 +1,4 @@
-"""Keeps what was run, in the layout that `sim.results.read` reads: a point's tables and metrics, a run's summary.
+"""Keeps what was run, in the layout that `batchsim.results.read` reads: a point's tables and metrics, a run's summary.
 
 A point is written whole or not at all, so a killed run continues where it was.
 """
@@ -10,27 +10,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sim.errors import NobodyToMeasure
-from sim.files import write_text
-from sim.fleet.inputs import cost_terms, fleet_inputs, is_lasting
-from sim.fleet.plan import UP, ReplicaSpan
-from sim.fleet.records import EngineLife, merged
-from sim.fleet.table import replica_table
-from sim.metrics.inputs import PointInputs
-from sim.metrics.measure import Measured, combine, measure
-from sim.metrics.slo import Slo, parse_slo
-from sim.point import Run, Setup
-from sim.record import CAP_CUT, FINISHED, Recorder
-from sim.results.checksums import file_facts, sealed
-from sim.results.frames import pack_tables
-from sim.results.point_files import PackedPoint, write_point
-from sim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
-from sim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
-from sim.scenario import Point, Scenario
-from sim.sweep.failed import Failed, points_failed
-from sim.units import format_duration
-from sim.workload.closed_loop import ClosedLoopWorkload
-from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
+from batchsim.base.errors import NobodyToMeasure
+from batchsim.base.files import write_text
+from batchsim.base.units import format_duration
+from batchsim.drive.fleet.fleet_plan import UP, ReplicaSpan
+from batchsim.drive.fleet.fleet_records import EngineLife, merged
+from batchsim.kernel.record import CAP_CUT, FINISHED, Recorder
+from batchsim.metrics.measure import Measured, combine, measure
+from batchsim.metrics.point_inputs import PointInputs
+from batchsim.metrics.replica_table import replica_table
+from batchsim.metrics.slo import Slo, parse_slo
+from batchsim.results.checksums import file_facts, sealed
+from batchsim.results.failed import Failed, points_failed
+from batchsim.results.fleet_inputs import cost_terms, fleet_inputs, is_lasting
+from batchsim.results.frames import pack_tables
+from batchsim.results.point_files import PackedPoint, write_point
+from batchsim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
+from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
+from batchsim.scenario import Point, Scenario
+from batchsim.scenario.point import Run, Setup
+from batchsim.workload.closed_loop import ClosedLoopWorkload
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
 
 # ---- one point
 

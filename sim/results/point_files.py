@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from sim.results.checksums import file_facts, read_checked, read_sealed, sealed
-from sim.results.frames import to_frame
-from sim.results.provenance import as_json
+from batchsim.results.checksums import file_facts, read_checked, read_sealed, sealed
+from batchsim.results.frames import to_frame
+from batchsim.results.provenance import as_json
 
 RESULT = "point.json"
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from sim.files import file_hash, write_text
-from sim.plain import to_plain
-from sim.point import Setup
-from sim.scenario import Point, PolicySpec
+from batchsim.base.files import file_hash, write_text
+from batchsim.base.plain import to_plain
+from batchsim.scenario import Point, PolicySpec
+from batchsim.scenario.point import Setup
 
 PROVENANCE = ("machine", "python", "packages", "code", "commit")
 """What `provenance` tells: how a result was made, nothing of what it is."""
@@ -71,7 +71,7 @@ def short_hash(value: Any) -> str:
 @cache
 def _source_hash(policy: Any) -> str | None:
     """The hash of the file of a user's own policy; None for ours, which `code_hash` covers."""
-    if policy.__module__.startswith("sim."):
+    if policy.__module__.startswith("batchsim."):
         return None
     return _file_hash(Path(inspect.getfile(policy)))
 
@@ -81,7 +81,8 @@ def code_hash() -> str:
     """A fingerprint of batchsim's own source, so that a changed simulator never reuses old points."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
+    own = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in ("calibrate", "scenarios")]
+    for path in sorted(own):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 

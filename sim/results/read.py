@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sim.curves.landmarks import Landmarks, curve, marks
-from sim.errors import ScenarioError
-from sim.files import read_json, told
-from sim.metrics.intervals import Difference, paired
-from sim.metrics.latencies import LATENCIES
-from sim.metrics.slo import parse_slo
-from sim.record import Records
-from sim.results.checksums import check_seal, read_checked
-from sim.results.frames import LOST, to_records
-from sim.results.point_files import read_table
-from sim.results.provenance import other_version
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import read_json, told
+from batchsim.kernel.record import Records
+from batchsim.metrics.intervals import Difference, paired
+from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.slo import parse_slo
+from batchsim.results.checksums import check_seal, read_checked
+from batchsim.results.frames import LOST, to_records
+from batchsim.results.landmarks import Landmarks, curve, marks
+from batchsim.results.point_files import read_table
+from batchsim.results.provenance import other_version
 
 POINTS = "points"
 MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
@@ -60,7 +60,7 @@ class Results:
     scenario: dict[str, Any]
 
     def requests(self, policy: str, load: float, seed: int) -> pd.DataFrame:
-        """A row a request; see `sim.results.frames.COLUMN_DOCS` for columns and units."""
+        """A row a request; see `batchsim.results.frames.COLUMN_DOCS` for columns and units."""
         return self._table("requests", policy, load, seed)
 
     def steps(self, policy: str, load: float, seed: int) -> pd.DataFrame:
@@ -72,13 +72,14 @@ class Results:
         return self._table("states", policy, load, seed)
 
     def replicas(self) -> pd.DataFrame | None:
-        """A row a policy, load, seed and replica; see `sim.fleet.table`. None for runs of one engine."""
+        """A row a policy, load, seed and replica; see `batchsim.metrics.replica_table`. None for runs of one engine."""
         if not self.scenario.get("replicas"):
             return None
         return _read_csv(self.path, REPLICAS, self.manifest)
 
     def records(self, policy: str, load: float, seed: int) -> Records:
-        """All three tables as the arrays that `sim.explain.attribution` reads. ScenarioError if one lacks a column."""
+        """All three tables as the arrays that `batchsim.metrics.attribution` reads. ScenarioError if one lacks a
+        column."""
         tables = [self._table(name, policy, load, seed) for name in ("requests", "steps", "states")]
         tables += [self._table(LOST, policy, load, seed)] if self.scenario.get("replicas") else []
         try:
@@ -147,7 +148,7 @@ class Results:
 
     def as_json(self) -> dict[str, Any]:
         """By policy: how its requests ended, summed over loads and seeds and at each; its metrics at every load; and
-        what its curve shows (`sim.curves.landmarks`).
+        what its curve shows (`batchsim.results.landmarks`).
 
         `differences`: at every load, the other policies minus the best one. `failed`: the points that have no metrics.
         """

@@ -1,7 +1,7 @@
 """A scenario: the YAML file, its checks, and the points it asks to run."""
 
-from sim.scenario.config import KvConfig, LoadConfig, Point, PolicySpec, Scenario
-from sim.scenario.load import changed, load_scenario, scenario_schema
+from batchsim.scenario.config import KvConfig, LoadConfig, Point, PolicySpec, Scenario
+from batchsim.scenario.load import changed, load_scenario, scenario_schema
 
 __all__ = [
     "KvConfig",

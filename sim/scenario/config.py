@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sim.cost import CostConfig
-from sim.errors import CalibrationError, ScenarioError, bounded
-from sim.plain import texts_in
-from sim.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
-from sim.resolved import ResolvedPolicy
-from sim.scenario.kv import KvConfig
-from sim.scenario.plan import PlanConfig
-from sim.scenario.replicas import ReplicasConfig
-from sim.units import Rate
-from sim.workload.config import ClosedLoop, Users, WorkloadConfig
-from sim.workload.tagged import ByKind, OrWord
-from sim.workload.traces.config import Factor
+from batchsim.base.errors import CalibrationError, ScenarioError, bounded
+from batchsim.base.plain import texts_in
+from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
+from batchsim.base.units import Rate
+from batchsim.cost import CostConfig
+from batchsim.drive.resolved import ResolvedPolicy
+from batchsim.scenario.kv_config import KvConfig
+from batchsim.scenario.plan_config import PlanConfig
+from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.workload.tagged import ByKind, OrWord
+from batchsim.workload.traces.trace_config import Factor
+from batchsim.workload.workload_config import ClosedLoop, Users, WorkloadConfig
 
 CostFactor = Annotated[float, Range(0.01, 100)]
 """Beyond these it is another machine: state its cost."""

@@ -17,25 +17,25 @@ from typing import Any, ParamSpec
 
 from pydantic import TypeAdapter
 
-from sim.cost import long_form
-from sim.errors import ScenarioError, bounded
-from sim.files import read_text, told
-from sim.named_policy import find_policy
-from sim.plain import texts_in
-from sim.policies import POLICIES
-from sim.ranges import MAX_CHOICES
-from sim.scenario.config import PolicySpec, Scenario, ScenarioFile
-from sim.scenario.replaced import check_replaced
-from sim.scenario.text import MAX_DEPTH, Document, read_document
-from sim.scenario.text import Path as Keys
-from sim.scenario.validate import validate
-from sim.workload.build import apply_load
-from sim.workload.config import ClosedLoop
-from sim.workload.predictors import PredictorConfig
+from batchsim.base.errors import ScenarioError, bounded
+from batchsim.base.files import read_text, told
+from batchsim.base.plain import texts_in
+from batchsim.base.ranges import MAX_CHOICES
+from batchsim.cost import long_form
+from batchsim.policies.named_policy import find_policy
+from batchsim.policies.registry import POLICIES
+from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from batchsim.scenario.document import MAX_DEPTH, Document, read_document
+from batchsim.scenario.document import Path as Keys
+from batchsim.scenario.replaced import check_replaced
+from batchsim.scenario.validate import validate
+from batchsim.workload.build import apply_load
+from batchsim.workload.predictors import PredictorConfig
+from batchsim.workload.workload_config import ClosedLoop
 
 P = ParamSpec("P")
 
-SHIPPED = "scenarios"
+SHIPPED = "batchsim.scenarios"
 MAX_LABEL = 40  # letters: what a column of a table can hold
 _NAME_SHOWN = 200  # letters of a name in an error
 

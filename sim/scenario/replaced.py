@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sim.errors import ScenarioError
-from sim.scenario.config import Scenario
+from batchsim.base.errors import ScenarioError
+from batchsim.scenario.config import Scenario
 
 LOADED = {
     "mean_rate": "workload.arrivals.mean_rate",

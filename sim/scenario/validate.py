@@ -11,11 +11,11 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from sim.errors import ScenarioError, cut
-from sim.scenario.config import ScenarioFile
-from sim.scenario.text import Document
-from sim.scenario.text import Path as Keys
-from sim.workload.tagged import kind_of
+from batchsim.base.errors import ScenarioError, cut
+from batchsim.scenario.config import ScenarioFile
+from batchsim.scenario.document import Document
+from batchsim.scenario.document import Path as Keys
+from batchsim.workload.tagged import kind_of
 
 _MISSING = ("missing", "missing_argument")
 _WORDS = {  # what a validator calls them, and how a scenario writes them

@@ -11,11 +11,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import ScenarioError
-from sim.units import MAX_TIME_NS, NS_PER_S
-from sim.workload.config import MAX_REQUESTS, ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
-from sim.workload.streams import random_stream
-from sim.workload.table import Ints
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import MAX_TIME_NS, NS_PER_S
+from batchsim.workload.traces.random_stream import random_stream
+from batchsim.workload.traces.trace_rows import Ints
+from batchsim.workload.workload_config import (
+    MAX_REQUESTS,
+    ConstantArrivals,
+    GammaArrivals,
+    OnOffArrivals,
+    PoissonArrivals,
+)
 
 Floats = NDArray[np.float64]
 Process = PoissonArrivals | GammaArrivals | ConstantArrivals | OnOffArrivals

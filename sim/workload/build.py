@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sim.errors import ScenarioError
-from sim.workload.closed_loop import ClosedLoopWorkload, build_closed
-from sim.workload.config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
-from sim.workload.marks import MarkSource
-from sim.workload.open_loop import OpenWorkload, build_open
-from sim.workload.sessions import OpenSessions, build_sessions
-from sim.workload.table import TraceRows
-from sim.workload.traces import read_trace, rescale
+from batchsim.base.errors import ScenarioError
+from batchsim.workload.closed_loop import ClosedLoopWorkload, build_closed
+from batchsim.workload.marks import MarkSource
+from batchsim.workload.open_loop import OpenWorkload, build_open
+from batchsim.workload.sessions import OpenSessions, build_sessions
+from batchsim.workload.traces import read_trace, rescale
+from batchsim.workload.traces.trace_rows import TraceRows
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 
 BuiltWorkload = OpenWorkload | OpenSessions | ClosedLoopWorkload
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.errors import ScenarioError
-from sim.tokens import TokenIds
-from sim.types import Arrival, Request
-from sim.units import format_duration
-from sim.workload.arrivals import check_count
-from sim.workload.config import ClosedLoop, Frontend, WorkloadConfig
-from sim.workload.marks import Describe, Marks, MarkSource, mean_lengths
-from sim.workload.sessions import PILOT_SESSIONS, Turns, draw_turns, turn_notes
-from sim.workload.sharing import Sessions
-from sim.workload.streams import random_stream
-from sim.workload.table import UNUSED_HASH_IDS, Ints, TraceRows
-from sim.workload.texts import grouped
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import format_duration
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import Arrival, Request
+from batchsim.workload.arrivals import check_count
+from batchsim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from batchsim.workload.sessions import PILOT_SESSIONS, Turns, draw_turns, turn_notes
+from batchsim.workload.sharing import Sessions
+from batchsim.workload.texts import grouped
+from batchsim.workload.traces.random_stream import random_stream
+from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, Ints, TraceRows
+from batchsim.workload.workload_config import ClosedLoop, Frontend, WorkloadConfig
 
 PILOT = 8192  # draws that stand for the loop in notes and means
 TURNS_PER_BLOCK = 64  # drawn at once for a user, since a stream costs as much as many draws

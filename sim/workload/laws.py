@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
-from sim.workload.table import Ints
-from sim.workload.tagged import ByKind
+from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
+from batchsim.workload.tagged import ByKind
+from batchsim.workload.traces.trace_rows import Ints
 
 """What every config of a workload asks of the validator."""
 

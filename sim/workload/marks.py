@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.tokens import TokenIds
-from sim.types import Arrival, Request
-from sim.workload.config import AnyLengths, Lengths, Patience, TrafficClass, WorkloadConfig
-from sim.workload.laws import DrawnTokens, draw_tokens
-from sim.workload.streams import random_stream
-from sim.workload.table import Ints, TraceRows
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import Arrival, Request
+from batchsim.workload.laws import DrawnTokens, draw_tokens
+from batchsim.workload.traces.random_stream import random_stream
+from batchsim.workload.traces.trace_rows import Ints, TraceRows
+from batchsim.workload.workload_config import AnyLengths, Lengths, Patience, TrafficClass, WorkloadConfig
 
 Bools = NDArray[np.bool_]
 Describe = dict[str, str | int | float | None]

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.errors import ScenarioError
-from sim.tokens import TokenIds
-from sim.types import Arrival, Request
-from sim.units import NS_PER_S, format_duration
-from sim.workload.arrivals import arrival_times_ns, check_count
-from sim.workload.config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals, WorkloadConfig
-from sim.workload.marks import Describe, Marks, MarkSource, mean_lengths
-from sim.workload.stats import describe_arrivals
-from sim.workload.table import UNUSED_HASH_IDS, HashIds, Ints, TraceRows
-from sim.workload.texts import grouped, hashed
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import Arrival, Request
+from batchsim.workload.arrivals import arrival_times_ns, check_count
+from batchsim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from batchsim.workload.texts import grouped, hashed
+from batchsim.workload.traces.arrival_stats import describe_arrivals
+from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, HashIds, Ints, TraceRows
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals, WorkloadConfig
 
 SLICE = 8192  # arrivals that exist as objects at once
 

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from sim.ranges import Config, Range
-from sim.types import LengthPredictor, Request
-from sim.workload.build import BuiltWorkload
-from sim.workload.streams import random_stream
-from sim.workload.tagged import ByKind
+from batchsim.base.ranges import Config, Range
+from batchsim.kernel.types import LengthPredictor, Request
+from batchsim.workload.build import BuiltWorkload
+from batchsim.workload.tagged import ByKind
+from batchsim.workload.traces.random_stream import random_stream
 
 NOISE_BLOCK = 8192  # request ids whose noise is drawn at once
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sim.errors import ScenarioError
-from sim.tokens import TokenIds
-from sim.types import Arrival, Request
-from sim.units import format_duration
-from sim.workload.arrivals import Process, arrival_times_ns, check_count
-from sim.workload.config import Frontend, WorkloadConfig
-from sim.workload.laws import draw_tokens
-from sim.workload.marks import Describe, Marks, MarkSource, mean_lengths
-from sim.workload.sharing import Sessions
-from sim.workload.stats import describe_arrivals
-from sim.workload.streams import random_stream
-from sim.workload.table import Ints, TraceRows
-from sim.workload.texts import Turn, conversation
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import format_duration
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import Arrival, Request
+from batchsim.workload.arrivals import Process, arrival_times_ns, check_count
+from batchsim.workload.laws import draw_tokens
+from batchsim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from batchsim.workload.sharing import Sessions
+from batchsim.workload.texts import Turn, conversation
+from batchsim.workload.traces.arrival_stats import describe_arrivals
+from batchsim.workload.traces.random_stream import random_stream
+from batchsim.workload.traces.trace_rows import Ints, TraceRows
+from batchsim.workload.workload_config import Frontend, WorkloadConfig
 
 SLICE = 8192  # arrivals that exist as objects at once
 PILOT_SESSIONS = 1024  # a sample that stands for all in means: those that come first

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.ranges import Config, PositiveInt, Range
-from sim.units import Duration
-from sim.workload.laws import Law
+from batchsim.base.ranges import Config, PositiveInt, Range
+from batchsim.base.units import Duration
+from batchsim.workload.laws import Law
 
 Groups = Annotated[int, Range(1, 1_000_000)]
 """A table of chances is held of them."""

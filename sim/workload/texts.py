@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
-from sim.workload.table import HashIds
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.workload.traces.trace_rows import HashIds
 
 
 def own_text(request_id: int, tokens: int) -> Segment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sim.results.checksums import SEAL, file_facts, sealed
+from batchsim.results.checksums import SEAL, file_facts, sealed
 
 
 def reseal(home: Path) -> None:

@@ -16,11 +16,11 @@ import typer
 import yaml
 from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
 
-from sim.cli import app, calibrate_app, trace_app
-from sim.point import Setup
-from sim.results.read import load_results
-from sim.run import run_scenario
-from sim.scenario import load_scenario
+from batchsim.cli import app, calibrate_app, trace_app
+from batchsim.results.read import load_results
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.study.curves.run import run_scenario
 
 WIDTH = 100
 

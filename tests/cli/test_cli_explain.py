@@ -12,7 +12,7 @@ import pytest
 from resealed import reseal
 from tiny_scenario import TINY, batchsim, changed
 
-from sim.results.read import load_results
+from batchsim.results.read import load_results
 
 WIDTH = 100
 MISSING = changed(TINY, "ttft<1s & tpot<50ms @ 99%", "ttft<80ms & tpot<50ms @ 99%")

@@ -14,8 +14,8 @@ import pytest
 from resealed import reseal
 from tiny_scenario import REPLAY, TINY, batchsim, changed
 
-from sim.errors import ScenarioError
-from sim.results.read import load_results
+from batchsim.base.errors import ScenarioError
+from batchsim.results.read import load_results
 
 MODEL, COST = ("model: llama-3.1-8b", "model: x.json"), ("cost: {kind: constant, step: 10ms}", "cost: x.json")
 READS = {

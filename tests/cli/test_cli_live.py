@@ -12,16 +12,16 @@ import pytest
 import typer
 from tiny_scenario import TINY, batchsim, changed
 
-from calibrate.session import predict
-from sim.cli.live import _say
-from sim.cost import Calibrated, Linear
-from sim.live import INTERRUPTED
-from sim.point import Setup
-from sim.record import UNFINISHED
-from sim.resolved import Resolved
-from sim.results.live import keep_live
-from sim.results.read import load_results
-from sim.scenario import load_scenario
+from batchsim.calibrate.session import predict
+from batchsim.cli.live import _say
+from batchsim.cost import Calibrated, Linear
+from batchsim.drive.live import INTERRUPTED
+from batchsim.drive.resolved import Resolved
+from batchsim.kernel.record import UNFINISHED
+from batchsim.results.live_results import keep_live
+from batchsim.results.read import load_results
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
 
 CONFIG = {
     "model_type": "llama",
@@ -121,7 +121,7 @@ def test_a_late_run_is_run_again_as_often_as_asked(
     scenario: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt that was late is told of, the last one is kept, void as it is."""
-    monkeypatch.setattr("sim.live.MAX_LAG_SHARE", -1e9)  # so that any lag is too much
+    monkeypatch.setattr("batchsim.drive.live.MAX_LAG_SHARE", -1e9)  # so that any lag is too much
     done = batchsim(
         *("live", scenario, "--policy", "static", "--device", "cpu", "--load", 150, "--attempts", 2),
         *("--out", scenario.parent),
@@ -171,9 +171,9 @@ def test_a_cut_run_counts_all_that_was_offered(scenario: Path, capsys: pytest.Ca
 
 
 OWN = """\
-from sim.errors import PolicyError
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.types import PolicyContext
+from batchsim.base.errors import PolicyError
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
+from batchsim.kernel.types import PolicyContext
 
 class Own(Continuous):
     def __init__(self, config: ContinuousConfig, context: PolicyContext) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tiny_scenario import TINY, batchsim, listing
 
-from sim.cli import app
-from sim.cli.common import check_replaceable
-from sim.errors import ScenarioError
+from batchsim.base.errors import ScenarioError
+from batchsim.cli import app
+from batchsim.cli.common import check_replaceable
 
 SPOKEN: list[list[str]] = [["--help"], ["run", "--help"], ["policies"], ["catalog", "--json"], ["schema"]]
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from tiny_scenario import TINY, batchsim, changed, listing
 
-from sim.errors import ScenarioError
-from sim.named_policy import find_policy
-from sim.resolved import Resolved
-from sim.results.read import load_results
-from sim.scenario import load_scenario
+from batchsim.base.errors import ScenarioError
+from batchsim.drive.resolved import Resolved
+from batchsim.policies.named_policy import find_policy
+from batchsim.results.read import load_results
+from batchsim.scenario import load_scenario
 
 OWN = TINY.replace("  continuous: {max_num", '  mine: {kind: "mine:Mine", max_num')
 MINE = """\
 print("hello")
-from sim.policies.continuous import Continuous, ContinuousConfig
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 class Mine(Continuous):
     def __init__(self, config: ContinuousConfig, context):
@@ -104,7 +104,7 @@ def test_a_resolved_scenario_carries_no_permission(folder: Path) -> None:
 
 def test_a_changed_scenario_keeps_its_permission(folder: Path) -> None:
     """And one that was not allowed gets none."""
-    from sim.scenario import changed as with_overrides
+    from batchsim.scenario import changed as with_overrides
 
     allowed = load_scenario("s.yaml", allow_code=True)
     assert with_overrides(allowed, ["seeds=1"]).specs[1].kind == "mine:Mine"
@@ -173,7 +173,7 @@ def test_a_config_that_does_not_tell_what_others_ask_is_refused(folder: Path) ->
     result = batchsim("run", "s.yaml", "--allow-code")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
     assert "s.yaml:13: mine:Mine: its config is no PolicyConfig" in result.stderr
-    assert "Write class Knobs(PolicyConfig), from sim.policy_config." in result.stderr
+    assert "Write class Knobs(PolicyConfig), from batchsim.kernel.policy_config." in result.stderr
 
 
 def test_ctrl_c_during_an_import_is_ctrl_c(folder: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tiny_scenario import batchsim
 
-from sim.report.plan.markdown import markdown
-from sim.report.plan.sections import sections
-from sim.report.plan.text import plan_text
+from batchsim.report.page.plan_markdown import markdown
+from batchsim.report.page.plan_text import plan_text
+from batchsim.report.page.sections import sections
 
 TRACES = os.environ.get("BATCHSIM_TRACES")
 
@@ -270,7 +270,7 @@ def test_one_replica_is_no_plural(planned: tuple[Path, Any]) -> None:
 def test_a_long_window_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr and before anything is simulated: requests, seeds and replicas, of the window that is asked for."""
     (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
-    monkeypatch.setattr("sim.planning.make.LONG", 1000)
+    monkeypatch.setattr("batchsim.study.planning.make.LONG", 1000)
     result = batchsim("plan", tmp_path / "tiny.yaml", "--out", tmp_path, "--jobs", 1, "--set", "plan.max_replicas=1")
     told = " ".join(result.stderr.split())
     assert "about 454 requests (2 s and 500 ms of warm-up at 181.5 requests/s)" in told

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_scenario import TINY, batchsim, changed
 
-from sim.results.read import load_results
+from batchsim.results.read import load_results
 
 ASKED = ("--precision", "10%", "--metric", "e2e_mean_s", "--max-seeds", 8, "--jobs", 1, "--no-pictures")
 

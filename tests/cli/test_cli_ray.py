@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tiny_scenario import TINY, batchsim
 
-from sim.errors import ScenarioError
-from sim.sweep.pool import Killed
-from sim.sweep.ray_pool import run_on_ray
+from batchsim.base.errors import ScenarioError
+from batchsim.study.sweep.pool import Killed
+from batchsim.study.sweep.ray_pool import run_on_ray
 
 LIMIT_S = 120
 
@@ -110,7 +110,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def batchsim_process(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from sim.cli import app; app()", *args]
+    command = [sys.executable, "-c", "from batchsim.cli import app; app()", *args]
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root)}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, env=environment)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from sim.catalog import GPUS, MODELS
-from sim.cli.starter import starter_text
-from sim.curves.landmarks import curve
-from sim.errors import ScenarioError
-from sim.metrics.slo import parse_slo
-from sim.point import Setup, simulate_point
-from sim.results.keep import measured_point, summary_rows
-from sim.scenario.load import parse_scenario
-from sim.workload.traces import Columns, TraceConfig
-from sim.workload.traces.inspect import inspect_trace
+from batchsim.base.errors import ScenarioError
+from batchsim.cli.starter import starter_text
+from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.metrics.slo import parse_slo
+from batchsim.results.keep import measured_point, summary_rows
+from batchsim.results.landmarks import curve
+from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.workload.traces import Columns, TraceConfig
+from batchsim.workload.traces.inspect import inspect_trace
 
 FITS_NONE = {("llama-3.1-70b", "l40s"): "Use --gpu h200 or h100 or a100, or a smaller --model."}
 QUICK = ("llama-3.1-70b", "h100")

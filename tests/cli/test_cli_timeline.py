@@ -13,12 +13,12 @@ import typer
 from tiny_scenario import TINY, changed
 from typer.testing import CliRunner
 
-from sim.cli.common import OneLineGroup
-from sim.cli.timeline import timeline
-from sim.errors import ScenarioError
-from sim.files import file_hash
-from sim.report.step_terms import step_terms
-from sim.results.read import load_results
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import file_hash
+from batchsim.cli.common import OneLineGroup
+from batchsim.cli.timeline import timeline
+from batchsim.report.step_terms import step_terms
+from batchsim.results.read import load_results
 
 app = typer.Typer(cls=OneLineGroup)
 app.callback()(lambda: None)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tiny_scenario import batchsim
 
-from calibrate.session import predict
-from sim.cost import Linear
-from sim.cost.profile import profile_names
-from sim.plain import to_plain
-from sim.point import Setup
-from sim.scenario import load_scenario
+from batchsim.base.plain import to_plain
+from batchsim.calibrate.session import predict
+from batchsim.cost import Linear
+from batchsim.cost.profile import profile_names
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
 
 LOAD = 12.0
 SLOWER = Linear(base=918_000, per_token=30_600, per_sequence=132_600, per_context_token=510)  # 2 % than the demo's

@@ -11,7 +11,7 @@ import pytest
 from resealed import reseal
 from tiny_scenario import batchsim
 
-from sim.results.read import load_results
+from batchsim.results.read import load_results
 
 
 @pytest.fixture

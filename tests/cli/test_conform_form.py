@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from test_cli_conform import RECORDING
 
-from sim.conform import Verdict, conform
-from sim.conform.fields import BadRecording
-from sim.conform.recording import ABSENT, policy_config, read
-from sim.errors import ScenarioError
-from sim.policies import POLICIES
-from sim.policies.evidence import FOLLOWED
+from batchsim.base.errors import ScenarioError
+from batchsim.check.conform import Verdict, conform
+from batchsim.check.conform.fields import BadRecording
+from batchsim.check.conform.recording import ABSENT, policy_config, read
+from batchsim.policies.evidence import FOLLOWED
+from batchsim.policies.registry import POLICIES
 
 Json = dict[str, Any]
 LAW = "t_end = t_start + 0.005 + 0.001*sum(num_tokens)"
@@ -211,7 +211,7 @@ def test_every_knob_must_be_stated_but_those_that_are_null_unless_set(policy: st
 @pytest.mark.parametrize("policy", FOLLOWED)
 def test_another_version_of_the_engine_is_noted(policy: str) -> None:
     """Whatever engine a policy follows: the version is shown beside a difference, and only then."""
-    from sim.conform.recording import version_note
+    from batchsim.check.conform.recording import version_note
 
     followed = FOLLOWED[policy]
     assert version_note(policy, followed.engine, followed.version) == ""

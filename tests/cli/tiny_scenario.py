@@ -10,7 +10,7 @@ import typer.testing
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from sim.cli import app
+from batchsim.cli import app
 
 typer.testing._get_command = cache(get_command)  # to make a command takes Typer longer than many a call of it
 

@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from hypothesis import strategies as st
 
-from sim.core import EngineCore, SimExecutor
-from sim.errors import ScenarioError
-from sim.kv.choice import new_kv
-from sim.live import VirtualClock, live
-from sim.policies import POLICIES
-from sim.record import Recorder
-from sim.simulate import simulate
-from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
-from sim.types import Arrival, Batch, PolicyContext, Request, Scheduler
-from sim.units import Quantity
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import Quantity
+from batchsim.drive.live import VirtualClock, live
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, Scheduler
+from batchsim.kv.choice import new_kv
+from batchsim.policies.registry import POLICIES
 
 MAX_MODEL_LEN = 400
 MS = 1_000_000

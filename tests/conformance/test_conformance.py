@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.core import EngineCore
-from sim.explain.attribution import attribute
-from sim.instant import ENTER, THROUGH, crank
-from sim.journal import ENDED
-from sim.load import Inline, VirtualClock
-from sim.metrics.measure import token_gaps
-from sim.policies import POLICIES
-from sim.record import CANCELLED, CAP_CUT, FINISHED, MISSING, REJECTED, Records
-from sim.types import Batch, Idle
+from batchsim.drive.instant import ENTER, THROUGH, crank
+from batchsim.drive.source import Inline, VirtualClock
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.journal import ENDED
+from batchsim.kernel.record import CANCELLED, CAP_CUT, FINISHED, MISSING, REJECTED, Records
+from batchsim.kernel.types import Batch, Idle
+from batchsim.metrics.attribution import attribute
+from batchsim.metrics.measure import token_gaps
+from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import Case, Listed, built, cases
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sim.core import EngineCore
-from sim.explain.attribution import attribute
-from sim.fleet.drive import FleetRun, simulate_fleet
-from sim.fleet.plan import Failure, FleetPlan, KvScaler, QueueScaler
-from sim.fleet.routing import ROUTERS, PrefixAffinityConfig
-from sim.policies import POLICIES
-from sim.record import FINISHED, UNFINISHED, Records
+from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, QueueScaler
+from batchsim.drive.fleet.routing import ROUTERS, PrefixAffinityConfig
+from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.record import FINISHED, UNFINISHED, Records
+from batchsim.metrics.attribution import attribute
+from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import MS, Case, built, cases
 from tests.conformance.test_conformance import RANDOM, same
 

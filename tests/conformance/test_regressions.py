@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sim.core import MAX_FRUITLESS_PREEMPTIONS
-from sim.errors import SchedulerStalled
-from sim.policies.preemption import PreemptiveConfig
-from sim.policies.systems.vllm import VllmConfig
-from sim.types import Arrival, Request
+from batchsim.base.errors import SchedulerStalled
+from batchsim.kernel.core import MAX_FRUITLESS_PREEMPTIONS
+from batchsim.kernel.types import Arrival, Request
+from batchsim.policies.families.preemption import PreemptiveConfig
+from batchsim.policies.systems.vllm import VllmConfig
 from tests.conformance.runs import Case, Listed
 
 

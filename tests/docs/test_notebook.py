@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-import sim
+import batchsim
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 every_notebook = pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
@@ -63,32 +63,32 @@ def test_a_notebook_is_kept_without_outputs(name: str) -> None:
 
 @every_notebook
 def test_a_notebook_uses_public_names_only(name: str) -> None:
-    """Of the package it imports `sim` and nothing within, and takes from it what `sim.__all__` names."""
+    """Of the package it imports `batchsim` and nothing within, and takes from it what `batchsim.__all__` names."""
     nodes = [node for cell in code_cells(name) for node in ast.walk(ast.parse(cell.source))]
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     modules += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-    assert [module for module in modules if module.partition(".")[0] in {"sim", "calibrate", "tests"}] == ["sim"]
+    assert [module for module in modules if module.partition(".")[0] in {"batchsim", "tests"}] == ["batchsim"]
     assert not [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda)]
     used = {
         node.attr
         for node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sim"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "batchsim"
     }
     assert used
-    assert used <= set(sim.__all__)
+    assert used <= set(batchsim.__all__)
 
 
 def test_every_public_name_is_there() -> None:
     """Each name can be fetched, from wherever it is, and is listed."""
-    assert dir(sim) == sorted(sim.__all__)
-    assert all(callable(getattr(sim, name)) for name in sim.__all__)
+    assert dir(batchsim) == sorted(batchsim.__all__)
+    assert all(callable(getattr(batchsim, name)) for name in batchsim.__all__)
 
 
 @pytest.mark.slow
 def test_p99_vs_qps_draws_the_picture_of_a_results_folder(tmp_path: Path) -> None:
     """With the folder of a scenario that was just run, the picture and the table come out."""
     (tmp_path / "small.yaml").write_text(SMALL)
-    sim.run_scenario(sim.load_scenario(str(tmp_path / "small.yaml")), out=tmp_path / "results")
+    batchsim.run_scenario(batchsim.load_scenario(str(tmp_path / "small.yaml")), out=tmp_path / "results")
     outputs = run("p99_vs_qps", tmp_path, results_folder=str(tmp_path / "results" / "small"))
     assert len(shown(outputs, "image/png")) == 1
     assert "continuous" in shown(outputs, "text/html")[0]
@@ -114,5 +114,5 @@ def test_capacity_planning_finds_what_one_replica_carries_and_tries_several(tmp_
     assert re.search(r"^continuous +\d+\.\d \[\d+\.\d, \d+\.\d\]", told, re.MULTILINE)
     assert "not decided" not in told
     assert len(shown(outputs, "image/png")) == 2
-    rows = sim.load_results(tmp_path / "results" / "bursty").summary
+    rows = batchsim.load_results(tmp_path / "results" / "bursty").summary
     assert dict(zip(rows["vary"], rows["slo_margin"] >= 0, strict=True)) == {3: False, 4: True}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.conform import conform
+from batchsim.check.conform import conform
 
 Json = dict[str, Any]
 MICROSECOND = 1e-6

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.policies import POLICIES
-from sim.policies.evidence import FOLLOWED
+from batchsim.policies.evidence import FOLLOWED
+from batchsim.policies.registry import POLICIES
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
 FOLDERS = {"vllm": ["vllm-v1"], "sglang": ["sglang"], "tensorrt_llm": ["tensorrt_llm", "tensorrt_llm/minimal"]}

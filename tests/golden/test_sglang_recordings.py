@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sim.conform import conform
+from batchsim.check.conform import conform
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "sglang"
 NO_FOLDER = "BATCHSIM_GOLDEN names no folder with sglang recordings"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sim.conform import conform
+from batchsim.check.conform import conform
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "vidur"
 STEPS = {

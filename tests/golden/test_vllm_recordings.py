@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from planted import not_found
 
-from sim.conform import conform
+from batchsim.check.conform import conform
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "vllm-v1"
 NO_FOLDER = "BATCHSIM_GOLDEN names no folder with vllm-v1 recordings"

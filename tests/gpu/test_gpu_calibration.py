@@ -12,10 +12,10 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from calibrate import memory
-from calibrate.calibration import Options, calibrate
-from calibrate.plan import Limits
-from calibrate.runner import build_runner
+from batchsim.calibrate import memory
+from batchsim.calibrate.calibration import Options, calibrate
+from batchsim.calibrate.point_plan import Limits
+from batchsim.calibrate.runner import build_runner
 
 pytestmark = pytest.mark.gpu
 

@@ -13,16 +13,16 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from calibrate.executor import TorchExecutor
-from calibrate.inputs import StepInputs
-from calibrate.runner import ModelRunner, build_runner
-from sim.core import EngineCore
-from sim.kv.blocks import TableKV
-from sim.model import ModelSpec
-from sim.policies.preemption import PreemptiveConfig
-from sim.policies.preemptive import Preemptive
-from sim.record import Recorder
-from sim.types import Arrival, Batch, PolicyContext, Request
+from batchsim.calibrate.executor import TorchExecutor
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request
+from batchsim.policies.families.preemption import PreemptiveConfig
+from batchsim.policies.families.preemptive import Preemptive
 
 pytestmark = pytest.mark.gpu
 

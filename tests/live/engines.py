@@ -9,17 +9,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.executor import TorchExecutor
-from calibrate.prompts import RandomPrompts
-from calibrate.runner import ModelRunner
-from sim.core import EngineCore
-from sim.kv.blocks import TableKV
-from sim.kv.choice import new_kv
-from sim.live import VirtualClock, live
-from sim.policies import POLICIES
-from sim.record import Recorder
-from sim.tokens import output_stream
-from sim.types import Arrival, Batch, CostModel, PolicyContext, StepResult
+from batchsim.calibrate.executor import TorchExecutor
+from batchsim.calibrate.prompts import RandomPrompts
+from batchsim.calibrate.runner import ModelRunner
+from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.tokens import output_stream
+from batchsim.kernel.types import Arrival, Batch, CostModel, PolicyContext, StepResult
+from batchsim.kv.choice import new_kv
+from batchsim.policies.registry import POLICIES
 from tests.unit.engine import Constant, Requests
 
 MAX_MODEL_LEN = 120

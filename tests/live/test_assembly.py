@@ -7,17 +7,17 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine runs of a calibration need torch: pip install 'batchsim[live]'")
 
-from calibrate.assemble import Job, assemble
-from calibrate.engine_runs import EngineSteps, run_specs
-from calibrate.measure import Sample
-from calibrate.plan import Limits, Point, columns, plan
-from calibrate.raw import Raw
-from calibrate.schedules import held_out_batches, requests
-from sim.catalog import MODELS
-from sim.cost.calibrated import Calibrated
-from sim.cost.profile import Profile, SwapCost
-from sim.cost.work import WORK_COLUMNS
-from sim.workload.open_loop import OpenWorkload
+from batchsim.calibrate.assemble import Job, assemble
+from batchsim.calibrate.bench import Sample
+from batchsim.calibrate.engine_runs import EngineSteps, run_specs
+from batchsim.calibrate.point_plan import Limits, Point, columns, plan
+from batchsim.calibrate.raw import Raw
+from batchsim.calibrate.schedules import held_out_batches, requests
+from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.profile import Profile, SwapCost
+from batchsim.cost.work import WORK_COLUMNS
+from batchsim.deployment.catalog import MODELS
+from batchsim.workload.open_loop import OpenWorkload
 
 LIMITS = Limits(max_seqs=64, max_tokens=1024, max_context=2048, kv_tokens=64 * 2048)
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)

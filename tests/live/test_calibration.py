@@ -15,18 +15,18 @@ from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="calibration runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.calibration import Options, calibrate
-from calibrate.measure import Bench, Sample
-from calibrate.plan import Point, columns
-from calibrate.raw import Raw
-from calibrate.runner import build_runner
-from calibrate.sentinel import Sentinel
-from sim.cli.calibrate import calibrate_app
-from sim.cost.calibrated import Calibrated
-from sim.cost.profile import Profile, SwapCost, load_profile
-from sim.errors import CalibrationError
-from sim.report.profile import draw_profile
-from sim.report.profile_text import summary, table
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.bench import Bench, Sample
+from batchsim.calibrate.calibration import Options, calibrate
+from batchsim.calibrate.point_plan import Point, columns
+from batchsim.calibrate.raw import Raw
+from batchsim.calibrate.runner import build_runner
+from batchsim.calibrate.sentinel import Sentinel
+from batchsim.cli.calibrate import calibrate_app
+from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.profile import Profile, SwapCost, load_profile
+from batchsim.report.pictures.profile_picture import draw_profile
+from batchsim.report.text.profile_text import summary, table
 
 torch.set_num_threads(1)
 
@@ -152,7 +152,7 @@ def test_a_killed_calibration_leaves_a_profile_and_what_it_measured(tmp_path: Pa
     script = (
         "import os, signal, sys, torch\n"
         "from pathlib import Path\n"
-        "from calibrate.calibration import Options, calibrate\n"
+        "from batchsim.calibrate.calibration import Options, calibrate\n"
         "torch.set_num_threads(1)\n"
         "def kill(what, share):\n"
         "    if what.startswith('engine run'):\n"

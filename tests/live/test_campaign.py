@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="a campaign runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.session import load_result
-from sim.cli import app
-from sim.cost.profile import load_profile
-from sim.errors import BatchsimError
-from sim.point import resolve
-from sim.scenario import load_scenario
+from batchsim.base.errors import BatchsimError
+from batchsim.calibrate.session import load_result
+from batchsim.cli import app
+from batchsim.cost.profile import load_profile
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import resolve
 from tools.campaign import selfcheck
 from tools.campaign.__main__ import Campaign, main
 from tools.campaign.plan import SHIPPED, Known, Plan
@@ -57,8 +57,8 @@ seeds: 1
 """
 CRASHING = """\
 import os
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.types import PolicyContext
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
+from batchsim.kernel.types import PolicyContext
 
 class Crashing(Continuous):
     def __init__(self, config: ContinuousConfig, context: PolicyContext) -> None:
@@ -264,7 +264,7 @@ def test_processes_of_these_tests_are_bare(place: Place) -> None:
     )
     done = subprocess.run([sys.executable, "-c", tries], env=place.environment(), capture_output=True, text=True)
     assert done.stdout.split() == names
-    own = "exec(compile('import pydantic', 'x', 'exec'), {'__name__': 'sim.x'})"  # which typer itself may need
+    own = "exec(compile('import pydantic', 'x', 'exec'), {'__name__': 'batchsim.x'})"  # which typer itself may need
     assert subprocess.run([sys.executable, "-c", own], env=place.environment(), capture_output=True).returncode == 1
 
 

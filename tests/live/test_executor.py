@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.executor import TorchExecutor
-from calibrate.runner import ModelRunner, build_runner
-from calibrate.sampling import Sampling
-from sim.core import EngineCore
-from sim.errors import CalibrationError, PolicyError
-from sim.kv.blocks import TableKV
-from sim.live import VirtualClock, live
-from sim.policies import POLICIES
-from sim.record import Recorder
-from sim.tokens import TokenIds
-from sim.types import Arrival, Batch, Request, Sequence
+from batchsim.base.errors import CalibrationError, PolicyError
+from batchsim.calibrate.executor import TorchExecutor
+from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.sampling import Sampling
+from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import Arrival, Batch, Request, Sequence
+from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import MAX_MODEL_LEN as CASE_MODEL_LEN
 from tests.conformance.runs import Case, Listed, TokenCost, built, cases
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint, expected

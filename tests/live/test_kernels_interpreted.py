@@ -19,8 +19,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live executor needs torch")
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
 
-from calibrate.triton_backend import TritonBackend
-from sim.errors import CalibrationError
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.triton_backend import TritonBackend
 from tests.live.kernel_cases import CASES
 
 ROOT = Path(__file__).parents[2]

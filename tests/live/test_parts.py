@@ -10,17 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.graphs import bucket_of, buckets_for, filled
-from calibrate.inputs import StepInputs
-from calibrate.mirror import BlockMirror
-from calibrate.padding import spread
-from calibrate.prompts import RandomPrompts, TextPrompts
-from calibrate.runner import build_runner
-from calibrate.staging import Staging
-from calibrate.swap import SwapPool
-from sim.errors import PolicyError, ScenarioError
-from sim.model import ModelSpec
-from sim.types import Request
+from batchsim.base.errors import PolicyError, ScenarioError
+from batchsim.calibrate.graphs import bucket_of, buckets_for, filled
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.mirror import BlockMirror
+from batchsim.calibrate.padding import spread
+from batchsim.calibrate.prompts import RandomPrompts, TextPrompts
+from batchsim.calibrate.runner import build_runner
+from batchsim.calibrate.staging import Staging
+from batchsim.calibrate.swap import SwapPool
+from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.types import Request
 
 CPU = torch.device("cpu")
 

@@ -11,14 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.architecture import Llama3Scaling, load_architecture
-from calibrate.backend import SdpaBackend
-from calibrate.inputs import StepInputs
-from calibrate.runner import ModelRunner, StepLimits, build_runner
-from calibrate.sampling import Sampling, sample
-from calibrate.transformer import Transformer
-from calibrate.weights import random_weights
-from sim.errors import BatchsimError, CalibrationError, ExecutorError, ScenarioError
+from batchsim.base.errors import BatchsimError, CalibrationError, ExecutorError, ScenarioError
+from batchsim.calibrate.architecture import Llama3Scaling, load_architecture
+from batchsim.calibrate.backend import SdpaBackend
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.runner import ModelRunner, StepLimits, build_runner
+from batchsim.calibrate.sampling import Sampling, sample
+from batchsim.calibrate.transformer import Transformer
+from batchsim.calibrate.weights import random_weights
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -14,22 +14,22 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.identity import identity
-from calibrate.measure import Bench
-from calibrate.plan import Point
-from calibrate.runner import ModelRunner, build_runner
-from calibrate.sentinel import Sentinel
-from calibrate.session import LiveResult, check_machine, graphs_of, load_result, predict, run_live, step_limits
-from sim.cost.constant import Constant
-from sim.cost.profile import load_profile, profile_names
-from sim.errors import CalibrationError, ScenarioError
-from sim.explain.attribution import attribute
-from sim.model import ModelSpec
-from sim.point import resolve
-from sim.policy_config import PolicyConfig
-from sim.record import FINISHED, Records
-from sim.resolved import Resolved
-from sim.scenario import load_scenario
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.calibrate.bench import Bench
+from batchsim.calibrate.identity import identity
+from batchsim.calibrate.point_plan import Point
+from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.sentinel import Sentinel
+from batchsim.calibrate.session import LiveResult, check_machine, graphs_of, load_result, predict, run_live, step_limits
+from batchsim.cost.constant import Constant
+from batchsim.cost.profile import load_profile, profile_names
+from batchsim.deployment.model import ModelSpec
+from batchsim.drive.resolved import Resolved
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.kernel.record import FINISHED, Records
+from batchsim.metrics.attribution import attribute
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import resolve
 
 SCENARIO = """\
 model: {model}

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.prompts import RandomPrompts
-from calibrate.runner import ModelRunner, build_runner
-from sim.errors import PolicyError
-from sim.tokens import TokenIds, output_stream, prompt_stream
-from sim.types import Arrival, Request
+from batchsim.base.errors import PolicyError
+from batchsim.calibrate.prompts import RandomPrompts
+from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Arrival, Request
 from tests.live.checkpoints import SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, generate, prompt_of
 from tests.unit.engine import arrival
@@ -143,6 +143,6 @@ def test_a_cache_that_mixes_up_tokens_is_refused(
         """A hash that does not see which prompt text it is."""
         return hash((values[0], values[-1])) if values[1] % 2 == 0 else hash(values)
 
-    monkeypatch.setattr("sim.kv.block_keys.hash", blind, raising=False)
+    monkeypatch.setattr("batchsim.kv.block_keys.hash", blind, raising=False)
     with pytest.raises(PolicyError, match="from the prefix cache, but its token"):
         generate(llama[0], "vllm", VLLM, requests(), num_blocks=60)

@@ -11,21 +11,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from calibrate.architecture import load_architecture
-from calibrate.backend import SPARE_BLOCKS, SdpaBackend
-from calibrate.executor import TorchExecutor
-from calibrate.inputs import StepInputs
-from calibrate.runner import ModelRunner, StepLimits, build_runner
-from calibrate.transformer import Transformer
-from calibrate.weights import load_weights
-from sim.core import EngineCore
-from sim.cost.work import attention_rows, chunk_rows, columns_of, padded_work
-from sim.errors import CalibrationError
-from sim.kv.blocks import TableKV
-from sim.policies.static import Static, StaticConfig
-from sim.policies.systems.tf_serving import TfServing, TfServingConfig
-from sim.record import Recorder
-from sim.types import Batch, Idle, PolicyContext
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.architecture import load_architecture
+from batchsim.calibrate.backend import SPARE_BLOCKS, SdpaBackend
+from batchsim.calibrate.executor import TorchExecutor
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.runner import ModelRunner, StepLimits, build_runner
+from batchsim.calibrate.transformer import Transformer
+from batchsim.calibrate.weights import load_weights
+from batchsim.cost.work import attention_rows, chunk_rows, columns_of, padded_work
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.types import Batch, Idle, PolicyContext
+from batchsim.policies.families.static import Static, StaticConfig
+from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint
 from tests.unit.engine import arrival
 

@@ -14,12 +14,12 @@ pytest.importorskip("safetensors", reason="weights are read from safetensors fil
 
 from safetensors.torch import load_file, save_file
 
-from calibrate.architecture import load_architecture
-from calibrate.inputs import StepInputs
-from calibrate.runner import ModelRunner, build_runner
-from calibrate.weights import tensor_shapes
-from sim.catalog import MODELS
-from sim.errors import CalibrationError
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.architecture import load_architecture
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.weights import tensor_shapes
+from batchsim.deployment.catalog import MODELS
 from tests.live.checkpoints import SHAPE, checkpoint
 
 SIZES = {"num_blocks": 8, "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64}

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.import_aiconfigurator import SYSTEMS, import_profile
-from sim.cost.calibrated import Calibrated
-from sim.cost.profile import load_profile, profile_names
-from sim.errors import CalibrationError
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.import_aiconfigurator import SYSTEMS, import_profile
+from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.profile import load_profile, profile_names
 from tools import import_profiles
 from tools.fit_roofline import load
 

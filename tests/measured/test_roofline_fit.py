@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.catalog import GPUS
-from sim.cost.roofline import Roofline
-from sim.decode import DecodeGroup
-from sim.types import Batch, Request, Sequence
+from batchsim.cost.roofline import Roofline
+from batchsim.deployment.catalog import GPUS
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.types import Batch, Request, Sequence
 from tools import fit_roofline
 from tools.fit_roofline import load
 

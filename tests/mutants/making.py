@@ -40,7 +40,7 @@ def mutated_files() -> list[str]:
 def mutate(path: str) -> tuple[str, list[Mutant]]:
     """The source of `path` with all its mutants, and these."""
     made = mutate_file_contents(path, _undecorated((ROOT / path).read_text(encoding="utf-8")))
-    lines, module = made.code.splitlines(), path.removesuffix(".py").replace("/", ".")
+    lines, module = made.code.splitlines(), "batchsim" + path.removeprefix("sim").removesuffix(".py").replace("/", ".")
     mutants = []
     for name in made.mutant_names:
         function = name.partition("__mutmut_")[0]

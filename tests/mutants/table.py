@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from pathlib import PurePosixPath
 
-from sim.policies import POLICIES
+from batchsim.policies.registry import POLICIES
 from tests.mutants.making import ROOT
 
 ENGINE = (
@@ -26,12 +26,12 @@ SGLANG = (
 )
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
-    "sim/core.py": ENGINE,
-    "sim/decode.py": ENGINE,
-    "sim/journal.py": ENGINE,
-    "sim/record.py": ENGINE + " unit/test_frames",
+    "sim/kernel/core.py": ENGINE,
+    "sim/kernel/decode.py": ENGINE,
+    "sim/kernel/journal.py": ENGINE,
+    "sim/kernel/record.py": ENGINE + " unit/test_frames",
     "sim/kv/block_keys.py": f"{CACHE} {REUSE}",
-    "sim/kv/blocks.py": ENGINE,
+    "sim/kernel/kv_blocks.py": ENGINE,
     "sim/kv/choice.py": "unit/test_kv",
     "sim/kv/free_queue.py": CACHE,
     "sim/kv/prefix_cache.py": CACHE,
@@ -42,27 +42,32 @@ TESTS = {
     "sim/metrics/intervals.py": "unit/test_confidence unit/test_metrics unit/test_planning unit/test_precision",
     "sim/metrics/table.py": "unit/test_metric_table",
     "sim/metrics/warmup.py": "theory/test_warmup",
-    "sim/policies/continuous.py": "policies/test_continuous conformance:continuous",
-    "sim/policies/dynamic.py": BATCHES,
-    "sim/policies/preempti*.py": "policies/test_preemptive conformance/test_regressions conformance:preemptive",
-    "sim/policies/queues.py": "policies/test_vllm policies/test_preemptive conformance:vllm",
-    "sim/policies/rectangle.py": f"{BATCHES} policies/test_tf_serving policies/test_ray_serve policies/test_triton",
-    "sim/policies/first_come.py": "policies/test_continuous policies/test_tgi conformance:continuous",
-    "sim/policies/replica.py": "policies/test_sarathi policies/test_vllm_v0 policies/test_orca conformance:sarathi"
-    " conformance:vllm_v0",
-    "sim/policies/sealed.py": "policies/test_tf_serving policies/test_ray_serve policies/test_triton"
+    "sim/policies/families/continuous.py": "policies/test_continuous conformance:continuous",
+    "sim/policies/families/dynamic.py": BATCHES,
+    "sim/policies/families/preempti*.py": (
+        "policies/test_preemptive conformance/test_regressions conformance:preemptive"
+    ),
+    "sim/policies/families/queues.py": "policies/test_vllm policies/test_preemptive conformance:vllm",
+    "sim/policies/families/rectangle.py": (
+        f"{BATCHES} policies/test_tf_serving policies/test_ray_serve policies/test_triton"
+    ),
+    "sim/policies/families/first_come.py": "policies/test_continuous policies/test_tgi conformance:continuous",
+    "sim/policies/systems/vidur/vidur_scheduler.py": (
+        "policies/test_sarathi policies/test_vllm_v0 policies/test_orca conformance:sarathi conformance:vllm_v0"
+    ),
+    "sim/policies/families/sealed.py": "policies/test_tf_serving policies/test_ray_serve policies/test_triton"
     " conformance:ray_serve",
-    "sim/policies/static.py": BATCHES,
+    "sim/policies/families/static.py": BATCHES,
     "sim/policies/systems/faster_transformer.py": "policies/test_hf_static conformance:faster_transformer",
     "sim/policies/systems/hf_static.py": "policies/test_hf_static conformance:hf_static",
-    "sim/policies/systems/sarathi.py": "policies/test_sarathi policies/test_vidur_naive conformance:sarathi",
-    "sim/policies/systems/sglang*.py": SGLANG,
-    "sim/policies/systems/tensorrt_llm.py": REUSE,
-    "sim/policies/systems/tgi*.py": TGI,
-    "sim/policies/systems/triton*.py": TRITON,
-    "sim/policies/systems/trt_*.py": REUSE,
+    "sim/policies/systems/vidur/sarathi.py": "policies/test_sarathi policies/test_vidur_naive conformance:sarathi",
+    "sim/policies/systems/sglang/*.py": SGLANG,
+    "sim/policies/systems/tensorrt_llm/tensorrt_llm.py": REUSE,
+    "sim/policies/systems/tgi/*.py": TGI,
+    "sim/policies/systems/triton/*.py": TRITON,
+    "sim/policies/systems/tensorrt_llm/*.py": REUSE,
     "sim/policies/systems/vllm.py": CACHE,
-    "sim/policies/systems/vllm_v0.py": "policies/test_vllm_v0 policies/test_vidur_naive conformance:vllm_v0",
+    "sim/policies/systems/vidur/vllm_v0.py": "policies/test_vllm_v0 policies/test_vidur_naive conformance:vllm_v0",
 }
 
 

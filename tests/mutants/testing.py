@@ -137,7 +137,8 @@ def _child(do: Callable[[Any], None], one: Any) -> None:
 def test(sources: dict[str, str], tester: Tester, folder: Path) -> None:
     """Runs `tester` in `folder`, on a copy of the project with mutated `sources`."""
     for name in COPIED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "batchsim").symlink_to("sim")
     shutil.copy(ROOT / "pyproject.toml", folder)
     for path, code in sources.items():
         (folder / path).write_text(code, encoding="utf-8")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from naive_systems import Row, Step, cut, micro_batch
 
-from sim.policies.systems.trt_config import TensorrtLlmConfig
-from sim.tokens import output_stream
-from sim.types import Arrival
+from batchsim.kernel.tokens import output_stream
+from batchsim.kernel.types import Arrival
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 
 Tokens = tuple[tuple[int, int], ...]
 """Stream and index of each."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from naive_systems import Step
 
-from sim.policies.systems.sglang_config import SglangConfig
-from sim.tokens import output_stream
-from sim.types import Arrival
+from batchsim.kernel.tokens import output_stream
+from batchsim.kernel.types import Arrival
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 
 CLIP = 4096
 Tokens = tuple[tuple[int, int], ...]

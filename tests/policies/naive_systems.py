@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sim.policies.systems.tgi_config import TgiConfig
-from sim.policies.systems.trt_config import TensorrtLlmConfig
-from sim.types import Arrival
+from batchsim.kernel.types import Arrival
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
+from batchsim.policies.systems.tgi.tgi_config import TgiConfig
 
 Step = tuple[int, list[tuple[int, int]], list[int], int]
 """Start, (request, tokens) in batch order, the preempted, free blocks."""

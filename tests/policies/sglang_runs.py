@@ -8,11 +8,11 @@ from typing import Any
 from stepping import Run, run
 from whole_batches import requests
 
-from sim.kv.blocks import CountingKV
-from sim.kv.radix_cache import RadixKV
-from sim.policies.systems.sglang import Sglang, SglangConfig
-from sim.tokens import TokenIds, prompt_stream
-from sim.types import Arrival, Request
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.tokens import TokenIds, prompt_stream
+from batchsim.kernel.types import Arrival, Request
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
 
 
 def timeline(

@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import strategies as st
 from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, Listed, requests
 
-from sim.core import EngineCore, SimExecutor
-from sim.kv.blocks import CountingKV, TableKV
-from sim.live import VirtualClock, live
-from sim.record import PREEMPTED, SWAPPED, Recorder, Records
-from sim.simulate import simulate
-from sim.types import Arrival, Batch, CostModel, Idle, PolicyContext, Request
+from batchsim.drive.live import VirtualClock, live
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV, TableKV
+from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
+from batchsim.kernel.types import Arrival, Batch, CostModel, Idle, PolicyContext, Request
 
 
 class LinearCost:

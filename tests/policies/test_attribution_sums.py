@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sim.explain.attribution import pieces
-from sim.explain.story import Stories
-from sim.policies import POLICIES
-from sim.record import FINISHED, MISSING, Records
+from batchsim.explain.story import Stories
+from batchsim.kernel.record import FINISHED, MISSING, Records
+from batchsim.metrics.attribution import pieces
+from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import built, cases
 from tests.conformance.test_conformance import RANDOM, random_cases
 

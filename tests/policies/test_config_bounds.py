@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sim.policies import POLICIES
-from sim.policy_config import Traits
-from sim.ranges import numbers_of
+from batchsim.base.ranges import numbers_of
+from batchsim.kernel.policy_config import Traits
+from batchsim.policies.registry import POLICIES
 
 ONE_BATCH = {"num_batch_threads": 1}
 AT_THEIR_BOUNDS: list[tuple[str, dict[str, Any]]] = [

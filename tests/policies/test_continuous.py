@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from stepping import Run, run, run_every_way
 from whole_batches import blocked, leap_end_ns, outcomes, times, workloads
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.record import BLOCKED, MISSING
-from sim.types import Arrival, PolicyContext
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import BLOCKED, MISSING
+from batchsim.kernel.types import Arrival, PolicyContext
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 
 def continuous(arrivals: str, blocks: int = 1000, seqs: int = 8, budget: int | None = None, **knobs: Any) -> Run:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whole_batches import assert_all_drivers_agree, blocked, leap_end_ns, outcomes, run, steps, times, workloads
 
-from sim.policies.dynamic import Dynamic, DynamicConfig
+from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
 
 LATER = " 900:1->1"  # keeps the run from draining
 

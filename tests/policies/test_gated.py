@@ -8,7 +8,7 @@ import pytest
 from stepping import Run, run, run_every_way
 from whole_batches import blocked, leap_end_ns, outcomes, requests, times
 
-from sim.policies.gated import Gated, GatedConfig
+from batchsim.policies.families.gated import Gated, GatedConfig
 
 
 def gated(arrivals: str, blocks: int = 1000, **knobs: Any) -> Run:

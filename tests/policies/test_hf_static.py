@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from whole_batches import blocked, outcomes, run, steps, times
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
-from sim.policies.systems.hf_static import HfStatic, HfStaticConfig
-from sim.types import PolicyContext
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import PolicyContext
+from batchsim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
+from batchsim.policies.systems.hf_static import HfStatic, HfStaticConfig
 
 LATER = " 900:1->1 901:1->1"  # keeps the run from draining
 

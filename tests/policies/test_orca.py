@@ -8,11 +8,11 @@ import pytest
 from stepping import Run, run
 from whole_batches import blocked, outcomes, times
 
-from sim.decode import DecodeGroup
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.policies.systems.orca import Orca, OrcaConfig
-from sim.types import Batch, PolicyContext, Request, Sequence
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Batch, PolicyContext, Request, Sequence
+from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 
 
 def orca(arrivals: str, blocks: int = 1000, **knobs: Any) -> Run:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from stepping import Estimates, Exact, Run, crowds, run, run_every_way
 from whole_batches import blocked, outcomes, times
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.policies.preemption import PreemptiveConfig, WaitingQueue, next_victim, remaining_tokens
-from sim.policies.preemptive import Preemptive
-from sim.record import BLOCKED, MISSING
-from sim.types import Arrival, PolicyContext, Request, Sequence
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import BLOCKED, MISSING
+from batchsim.kernel.types import Arrival, PolicyContext, Request, Sequence
+from batchsim.policies.families.preemption import PreemptiveConfig, WaitingQueue, next_victim, remaining_tokens
+from batchsim.policies.families.preemptive import Preemptive
 
 PAIR = "0:4->6 0:4->6"
 

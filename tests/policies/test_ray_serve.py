@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, times
 
-from sim.policies.systems.ray_serve import RayServe, RayServeConfig
+from batchsim.policies.systems.ray_serve import RayServe, RayServeConfig
 
 
 def ray(arrivals: str, blocks: int = 1000, *, wait_us: int = 10, **knobs: Any) -> Any:

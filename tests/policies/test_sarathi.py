@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from stepping import Run, crowds, run, run_every_way
 from whole_batches import blocked, outcomes, times
 
-from sim.policies.systems.sarathi import Sarathi, SarathiConfig
+from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 
 
 def sarathi(arrivals: str, blocks: int = 1000, **knobs: Any) -> Run:

@@ -11,13 +11,13 @@ import pytest
 from sglang_runs import ignoring, sharing, steps, timeline
 from whole_batches import blocked, outcomes
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.kv.radix_cache import RadixKV
-from sim.policies.systems.sglang import Sglang, SglangConfig
-from sim.policies.systems.sglang_queue import ByPrefix
-from sim.tokens import TokenIds
-from sim.types import PolicyContext, Request, Sequence
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import PolicyContext, Request, Sequence
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
+from batchsim.policies.systems.sglang.waiting_queue import ByPrefix
 
 # ---- rule 1: prefill first
 

@@ -12,14 +12,14 @@ from sglang_runs import sharing, timeline
 from stepping import LinearCost
 from whole_batches import requests
 
-from sim.core import EngineCore, SimExecutor
-from sim.kv.blocks import CountingKV
-from sim.kv.radix_cache import RadixKV
-from sim.policies.systems.sglang import Sglang, SglangConfig
-from sim.policies.systems.sglang_queue import Fcfs
-from sim.record import BLOCKED, Recorder
-from sim.tokens import TokenIds, prompt_stream
-from sim.types import Arrival, Batch, PolicyContext, Request, Sequence
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import BLOCKED, Recorder
+from batchsim.kernel.tokens import TokenIds, prompt_stream
+from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, Sequence
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
+from batchsim.policies.systems.sglang.waiting_queue import Fcfs
 
 TRUSTING = {"schedule_conservativeness": 0.0}  # the running reserve nothing
 

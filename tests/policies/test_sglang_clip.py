@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from stepping import run
 
-from sim.kv.radix_cache import RadixKV
-from sim.policies.systems.sglang import Sglang
-from sim.policies.systems.sglang_config import SglangConfig
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.sglang import Sglang
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 
 
 @pytest.mark.parametrize(("first_prompt", "start_ns"), [(1080, 0), (1100, 1122)])

@@ -15,14 +15,14 @@ from sglang_runs import ignoring, sharing, steps, timeline
 from stepping import crowds, run
 from whole_batches import blocked
 
-from sim.kv.blocks import CountingKV
-from sim.kv.radix_cache import RadixKV
-from sim.policies.systems.sglang import Sglang, SglangConfig
-from sim.policies.systems.sglang_batch import RunningBatch
-from sim.policies.systems.sglang_budget import Completion, Growth, NewTokenRatio
-from sim.record import SAT_OUT
-from sim.tokens import TokenIds, prompt_stream
-from sim.types import Arrival, PolicyContext, Request, Sequence
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import SAT_OUT
+from batchsim.kernel.tokens import TokenIds, prompt_stream
+from batchsim.kernel.types import Arrival, PolicyContext, Request, Sequence
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.running_batch import RunningBatch
+from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
+from batchsim.policies.systems.sglang.token_budget import Completion, Growth, NewTokenRatio
 
 # ---- rule 5: reservation
 

@@ -13,12 +13,12 @@ from naive_systems import Step
 from stepping import crowds, run
 from whole_batches import MAX_MODEL_LEN, requests
 
-from sim.kv.blocks import CountingKV
-from sim.kv.radix_cache import RadixKV
-from sim.policies.systems.sglang import Sglang
-from sim.policies.systems.sglang_config import SglangConfig
-from sim.tokens import TokenIds, output_stream, prompt_stream
-from sim.types import Arrival
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Arrival
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.sglang import Sglang
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 
 BUSY = "0:8->30 20:4->12 40:4->12"
 KNOBS = {

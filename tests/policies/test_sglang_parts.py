@@ -8,15 +8,15 @@ import pytest
 from sglang_runs import sharing, timeline
 from whole_batches import blocked, requests
 
-from sim.kv.blocks import CountingKV, KVBlockManager
-from sim.kv.radix_cache import RadixKV
-from sim.policies.systems.sglang import Sglang
-from sim.policies.systems.sglang_batch import RunningBatch
-from sim.policies.systems.sglang_budget import CLIP_MAX_NEW_TOKENS, Completion, Growth, PrefillBudget
-from sim.policies.systems.sglang_config import SglangConfig
-from sim.policies.systems.sglang_prefill import PrefillAdder
-from sim.policies.systems.sglang_queue import ByPrefix, ByPriority, Fcfs, Waiting
-from sim.types import Batch, PolicyContext, Request, Sequence
+from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
+from batchsim.kernel.types import Batch, PolicyContext, Request, Sequence
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.prefill_adder import PrefillAdder
+from batchsim.policies.systems.sglang.running_batch import RunningBatch
+from batchsim.policies.systems.sglang.sglang import Sglang
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.sglang.token_budget import CLIP_MAX_NEW_TOKENS, Completion, Growth, PrefillBudget
+from batchsim.policies.systems.sglang.waiting_queue import ByPrefix, ByPriority, Fcfs, Waiting
 
 Prompt = tuple[tuple[int, int], ...]
 PRIORITIES: dict[str, Any] = {"enable_priority_scheduling": True, "chunked_prefill_size": -1}

@@ -19,10 +19,10 @@ from whole_batches import (
     workloads,
 )
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.policies.static import Static, StaticConfig
-from sim.types import Batch, PolicyContext, Sequence
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Batch, PolicyContext, Sequence
+from batchsim.policies.families.static import Static, StaticConfig
 
 LATER = " 900:1->1 901:1->1"  # keeps the run from draining; forms a batch of its own
 

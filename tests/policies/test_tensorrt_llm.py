@@ -15,12 +15,12 @@ from naive_systems import Step, tensorrt_llm
 from stepping import Run, crowds, run, run_every_way
 from whole_batches import BLOCK_SIZE, blocked, outcomes, requests, times, workloads
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.kv.reuse_tree import ReuseTreeKV
-from sim.policies.systems.tensorrt_llm import TensorrtLlm
-from sim.policies.systems.trt_config import TensorrtLlmConfig
-from sim.types import Arrival, PolicyContext
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Arrival, PolicyContext
+from batchsim.kv.reuse_tree import ReuseTreeKV
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 
 CAPACITY = st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"])
 CHUNKING = st.sampled_from([None, "FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])

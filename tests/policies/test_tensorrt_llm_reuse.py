@@ -18,15 +18,15 @@ from naive_systems import Step
 from stepping import Run, crowds, run
 from whole_batches import BLOCK_SIZE, blocked, requests, times
 
-from sim.decode import DecodeGroup
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.kv.reuse_tree import ReuseTreeKV
-from sim.policies.systems.tensorrt_llm import TensorrtLlm
-from sim.policies.systems.trt_config import TensorrtLlmConfig
-from sim.record import BLOCKED, DECODE, SAT_OUT
-from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
-from sim.types import Arrival, PolicyContext, Sequence
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import BLOCKED, DECODE, SAT_OUT
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Arrival, PolicyContext, Sequence
+from batchsim.kv.reuse_tree import ReuseTreeKV
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 
 TEXT = prompt_stream(0)
 CAPACITY = st.sampled_from(["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"])

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
-from sim.errors import ScenarioError
-from sim.policies.systems.tf_serving import TfServing, TfServingConfig
+from batchsim.base.errors import ScenarioError
+from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 
 
 def serving(arrivals: str, blocks: int = 1000, **knobs: Any) -> Any:

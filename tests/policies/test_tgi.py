@@ -15,13 +15,13 @@ from naive_systems import Step, tgi
 from stepping import Run, crowds, run, run_every_way
 from whole_batches import BLOCK_SIZE, blocked, outcomes, steps, times, workloads
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.kv.radix_cache import RadixKV
-from sim.policies.systems.tgi import Tgi
-from sim.policies.systems.tgi_config import TgiConfig
-from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
-from sim.types import Arrival, PolicyContext, Request
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Arrival, PolicyContext, Request
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.tgi.tgi import Tgi
+from batchsim.policies.systems.tgi.tgi_config import TgiConfig
 
 
 def chunked(arrivals: str, blocks: int = 2000, **knobs: Any) -> Run:

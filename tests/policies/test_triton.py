@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
-from sim.policies.systems.triton import Triton, TritonConfig
-from sim.policies.systems.triton_queues import ModelQueuePolicy
+from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy
+from batchsim.policies.systems.triton.triton import Triton, TritonConfig
 
 NO_PREFETCHING = ModelQueuePolicy(max_queue_size=1000)
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepping import run
 
-from sim.policies.systems.sarathi import Sarathi, SarathiConfig
-from sim.policies.systems.vllm_v0 import VllmV0, VllmV0Config
-from sim.types import Arrival, Batch, Request
+from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
+from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
 
 STEP_NS, BLOCK = 10, 4
 Rows = list[tuple[list[tuple[int, int]], list[int], int]]

@@ -8,14 +8,14 @@ import pytest
 from stepping import Run, run
 from whole_batches import blocked
 
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV
-from sim.kv.choice import new_kv
-from sim.kv.prefix_cache import BlockHashKV
-from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.record import SAT_OUT
-from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
-from sim.types import Arrival, PolicyContext, Request
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import SAT_OUT
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Arrival, PolicyContext, Request
+from batchsim.kv.choice import new_kv
+from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.policies.systems.vllm import Vllm, VllmConfig
 
 A, B = prompt_stream(0), prompt_stream(1)
 

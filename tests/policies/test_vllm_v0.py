@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from stepping import Run, crowds, run, run_every_way
 from whole_batches import blocked, outcomes, times
 
-from sim.kv.blocks import CountingKV
-from sim.policies.systems.vllm_v0 import VllmV0, VllmV0Config
-from sim.types import PolicyContext, Request, Sequence
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import PolicyContext, Request, Sequence
+from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
 
 
 def vllm_v0(arrivals: str, blocks: int = 1000, **knobs: Any) -> Run:

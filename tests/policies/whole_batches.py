@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from sim.core import EngineCore, SimExecutor
-from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
-from sim.live import VirtualClock, live
-from sim.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
-from sim.simulate import simulate
-from sim.types import Arrival, Batch, PolicyContext, Request
+from batchsim.drive.live import VirtualClock, live
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
+from batchsim.kernel.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
+from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request
 
 STEP_NS = 10
 BLOCK_SIZE = 4

@@ -19,8 +19,8 @@ from multiprocessing import Pool
 
 import numpy as np
 
-from sim.metrics.inputs import PointInputs
-from sim.metrics.measure import Measured, combine, measure, percentile
+from batchsim.metrics.measure import Measured, combine, measure, percentile
+from batchsim.metrics.point_inputs import PointInputs
 from tests.theory.stations import BLOCK_SIZE, NUM_BLOCKS
 from tests.theory.waits import NS_PER_S, SingleServer
 

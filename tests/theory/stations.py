@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from sim.core import EngineCore, SimExecutor
-from sim.fleet.drive import simulate_fleet
-from sim.fleet.plan import FleetPlan
-from sim.fleet.routing import ROUTERS
-from sim.kv.blocks import CountingKV
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.record import FINISHED, Recorder, Records
-from sim.simulate import simulate
-from sim.types import Arrival, CostModel, PolicyContext, Request, Scheduler
+from batchsim.drive.fleet.fleet_plan import FleetPlan
+from batchsim.drive.fleet.routing import ROUTERS
+from batchsim.drive.fleet.simulate_fleet import simulate_fleet
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import FINISHED, Recorder, Records
+from batchsim.kernel.types import Arrival, CostModel, PolicyContext, Request, Scheduler
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 CONFIDENCE = 0.99
 NUM_BLOCKS = 1 << 30  # KV memory is no limit unless a test wants it to be

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sim.capacity.run import find_capacities
-from sim.capacity.search import Effort
-from sim.scenario import load_scenario
-from sim.sweep.points import Sweep
+from batchsim.scenario import load_scenario
+from batchsim.study.capacity.find import find_capacities
+from batchsim.study.capacity.search import Effort
+from batchsim.study.sweep.points import Sweep
 
 STEP_MS = 10
 SCENARIO = f"""

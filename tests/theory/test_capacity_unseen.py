@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sim.capacity.run import find_capacities
-from sim.capacity.search import Probe, Trial
-from sim.point import Setup
-from sim.scenario import Point, load_scenario
-from sim.sweep.points import Sweep
+from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.study.capacity.find import find_capacities
+from batchsim.study.capacity.search import Probe, Trial
+from batchsim.study.sweep.points import Sweep
 
 UNSEEN = range(1000, 1010)
 

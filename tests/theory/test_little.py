@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.record import Records
-from sim.types import Batch
+from batchsim.kernel.record import Records
+from batchsim.kernel.types import Batch
+from batchsim.policies.systems.vllm import Vllm, VllmConfig
 from tests.theory.stations import Policy, Station, slots
 
 

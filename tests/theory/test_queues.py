@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sim.policies.dynamic import Dynamic, DynamicConfig
-from sim.record import Records
-from sim.types import Batch
+from batchsim.kernel.record import Records
+from batchsim.kernel.types import Batch
+from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
 from tests.theory.laws import (
     batch_time_in_system,
     inoue_bound,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.metrics.warmup import mser5
+from batchsim.metrics.warmup import mser5
 from tests.theory.waits import SingleServer
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sim.core import EngineCore, SimExecutor
-from sim.kv.blocks import CountingKV, TableKV
-from sim.live import VirtualClock, live
-from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.record import OUTCOME_NAMES, Recorder, Records
-from sim.simulate import simulate
-from sim.types import Arrival, Batch, PolicyContext, Request, Scheduler
+from batchsim.drive.live import VirtualClock, live
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV, TableKV
+from batchsim.kernel.record import OUTCOME_NAMES, Recorder, Records
+from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, Scheduler
+from batchsim.policies.systems.vllm import Vllm, VllmConfig
 
 STEP_NS = 10
 MAX_MODEL_LEN = 1_000

@@ -6,9 +6,9 @@ import os
 import signal
 from dataclasses import dataclass
 
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.policy_config import PolicyConfig, Traits
-from sim.types import Batch, Idle, PolicyContext
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import Batch, Idle, PolicyContext
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 
 @dataclass(frozen=True)

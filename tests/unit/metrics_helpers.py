@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from sim.core import EngineCore, SimExecutor
-from sim.kv.blocks import CountingKV, KVBlockManager
-from sim.live import VirtualClock, live
-from sim.metrics.inputs import PointInputs
-from sim.policies.dynamic import Dynamic, DynamicConfig
-from sim.policies.preemptive import Preemptive, PreemptiveConfig
-from sim.policies.static import Static, StaticConfig
-from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.record import FINISHED, MISSING, REQUEST_DTYPE, STATE_DTYPE, STEP_DTYPE, Recorder, Records
-from sim.types import Arrival, Batch, PolicyContext, Request, Scheduler, StepResult
+from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
+from batchsim.kernel.record import FINISHED, MISSING, REQUEST_DTYPE, STATE_DTYPE, STEP_DTYPE, Recorder, Records
+from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, Scheduler, StepResult
+from batchsim.metrics.point_inputs import PointInputs
+from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
+from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
+from batchsim.policies.families.static import Static, StaticConfig
+from batchsim.policies.systems.vllm import Vllm, VllmConfig
 
 MS = 1_000_000
 BLOCK_SIZE = 4

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sim.policies.systems.vllm import VllmConfig
-from sim.tokens import output_stream
-from sim.types import Request
+from batchsim.kernel.tokens import output_stream
+from batchsim.kernel.types import Request
+from batchsim.policies.systems.vllm import VllmConfig
 
 Token = tuple[int, int]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.policies.continuous import Continuous, ContinuousConfig
-from sim.policy_config import PolicyConfig, Traits
-from sim.types import PolicyContext
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import PolicyContext
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 
 @dataclass(frozen=True)

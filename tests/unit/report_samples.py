@@ -1,4 +1,4 @@
-"""Made-up results in the shape of `sim.load_results`, by formula: enough to draw and print, true of no engine."""
+"""Made-up results in the shape of `batchsim.load_results`, by formula: enough to draw and print, true of no engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sim.results.read import Results
+from batchsim.results.read import Results
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue_time", "norm_latency")
 LOADS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 20.0)

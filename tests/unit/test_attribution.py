@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.core import EngineCore, SimExecutor
-from sim.explain.attribution import PARTS, attribute, pieces
-from sim.kv.blocks import CountingKV
-from sim.record import BLOCKED, DECODE, FINISHED, MISSING, PREEMPTED, PREFILL, RECOMPUTE, UNFINISHED, Recorder
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import (
+    BLOCKED,
+    DECODE,
+    FINISHED,
+    MISSING,
+    PREEMPTED,
+    PREFILL,
+    RECOMPUTE,
+    UNFINISHED,
+    Recorder,
+)
+from batchsim.metrics.attribution import PARTS, attribute, pieces
 from tests.unit.metrics_helpers import MAX_MODEL_LEN, POLICIES, LinearCost, Run, arrival, records_of, run, traffic, vllm
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.results.read import Results, curve_marks
-from sim.run import run_scenario
-from sim.scenario import load_scenario
+from batchsim.results.read import Results, curve_marks
+from batchsim.scenario import load_scenario
+from batchsim.study.curves.run import run_scenario
 
 # One slot and service times of exponential tokens of 20 ms: an M/M/1 queue of ten requests a second, nearly.
 MM1 = """\

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.catalog import GPUS, MODELS
-from sim.cost import COSTS as KINDS
-from sim.cost import Calibrated, ProfileConfig, build_cost
-from sim.cost.curves import Curve
-from sim.cost.profile import HostTerm, StatedHost, load_profile
-from sim.cost.roofline import HOST_LINK_SHARE
-from sim.cost.work import TIME_TERMS, columns_of
-from sim.errors import BatchsimError, CalibrationError, ExtrapolationError, ScenarioError
-from sim.point import Setup
-from sim.scenario import load_scenario
+from batchsim.base.errors import BatchsimError, CalibrationError, ExtrapolationError, ScenarioError
+from batchsim.cost import COSTS as KINDS
+from batchsim.cost import Calibrated, ProfileConfig, build_cost
+from batchsim.cost.interpolation import Curve
+from batchsim.cost.profile import HostTerm, StatedHost, load_profile
+from batchsim.cost.roofline import HOST_LINK_SHARE
+from batchsim.cost.work import TIME_TERMS, columns_of
+from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
 from tests.unit.test_cost import BATCHES, step
 from tests.unit.test_profile import COSTS, PROFILE
 

@@ -7,8 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from sim.capacity.search import Axis, Book, Effort, Probe, Trial, capacity, jackknife, probes, search, unmeasured
-from sim.metrics.intervals import paired
+from batchsim.metrics.intervals import paired
+from batchsim.study.capacity.search import (
+    Axis,
+    Book,
+    Effort,
+    Probe,
+    Trial,
+    capacity,
+    jackknife,
+    probes,
+    search,
+    unmeasured,
+)
 
 AXIS = Axis(lowest=0.01)
 

@@ -10,11 +10,20 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from sim.claims import FOLKLORE, Claim, Condition, Finding, check_claims
-from sim.claims.measures import Values, p50_saved, padded_share, rate_ratio, steps_missed, throughput_ratio, time_lost
-from sim.report.claims import claims_as_json, claims_picture, claims_text, draw_claim, measured
-from sim.results.read import Results
-from sim.scenario import load_scenario
+from batchsim.report.pictures.claims_picture import claims_picture, draw_claim
+from batchsim.report.text.claims_text import claims_as_json, claims_text, measured
+from batchsim.results.read import Results
+from batchsim.scenario import load_scenario
+from batchsim.study.claims import FOLKLORE, Claim, Condition, Finding, check_claims
+from batchsim.study.claims.measures import (
+    Values,
+    p50_saved,
+    padded_share,
+    rate_ratio,
+    steps_missed,
+    throughput_ratio,
+    time_lost,
+)
 
 TINY = """\
 model: llama-3.1-8b

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from report_samples import FOUR, SampleResults, sample_results
 
-from sim.errors import ScenarioError
-from sim.metrics.intervals import Difference, paired
-from sim.report.confidence import difference_text
-from sim.report.reading import seeds_text
-from sim.report.tables import report, warnings
+from batchsim.base.errors import ScenarioError
+from batchsim.metrics.intervals import Difference, paired
+from batchsim.report.reading import seeds_text
+from batchsim.report.text.confidence import difference_text
+from batchsim.report.text.summary_text import report, warnings
 
 
 def by_seed(*values: float | None) -> dict[int, float | None]:

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.core import EngineCore, SimExecutor
-from sim.decode import DecodeGroup
-from sim.errors import ScenarioError, SchedulerStalled
-from sim.events import Cancelled, Ended, Finished, Rejected, Tokens, Unfinished
-from sim.kv.blocks import CountingKV, KVBlockManager, TableKV
-from sim.policies.static import Static, StaticConfig
-from sim.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, UNFINISHED, Recorder, Records
-from sim.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
-from sim.units import MAX_TIME_NS
+from batchsim.base.errors import ScenarioError, SchedulerStalled
+from batchsim.base.units import MAX_TIME_NS
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.events import Cancelled, Ended, Finished, Rejected, Tokens, Unfinished
+from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
+from batchsim.kernel.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, UNFINISHED, Recorder, Records
+from batchsim.kernel.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
+from batchsim.policies.families.static import Static, StaticConfig
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 
 Driver = Callable[[EngineCore, Requests], int]
@@ -355,7 +355,7 @@ def test_preemptions_between_which_tokens_are_made_are_no_circle(
     drive: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only preemptions in a row stop a run: three with tokens of prompts or of decodes between them are valid."""
-    monkeypatch.setattr("sim.core.MAX_FRUITLESS_PREEMPTIONS", 1)
+    monkeypatch.setattr("batchsim.kernel.core.MAX_FRUITLESS_PREEMPTIONS", 1)
     core = engine(vllm(CountingKV(3, 4), max_num_seqs=2))
     drive(core, Requests(*(arrival(i, 0, prompt=4, output=8) for i in range(4))))
     requests = core.recorder.records().requests
@@ -365,7 +365,7 @@ def test_preemptions_between_which_tokens_are_made_are_no_circle(
 @pytest.mark.parametrize("tokens", ["of a prompt", "of a decode"])
 def test_any_token_ends_a_row_of_fruitless_preemptions(tokens: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that makes a token, by a prompt's end or by a decode, lets as many preemptions follow as before it."""
-    monkeypatch.setattr("sim.core.MAX_FRUITLESS_PREEMPTIONS", 1)
+    monkeypatch.setattr("batchsim.kernel.core.MAX_FRUITLESS_PREEMPTIONS", 1)
     scheduler = Sleeper()
     core = engine(scheduler)
     victim, other = Sequence(Request(0, 0, 4, 9)), Sequence(Request(1, 0, 4, 9))

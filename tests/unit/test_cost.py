@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sim.catalog import GPUS, MODELS
-from sim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
-from sim.cost.roofline import KernelCosts
-from sim.cost.work import TIME_TERMS, columns_of, prefill_pairs, work_columns
-from sim.decode import DecodeGroup
-from sim.errors import ScenarioError
-from sim.record import STEP_DTYPE
-from sim.types import Batch, Request, Sequence
+from batchsim.base.errors import ScenarioError
+from batchsim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
+from batchsim.cost.roofline import KernelCosts
+from batchsim.cost.work import TIME_TERMS, columns_of, prefill_pairs, work_columns
+from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.record import STEP_DTYPE
+from batchsim.kernel.types import Batch, Request, Sequence
 
 LLAMA, H200 = MODELS["llama-3.1-8b"], GPUS["h200"]
 ROOFLINE = Roofline(LLAMA, H200)

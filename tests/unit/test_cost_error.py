@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.capacity.run import _error_of
-from sim.catalog import GPUS, MODELS
-from sim.cost import Calibrated, Constant, Roofline, Scaled, Unknown
-from sim.cost.profile import StatedHost, load_profile
-from sim.cost.work import TIME_TERMS, columns_of
-from sim.deployment import Deployment
-from sim.errors import ScenarioError
-from sim.point import Setup, resolve, simulate_point
-from sim.results.keep import heading
-from sim.results.provenance import identity, short_hash
-from sim.scenario import Point, load_scenario
+from batchsim.base.errors import ScenarioError
+from batchsim.cost import Calibrated, Constant, Roofline, Scaled, Unknown
+from batchsim.cost.profile import StatedHost, load_profile
+from batchsim.cost.work import TIME_TERMS, columns_of
+from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.deployment.deployment import Deployment
+from batchsim.results.keep import heading
+from batchsim.results.provenance import identity, short_hash
+from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.point import Setup, resolve, simulate_point
+from batchsim.study.capacity.find import _error_of
 from tests.unit.test_cost import BATCHES, LINEAR, ROOFLINE
 from tests.unit.test_profile import PROFILE
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sim.curves.landmarks import Crossing, Knee, crossing, curve, knee, unstable_from
-from sim.metrics.slo import parse_slo
+from batchsim.metrics.slo import parse_slo
+from batchsim.results.landmarks import Crossing, Knee, crossing, curve, knee, unstable_from
 
 SERVICE_RPS = 10.0
 SLO = parse_slo("e2e<1s @ 99%")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.decode import DecodeGroup
-from sim.types import Request, Sequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.types import Request, Sequence
 
 
 def ready(id: int, computed: int) -> Sequence:

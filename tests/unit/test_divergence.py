@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.record import FINISHED, PREFILL, Records
-from sim.validation.divergence import first_divergence
+from batchsim.check.validation.divergence import first_divergence
+from batchsim.kernel.record import FINISHED, PREFILL, Records
 from tests.unit.metrics_helpers import records_of
 from tests.unit.validation_samples import Sample, late, played
 

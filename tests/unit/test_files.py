@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from sim.files import check_folder, check_writable, open_file, read_bytes, read_json, read_text, replacing, write_text
+from batchsim.base.files import (
+    check_folder,
+    check_writable,
+    open_file,
+    read_bytes,
+    read_json,
+    read_text,
+    replacing,
+    write_text,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,20 +152,20 @@ READERS |= {"safe_open", "from_file", "fromfile", "loadtxt", "genfromtxt", "memm
 WRITERS = {"write_text", "write_bytes", "to_csv", "to_parquet", "savefig", "savez", "savez_compressed"}
 LOADERS = {"json", "yaml", "np", "numpy", "pickle", "torch", "tomllib"}  # whose `load` reads a file
 OWN = {
-    "sim.files": "is the way",
-    "sim.results.provenance.code_hash": "batchsim's own source",
-    "sim.results.point_files.write_point": "into a folder that is renamed as a whole",
-    "sim.results.frames.to_frame": "of bytes",
-    "sim.results.read._read_csv": "of bytes",
-    "sim.report.style.save": "into memory",
-    "sim.report.plan.pictures._svg": "into memory",
-    "sim.explain.counterfactual._scenario": "into a temporary folder of its own",
-    "sim.cli.common._give_up_stdout": "/dev/null",
-    "sim.sweep.folder_lock.FolderLock.__init__": "a lock, never read as data",
-    "calibrate.weights.load_weights": "checked first, and mapped by its library",
-    "calibrate.prompts.TextPrompts.__init__": "checked first, and read by its library",
-    "calibrate.identity._cpu_name": "the kernel's own file",
-    "calibrate.footprint._free_bytes": "the kernel's own file",
+    "batchsim.base.files": "is the way",
+    "batchsim.results.provenance.code_hash": "batchsim's own source",
+    "batchsim.results.point_files.write_point": "into a folder that is renamed as a whole",
+    "batchsim.results.frames.to_frame": "of bytes",
+    "batchsim.results.read._read_csv": "of bytes",
+    "batchsim.report.pictures.style.save": "into memory",
+    "batchsim.report.page.plan_pictures._svg": "into memory",
+    "batchsim.explain.counterfactual._scenario": "into a temporary folder of its own",
+    "batchsim.cli.common._give_up_stdout": "/dev/null",
+    "batchsim.study.sweep.folder_lock.FolderLock.__init__": "a lock, never read as data",
+    "batchsim.calibrate.weights.load_weights": "checked first, and mapped by its library",
+    "batchsim.calibrate.prompts.TextPrompts.__init__": "checked first, and read by its library",
+    "batchsim.calibrate.identity._cpu_name": "the kernel's own file",
+    "batchsim.calibrate.footprint._free_bytes": "the kernel's own file",
 }
 
 
@@ -166,7 +175,7 @@ def strays(source: str, module: str) -> list[str]:
     ours = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("sim", "calibrate", "tools")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("batchsim", "tools")
         for alias in node.names
     } | {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     return list(_strays(tree, module, ours, False))
@@ -193,7 +202,8 @@ def test_every_file_is_read_and_written_through_one_module() -> None:
     """No function but those in OWN, each for its reason, opens a file itself."""
     found: list[str] = []
     for path in sorted(path for folder in ("sim", "calibrate", "tools") for path in (ROOT / folder).rglob("*.py")):
-        found += strays(path.read_text(), ".".join(path.relative_to(ROOT).with_suffix("").parts))
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("sim.")
+        found += strays(path.read_text(), module if module.startswith("tools.") else f"batchsim.{module}")
     known = [stray for stray in found if any(f"{stray}.".startswith((f"{name}:", f"{name}.")) for name in OWN)]
     assert [stray for stray in found if stray not in known] == []
     assert [name for name in OWN if not any(stray.startswith(name) for stray in known)] == []
@@ -215,5 +225,5 @@ def test_every_file_is_read_and_written_through_one_module() -> None:
 def test_a_stray_reader_or_writer_is_noticed(line: str) -> None:
     """Each way to go around; through the module the same name is no stray."""
     assert strays(f"def f(path):\n    {line}", "m") == [f"m.f:2: {line.split('(')[0].split('.')[-1]}"]
-    assert strays("from sim.files import read_text\ndef f(path):\n    read_text(path)", "m") == []
+    assert strays("from batchsim.base.files import read_text\ndef f(path):\n    read_text(path)", "m") == []
     assert strays("with open_file(path) as file:\n    np.load(file)", "m") == []

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls as scipy_nnls
 
-from calibrate.fit import errors, fit_host, fit_kernels, nnls, robust_nnls
-from calibrate.plan import Limits, Point, columns, doublings, plan
-from sim.catalog import MODELS
-from sim.cost.work import padded_work
-from sim.errors import CalibrationError
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.fit import errors, fit_host, fit_kernels, nnls, robust_nnls
+from batchsim.calibrate.point_plan import Limits, Point, columns, doublings, plan
+from batchsim.cost.work import padded_work
+from batchsim.deployment.catalog import MODELS
 
 LLAMA = MODELS["llama-3.1-8b"]
 LIMITS = Limits(max_seqs=16, max_tokens=256, max_context=512, kv_tokens=16 * 512)

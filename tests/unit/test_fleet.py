@@ -8,14 +8,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from sim.core import EngineCore
-from sim.explain.attribution import attribute
-from sim.explain.audit import audit_events
-from sim.explain.story import Stories
-from sim.fleet.drive import FleetRun, simulate_fleet
-from sim.fleet.plan import Failure, FleetPlan, KvScaler, QueueScaler, ReplicaSpan
-from sim.fleet.records import by_engine
-from sim.fleet.routing import (
+from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, QueueScaler, ReplicaSpan
+from batchsim.drive.fleet.fleet_records import by_engine
+from batchsim.drive.fleet.routing import (
     LeastTokens,
     LeastTokensConfig,
     PrefixAffinity,
@@ -27,11 +22,16 @@ from sim.fleet.routing import (
     ShortestQueue,
     ShortestQueueConfig,
 )
-from sim.kv.blocks import CountingKV
-from sim.policies.static import Static, StaticConfig
-from sim.results.frames import lost_frame, requests_frame, states_frame, steps_frame, to_records
-from sim.tokens import TokenIds
-from sim.types import Arrival, PolicyContext, Request
+from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
+from batchsim.explain.audit import audit_events
+from batchsim.explain.story import Stories
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import Arrival, PolicyContext, Request
+from batchsim.metrics.attribution import attribute
+from batchsim.policies.families.static import Static, StaticConfig
+from batchsim.results.frames import lost_frame, requests_frame, states_frame, steps_frame, to_records
 from tests.unit.engine import Outcome, Requests, arrival, engine, outcomes, vllm
 
 

@@ -8,15 +8,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from sim.record import MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
-from sim.results.frames import (
-    COLUMN_DOCS,
-    pack_tables,
-    requests_frame,
-    states_frame,
-    steps_frame,
-    to_frame,
-)
+from batchsim.kernel.record import MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
+from batchsim.results.frames import COLUMN_DOCS, pack_tables, requests_frame, states_frame, steps_frame, to_frame
 from tests.unit.metrics_helpers import arrival, records_of, run
 
 FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}

@@ -6,11 +6,22 @@ from typing import Any
 
 import pytest
 
-from sim.decode import DecodeGroup
-from sim.journal import ENDED, Journal
-from sim.kv.blocks import CountingKV
-from sim.record import CANCELLED, DECODE, FINISHED, MISSING, PREEMPTED, PREFILL, RECOMPUTE, SAT_OUT, SWAPPED, Recorder
-from sim.types import Arrival, Batch, Request, Sequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.journal import ENDED, Journal
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import (
+    CANCELLED,
+    DECODE,
+    FINISHED,
+    MISSING,
+    PREEMPTED,
+    PREFILL,
+    RECOMPUTE,
+    SAT_OUT,
+    SWAPPED,
+    Recorder,
+)
+from batchsim.kernel.types import Arrival, Batch, Request, Sequence
 from tests.unit.engine import vllm
 
 

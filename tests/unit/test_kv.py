@@ -10,15 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sim.decode import DecodeGroup
-from sim.errors import ScenarioError
-from sim.kv.blocks import CountingKV, TableKV, never_fits
-from sim.kv.choice import MAX_IDS, new_kv
-from sim.kv.prefix_cache import BlockHashKV
-from sim.kv.radix_cache import RadixKV
-from sim.kv.reuse_tree import ReuseTreeKV
-from sim.policy_config import PolicyConfig, Traits
-from sim.types import Request, Sequence
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import CountingKV, TableKV, never_fits
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import Request, Sequence
+from batchsim.kv.choice import MAX_IDS, new_kv
+from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.kv.reuse_tree import ReuseTreeKV
 
 
 def sequence(id: int = 0, prompt: int = 10, cap: int = 5) -> Sequence:
@@ -251,7 +251,7 @@ def test_the_config_says_which_memory_it_needs(config: PolicyConfig, ids: bool, 
 
 def test_a_pool_of_as_many_blocks_as_ids_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """And has no swap unless asked for; with one block more even an executor without a cache is refused."""
-    monkeypatch.setattr("sim.kv.choice.MAX_IDS", 8)
+    monkeypatch.setattr("batchsim.kv.choice.MAX_IDS", 8)
     for config in (Caching("blocks"), Caching("")):
         kv = new_kv(config, 8, 4, ids=True)
         assert (kv.num_free, kv.num_swap_free) == (8, 0)

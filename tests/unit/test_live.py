@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sim.kv.blocks import CountingKV
-from sim.live import Traffic, VirtualClock, WallClock, live
-from sim.types import Arrival, Request
+from batchsim.drive.live import Traffic, VirtualClock, WallClock, live
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Arrival, Request
 from tests.unit.engine import Requests, arrival, engine, outcomes, vllm
 
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from sim.core import EngineCore, SimExecutor
-from sim.errors import CalibrationError, ExecutorError, PolicyError, SchedulerStalled, TraceError
-from sim.explain.attribution import attribute
-from sim.kv.blocks import CountingKV
-from sim.live import VirtualClock, WallClock, lag_verdict, live
-from sim.policies import POLICIES
-from sim.policies.gated import Gated, GatedConfig
-from sim.record import BLOCKED, FINISHED, MISSING, PREFILL, UNFINISHED, Recorder
-from sim.types import Arrival, Batch, Idle, PolicyContext, Request, StepResult
+from batchsim.base.errors import CalibrationError, ExecutorError, PolicyError, SchedulerStalled, TraceError
+from batchsim.drive.live import VirtualClock, WallClock, lag_verdict, live
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import BLOCKED, FINISHED, MISSING, PREFILL, UNFINISHED, Recorder
+from batchsim.kernel.types import Arrival, Batch, Idle, PolicyContext, Request, StepResult
+from batchsim.metrics.attribution import attribute
+from batchsim.policies.families.gated import Gated, GatedConfig
+from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import built, cases
 from tests.unit.engine import MAX_MODEL_LEN, Constant, Requests, arrival, engine, outcomes, vllm
 from tests.unit.metrics_helpers import records_of

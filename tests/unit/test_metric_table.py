@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.metrics.inputs import PointInputs
-from sim.metrics.latencies import LATENCIES
-from sim.metrics.measure import PERCENTILES, measure
-from sim.metrics.slo import parse_slo
-from sim.metrics.table import METRICS, STATISTICS
-from sim.point import Setup
-from sim.results.keep import metric_names
-from sim.scenario import load_scenario
+from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.measure import PERCENTILES, measure
+from batchsim.metrics.point_inputs import PointInputs
+from batchsim.metrics.slo import parse_slo
+from batchsim.metrics.table import METRICS, STATISTICS
+from batchsim.results.keep import metric_names
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
 from tests.unit.metrics_helpers import MS, arrival, inputs_of, run
 
 README = Path(__file__).parents[2] / "README.md"

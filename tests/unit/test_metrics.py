@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.metrics.gaps import token_gaps
-from sim.metrics.intervals import unseen
-from sim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
-from sim.metrics.slo import parse_slo
-from sim.metrics.stability import _time_in_system, is_too_short, is_unstable
-from sim.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
+from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
+from batchsim.metrics.gaps import token_gaps
+from batchsim.metrics.intervals import unseen
+from batchsim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
+from batchsim.metrics.slo import parse_slo
+from batchsim.metrics.stability import _time_in_system, is_too_short, is_unstable
 from tests.unit.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm
 
 S = 1_000_000_000

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.catalog import load_model
-from sim.core import EngineCore, SimExecutor
-from sim.cost.work import useful_flops_bytes, work_columns
-from sim.fleet.plan import DRAINING, STARTING, UP, ReplicaSpan
-from sim.fleet.records import EngineLife, merged
-from sim.kv.prefix_cache import BlockHashKV
-from sim.live import VirtualClock, live
-from sim.metrics.inputs import FleetInputs
-from sim.metrics.kpis import bound_by
-from sim.metrics.measure import measure
-from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, UNFINISHED, Recorder
-from sim.tokens import TokenIds
-from sim.types import Arrival, PolicyContext, Request
+from batchsim.cost.work import useful_flops_bytes, work_columns
+from batchsim.deployment.catalog import load_model
+from batchsim.drive.fleet.fleet_plan import DRAINING, STARTING, UP, ReplicaSpan
+from batchsim.drive.fleet.fleet_records import EngineLife, merged
+from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, UNFINISHED, Recorder
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import Arrival, PolicyContext, Request
+from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.metrics.kpis import bound_by
+from batchsim.metrics.measure import measure
+from batchsim.metrics.point_inputs import FleetInputs
+from batchsim.policies.systems.vllm import Vllm, VllmConfig
 from tests.unit.metrics_helpers import MS, Fixed, LinearCost, arrival, inputs_of, records_of, run, vllm
 
 STEPS = [

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.metrics.gaps import token_gaps
-from sim.metrics.measure import LATENCIES, PERCENTILES, Measured, measure
-from sim.metrics.slo import parse_slo
-from sim.record import REJECTED
+from batchsim.kernel.record import REJECTED
+from batchsim.metrics.gaps import token_gaps
+from batchsim.metrics.measure import LATENCIES, PERCENTILES, Measured, measure
+from batchsim.metrics.slo import parse_slo
 from tests.unit.metrics_helpers import MS, arrival, inputs_of, records_of, run
 from tests.unit.test_metrics import _answer
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from sim.catalog import GPUS, MODEL_SOURCES, MODELS, load_gpu, load_model
-from sim.deployment import Deployment
-from sim.errors import ScenarioError
-from sim.layers import DenseMlp, Experts, GroupedAttention, LatentAttention, Layers
-from sim.model import ModelSpec
-from sim.plain import from_plain, to_plain
-from sim.point import Setup, simulate_point
-from sim.resolved import Resolved
-from sim.scenario import Point, load_scenario
+from batchsim.base.errors import ScenarioError
+from batchsim.base.plain import from_plain, to_plain
+from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS, load_gpu, load_model
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.layers import DenseMlp, Experts, GroupedAttention, LatentAttention, Layers
+from batchsim.deployment.model import ModelSpec
+from batchsim.drive.resolved import Resolved
+from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.point import Setup, simulate_point
 
 LLAMA = {
     "model_type": "llama",

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from naive_vllm import Naive, NaiveVllm
 
-from sim.core import EngineCore, SimExecutor
-from sim.errors import SchedulerStalled
-from sim.kv.prefix_cache import BlockHashKV
-from sim.policies.systems.vllm import Vllm, VllmConfig
-from sim.record import Recorder
-from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
-from sim.types import Arrival, Batch, Idle, PolicyContext, Request
+from batchsim.base.errors import SchedulerStalled
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Arrival, Batch, Idle, PolicyContext, Request
+from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.policies.systems.vllm import Vllm, VllmConfig
 
 MAX_MODEL_LEN = 160
 STEP_NS = 10

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.errors import ScenarioError
-from sim.scenario import Scenario, load_scenario
+from batchsim.base.errors import ScenarioError
+from batchsim.scenario import Scenario, load_scenario
 
 PLAN = """\
 model: llama-3.1-8b

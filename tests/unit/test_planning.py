@@ -8,22 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.errors import ScenarioError
-from sim.metrics.intervals import Interval, half_width
-from sim.metrics.slo import parse_slo
-from sim.planning.batches import batch_attainments
-from sim.planning.demand import Variation, demand_of
-from sim.planning.make import make_plan
-from sim.planning.money import cost_per_month, energy_kwh, shares_by_use, tier_replicas, tokens_per_month, watts
-from sim.planning.plan import plan_tables
-from sim.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed, drive
-from sim.planning.search import ONE_SEED_DECIDES, smallest
-from sim.planning.tables import tables_of
-from sim.point import Setup
-from sim.report.plan.markdown import sentence_text
-from sim.report.plan.sections import recommendation
-from sim.scenario import Scenario, load_scenario
-from sim.sweep.points import Sweep
+from batchsim.base.errors import ScenarioError
+from batchsim.metrics.intervals import Interval, half_width
+from batchsim.metrics.slo import parse_slo
+from batchsim.report.page.plan_markdown import sentence_text
+from batchsim.report.page.sections import recommendation
+from batchsim.scenario import Scenario, load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.study.planning.batches import batch_attainments
+from batchsim.study.planning.demand import Variation, demand_of
+from batchsim.study.planning.fleet_search import ONE_SEED_DECIDES, smallest
+from batchsim.study.planning.make import make_plan
+from batchsim.study.planning.money import (
+    cost_per_month,
+    energy_kwh,
+    shares_by_use,
+    tier_replicas,
+    tokens_per_month,
+    watts,
+)
+from batchsim.study.planning.plan_tables import plan_tables
+from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed, drive
+from batchsim.study.planning.tables import tables_of
+from batchsim.study.sweep.points import Sweep
 
 REPLAY = """\
 model: llama-3.1-8b
@@ -257,7 +264,7 @@ def test_energy_is_power_times_time(replay: Scenario, tmp_path: Path) -> None:
     book.run([(ask, (0,))])
     folder = book.sweep.home / "points" / book.probe(ask).results[0]["point"]
     same = energy_kwh({"decode": 360.0, "prefill": 360.0}, folder)
-    from sim.results.point_files import read_table
+    from batchsim.results.point_files import read_table
 
     seconds = read_table(folder, "steps")["duration_ns"].sum() / 1e9
     tokens = read_table(folder, "requests")["output_tokens"].sum()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sim.core import EngineCore, SimExecutor
-from sim.cost import Constant
-from sim.errors import PolicyError
-from sim.kv.blocks import CountingKV
-from sim.live import VirtualClock, live
-from sim.policies.gated import Gated, GatedConfig
-from sim.record import Recorder
-from sim.types import Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
+from batchsim.base.errors import PolicyError
+from batchsim.cost import Constant
+from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.types import Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
+from batchsim.policies.families.gated import Gated, GatedConfig
 from tests.conformance.runs import MS, Listed
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.errors import ScenarioError
-from sim.sweep.pool import Killed, run_all
+from batchsim.base.errors import ScenarioError
+from batchsim.study.sweep.pool import Killed, run_all
 
 
 def double(number: int) -> int:

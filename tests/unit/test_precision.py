@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.curves.precision import MIN_SEEDS, Precision, outcome
-from sim.errors import ScenarioError
-from sim.metrics.intervals import half_width
-from sim.metrics.measure import measure
-from sim.point import Setup, simulate_point
-from sim.results.keep import metric_names, point_inputs
-from sim.scenario import Point, load_scenario
-from sim.sweep.failed import Failed
+from batchsim.base.errors import ScenarioError
+from batchsim.metrics.intervals import half_width
+from batchsim.metrics.measure import measure
+from batchsim.results.failed import Failed
+from batchsim.results.keep import metric_names, point_inputs
+from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.study.curves.precision import MIN_SEEDS, Precision, outcome
 
 SHARE = 0.05
 

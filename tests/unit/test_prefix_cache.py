@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from sim.decode import DecodeGroup
-from sim.kv.block_keys import keys_of
-from sim.kv.free_queue import FreeQueue
-from sim.kv.prefix_cache import BlockHashKV
-from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
-from sim.types import Request, Sequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Request, Sequence
+from batchsim.kv.block_keys import keys_of
+from batchsim.kv.free_queue import FreeQueue
+from batchsim.kv.prefix_cache import BlockHashKV
 
 SIZE = 4
 A, B = prompt_stream(0), prompt_stream(1)

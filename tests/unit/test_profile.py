@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.catalog import MODELS
-from sim.cost.profile import (
+from batchsim.base.errors import CalibrationError
+from batchsim.cost.profile import (
     ChunkCost,
     Curve,
     Grid,
@@ -26,7 +26,7 @@ from sim.cost.profile import (
     load_profile,
     profile_names,
 )
-from sim.errors import CalibrationError
+from batchsim.deployment.catalog import MODELS
 
 COSTS = StepCosts(
     layers=Curve((1.0, 64.0, 512.0), (5e6, 6e6, 9.5e6)),

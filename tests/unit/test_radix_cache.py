@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.decode import DecodeGroup
-from sim.kv.radix_cache import RadixKV
-from sim.kv.radix_tokens import common_tokens, head, known_tokens, tail
-from sim.tokens import TokenIds, output_stream, prompt_stream
-from sim.types import Request, Sequence
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Request, Sequence
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.kv.radix_tokens import common_tokens, head, known_tokens, tail
 
 
 def sequence(id_: int, *segments: tuple[int, int], computed: int = 0, output: int = 0) -> Sequence:

@@ -9,14 +9,14 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from sim.cost.profile import Profile, SwapCost
-from sim.errors import ScenarioError
-from sim.policies import POLICIES
-from sim.ranges import INT32_MAX, PositiveInt, Range, numbers_of
-from sim.scenario import load_scenario, scenario_schema
-from sim.scenario.config import ScenarioFile
-from sim.units import YEAR_NS, Duration, Rate, Share
-from sim.workload.predictors import PredictorConfig
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import INT32_MAX, PositiveInt, Range, numbers_of
+from batchsim.base.units import YEAR_NS, Duration, Rate, Share
+from batchsim.cost.profile import Profile, SwapCost
+from batchsim.policies.registry import POLICIES
+from batchsim.scenario import load_scenario, scenario_schema
+from batchsim.scenario.config import ScenarioFile
+from batchsim.workload.predictors import PredictorConfig
 
 
 def configs() -> list[Any]:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sim.capacity.run import find_capacities
-from sim.errors import ScenarioError
-from sim.point import Setup
-from sim.reach import check_reach
-from sim.run import run_scenario
-from sim.scenario import Scenario, load_scenario
-from sim.sweep.points import Sweep
+from batchsim.base.errors import ScenarioError
+from batchsim.scenario import Scenario, load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.scenario.reach import check_reach
+from batchsim.study.capacity.find import find_capacities
+from batchsim.study.curves.run import run_scenario
+from batchsim.study.sweep.points import Sweep
 
 SCENARIO = """\
 model: llama-3.1-8b

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.record import (
+from batchsim.kernel.record import (
     BLOCKED,
     MISSING,
     OUTCOME_NAMES,
@@ -25,7 +25,7 @@ from sim.record import (
     _format,
     pack_step,
 )
-from sim.types import Arrival, Request
+from batchsim.kernel.types import Arrival, Request
 
 
 @pytest.mark.parametrize(

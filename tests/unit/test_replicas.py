@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.errors import ScenarioError
-from sim.explain.attribution import attribute
-from sim.explain.causes import Objectives, slo_misses
-from sim.point import resolve
-from sim.record import FINISHED, UNFINISHED
-from sim.results.read import REPLICAS, Results
-from sim.run import run_scenario
-from sim.scenario import load_scenario
+from batchsim.base.errors import ScenarioError
+from batchsim.explain.causes import Objectives, slo_misses
+from batchsim.kernel.record import FINISHED, UNFINISHED
+from batchsim.metrics.attribution import attribute
+from batchsim.results.read import REPLICAS, Results
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import resolve
+from batchsim.study.curves.run import run_scenario
 
 SCENARIO = """
 model: llama-3.1-8b

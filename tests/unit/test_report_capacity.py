@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
-from sim.capacity.run import CapacityStudy, PolicyCapacity
-from sim.capacity.search import Axis, Book, Effort, Trial, capacity
-from sim.capacity.study import Case
-from sim.cost.error import Unknown
-from sim.point import Setup
-from sim.report.capacity import capacity_json, capacity_picture, capacity_text
-from sim.scenario import load_scenario
+from batchsim.cost.cost_error import Unknown
+from batchsim.report.pictures.capacity_picture import capacity_picture
+from batchsim.report.text.capacity_text import capacity_json, capacity_text
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity
+from batchsim.study.capacity.search import Axis, Book, Effort, Trial, capacity
+from batchsim.study.capacity.study import Case
 
 
 def _trials(margin: float, luck: float) -> dict[int, Trial]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from validation_samples import point, validation
 
-from sim.report import validation_text
-from sim.report.markdown import escaped, markdown_table
-from sim.report.plan.cells import Cell
-from sim.report.plan.markdown import markdown
-from sim.report.plan.sections import Section, TableView
+from batchsim.report.markdown import escaped, markdown_table
+from batchsim.report.page.cells import Cell
+from batchsim.report.page.plan_markdown import markdown
+from batchsim.report.page.sections import Section, TableView
+from batchsim.report.text import validation_text
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

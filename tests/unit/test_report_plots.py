@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 
-from sim.report import closeup, plots
-from sim.report.palette import policy_styles
-from sim.report.reading import sweeps, systems_note
-from sim.report.style import figure, frame, growth_notes
+from batchsim.report.pictures import closeup, plots
+from batchsim.report.pictures.palette import policy_styles
+from batchsim.report.pictures.style import figure, frame, growth_notes
+from batchsim.report.reading import sweeps, systems_note
 
 
 def axes() -> Any:

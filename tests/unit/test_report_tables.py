@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from report_samples import FOUR, SEVEN, sample_results
 
-from sim.errors import ScenarioError
-from sim.report.layout import aligned
-from sim.report.reading import load_to_show
-from sim.report.tables import highest_loads, point_table, report, warnings
+from batchsim.base.errors import ScenarioError
+from batchsim.report.layout import aligned
+from batchsim.report.reading import load_to_show
+from batchsim.report.text.summary_text import highest_loads, point_table, report, warnings
 
 
 def cell(table: str, label: str) -> list[str]:

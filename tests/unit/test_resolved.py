@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import pytest
 
-from calibrate.session import predict
-from sim.errors import ScenarioError
-from sim.plain import from_plain, to_plain
-from sim.point import Setup, resolve, simulate_point
-from sim.record import Records
-from sim.resolved import Resolved
-from sim.scenario import Point, Scenario, load_scenario
-from sim.scenario.load import shipped_scenarios
+from batchsim.base.errors import ScenarioError
+from batchsim.base.plain import from_plain, to_plain
+from batchsim.calibrate.session import predict
+from batchsim.drive.resolved import Resolved
+from batchsim.kernel.record import Records
+from batchsim.scenario import Point, Scenario, load_scenario
+from batchsim.scenario.load import shipped_scenarios
+from batchsim.scenario.point import Setup, resolve, simulate_point
 
 ROOT = Path(__file__).parents[2]
 TRACES = os.environ.get("BATCHSIM_TRACES")
@@ -189,9 +189,9 @@ class Blocked:
         }:
             raise ModuleNotFoundError(f"{name} is not on this machine", name=name)
 sys.meta_path.insert(0, Blocked())
-from calibrate.session import predict
-from sim.cost.constant import Constant
-from sim.resolved import Resolved
+from batchsim.calibrate.session import predict
+from batchsim.cost.constant import Constant
+from batchsim.drive.resolved import Resolved
 resolved = Resolved.from_json(open(sys.argv[1]).read(), sys.argv[1])
 run = predict(resolved, resolved.find("vllm"), 1.0, 0, Constant(10_000_000), num_blocks=1000)
 print(hashlib.sha256(run.records.steps.tobytes() + run.records.requests.tobytes()).hexdigest())

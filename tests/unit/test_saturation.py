@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sim.capacity.overload import saturations
-from sim.point import Setup
-from sim.scenario import load_scenario
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.study.sweep.overload import saturations
 
 SCENARIO = """
 model: llama-3.1-8b

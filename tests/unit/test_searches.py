@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from sim.sweep.searches import side_by_side
+from batchsim.study.sweep.searches import side_by_side
 
 
 def counting(steps: list[list[int]], made: list[int]) -> Generator[list[int], None, int]:

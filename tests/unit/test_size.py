@@ -8,24 +8,16 @@ from typing import Any
 
 import pytest
 
-from sim.capacity.run import find_capacities
-from sim.claims import FOLKLORE, check_claims
-from sim.errors import ScenarioError
-from sim.planning.plan import plan_tables
-from sim.point import Setup
-from sim.ranges import MAX_CHOICES, MAX_POINTS
-from sim.run import run_scenario
-from sim.scenario import load_scenario
-from sim.sweep.points import Sweep
-from sim.sweep.size import (
-    BLOCK_BYTES,
-    REQUEST_BYTES,
-    STEP_BYTES,
-    Limits,
-    check_size,
-    expected,
-    largest_load,
-)
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import MAX_CHOICES, MAX_POINTS
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.study.capacity.find import find_capacities
+from batchsim.study.claims import FOLKLORE, check_claims
+from batchsim.study.curves.run import run_scenario
+from batchsim.study.planning.plan_tables import plan_tables
+from batchsim.study.sweep.points import Sweep
+from batchsim.study.sweep.size import BLOCK_BYTES, REQUEST_BYTES, STEP_BYTES, Limits, check_size, expected, largest_load
 
 AUTO = ["load={mean_rate: auto}", "policies={gated: {}}"]
 FEW = Limits(points=5)
@@ -100,7 +92,7 @@ def test_points_are_policies_by_loads_by_seeds_by_values(tmp_path: Path, more: l
 
 def test_precision_counts_the_seeds_it_may_add(tmp_path: Path) -> None:
     """The most seeds of --precision stand in for the scenario's where they are more."""
-    from sim.curves.precision import Precision
+    from batchsim.study.curves.precision import Precision
 
     made = load_scenario("chat", overrides=["policies={gated: {}}", "load={mean_rate: [1/s]}"])
     with pytest.raises(ScenarioError, match="up to 2,000 simulations"):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.errors import ScenarioError
-from sim.metrics.slo import Bound, Sample, Slo, parse_slo, rank
+from batchsim.base.errors import ScenarioError
+from batchsim.metrics.slo import Bound, Sample, Slo, parse_slo, rank
 
 MS = 1_000_000
 POPULATION = "p99(ttft)<500ms, p99.9(tpot)<=50ms"

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from sim.explain.story import Chapter, Stories
-from sim.record import BLOCKED, CANCELLED, DECODE, MISSING, PREEMPTED, PREFILL, RECOMPUTE
+from batchsim.explain.story import Chapter, Stories
+from batchsim.kernel.record import BLOCKED, CANCELLED, DECODE, MISSING, PREEMPTED, PREFILL, RECOMPUTE
 from tests.unit.metrics_helpers import arrival, records_of, run, vllm
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.explain.audit import KINDS, audit_events, audit_log
-from sim.record import BLOCKED, CANCELLED, DECODE, MISSING, PREEMPTED, PREFILL, SAT_OUT, SWAPPED
+from batchsim.explain.audit import KINDS, audit_events, audit_log
+from batchsim.kernel.record import BLOCKED, CANCELLED, DECODE, MISSING, PREEMPTED, PREFILL, SAT_OUT, SWAPPED
 from tests.unit.metrics_helpers import POLICIES, arrival, records_of, run, traffic, vllm
 
 TEXTS = ("", "no_slot", "kv_blocks")

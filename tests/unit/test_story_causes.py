@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.errors import ScenarioError
-from sim.explain.causes import Objectives, slo_misses
-from sim.metrics.measure import measure
-from sim.metrics.slo import parse_slo
-from sim.record import (
+from batchsim.base.errors import ScenarioError
+from batchsim.explain.causes import Objectives, slo_misses
+from batchsim.kernel.record import (
     BLOCKED,
     CANCELLED,
     DECODE,
@@ -24,6 +22,8 @@ from sim.record import (
     UNFINISHED,
     Records,
 )
+from batchsim.metrics.measure import measure
+from batchsim.metrics.slo import parse_slo
 from tests.unit.metrics_helpers import POLICIES, inputs_of, records_of, run, traffic
 
 TEXTS = ("", "no_slot", "kv_blocks", "too_long", "interactive")

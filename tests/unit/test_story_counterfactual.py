@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from sim.errors import ScenarioError
-from sim.explain.counterfactual import LIVE, OTHER_CODE, Counterfactual, check_changes, counterfactual
-from sim.point import Setup, simulate_point
-from sim.record import Records
-from sim.report.counterfactual import counterfactual_data, counterfactual_text
-from sim.results.checksums import SEAL, sealed
-from sim.results.read import Results, load_results
-from sim.run import run_scenario
-from sim.scenario import Point, load_scenario
+from batchsim.base.errors import ScenarioError
+from batchsim.explain.counterfactual import LIVE, OTHER_CODE, Counterfactual, check_changes, counterfactual
+from batchsim.kernel.record import Records
+from batchsim.report.text.counterfactual_text import counterfactual_data, counterfactual_text
+from batchsim.results.checksums import SEAL, sealed
+from batchsim.results.read import Results, load_results
+from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.study.curves.run import run_scenario
 
 SCENARIO = """\
 model: llama-3.1-8b

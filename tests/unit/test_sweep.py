@@ -9,15 +9,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sim.errors import PointsFailed, ScenarioError
-from sim.point import Setup
-from sim.report.tables import report
-from sim.results.read import Results
-from sim.run import run_scenario
-from sim.scenario import Scenario, load_scenario
-from sim.sweep.failed import Failed, grouped
-from sim.sweep.folder_lock import lock_folder
-from sim.sweep.points import Sweep
+from batchsim.base.errors import PointsFailed, ScenarioError
+from batchsim.report.text.summary_text import report
+from batchsim.results.failed import Failed, grouped
+from batchsim.results.read import Results
+from batchsim.scenario import Scenario, load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.study.curves.run import run_scenario
+from batchsim.study.sweep.folder_lock import lock_folder
+from batchsim.study.sweep.points import Sweep
 
 SCENARIO = """\
 model: llama-3.1-8b

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.cost.profile import HostTerm, Profile, load_profile
+from batchsim.cost.profile import HostTerm, Profile, load_profile
 from tools.campaign.targets import line, targets
 
 CEILINGS = {"matmul_flops": 700e12}

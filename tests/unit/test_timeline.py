@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.explain.attribution import attribute
-from sim.record import FINISHED, Records
-from sim.report.timeline import ENGINE, REQUESTS, STEPS, timeline_events, write_timeline
+from batchsim.kernel.record import FINISHED, Records
+from batchsim.metrics.attribution import attribute
+from batchsim.report.timeline_events import ENGINE, REQUESTS, STEPS, timeline_events, write_timeline
 from tests.unit.metrics_helpers import POLICIES, arrival, run, traffic
 
 BLOCKS = 40

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.tokens import Segment, TokenIds, output_stream, prompt_stream
-from sim.types import Request
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Request
 
 
 def test_equal_tokens_have_equal_segments() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from sim.errors import TraceError
-from sim.report.trace import draw_arrivals
-from sim.units import NS_PER_S, YEAR_NS
-from sim.workload.stats import index_of_dispersion
-from sim.workload.traces import Columns, TraceConfig, read_trace
+from batchsim.base.errors import TraceError
+from batchsim.base.units import NS_PER_S, YEAR_NS
+from batchsim.report.pictures.trace_picture import draw_arrivals
+from batchsim.workload.traces import Columns, TraceConfig, read_trace
+from batchsim.workload.traces.arrival_stats import index_of_dispersion
 
 EPOCH_S = 1_700_000_000
 WILD = {"zero": (0, "53.9 years before"), "late": (5_000_000_000, "105 years after")}

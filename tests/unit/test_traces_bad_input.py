@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sim.errors import TraceError
-from sim.workload.traces import Columns, RateScale, TraceConfig, read_trace, recognise
+from batchsim.base.errors import TraceError
+from batchsim.workload.traces import Columns, RateScale, TraceConfig, read_trace, recognise
 
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 GOOD = "0,10,1\n"

@@ -11,9 +11,9 @@ from typing import Any
 import pydantic
 import pytest
 
-from sim.errors import TraceError
-from sim.workload.table import TraceRows
-from sim.workload.traces import Columns, TraceConfig, inspect_trace, read_trace, recognise
+from batchsim.base.errors import TraceError
+from batchsim.workload.traces import Columns, TraceConfig, inspect_trace, read_trace, recognise
+from batchsim.workload.traces.trace_rows import TraceRows
 
 SAMPLES = Path(__file__).parent.parent / "data" / "traces"
 MS = 1_000_000

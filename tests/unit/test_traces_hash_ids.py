@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.errors import ScenarioError, TraceError
-from sim.point import Setup, resolve, simulate_point
-from sim.resolved import Resolved
-from sim.scenario import Point, load_scenario
-from sim.workload.build import build_workload
-from sim.workload.config import (
+from batchsim.base.errors import ScenarioError, TraceError
+from batchsim.drive.resolved import Resolved
+from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.point import Setup, resolve, simulate_point
+from batchsim.workload.build import build_workload
+from batchsim.workload.laws import FixedTokens
+from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.sharing import SharedPrefix
+from batchsim.workload.traces import Columns, RateScale, TraceConfig, inspect_trace, read_trace, rescale, tile
+from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, TraceRows
+from batchsim.workload.workload_config import (
     ClosedLoop,
     Lengths,
     PoissonArrivals,
@@ -25,11 +30,6 @@ from sim.workload.config import (
     TrafficClass,
     WorkloadConfig,
 )
-from sim.workload.laws import FixedTokens
-from sim.workload.open_loop import OpenWorkload
-from sim.workload.sharing import SharedPrefix
-from sim.workload.table import UNUSED_HASH_IDS, TraceRows
-from sim.workload.traces import Columns, RateScale, TraceConfig, inspect_trace, read_trace, rescale, tile
 
 SAMPLES = Path(__file__).parent.parent / "data" / "traces"
 MOONCAKE = TraceConfig("mooncake_style.jsonl")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.workload.table import TraceRows
-from sim.workload.traces import RateScale, TraceConfig, inspect_trace, read_trace, rescale, tile
+from batchsim.workload.traces import RateScale, TraceConfig, inspect_trace, read_trace, rescale, tile
+from batchsim.workload.traces.trace_rows import TraceRows
 
 CODE = "azure2023/AzureLLMInferenceTrace_code.csv"
 CONV = "azure2023/AzureLLMInferenceTrace_conv.csv"

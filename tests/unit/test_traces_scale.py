@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.errors import TraceError
-from sim.workload.stats import describe_arrivals
-from sim.workload.table import TraceRows
-from sim.workload.traces import RateScale, rescale, spread, tile
+from batchsim.base.errors import TraceError
+from batchsim.workload.traces import RateScale, rescale, spread, tile
+from batchsim.workload.traces.arrival_stats import describe_arrivals
+from batchsim.workload.traces.trace_rows import TraceRows
 
 
 def trace(*arrivals: int) -> TraceRows:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.units import (
+from batchsim.base.units import (
     Quantity,
     format_duration,
     parse_bandwidth,

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.cost.work import TIME_TERMS, Columns, Terms
-from sim.metrics.table import METRICS
-from sim.record import STEP_DTYPE
-from sim.report.validation import to_json
-from sim.report.validation_plots import write_pictures
-from sim.report.validation_text import error_grid, markdown, report
-from sim.validation.compare import FIGURES, MetricError, PointReport, judge, void
-from sim.validation.load_shift import REACH, crossing, increasing, load_shifts
-from sim.validation.periods import REGIONS, periods_ns, regions
-from sim.validation.step_error import ALL, StepPairs
+from batchsim.check.validation.compare_runs import FIGURES, MetricError, PointReport, judge, void
+from batchsim.check.validation.load_shift import REACH, crossing, increasing, load_shifts
+from batchsim.check.validation.step_error import ALL, StepPairs
+from batchsim.cost.periods import REGIONS, periods_ns, regions
+from batchsim.cost.work import TIME_TERMS, Columns, Terms
+from batchsim.kernel.record import STEP_DTYPE
+from batchsim.metrics.table import METRICS
+from batchsim.report.pictures.validation_plots import write_pictures
+from batchsim.report.text.validation_text import error_grid, markdown, report
+from batchsim.report.validation_report import to_json
 from tests.unit.validation_samples import LOAD, Sample, case, late, played, point, resolved, validation
 
 # ---- step times

@@ -6,11 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from sim.capacity.saturation import overloaded
-from sim.cost import Calibrated
-from sim.cost.profile import load_profile, profile_names
-from sim.errors import ScenarioError
-from sim.validation.plan import check_profile, parse_loads, parse_shares, plan, saturations, sort_saved
+from batchsim.base.errors import ScenarioError
+from batchsim.check.validation.planned_points import (
+    check_profile,
+    parse_loads,
+    parse_shares,
+    plan,
+    saturations,
+    sort_saved,
+)
+from batchsim.cost import Calibrated
+from batchsim.cost.profile import load_profile, profile_names
+from batchsim.drive.saturation import overloaded
 from tests.unit.validation_samples import LOAD, Sample, case, played, resolved
 
 

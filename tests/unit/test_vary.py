@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from sim.explain.counterfactual import counterfactual
-from sim.report.lanes import draw_lanes
-from sim.report.plots import write_pictures
-from sim.report.style import figure, house_style
-from sim.report.tables import report
-from sim.report.vary import draw_rate
-from sim.results.read import Results, curve_marks, num_blocks, scenario_of
-from sim.run import run_scenario
-from sim.scenario import load_scenario
+from batchsim.explain.counterfactual import counterfactual
+from batchsim.report.pictures.lanes import draw_lanes
+from batchsim.report.pictures.plots import write_pictures
+from batchsim.report.pictures.style import figure, house_style
+from batchsim.report.pictures.vary import draw_rate
+from batchsim.report.text.summary_text import report
+from batchsim.results.read import Results, curve_marks, num_blocks, scenario_of
+from batchsim.scenario import load_scenario
+from batchsim.study.curves.run import run_scenario
 
 BASE = """\
 model: llama-3.1-8b

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.validation.compare import MetricError, PointReport, judge
-from sim.validation.verdicts import BOUNDS, Verdict, all_steps, verdicts
+from batchsim.check.validation.compare_runs import MetricError, PointReport, judge
+from batchsim.check.validation.verdicts import BOUNDS, Verdict, all_steps, verdicts
 from tests.unit.validation_samples import LOAD, case, played, point, resolved
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.errors import ScenarioError
-from sim.units import NS_PER_S
-from sim.workload.arrivals import arrival_times_ns
-from sim.workload.config import ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
-from sim.workload.stats import describe_arrivals
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S
+from batchsim.workload.arrivals import arrival_times_ns
+from batchsim.workload.traces.arrival_stats import describe_arrivals
+from batchsim.workload.workload_config import ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
 
 HOUR_NS = 3600 * NS_PER_S
 BURSTS = OnOffArrivals(8.0, on=4 * NS_PER_S, off=6 * NS_PER_S)

@@ -6,11 +6,15 @@ from types import GeneratorType
 import numpy as np
 import pytest
 
-from sim.errors import ScenarioError
-from sim.types import Request
-from sim.units import NS_PER_S
-from sim.workload.build import build_workload
-from sim.workload.config import (
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S
+from batchsim.kernel.types import Request
+from batchsim.workload.build import build_workload
+from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
+from batchsim.workload.predictors import ClassMeanConfig, NoisyConfig, OracleConfig, build_predictor
+from batchsim.workload.traces import RateScale, TraceConfig
+from batchsim.workload.traces.trace_rows import TraceRows
+from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,
     ConstantArrivals,
@@ -24,10 +28,6 @@ from sim.workload.config import (
     TrafficClass,
     WorkloadConfig,
 )
-from sim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
-from sim.workload.predictors import ClassMeanConfig, NoisyConfig, OracleConfig, build_predictor
-from sim.workload.table import TraceRows
-from sim.workload.traces import RateScale, TraceConfig
 
 CHAT = Lengths(LognormalTokens(1155, 0.96, max=14050), GammaTokens(211, 0.77, max=1000))
 MINUTE_NS = 60 * NS_PER_S

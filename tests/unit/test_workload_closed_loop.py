@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.errors import ScenarioError
-from sim.units import NS_PER_S
-from sim.workload.build import build_workload
-from sim.workload.config import ClosedLoop, Frontend, Lengths, TrafficClass, WorkloadConfig
-from sim.workload.laws import GammaTokens, LognormalTokens
-from sim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S
+from batchsim.workload.build import build_workload
+from batchsim.workload.laws import GammaTokens, LognormalTokens
+from batchsim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor
+from batchsim.workload.workload_config import ClosedLoop, Frontend, Lengths, TrafficClass, WorkloadConfig
 
 LENGTHS = Lengths(LognormalTokens(500, 1.0), GammaTokens(100, 0.8))
 

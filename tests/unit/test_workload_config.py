@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from sim.units import NS_PER_S
-from sim.workload.config import (
+from batchsim.base.units import NS_PER_S
+from batchsim.workload.laws import FixedTokens, LognormalTokens
+from batchsim.workload.traces import RateScale, TraceConfig
+from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,
     Frontend,
@@ -19,8 +21,6 @@ from sim.workload.config import (
     TrafficClass,
     WorkloadConfig,
 )
-from sim.workload.laws import FixedTokens, LognormalTokens
-from sim.workload.traces import RateScale, TraceConfig
 
 LENGTHS = Lengths(FixedTokens(100), FixedTokens(10))
 MINUTE_NS = 60 * NS_PER_S

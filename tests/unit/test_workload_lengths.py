@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sim.workload.laws import (
+from batchsim.workload.laws import (
     EmpiricalTokens,
     FixedTokens,
     GammaTokens,
@@ -11,7 +11,7 @@ from sim.workload.laws import (
     UniformTokens,
     draw_tokens,
 )
-from sim.workload.streams import random_stream
+from batchsim.workload.traces.random_stream import random_stream
 
 LAWS = [
     FixedTokens(7),

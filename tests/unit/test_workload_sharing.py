@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.point import Setup, simulate_point
-from sim.scenario import Point, load_scenario
-from sim.tokens import output_stream
-from sim.types import Arrival
-from sim.units import NS_PER_S
-from sim.workload.build import BuiltWorkload, build_workload
-from sim.workload.config import (
+from batchsim.base.units import NS_PER_S
+from batchsim.kernel.tokens import output_stream
+from batchsim.kernel.types import Arrival
+from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.workload.build import BuiltWorkload, build_workload
+from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
+from batchsim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor
+from batchsim.workload.sessions import OpenSessions
+from batchsim.workload.sharing import Sessions, SharedPrefix
+from batchsim.workload.traces import TraceConfig
+from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,
     Frontend,
@@ -27,11 +32,6 @@ from sim.workload.config import (
     TrafficClass,
     WorkloadConfig,
 )
-from sim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
-from sim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor
-from sim.workload.sessions import OpenSessions
-from sim.workload.sharing import Sessions, SharedPrefix
-from sim.workload.traces import TraceConfig
 
 CHAT = Lengths(LognormalTokens(300, 1.0), GammaTokens(80, 0.8))
 SMALL = Lengths(FixedTokens(10), FixedTokens(5))

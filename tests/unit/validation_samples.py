@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.core import SimExecutor
-from sim.cost import Linear
-from sim.kv.blocks import CountingKV
-from sim.live import VirtualClock, live
-from sim.plain import to_plain
-from sim.point import Setup
-from sim.record import Records
-from sim.report.validation import Validation
-from sim.resolved import Resolved
-from sim.scenario import load_scenario
-from sim.types import Batch
-from sim.validation.compare import Case, PointReport, judge
-from sim.validation.verdicts import BOUNDS
+from batchsim.base.plain import to_plain
+from batchsim.check.validation.compare_runs import Case, PointReport, judge
+from batchsim.check.validation.verdicts import BOUNDS
+from batchsim.cost import Linear
+from batchsim.drive.live import VirtualClock, live
+from batchsim.drive.resolved import Resolved
+from batchsim.kernel.core import SimExecutor
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import Records
+from batchsim.kernel.types import Batch
+from batchsim.report.validation_report import Validation
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
 
 LOAD = 14.0
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "live-demo.yaml"

@@ -24,9 +24,9 @@ from typing import Annotated, Any
 
 import typer
 
-from sim.cost.profile import load_profile
-from sim.errors import BatchsimError, CalibrationError
-from sim.files import check_folder, read_json, told, write_text
+from batchsim.base.errors import BatchsimError, CalibrationError
+from batchsim.base.files import check_folder, read_json, told, write_text
+from batchsim.cost.profile import load_profile
 from tools.campaign.plan import SHIPPED, Known, Plan, Stage, profile_name
 from tools.campaign.targets import line, targets
 from tools.campaign.worker import CUT, DONE, FAILED, Reply, Worker
@@ -259,7 +259,7 @@ def _check_call(device: str, minutes: float) -> None:
     if not _LEAST_MINUTES <= minutes < math.inf:
         raise CalibrationError(f"--minutes {minutes:g}: is no time for a call. Give at least {_LEAST_MINUTES:g}.")
     try:
-        from calibrate.identity import check_device
+        from batchsim.calibrate.identity import check_device
     except ImportError as error:
         raise CalibrationError(f"a campaign needs torch: {error}. Install it.") from None
     check_device(device)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from calibrate.backend import Backend
-from calibrate.inputs import StepInputs
+from batchsim.calibrate.backend import Backend
+from batchsim.calibrate.inputs import StepInputs
 
 EPS = 1e-5
 

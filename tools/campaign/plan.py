@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from calibrate.options import LEAST_MINUTES, Options
-from sim.catalog import load_model
-from sim.errors import CalibrationError, ScenarioError
-from sim.files import TABLE_BYTES, parse_json, read_text, told
-from sim.resolved import Resolved, ResolvedPolicy
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.base.files import TABLE_BYTES, parse_json, read_text, told
+from batchsim.calibrate.options import LEAST_MINUTES, Options
+from batchsim.deployment.catalog import load_model
+from batchsim.drive.resolved import Resolved, ResolvedPolicy
 
 SHIPPED = Path(__file__).parent
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrate.backend import SdpaBackend
-from calibrate.executor import TorchExecutor
-from calibrate.inputs import StepInputs
-from calibrate.prompts import RandomPrompts
-from calibrate.runner import ModelRunner, build_runner
-from sim.core import EngineCore
-from sim.errors import CalibrationError
-from sim.kv.blocks import TableKV
-from sim.live import VirtualClock, live
-from sim.model import ModelSpec
-from sim.policies.preemptive import Preemptive, PreemptiveConfig
-from sim.record import Recorder
-from sim.types import Arrival, Batch, PolicyContext, Request, StepResult
+from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.backend import SdpaBackend
+from batchsim.calibrate.executor import TorchExecutor
+from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.prompts import RandomPrompts
+from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.deployment.model import ModelSpec
+from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, StepResult
+from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from tools.campaign.kernel_check import Heads, disagreement
 
 SMALL = ModelSpec("selfcheck", "llama", 256, 4, 8, 2, 32, 704, 2048, 2048, dtype="float32")
@@ -60,7 +60,7 @@ def selfcheck(device: str) -> dict[str, Any]:
 
 def _check_kernels() -> float:
     """The largest error of a Triton kernel against plain torch, in bf16 at the heads of real models."""
-    from calibrate.triton_backend import TritonBackend
+    from batchsim.calibrate.triton_backend import TritonBackend
 
     worst = 0.0
     for heads in HEADS:

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from calibrate.calibration import Options, calibrate
-from calibrate.identity import identity, set_cpu_threads
-from calibrate.memory import give_back
-from calibrate.options import limits_of
-from calibrate.runner import ModelRunner, build_runner
-from calibrate.sentinel import Sentinel
-from calibrate.session import graphs_of, predict, run_live
-from sim.capacity.saturation import overloaded, saturation_rps
-from sim.cost.calibrated import Calibrated
-from sim.cost.profile import Profile, load_profile
-from sim.errors import CalibrationError, ExecutorError
-from sim.live import INTERRUPTED, lag_verdict
-from sim.resolved import Resolved, ResolvedPolicy
+from batchsim.base.errors import CalibrationError, ExecutorError
+from batchsim.calibrate.calibration import Options, calibrate
+from batchsim.calibrate.identity import identity, set_cpu_threads
+from batchsim.calibrate.memory import give_back
+from batchsim.calibrate.options import limits_of
+from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.sentinel import Sentinel
+from batchsim.calibrate.session import graphs_of, predict, run_live
+from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.profile import Profile, load_profile
+from batchsim.drive.live import INTERRUPTED, lag_verdict
+from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.saturation import overloaded, saturation_rps
 from tools.campaign.plan import Known, LivePoint, Plan, Stage, profile_name
 from tools.campaign.probe import probe
 from tools.campaign.selfcheck import selfcheck

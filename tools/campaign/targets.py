@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from calibrate.plan import Point, columns
-from sim.cost.calibrated import Calibrated
-from sim.cost.profile import Profile
-from sim.cost.work import useful_flops_bytes
+from batchsim.calibrate.point_plan import Point, columns
+from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.profile import Profile
+from batchsim.cost.work import useful_flops_bytes
 
 CONTEXT = 1024
 DECODE_MS = {1: 5.5, 256: 16.0}

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.errors import BatchsimError, ExecutorError
+from batchsim.base.errors import BatchsimError, ExecutorError
 from tools.campaign.plan import Known, Plan, Stage
 
 if TYPE_CHECKING:

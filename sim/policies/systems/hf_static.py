@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.policies.static import Static, StaticConfig
-from sim.policy_config import PolicyConfig, Traits
-from sim.ranges import PositiveInt
-from sim.types import PolicyContext
+from batchsim.base.ranges import PositiveInt
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import PolicyContext
+from batchsim.policies.families.static import Static, StaticConfig
 
 
 @dataclass(frozen=True)

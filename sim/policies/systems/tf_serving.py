@@ -18,12 +18,12 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.kv.blocks import never_fits
-from sim.policies.sealed import SealedBatches
-from sim.policy_config import PolicyConfig, Traits
-from sim.ranges import PositiveInt
-from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-from sim.units import Microseconds
+from batchsim.base.ranges import PositiveInt
+from batchsim.base.units import Microseconds
+from batchsim.kernel.kv_blocks import never_fits
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.policies.families.sealed import SealedBatches
 
 
 @dataclass(frozen=True)

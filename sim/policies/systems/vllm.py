@@ -15,14 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sim.decode import DecodeGroup
-from sim.errors import ScenarioError
-from sim.kv.blocks import never_fits
-from sim.kv.prefix_cache import BlockHashKV
-from sim.policies.queues import FcfsQueue, PriorityQueue
-from sim.policy_config import PolicyConfig, Traits
-from sim.ranges import NonNegativeInt, PositiveInt, ShareBelowOne
-from sim.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import NonNegativeInt, PositiveInt, ShareBelowOne
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import never_fits
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.policies.families.queues import FcfsQueue, PriorityQueue
 
 _NO_CAP = 1 << 62
 

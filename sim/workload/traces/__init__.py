@@ -1,9 +1,9 @@
 """Recorded requests: readers of public trace formats, any other file by mapping, and changes of their load."""
 
-from sim.workload.traces.config import Columns, RateScale, TraceConfig
-from sim.workload.traces.inspect import inspect_trace
-from sim.workload.traces.read import read_trace, recognise
-from sim.workload.traces.scale import rescale, spread, tile
+from batchsim.workload.traces.inspect import inspect_trace
+from batchsim.workload.traces.read_trace import read_trace, recognise
+from batchsim.workload.traces.scale import rescale, spread, tile
+from batchsim.workload.traces.trace_config import Columns, RateScale, TraceConfig
 
 __all__ = [
     "Columns",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.units import YEAR_NS, format_duration
-from sim.workload.table import Ints
+from batchsim.base.units import YEAR_NS, format_duration
+from batchsim.workload.traces.trace_rows import Ints
 
 
 @dataclass(frozen=True)

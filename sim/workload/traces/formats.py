@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sim.errors import TraceError
-from sim.workload.traces.config import Columns, TimeUnit, TraceConfig
-from sim.workload.traces.source import Source
+from batchsim.base.errors import TraceError
+from batchsim.workload.traces.trace_config import Columns, TimeUnit, TraceConfig
+from batchsim.workload.traces.trace_file import Source
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sim.workload.table import Ints, TraceRows
-from sim.workload.traces.config import TraceConfig
-from sim.workload.traces.read import read_trace
-from sim.workload.traces.scale import rescale
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.scale import rescale
+from batchsim.workload.traces.trace_config import TraceConfig
+from batchsim.workload.traces.trace_rows import Ints, TraceRows
 
 _QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
 
@@ -31,7 +31,7 @@ def inspect_trace(config: TraceConfig, base: Path, seed: int = 0) -> dict[str, A
 
 def summary(trace: TraceRows) -> dict[str, Any]:
     """The figures of rows already read; see `inspect_trace`."""
-    from sim.workload.stats import describe_arrivals
+    from batchsim.workload.traces.arrival_stats import describe_arrivals
 
     hashed = trace.hash_ids
     return {

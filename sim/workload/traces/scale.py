@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim.errors import TraceError
-from sim.units import MAX_TIME_NS, format_duration
-from sim.workload.streams import random_stream
-from sim.workload.table import Ints, TraceRows
-from sim.workload.traces.config import RateScale
+from batchsim.base.errors import TraceError
+from batchsim.base.units import MAX_TIME_NS, format_duration
+from batchsim.workload.traces.random_stream import random_stream
+from batchsim.workload.traces.trace_config import RateScale
+from batchsim.workload.traces.trace_rows import Ints, TraceRows
 
 _MAX_ROWS = 10**8  # 24 bytes each: as much as a machine's memory holds
 

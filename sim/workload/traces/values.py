@@ -9,7 +9,7 @@ from datetime import date
 from decimal import Decimal, InvalidOperation
 from typing import NoReturn
 
-from sim.units import NS_PER_S
+from batchsim.base.units import NS_PER_S
 
 UNIT_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S}
 

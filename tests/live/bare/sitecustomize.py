@@ -13,7 +13,7 @@ from importlib import metadata
 from importlib.abc import MetaPathFinder
 
 ALLOWED = {"torch": "torch", "triton": "triton", "numpy": "numpy", "yaml": "pyyaml", "typer": "typer", "rich": "rich"}
-OURS = ("sim", "calibrate", "scenarios", "tools")
+OURS = ("batchsim", "tools")
 
 
 class Bare(MetaPathFinder):

@@ -1,0 +1,238 @@
+"""Users' files: read only where they are regular files of bounded size, written whole or not at all.
+
+Every failure is an OSError whose `strerror` says in words what is wrong, or a ValueError for what stands in a file; the
+caller adds the file's name and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from batchsim.base.errors import BatchsimError, ScenarioError, shown
+
+TEXT_BYTES = 1 << 26
+"""The most of a file that people write or a command prints: scenarios, recordings, profiles, manifests."""
+TABLE_BYTES = 1 << 32
+"""The most of a table of results, and of a file that carries tables."""
+TRACE_BYTES = 1 << 38
+"""The most of a trace, which is read row by row."""
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+_CHUNK_BYTES = 1 << 20
+_STREAMS = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")  # files of processes, which a new one must not replace
+_NAME_BYTES = 100  # of an unfinished file's name, which must not be longer than a name may be
+
+
+def told(error: Exception) -> str:
+    """What an error of reading or writing says, in a few words."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+# ---- reading
+
+
+def check_regular(path: Path | str, limit: int | None = None) -> None:
+    """OSError unless `path` is a regular file of at most `limit` bytes."""
+    _check(os.stat(path), path, limit)
+
+
+def open_file(path: Path | str, limit: int = TRACE_BYTES) -> BinaryIO:
+    """The open bytes of a regular file of at most `limit` bytes. OSError for anything else: it never waits."""
+    check_regular(path, limit)  # before: to open some devices is to act on them
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check(os.fstat(number), path, limit)
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def read_bytes(path: Path | str, limit: int = TEXT_BYTES) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes. OSError for anything else."""
+    with open_file(path, limit) as file:
+        data = file.read(limit + 1) or b""
+    if len(data) > limit:  # it grows, or its size is not known before it is read, as of those in /proc
+        raise _too_large(len(data), path, limit)
+    return data
+
+
+def read_text(path: Path | str, limit: int = TEXT_BYTES) -> str:
+    """The text of a regular file. OSError as `read_bytes`; ValueError if it is not UTF-8."""
+    try:
+        return read_bytes(path, limit).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1:,} is not UTF-8 text") from None
+
+
+def read_json(path: Path | str, limit: int = TEXT_BYTES) -> Any:
+    """The JSON value in a regular file. OSError as `read_bytes`; ValueError, in a few words, if it is no JSON."""
+    return parse_json(read_text(path, limit))
+
+
+def parse_json(text: str, **options: Any) -> Any:
+    """The JSON value in `text`; `options` are those of `json.loads`. ValueError, in a few words, if it is none.
+
+    An object that names something twice is none: the second would replace the first without a word.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys, **options)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not JSON that is to be read: nested too deeply") from None
+    except ValueError as error:  # of Python's limit on the digits of a whole number
+        why = str(error).partition(";")[0]
+        raise ValueError(f"not JSON that is to be read: {why}") from None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object from its keys and values, as `object_pairs_hook`. ValueError where one key is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"{shown(twice)} is given twice")
+    return found
+
+
+def file_hash(path: Path | str) -> str:
+    """The SHA-256 of a regular file. OSError as `open_file`."""
+    digest = hashlib.sha256()
+    with open_file(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _check(found: os.stat_result, path: Path | str, limit: int | None) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"is {kind}, not a regular file", str(path))
+    if limit is not None and found.st_size > limit:
+        raise _too_large(found.st_size, path, limit)
+
+
+def _too_large(size: int, path: Path | str, limit: int) -> OSError:
+    return OSError(errno.EFBIG, f"has {size:,} bytes, at most {limit:,} are read", str(path))
+
+
+# ---- writing
+
+
+@contextmanager
+def writing(
+    path: Path | str, advice: str = "Give another path.", error: type[BatchsimError] = ScenarioError
+) -> Iterator[None]:
+    """`error`, which says in one line that `path` cannot be written, why, and `advice`, for an OSError of the block."""
+    try:
+        yield
+    except OSError as found:
+        raise error(f"{path}: cannot be written: {told(found)}. {advice}") from None
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` where the block ends well; else `path` stays as it was.
+
+    Devices and pipes are written as they are. OSError where `path` cannot be written.
+    """
+    if _is_stream(path):
+        with open(path, "wb") as file:
+            yield file
+        return
+    target, unfinished = _unfinished(path)
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(target)
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_text(path: Path | str, *, packed: bool = False) -> Iterator[TextIO]:
+    """A file of UTF-8 text to write as `replacing` does, gzipped if it is to be `packed`."""
+    with replacing(path) as raw:
+        inner: Any = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if packed else raw
+        text = io.TextIOWrapper(inner, encoding="utf-8")
+        yield text
+        text.detach()  # writes what is left, and leaves the file open
+        if packed:
+            inner.close()
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Writes a file whole or not at all, whatever happens to the process, the disk or the power."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Writes a file of UTF-8 text, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def check_writable(path: Path | str) -> None:
+    """OSError unless a file can be written at `path`, whose folder must be there. Leaves everything as it was."""
+    if _is_stream(path):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
+    _probe(_unfinished(path)[1])
+
+
+def check_folder(folder: Path | str) -> None:
+    """OSError unless files can be written in `folder`, or it can be made. Leaves everything as it was."""
+    there = Path(os.path.abspath(folder))
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    _probe(there / f".batchsim-{os.getpid()}")
+
+
+def _probe(file: Path) -> None:
+    try:
+        file.touch(exist_ok=True)
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path | str) -> tuple[Path, Path]:
+    """Where the file goes, through links, and beside it the file that is written first. OSError for a folder."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
+    name = os.fsdecode(os.fsencode(target.name)[:_NAME_BYTES])
+    return target, target.with_name(f".{name}-{os.getpid()}")
+
+
+def _is_stream(path: Path | str) -> bool:
+    """Whether what is at `path` is written as it is: a device, a pipe, the shell's /dev/stdout."""
+    if os.path.isdir(path):
+        return False
+    return os.path.abspath(path).startswith(_STREAMS) or (os.path.exists(path) and not os.path.isfile(path))

@@ -1,0 +1,191 @@
+"""Quantities with units, as scenarios write them: `50ms`, `8/s`, `55GB/s`, `5%`. A bare number is refused.
+
+Inside, time is an integer of nanoseconds, a rate is requests per second, a size is bytes. Each quantity states its
+range, as every number of a config does (`batchsim.base.ranges`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from batchsim.base.ranges import Range, number_text
+
+NS_PER_S = 1_000_000_000
+YEAR_NS = 365 * 24 * 3600 * NS_PER_S
+MAX_TIME_NS = 2**62
+"""146 years: sums of two such times still fit 64 bits."""
+
+_TIME_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "ms": 1_000_000,
+    "s": NS_PER_S,
+    "min": 60 * NS_PER_S,
+    "h": 3600 * NS_PER_S,
+}
+_SIZE_BYTES = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%/]*)\s*\Z", re.ASCII)
+
+
+def _split(text: object, what: str, example: str) -> tuple[float, str]:
+    """The number and the unit of `text`; ValueError names what was expected."""
+    if isinstance(text, bool) or not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a {what}. Write a number with a unit, like {example}.")
+    match = _QUANTITY.match(text)
+    if match is None or not math.isfinite(float(match[1])):
+        raise ValueError(f"{text!r} is not a {what}. Write a number with a unit, like {example}.")
+    return float(match[1]), match[2]
+
+
+def _scaled(text: object, what: str, example: str, table: dict[str, int], suffix: str = "") -> float:
+    value, unit = _split(text, what, example)
+    scale = table.get(unit.removesuffix(suffix)) if unit.endswith(suffix) else None
+    if scale is None:
+        known = ", ".join(name + suffix for name in table)
+        raise ValueError(f"{text!r} has no known unit of a {what}. Write one of {known}, like {example}.")
+    if value < 0:
+        raise ValueError(f"{text!r} is negative. A {what} is 0 or more.")
+    if not math.isfinite(value * scale):
+        raise ValueError(f"{text!r} is too large a {what}. Write one like {example}.")
+    return value * scale
+
+
+def parse_duration_ns(text: object) -> int:
+    """`"50ms"` as 50_000_000. Units ns, us, ms, s, min, h. ValueError on anything else."""
+    return round(_scaled(text, "time", "50ms", _TIME_NS))
+
+
+def parse_rate_rps(text: object) -> float:
+    """`"8/s"` as 8.0 requests per second; also `/min` and `/h`. ValueError on anything else."""
+    value, unit = _split(text, "rate", "8/s")
+    per = {"/s": 1, "/min": 60, "/h": 3600}.get(unit)
+    if per is None:
+        raise ValueError(f"{text!r} has no known unit of a rate. Write one of /s, /min, /h, like 8/s.")
+    if value <= 0:
+        raise ValueError(f"{text!r} is not above 0. A rate is above 0.")
+    return value / per
+
+
+def parse_bytes(text: object) -> int:
+    """`"32GB"` as 32_000_000_000 bytes; GB is decimal, GiB binary. ValueError on anything else."""
+    return round(_scaled(text, "size", "32GB", _SIZE_BYTES))
+
+
+def parse_bandwidth(text: object) -> float:
+    """`"55GB/s"` as 55e9 bytes per second. ValueError on anything else."""
+    value = _scaled(text, "bandwidth", "55GB/s", _SIZE_BYTES, suffix="/s")
+    if value == 0:
+        raise ValueError(f"{text!r} is not above 0. A bandwidth is above 0.")
+    return value
+
+
+def parse_share(text: object) -> float:
+    """`"99%"` as 0.99. ValueError unless it is a percentage between 0 and 100."""
+    value, unit = _split(text, "share", "99%")
+    if unit != "%" or not 0 <= value <= 100:
+        raise ValueError(f"{text!r} is not a share. Write a percentage from 0% to 100%, like 99%.")
+    return value / 100
+
+
+def parse_price_per_h(text: object) -> float:
+    """`"3.50/h"` as 3.5 units of money an hour. ValueError on anything else."""
+    value, unit = _split(text, "price", "3.50/h")
+    if unit != "/h" or value < 0:
+        raise ValueError(f"{text!r} is not a price. Write the money for one GPU for an hour, like 3.50/h.")
+    return value
+
+
+def format_duration(ns: float) -> str:
+    """A time for people, three significant digits: `1.23 s`, `48 ms`, `850 us`; whole seconds, and years from 2 on."""
+    if abs(ns) >= 2 * YEAR_NS:
+        return f"{_years(ns)} years"
+    for unit, scale in (("s", NS_PER_S), ("ms", 1_000_000), ("us", 1_000)):
+        if abs(ns) >= scale:
+            return f"{ns / scale:.3g} {unit}" if abs(ns) < 1000 * scale else f"{ns / scale:,.0f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def _years(ns: float) -> str:
+    years = ns // YEAR_NS if isinstance(ns, int) else ns / YEAR_NS
+    return number_text(years) if abs(years) >= 1000 else f"{ns / YEAR_NS:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """Marks a config field that a scenario writes with a unit.
+
+    The two dunder methods are the protocol by which a validator picks the parser up, so that configs on the lowest
+    floors need not import it.
+    """
+
+    parse: Callable[[object], float]
+    example: str
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
+        return {
+            "type": "function-before",
+            "function": {"type": "no-info", "function": self.parse},
+            "schema": handler(source),
+        }
+
+    def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:
+        return {"type": "string", "examples": [self.example]}
+
+
+def _with_unit(unit: str) -> Callable[[float], str]:
+    return lambda value: f"{number_text(value)}{unit}"
+
+
+def time_text(ns: float) -> str:
+    """A time as a scenario writes it, where a range ends."""
+    if ns == YEAR_NS:
+        return "a year"
+    return format_duration(ns).replace(" ", "") if ns else "0s"
+
+
+def percent(share: float) -> str:
+    """A share as a scenario writes it: `99%`."""
+    return f"{number_text(100 * share)}%"
+
+
+Duration = Annotated[int, Quantity(parse_duration_ns, "50ms"), Range(0, YEAR_NS, show=time_text)]
+"""Nanoseconds, written `50ms`."""
+PositiveDuration = Annotated[Duration, Range(1, YEAR_NS, show=time_text)]
+"""A time that cannot be 0."""
+StepDuration = Annotated[Duration, Range(1, 3600 * NS_PER_S, show=time_text)]
+"""What a whole step takes."""
+HostDuration = Annotated[Duration, Range(0, 3600 * NS_PER_S, show=time_text)]
+"""What the host takes beside a step's kernels."""
+PartDuration = Annotated[Duration, Range(0, NS_PER_S, show=time_text)]
+"""What a token, a sequence or a block adds to a step."""
+TraceDuration = Annotated[Duration, Range(0, MAX_TIME_NS, show=time_text)]
+"""From the start of a trace, which may be a log of many years."""
+Seconds = Annotated[float, Range(0, YEAR_NS / NS_PER_S)]
+"""A time that a scenario writes as a bare number of seconds, as the system does whose knob it is."""
+Microseconds = Annotated[int, Range(0, YEAR_NS // 1000)]
+"""Likewise, of microseconds."""
+Rate = Annotated[float, Quantity(parse_rate_rps, "8/s"), Range(1e-6, 1e6, show=_with_unit("/s"))]
+"""Requests per second, written `8/s`: from one in 12 days to more than any service has."""
+Size = Annotated[int, Quantity(parse_bytes, "32GB"), Range(0, 10**15, show=_with_unit("B"))]
+"""Bytes, written `32GB`."""
+Bandwidth = Annotated[float, Quantity(parse_bandwidth, "55GB/s"), Range(1e3, 1e15, show=_with_unit("B/s"))]
+"""Bytes per second, written `55GB/s`."""
+PricePerHour = Annotated[float, Quantity(parse_price_per_h, "3.50/h"), Range(0, 1e6, show=_with_unit("/h"))]
+"""Money an hour, written `3.50/h`; which money is said elsewhere."""
+Share = Annotated[float, Quantity(parse_share, "99%"), Range(0, 1, show=percent)]
+"""A fraction from 0 to 1, written `99%`."""
+PartialShare = Annotated[Share, Range(0, 1, below=True, show=percent)]
+"""A share that cannot be all."""

@@ -1,0 +1,181 @@
+"""Compares a replay with its recording and says where they part first, with the state around that step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchsim.base.errors import PolicyError, SchedulerStalled
+from batchsim.base.units import NS_PER_S
+from batchsim.check.conform.recording import ARRIVAL, EXACT, FREE, Facts, Recording
+from batchsim.check.conform.replay import Replay, State, Step
+
+MOST_SHOWN = 8
+"""Running or waiting requests listed one by one."""
+IN_BATCH_ORDER = {"scheduled", "cached", "finished"}
+"""Lists whose order is that of the batch."""
+READ_WHEN = {
+    "free_blocks_sched": "once the step is scheduled",
+    "free_blocks_after": "when the scheduler is next asked, after the step's end",
+}
+"""Of what changes within a step: the moment at which it is read."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One fact that is not equal; `here` and `recorded` as shown to people."""
+
+    name: str
+    here: str
+    recorded: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many steps were compared, and the first difference in one line, or "" if there is none.
+
+    `differences` are all the facts that differ at that place, `around` the lines that describe it. Times equal within
+    `tolerance_ns` are equal. `order` is that in which the rows of a batch were compared.
+    """
+
+    path: Path
+    policy: str
+    num_steps: int
+    difference: str = ""
+    differences: tuple[Difference, ...] = ()
+    around: tuple[str, ...] = ()
+    tolerance_ns: int = 0
+    order: str = EXACT
+
+    def __str__(self) -> str:
+        within = f", times within {self.tolerance_ns / NS_PER_S:g} s" if self.tolerance_ns else ""
+        within += {FREE: ", order within a batch not compared", ARRIVAL: ", batches by arrival"}.get(self.order, "")
+        lines = [f"{self.path.name}: {self.difference or f'equal, {self.num_steps} steps ({self.policy}){within}'}"]
+        for difference in self.differences:
+            lines += [
+                f"  {difference.name}{_read_when(difference.name)}:",
+                f"    here      {difference.here}",
+                f"    recorded  {difference.recorded}",
+            ]
+        return "\n".join(lines + [f"  {line}" for line in self.around])
+
+
+def _read_when(name: str) -> str:
+    return f" ({READ_WHEN[name]})" if name in READ_WHEN else ""
+
+
+def compare(path: Path, recording: Recording) -> Verdict:
+    """The verdict on `recording`. BadRecording if the policy cannot be run with its knobs."""
+    replay = Replay(recording)
+    recorded, count, last = recording.steps, 0, None
+    places = {arrival.request.id: i for i, arrival in enumerate(recording.arrivals)}
+    notes = (recording.note,) if recording.note else ()
+    steps = replay.steps()
+    while True:
+        try:
+            step = next(steps, None)
+        except (SchedulerStalled, PolicyError) as error:
+            what = f"step {count + 1} ({recording.steps_name}[{count}]) cannot be made: {error}"
+            return Verdict(path, recording.policy, count, what, around=notes)
+        if step is None:
+            break
+        if count == len(recorded):
+            what = f"step {count + 1} is made where the recording has ended after {count}"
+            extra = (f"step {count + 1} here: {_summary(step)}", *_around(step.before, replay, last, count))
+            return Verdict(path, recording.policy, count + 1, what, around=(*extra, *notes))
+        facts = _by_arrival(step.facts, places) if recording.order == ARRIVAL else step.facts
+        found = (*_unequal(recorded[count], facts, recording), *_of_requests(step, recording))
+        count += 1
+        if found:
+            names = ", ".join(difference.name for difference in found)
+            at = f"({recording.steps_name}[{count - 1}], {step.facts['start_ns'] / NS_PER_S:.6f} s)"
+            what = f"step {count} differs in {names} {at}"
+            around = (*_around(step.before, replay, last, count - 1), *notes)
+            return Verdict(path, recording.policy, count, what, found, around)
+        last = step
+    if count < len(recorded):
+        what = f"ends after {count} steps, the recording has {len(recorded)}"
+        return Verdict(path, recording.policy, count, what, around=(*_around(None, replay, last, count), *notes))
+    found = tuple(_unequal(recording.totals, replay.run_facts(), recording))
+    what = f"all {count} steps are equal, the totals differ in {', '.join(d.name for d in found)}" if found else ""
+    return Verdict(
+        path, recording.policy, count, what, found, notes if found else (), recording.tolerance_ns, recording.order
+    )
+
+
+def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]:
+    """`facts` with the rows of the batch put by arrival, prompts before decodes; `places` are those of arrivals."""
+    ids = [i for i, _ in facts["scheduled"]]
+    at = {i: (phase == "decode", places[i]) for i, phase in zip(ids, facts["phase"], strict=True)}
+    return facts | {
+        name: sorted(facts[name], key=lambda row: at[row[0] if isinstance(row, list) else row])
+        for name in IN_BATCH_ORDER
+    }
+
+
+def _of_requests(step: Step, recording: Recording) -> Iterator[Difference]:
+    """Where what this step settles of a request is not as recorded."""
+    for i, ours in step.requests:
+        for one in _unequal(recording.requests.get(i, {}), ours, recording):
+            yield Difference(f"{one.name} of request {i}", one.here, one.recorded)
+
+
+def _unequal(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Iterator[Difference]:
+    """The recorded facts that ours contradict; those that ours say nothing of are left for later."""
+    for name, (fact, value) in recorded.items():
+        if fact not in ours:
+            continue
+        here = ours[fact]
+        if recording.order == FREE and fact in IN_BATCH_ORDER:
+            here, value = sorted(here), sorted(value)
+        if not _same(fact, here, value, recording.tolerance_ns):
+            yield Difference(name, _shown(fact, here), _shown(fact, value))
+
+
+def _same(fact: str, ours: Any, recorded: Any, tolerance_ns: int) -> bool:
+    if not fact.endswith("_ns"):
+        return ours == recorded
+    if not isinstance(ours, list):
+        ours, recorded = [ours], [recorded]
+    return len(ours) == len(recorded) and all(abs(a - b) <= tolerance_ns for a, b in zip(ours, recorded, strict=True))
+
+
+def _shown(fact: str, value: Any) -> str:
+    if not fact.endswith("_ns"):
+        return str(value)
+    if isinstance(value, list):
+        return ", ".join(_shown(fact, one) for one in value) or "none"
+    return f"{value / NS_PER_S:.9f}".rstrip("0") + " s"
+
+
+def _summary(step: Step) -> str:
+    facts = step.facts
+    parts = [f"scheduled {facts['scheduled']}"]
+    parts += [f"{name} {facts[name]}" for name in ("cached", "preempted", "finished") if facts[name]]
+    free = f"free blocks {facts['free_blocks_sched']} once scheduled, {facts['free_blocks_after']} when next asked"
+    return ", ".join([*parts, free])
+
+
+def _around(before: State | None, replay: Replay, last: Step | None, index: int) -> tuple[str, ...]:
+    """The state before step `index` and the step before it, which was equal on both sides."""
+    lines = []
+    if before is not None:
+        running = [f"{i} ({computed} of {known})" for i, computed, known in before.running]
+        waiting = [str(i) for i in before.waiting]
+        lines.append(f"before it: free blocks: {before.free_blocks}")
+        lines.append(f"           {len(running)} running (computed of known tokens): {_listed(running)}")
+        lines.append(f"           {len(waiting)} waiting, by arrival: {_listed(waiting)}")
+        head = replay.blocked_head()
+        lines += [f"           last head of the queue that was blocked: {head}"] if head else []
+    if replay.rejected:
+        lines.append(f"rejected here so far: {replay.rejected}: {'; '.join(replay.core.recorder.details.values())}")
+    if last is not None:
+        lines.append(f"step {index}, the last equal one: {_summary(last)}")
+    return tuple(lines)
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return (", ".join(names[:MOST_SHOWN]) or "none") + more

@@ -1,0 +1,378 @@
+"""Simulated and live runs of the same requests, side by side: how wrong the simulation was, and how sure that is.
+
+A point is one policy at one load. Its live runs are repeated; `spread` is half the range of a figure over the repeats,
+as a share of their mean, and an error within SPREADS times the spread counts as agreement. Runs that were cut, whose
+load source came late, or that something else on the machine disturbed are left out, and said. No claim is made where
+the spread is above UNFIT, where more than half of the runs are left out, or where the machine is slower or faster than
+when the cost was measured by more than UNFIT_DRIFT. That is told by the sentinel, a step of the profile that is timed
+again before and after every run: by its mean, since what interrupts steps now and then is in the times of a run and in
+no median. A run is calm where median and mean, before and after, agree to CALM. The prediction is never moved by the
+drift; beside stand the errors at par, those of the calm runs had the machine been as when the cost was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import format_duration
+from batchsim.check.validation.divergence import Divergence, first_divergence
+from batchsim.check.validation.load_shift import load_shifts
+from batchsim.check.validation.step_error import RegionError, StepPairs
+from batchsim.cost import Cost
+from batchsim.cost.periods import periods_ns
+from batchsim.drive.live import lag_verdict
+from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.saturation import overloaded, saturation_rps
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import SimExecutor
+from batchsim.kernel.record import Records
+from batchsim.kv.choice import new_kv
+from batchsim.metrics.measure import Measured, measure
+from batchsim.metrics.point_inputs import PointInputs
+from batchsim.metrics.table import METRICS
+from batchsim.workload.build import BuiltWorkload
+from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.workload_config import ClosedLoop
+
+SPREADS = 2
+UNFIT = 0.10
+"""The largest spread of mean TPOT and mean E2E at which anything can be said."""
+
+UNFIT_DRIFT = 0.05
+"""The largest drift of the machine since its calibration. Source: calibrations flag their own drift from there on."""
+
+CALM = 0.02
+"""The largest distance between what the sentinel says of a run, by median and mean, before and after: a bound of 2 % on
+the bias cannot be judged by what is not known to as much."""
+
+DISTURBED_SHARE, DISTURBED_FACTOR = 0.10, 1.25
+"""A run is void if for this share of its time steps took that many times what is usual in it."""
+
+_WINDOW_NS = 250e6  # of busy time, in which a disturbance is looked for
+_FEWEST_WINDOWS = 4
+
+_ROUNDING = 1e-9  # of the mean of equal figures
+
+FIGURES = (
+    *(f"{latency}_{of}_s" for latency in ("ttft", "tpot", "itl", "e2e") for of in ("mean", "p50", "p90", "p99")),
+    "throughput_rps",
+    "output_tokens_per_s",
+    "kv_utilisation_mean",
+    "kv_utilisation_peak",
+    "preemption_rate",
+)
+SHIFTED = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s")
+"""The figures whose error is also given along the load axis."""
+
+
+class Played(Protocol):
+    """A live run, as `batchsim.calibrate.session` leaves it: `reason` is "" unless it was cut, `made` says on what it
+    ran."""
+
+    @property
+    def policy(self) -> str: ...
+    @property
+    def load(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def repeat(self) -> int: ...
+    @property
+    def records(self) -> Records: ...
+    @property
+    def kernel_ns(self) -> NDArray[Any]: ...
+    @property
+    def rested(self) -> NDArray[Any]: ...
+    @property
+    def end_ns(self) -> int: ...
+    @property
+    def window_ns(self) -> tuple[int, int]: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def streams(self) -> bool: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def made(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The same point in simulation."""
+
+    records: Records
+    workload: BuiltWorkload
+    streams: bool
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all points of a validation share: the scenario, the cost model that predicts, the KV blocks, the seed."""
+
+    resolved: Resolved
+    cost: Cost
+    num_blocks: int
+    seed: int
+
+    def simulate(self, policy: ResolvedPolicy, load: float) -> Simulated:
+        """One point in simulated time."""
+        return _simulate(self.resolved, policy, load, self)
+
+    def saturation_rps(self, policy: ResolvedPolicy) -> float:
+        """Requests per second that `policy` completes in simulation when all of them wait from the start. ScenarioError
+        where too few complete."""
+        many = overloaded(self.resolved)
+        records = _simulate(many, policy, many.loads[0], self).records
+        try:
+            return saturation_rps(records)
+        except ScenarioError as error:
+            raise ScenarioError(f"{self.resolved.name}, {policy.name}: {error} Or give --loads.") from None
+
+    def inputs(
+        self, records: Records, workload: BuiltWorkload, window_ns: tuple[int, int], streams: bool
+    ) -> PointInputs:
+        """What the metrics are taken from, the same for both sides: latencies count from the intended arrival. Only the
+        window of a closed loop is each side's own."""
+        return PointInputs(
+            records=records,
+            window_ns=window_ns,
+            num_blocks=self.num_blocks,
+            block_size=self.resolved.block_size,
+            streams=streams,
+            num_offered=workload.num_offered,
+            all_at_once=workload.all_at_once,
+            closed_loop=isinstance(self.resolved.workload.arrivals, ClosedLoop),
+            per_chunk_ns=workload.frontend.per_chunk,
+        )
+
+    def measure(self, run: Simulated) -> Measured:
+        return measure(self.inputs(run.records, run.workload, run.workload.window_ns, run.streams))
+
+
+def _simulate(resolved: Resolved, policy: ResolvedPolicy, load: float, case: Case) -> Simulated:
+    workload = resolved.built_workload(load, case.seed)
+    kv = new_kv(policy.config, case.num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
+    executor = SimExecutor(case.cost, resolved.max_model_len)
+    core = resolved.engine(policy, workload, kv, executor, case.cost)
+    end_ns = simulate(core, workload)
+    core.check_returned()
+    return Simulated(core.recorder.records(), workload, core.scheduler.streams, end_ns)
+
+
+@dataclass(frozen=True)
+class MetricError:
+    """One figure: simulated, the mean over the live runs, simulated / live − 1, and the spread of the live runs.
+
+    None where it is not defined: a spread with one run, an error against nothing. `few`: a percentile with fewer than
+    20 observations beyond it.
+    """
+
+    name: str
+    simulated: float | None
+    live: float | None
+    error: float | None
+    spread: float | None
+    few: bool
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the error is within SPREADS times the spread of the live runs."""
+        if self.error is None or self.spread is None:
+            return False
+        return abs(self.error) <= SPREADS * self.spread + _ROUNDING
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """One live run of a point. `void` says why it does not count, "" if it does. `drift`: how much slower the machine
+    was around it, by the sentinel's mean (by its median in runs of older versions, which are never calm), None where
+    nobody looked; `calm`: whether all readings agree."""
+
+    played: Played
+    void: str
+    divergence: Divergence | None
+
+    @property
+    def drift(self) -> float | None:
+        readings = self.played.made.get("drift_of_means") or self.played.made.get("drift")
+        return float(np.mean(readings)) if readings else None
+
+    @property
+    def calm(self) -> bool:
+        made = self.played.made
+        readings = [*made.get("drift", ()), *made.get("drift_of_means", ())]
+        return "drift_of_means" in made and max(readings) - min(readings) <= CALM + _ROUNDING
+
+
+@dataclass(frozen=True)
+class PointReport:
+    """One policy at one load, judged. `share` is that of the policy's saturation, None where that is not known.
+
+    `shifts` are load-equivalent errors by figure, empty where the load axis is not a rate. `pairs` are the steps of all
+    runs that count, `pairs_at_par` those of the calm ones, as long as they had been on an unmoved machine.
+    """
+
+    policy: ResolvedPolicy
+    load: float
+    share: float | None
+    simulated: Simulated
+    runs: tuple[LiveRun, ...]
+    metrics: tuple[MetricError, ...]
+    pairs: StepPairs | None
+    pairs_at_par: StepPairs | None
+    shifts: dict[str, float | None]
+
+    @property
+    def counted(self) -> list[LiveRun]:
+        """The live runs that count."""
+        return [run for run in self.runs if not run.void]
+
+    @property
+    def steps(self) -> list[RegionError]:
+        """Step-time errors by region, all steps last; none without a live run that counts."""
+        return [] if self.pairs is None else self.pairs.errors()
+
+    @property
+    def bias(self) -> float | None:
+        """Signed bias of all step times; None without a live run that counts."""
+        return self.steps[-1].bias if self.pairs is not None else None
+
+    @property
+    def calm(self) -> list[LiveRun]:
+        """The live runs that count and that the sentinel calls calm."""
+        return [run for run in self.counted if run.calm]
+
+    @property
+    def drift(self) -> float | None:
+        """How much slower the machine was than when the cost was measured; None where that is not known."""
+        known = [run.drift for run in self.counted if run.drift is not None]
+        return float(np.mean(known)) if known else None
+
+    @property
+    def bias_at_par(self) -> float | None:
+        """Signed bias of the calm runs' step times had the machine not drifted; None without a calm run."""
+        return None if self.pairs_at_par is None else self.pairs_at_par.errors()[-1].bias
+
+    def metric(self, name: str) -> MetricError:
+        return next(metric for metric in self.metrics if metric.name == name)
+
+    def agrees(self, metric: MetricError) -> bool:
+        """Whether the error may be called agreement: within the spread, on a machine that is fit."""
+        return metric.agrees and not self.unfit
+
+    @property
+    def unfit(self) -> str:
+        """Why this machine cannot be judged on at this point; "" if it can, or if nothing tells (one run)."""
+        found: list[str] = []
+        if 2 * len(self.counted) < len(self.runs):
+            found.append("more than half of the live runs do not count")
+        if self.drift is not None and abs(self.drift) > UNFIT_DRIFT:
+            word = "slower" if self.drift > 0 else "faster"
+            found.append(
+                f"the machine was {abs(self.drift):.1%} {word} than when the profile was made (limit"
+                f" {UNFIT_DRIFT:.0%}): calibrate again"
+            )
+        for metric in (self.metric("tpot_mean_s"), self.metric("e2e_mean_s")):
+            if metric.spread is not None and metric.spread > UNFIT:
+                spread = f"± {metric.spread:.0%} (limit {UNFIT:.0%})"
+                found.append(f"live runs spread by {spread} in {METRICS[metric.name].words}")
+        return "; ".join(found)
+
+
+def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, lives: Sequence[Played]) -> PointReport:
+    """Compares the live runs of a point, which served its requests, with its simulation."""
+    voids = [void(live) for live in lives]
+    counted = [live for live, why in zip(lives, voids, strict=True) if not why]
+    simulated = case.simulate(policy, load)
+    runs = tuple(
+        LiveRun(live, why, None if live.reason else first_divergence(simulated.records, live.records))
+        for live, why in zip(lives, voids, strict=True)
+    )
+    predicted = case.measure(simulated)
+    measured = [
+        measure(case.inputs(live.records, simulated.workload, live.window_ns, live.streams)) for live in counted
+    ]
+    metrics = tuple(_metric_error(name, predicted, measured) for name in FIGURES)
+    by_run = [
+        (run, StepPairs.of(run.played.records.steps, run.played.rested.tolist(), run.played.kernel_ns, case.cost))
+        for run in runs
+        if not run.void
+    ]
+    at_par = [found.at_par(run.drift) for run, found in by_run if run.calm and run.drift is not None]
+    shifts: dict[str, float | None] = {}
+    if counted and case.resolved.load_name in ("mean_rate", "rate_scale"):
+        targets = {metric.name: metric.live for metric in metrics if metric.name in SHIFTED}
+        shifts = load_shifts(lambda at: case.measure(case.simulate(policy, at)).values, load, targets)
+    pairs = [found for _, found in by_run]
+    return PointReport(policy, load, share, simulated, runs, metrics, _joined(pairs), _joined(at_par), shifts)
+
+
+def _joined(several: Sequence[StepPairs]) -> StepPairs | None:
+    return StepPairs.join(several) if several else None
+
+
+def void(live: Played) -> str:
+    """Why a run does not count; "" if it does. No cost has a say in it."""
+    if live.reason:
+        return f"cut: {live.reason}"
+    if not len(live.records.steps):
+        return "none of its requests was ever run"
+    return lag_verdict(live.records) or _disturbance(live)
+
+
+def _disturbance(live: Played) -> str:
+    """What something else on the machine did to a run, told by the run itself: whether for a while its steps took much
+    longer than its usual step of as many rows. Asked of steps that only decode; a second of them tells the least."""
+    steps = live.records.steps
+    plain = (steps["num_chunks"] == 0) & (steps["swap_blocks"] == 0)
+    periods = periods_ns(steps, live.rested.tolist())[plain]
+    group = np.unique((steps["num_decode"] + steps["pad_decode_rows"])[plain], return_inverse=True)[1]
+    medians = np.array([np.median(periods[group == code]) for code in range(group.max(initial=-1) + 1)])
+    window = np.unique((np.cumsum(periods) / _WINDOW_NS).astype(np.int64), return_inverse=True)[1]
+    if window.max(initial=-1) + 1 < _FEWEST_WINDOWS:
+        return ""
+    taken, usual = (np.bincount(window, weights=part) for part in (periods, medians[group]))
+    slow = taken > DISTURBED_FACTOR * usual
+    slow_ns, busy_ns = float(taken[slow].sum()), float(taken.sum())
+    if slow_ns <= DISTURBED_SHARE * busy_ns:
+        return ""
+    return (
+        f"disturbed: for {format_duration(round(slow_ns))} of {format_duration(round(busy_ns))} of decoding its steps"
+        f" took {slow_ns / usual[slow].sum():.1f} times as long as is usual in it. Something else used the machine"
+    )
+
+
+def served(workload: BuiltWorkload, records: Records) -> bool:
+    """Whether the records are of these requests. Those of a closed loop come when they come: only counted."""
+    requests = records.requests
+    if not isinstance(workload, OpenWorkload):
+        return len(requests) > 0
+    columns = workload.columns()
+    if len(requests) != len(columns["arrival_ns"]):
+        return False
+    return all(np.array_equal(requests[name], columns[name]) for name in ("arrival_ns", "prompt_tokens"))
+
+
+def _metric_error(name: str, predicted: Measured, measured: Sequence[Measured]) -> MetricError:
+    simulated = predicted.values[name]
+    values = [value for run in measured if (value := run.values[name]) is not None]
+    few = name in predicted.few or any(name in run.few for run in measured)
+    if not values or len(values) < len(measured):
+        return MetricError(name, simulated, None, None, None, few)
+    live = float(np.mean(values))
+    error = None if simulated is None else _relative(simulated - live, live)
+    spread = _relative((max(values) - min(values)) / 2, live) if len(values) > 1 else None
+    return MetricError(name, simulated, live, error, spread, few)
+
+
+def _relative(part: float, whole: float) -> float | None:
+    """part / whole; nothing is 0 of anything, something is no share of nothing."""
+    return 0.0 if part == 0 else part / whole if whole else None

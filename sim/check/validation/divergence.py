@@ -1,0 +1,201 @@
+"""Where two runs of one workload first schedule something else, and why; read off their records.
+
+Step k of the one is compared with step k of the other: who was let in and who lost its place, how many sequences
+decoded, which work there was. Until the first difference both schedulers were told the same, but at other times: most
+often a request had arrived before a step on one side and not yet on the other, because step times had drifted apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.base.units import format_duration
+from batchsim.kernel.record import MISSING, PREEMPTED, PREFILL, RECOMPUTE, SWAPPED, Records
+
+_WORK = (
+    "num_decode",
+    "num_chunks",
+    "num_prefill_tokens",
+    "num_sampled_chunks",
+    "pad_prefill_tokens",
+    "pad_prefill_rows",
+    "pad_decode_rows",
+    "num_preempted",
+    "swap_blocks",
+    "context_tokens",
+)
+_CAME, _LOST = (PREFILL, RECOMPUTE), (PREEMPTED, SWAPPED)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """What one side scheduled in one step; ids are those of requests."""
+
+    start_ns: int
+    decodes: int
+    chunks: int
+    prefill_tokens: int
+    admitted: tuple[int, ...]
+    preempted: tuple[int, ...]
+
+    def __str__(self) -> str:
+        parts = [f"{self.decodes} decoding"] if self.decodes else []
+        parts += [f"{self.prefill_tokens} prompt tokens in chunks: {self.chunks}"] if self.chunks else []
+        parts += [f"lets in {_listed(self.admitted)}"] if self.admitted else []
+        parts += [f"preempts {_listed(self.preempted)}"] if self.preempted else []
+        return ", ".join(parts) or "nothing"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first step (from 0) that differs. `cause`: `arrival`, `finish`, `memory`, `end` or `time rule`.
+
+    `drift_ns`: how much later the second run began that step. `request` and `arrival_ns` are of the request that tells
+    the sides apart, where one does; `text` says it all in words. A side that has ended has no step: None.
+    """
+
+    step: int
+    cause: str
+    text: str
+    request: int | None
+    arrival_ns: int | None
+    drift_ns: int | None
+    simulated: Scheduled | None
+    live: Scheduled | None
+
+
+def first_divergence(simulated: Records, live: Records) -> Divergence | None:
+    """The first step in which `live` scheduled something else than `simulated`; None if none did."""
+    ours, theirs = _Side(simulated), _Side(live)
+    shared = min(len(ours.starts), len(theirs.starts))
+    differs = np.zeros(shared, bool)
+    for name in _WORK:
+        differs |= simulated.steps[name][:shared] != live.steps[name][:shared]
+    changes = {k for side, other in ((ours, theirs), (theirs, ours)) for k in side.changed_unlike(other)}
+    found = [int(np.flatnonzero(differs)[0])] if differs.any() else []
+    step = min([*found, *(k for k in changes if k < shared)], default=shared)
+    if step == shared:
+        if len(ours.starts) == len(theirs.starts):
+            return None
+        longer = "the simulation" if len(ours.starts) > shared else "the live run"
+        text = f"equal for {shared} steps, then only {longer} goes on"
+        return Divergence(step, "end", text, None, None, None, ours.at(step), theirs.at(step))
+    return _explain(step, ours, theirs)
+
+
+class _Side:
+    """One run, step by step."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.starts = records.steps["start_ns"]
+        self.entered_ns = records.requests["arrival_ns"] + records.requests["lag_ns"]
+        self.admitted = self._by_step(_CAME)
+        self.preempted = self._by_step(_LOST)
+
+    def _by_step(self, kinds: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+        """The requests that changed to one of the states, by the step they did it in.
+
+        A change is written when the scheduler is asked; the step begins then or a little later.
+        """
+        rows = self.records.states
+        rows = rows[np.isin(rows["state"], kinds)]
+        steps = np.searchsorted(self.starts, rows["time_ns"], side="left")
+        found: dict[int, list[int]] = {}
+        for step, request in zip(steps.tolist(), rows["request_id"].tolist(), strict=True):
+            found.setdefault(step, []).append(request)
+        return {step: tuple(sorted(ids)) for step, ids in found.items()}
+
+    def changed_unlike(self, other: _Side) -> list[int]:
+        """The steps in which this side let in or preempted others than the other side did."""
+        return [k for k, ids in self.admitted.items() if other.admitted.get(k) != ids] + [
+            k for k, ids in self.preempted.items() if other.preempted.get(k) != ids
+        ]
+
+    def at(self, step: int) -> Scheduled | None:
+        if step >= len(self.starts):
+            return None
+        row = self.records.steps[step]
+        return Scheduled(
+            int(row["start_ns"]),
+            int(row["num_decode"]),
+            int(row["num_chunks"]),
+            int(row["num_prefill_tokens"]),
+            self.admitted.get(step, ()),
+            self.preempted.get(step, ()),
+        )
+
+    def end_before(self, step: int) -> int:
+        """When the step before ended; 0 before the first."""
+        before = self.records.steps[step - 1] if step else None
+        return 0 if before is None else int(before["start_ns"] + before["duration_ns"])
+
+    def ended_by(self, ns: int) -> NDArray[np.int64]:
+        """The ids of the requests that had ended at a time."""
+        requests = self.records.requests
+        ended = requests["ended_ns"]
+        return requests["request_id"][(ended != MISSING) & (ended <= ns)]
+
+
+def _explain(step: int, ours: _Side, theirs: _Side) -> Divergence:
+    """Why step `step`, which both sides have, differs."""
+    mine, live = ours.at(step), theirs.at(step)
+    assert mine is not None and live is not None
+    drift_ns = live.start_ns - mine.start_ns
+    times = f"step {step} began at {_at(mine.start_ns)} simulated and {_at(live.start_ns)} live"
+    times += f" ({format_duration(abs(drift_ns))} {'later' if drift_ns > 0 else 'earlier'})" if drift_ns else ""
+    text = f"simulated: {mine}; live: {live}"
+    request = arrival_ns = None
+    ended = set(ours.ended_by(mine.start_ns).tolist()) ^ set(theirs.ended_by(live.start_ns).tolist())
+    row = _came_between(step, ours, theirs)
+    if row is not None:
+        cause = "arrival"
+        request = int(ours.records.requests["request_id"][row])
+        arrival_ns = int(ours.records.requests["arrival_ns"][row])
+        in_time = "the simulation" if ours.entered_ns[row] <= mine.start_ns else "the live run"
+        why = f"request {request} arrived at {_at(arrival_ns)}, in time for {in_time} alone"
+        lag_ns = int(theirs.entered_ns[row]) - arrival_ns
+        why += f" (live it was handed over {format_duration(lag_ns)} late)" if lag_ns else ""
+    elif ended:
+        cause, request = "finish", min(ended)
+        why = f"request {request} had ended on one side only"
+    elif mine.preempted != live.preempted or _free(ours, step) != _free(theirs, step):
+        cause = "memory"
+        why = f"KV blocks free: {_free(ours, step)} simulated, {_free(theirs, step)} live"
+    else:
+        cause, why = "time rule", "both knew the same requests: a rule of the policy that looks at the time"
+    return Divergence(step, cause, f"{times}; {why}. {text}", request, arrival_ns, drift_ns, mine, live)
+
+
+def _came_between(step: int, ours: _Side, theirs: _Side) -> int | None:
+    """The row of the first request that only one side knew at the step; one that only one side let in goes first.
+
+    Live the scheduler is asked a little before the step starts: what came between the two it did not know.
+    """
+    requests, mine, live = ours.records.requests, ours.at(step), theirs.at(step)
+    assert mine is not None and live is not None
+    unlike = np.isin(requests["request_id"], list(set(mine.admitted) ^ set(live.admitted)))
+    known_here, known_there = ours.entered_ns <= mine.start_ns, theirs.entered_ns <= live.start_ns
+    as_it_began = unlike & known_there & (theirs.entered_ns > theirs.end_before(step))
+    rows = np.flatnonzero((known_here != known_there) | as_it_began)
+    if not len(rows):
+        return None
+    telling = rows[unlike[rows]]
+    chosen = telling if len(telling) else rows
+    return int(chosen[np.argmin(requests["arrival_ns"][chosen])])
+
+
+def _free(side: _Side, step: int) -> int:
+    return int(side.records.steps["free_blocks"][step])
+
+
+def _at(ns: int) -> str:
+    return f"{ns / 1e9:.6f} s"
+
+
+def _listed(ids: tuple[int, ...], most: int = 6) -> str:
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(map(str, ids[:most])) + more

@@ -1,0 +1,181 @@
+"""Which points a validation has: those it will run, or those that saved live runs are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.plain import to_plain
+from batchsim.check.validation.compare_runs import Case, Played, served
+from batchsim.cost import Cost
+from batchsim.drive.resolved import ResolvedPolicy
+
+DEFAULT_SHARES = (0.5, 0.8)
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """A policy at a load; `share` of its saturation, None where the load axis is no rate."""
+
+    policy: ResolvedPolicy
+    load: float
+    share: float | None
+
+
+def parse_shares(text: str) -> list[float]:
+    """`50%,110%` as 0.5 and 1.1. ScenarioError on anything else, and on shares not above 0."""
+    try:
+        if not all(part.strip().endswith("%") for part in text.split(",")):
+            raise ValueError
+        shares = [float(part.strip().removesuffix("%")) / 100 for part in text.split(",")]
+        if not all(0 < share < 100 for share in shares):
+            raise ValueError
+    except ValueError:
+        raise ScenarioError(f"--at {text}: not shares of saturation. Write percentages, like 50%,80%.") from None
+    return shares
+
+
+def parse_loads(text: str) -> list[float]:
+    """`2,4.5` as numbers. ScenarioError on anything else, and on loads not above 0."""
+    try:
+        loads = [float(part) for part in text.split(",")]
+        if not all(0 < load < float("inf") for load in loads):
+            raise ValueError
+    except ValueError:
+        raise ScenarioError(f"--loads {text}: not loads. Write numbers above 0, like 2,4.") from None
+    return loads
+
+
+def check_profile(cost: Cost) -> None:
+    """ScenarioError for a profile of another executor: what it misses by would not be the simulator's error."""
+    if cost.profile is not None and cost.profile.origin != "measured":
+        raise ScenarioError(
+            f"profile {cost.profile.name} is of {cost.profile.executor}, live runs are of our own executor: the error"
+            " would not be the simulator's. Give a profile of batchsim calibrate, with --set cost=PROFILE.json."
+        )
+
+
+def saturations(case: Case, policies: Sequence[ResolvedPolicy]) -> dict[str, float]:
+    """The saturation of every policy by name, in requests/s; none where the load axis is not a rate."""
+    if case.resolved.load_name != "mean_rate":
+        return {}
+    return {policy.name: case.saturation_rps(policy) for policy in policies}
+
+
+def plan(
+    case: Case,
+    policies: Sequence[ResolvedPolicy],
+    saturation_rps: Mapping[str, float],
+    *,
+    shares: Sequence[float] | None,
+    loads: Sequence[float] | None,
+) -> list[PlannedPoint]:
+    """Every policy at the shares of its saturation, or at the loads; by default at DEFAULT_SHARES, and where the load
+    axis is not a rate at the scenario's own loads. ScenarioError for shares there."""
+    if shares is not None and loads is not None:
+        raise ScenarioError("--at and --loads: both are given. Keep one.")
+    name = case.resolved.load_name
+    if shares is not None and name != "mean_rate":
+        axis = f"its load axis is {name}" if name else "it has no load axis"
+        raise ScenarioError(f"--at: {case.resolved.name} has no saturation rate, {axis}. Use --loads, or neither.")
+    if loads is None and name == "mean_rate":
+        chosen = DEFAULT_SHARES if shares is None else shares
+        return [
+            PlannedPoint(policy, share * saturation_rps[policy.name], share) for policy in policies for share in chosen
+        ]
+    return [
+        PlannedPoint(policy, load, _share(saturation_rps, policy, load))
+        for policy in policies
+        for load in (case.resolved.loads if loads is None else loads)
+    ]
+
+
+def _share(saturation_rps: Mapping[str, float], policy: ResolvedPolicy, load: float) -> float | None:
+    return load / saturation_rps[policy.name] if policy.name in saturation_rps else None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Saved live runs of one scenario: the case they are of, and the runs of every point, by policy and load."""
+
+    case: Case
+    points: dict[tuple[str, float], list[Played]]
+    num_others: int
+
+
+def sort_saved(case: Case, runs: Sequence[Played], policies: Sequence[str]) -> Saved:
+    """The runs among `runs` that served the scenario's requests under its policies; the others are counted.
+
+    The case gets the seed and the KV blocks of the runs. ScenarioError if none fits; if they differ in these or in the
+    machine; and if one had another model, other knobs, or another machine than the profile in the case.
+    """
+    names = {policy.name for policy in case.resolved.policies if not policies or policy.name in policies}
+    mine = [run for run in runs if run.policy in names and _fits(case, run)]
+    if not mine:
+        raise ScenarioError(
+            f"{len(runs)} live runs, none of which served the requests of {case.resolved.name} under"
+            f" {', '.join(sorted(names))}. Give the scenario, and the --set, that they were made with."
+        )
+    for run in mine:
+        _check(case, run)
+    kinds = {(run.seed, run.num_blocks, _machine(run)) for run in mine}
+    if len(kinds) > 1:
+        told = ", ".join(f"seed {seed} with {blocks} KV blocks on {machine}" for seed, blocks, machine in sorted(kinds))
+        raise ScenarioError(f"the live runs differ: {told}. Keep those of one kind in the folder.")
+    ((seed, num_blocks, _),) = kinds
+    points: dict[tuple[str, float], list[Played]] = {}
+    for run in sorted(mine, key=lambda run: (run.load, run.repeat)):
+        points.setdefault((run.policy, run.load), []).append(run)
+    order = [policy.name for policy in case.resolved.policies]
+    ordered = dict(sorted(points.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
+    return Saved(replace(case, seed=seed, num_blocks=num_blocks), ordered, len(runs) - len(mine))
+
+
+def _machine(run: Played) -> str:
+    """What it ran on."""
+    return _name(run.made.get("hardware", {}))
+
+
+def _name(hardware: Mapping[str, Any]) -> str:
+    return str(hardware.get("gpu") or hardware.get("cpu"))
+
+
+def _fits(case: Case, run: Played) -> bool:
+    return served(case.resolved.built_workload(run.load, run.seed), run.records)
+
+
+def _check(case: Case, run: Played) -> None:
+    """ScenarioError unless the run had the model, memory and knobs of the scenario, on the machine of its profile."""
+    resolved, made = case.resolved, run.made
+    told = f"the live run of {run.policy} at load {run.load:.4g}, repeat {run.repeat},"
+    asked = {
+        "model": to_plain(replace(resolved.model, name="")),
+        "block_size": resolved.block_size,
+        "num_swap_blocks": resolved.num_swap_blocks,
+        "max_model_len": resolved.max_model_len,
+        "knobs": to_plain(resolved.find(run.policy)),
+    }
+    had = made | {"model": made.get("model", {}) | {"name": ""}}
+    for name, ours in asked.items():
+        if differs := _difference(name, ours, had.get(name)):
+            raise ScenarioError(f"{told} had {differs}. Give the scenario, and the --set, that it was made with.")
+    profile = case.cost.profile
+    if profile is None or profile.origin != "measured":
+        return
+    key, its = "gpu" if made.get("device") == "cuda" else "cpu", made.get("hardware", {})
+    if made.get("device") != profile.hardware.get("device") or its.get(key) != profile.hardware.get(key):
+        raise ScenarioError(
+            f"{told} ran on {_name(its)}, profile {profile.name} is of {_name(profile.hardware)}. Give the profile of"
+            " the machine that it ran on."
+        )
+
+
+def _difference(path: str, ours: object, its: object) -> str:
+    """The first value in which two plain objects differ, in words; "" if none does."""
+    if isinstance(ours, dict) and isinstance(its, dict):
+        names = dict.fromkeys([*ours, *its])
+        told = (_difference(f"{path}.{name}", ours.get(name), its.get(name)) for name in names)
+        return next(filter(None, told), "")
+    return "" if ours == its else f"{path} {its}, the scenario {ours}"

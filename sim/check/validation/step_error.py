@@ -1,0 +1,113 @@
+"""How wrong a cost model is about the steps that a real engine ran: by region, whole, kernels and host apart.
+
+The measured time of a step is its period (see `periods`); the prediction is for the very work of that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.cost.periods import REGIONS, periods_ns, regions
+from batchsim.cost.work import TIME_TERMS, Columns, Terms, work_columns
+from batchsim.metrics.measure import percentile
+
+ALL = "all"
+HOST_TERMS = ("host", "swap")
+
+Floats = NDArray[np.float64]
+
+
+class Explains(Protocol):
+    """The part of a cost model that is asked here."""
+
+    def explain(self, columns: Columns) -> Terms: ...
+
+
+@dataclass(frozen=True)
+class RegionError:
+    """Of the steps of one region: how many, and the median and 95th percentile of |predicted / measured − 1|.
+
+    `bias` is Σ predicted / Σ measured − 1: signed and weighted by time; `kernel_bias` and `host_bias` the same of each
+    part, None where the parts were not measured. `share` is the region's part of all measured time.
+    """
+
+    region: str
+    n: int
+    share: float
+    p50: float
+    p95: float
+    bias: float
+    kernel_bias: float | None
+    host_bias: float | None
+
+
+@dataclass(frozen=True)
+class StepPairs:
+    """Steps of live runs, predicted and measured, in ns; parallel arrays. `region` indexes REGIONS.
+
+    `measured_kernel` is NaN where the run did not measure it, or the cost model does not tell host from kernels.
+    """
+
+    region: NDArray[np.int64]
+    predicted: Floats
+    measured: Floats
+    predicted_kernel: Floats
+    measured_kernel: Floats
+
+    @classmethod
+    def of(cls, steps: NDArray[np.void], rested: Sequence[int], kernel_ns: NDArray[Any], cost: Explains) -> StepPairs:
+        """The steps of one live run. `kernel_ns` has an entry a step, or none where kernels were not timed apart."""
+        terms = cost.explain(work_columns(steps))
+        host = sum((terms[name] for name in HOST_TERMS), np.zeros(len(steps)))
+        kernel = sum((terms[name] for name in TIME_TERMS if name not in HOST_TERMS), np.zeros(len(steps)))
+        timed = len(kernel_ns) == len(steps) and bool(host.any())
+        return cls(
+            region=regions(steps),
+            predicted=kernel + host,
+            measured=periods_ns(steps, rested),
+            predicted_kernel=kernel,
+            measured_kernel=np.asarray(kernel_ns, np.float64) if timed else np.full(len(steps), np.nan),
+        )
+
+    def at_par(self, drift: float) -> StepPairs:
+        """The same steps as long as they had been on a machine that is not slower by `drift`."""
+        slower = 1 + drift
+        return replace(self, measured=self.measured / slower, measured_kernel=self.measured_kernel / slower)
+
+    @classmethod
+    def join(cls, several: Sequence[StepPairs]) -> StepPairs:
+        """The steps of several runs together."""
+        names = ("region", "predicted", "measured", "predicted_kernel", "measured_kernel")
+        return cls(*(np.concatenate([getattr(pairs, name) for pairs in several]) for name in names))
+
+    def errors(self) -> list[RegionError]:
+        """A row a region that occurs, and one of all steps, named ALL, last. None without steps."""
+        chosen = [(name, self.region == code) for code, name in enumerate(REGIONS)]
+        chosen.append((ALL, np.ones(len(self.region), bool)))
+        return [self._error(name, mine) for name, mine in chosen if mine.any()]
+
+    def _error(self, name: str, mine: NDArray[np.bool_]) -> RegionError:
+        predicted, measured = self.predicted[mine], self.measured[mine]
+        kernel, kernel_measured = self.predicted_kernel[mine], self.measured_kernel[mine]
+        off = np.abs(predicted / measured - 1)
+        return RegionError(
+            region=name,
+            n=int(mine.sum()),
+            share=float(measured.sum() / self.measured.sum()),
+            p50=percentile(off, 50)[0],
+            p95=percentile(off, 95)[0],
+            bias=float(predicted.sum() / measured.sum() - 1),
+            kernel_bias=_bias(kernel, kernel_measured),
+            host_bias=_bias(predicted - kernel, measured - kernel_measured),
+        )
+
+
+def _bias(predicted: Floats, measured: Floats) -> float | None:
+    """Signed and weighted by time; None where nothing was measured."""
+    total = measured.sum()
+    return float(predicted.sum() / total - 1) if total > 0 else None

@@ -1,0 +1,190 @@
+"""What a validation must reach, and whether it did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from batchsim.check.validation.compare_runs import SHIFTED, SPREADS, MetricError, PointReport
+from batchsim.check.validation.step_error import ALL, RegionError, StepPairs
+from batchsim.metrics.table import METRICS
+
+NEAR_SATURATION = 0.9
+"""From this share of saturation on, latencies are judged along the load axis: they are too steep in the load."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest errors allowed, as shares. `latency` is for the means of TPOT and E2E.
+
+    `at_par`: step times are judged at par, of the runs that the sentinel calls calm: a shared CPU drifts by more than
+    the bounds within minutes, and what interrupts it is no error of the cost.
+    `spreads`: how many live spreads a latency may be off in any case. `shift` and `throughput` are asked near
+    saturation; None: nothing is.
+    """
+
+    device: str
+    bias: float
+    step_p50: float
+    step_p95: float | None
+    latency: float
+    ttft: float
+    spreads: int
+    shift: float | None
+    throughput: float | None
+    at_par: bool
+
+
+BOUNDS = {
+    "cpu": Bounds("cpu", 0.02, 0.05, None, 0.10, 0.15, SPREADS, None, None, at_par=True),
+    "cuda": Bounds("cuda", 0.005, 0.02, 0.05, 0.03, 0.06, 0, 0.02, 0.015, at_par=False),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One bound and what was found. `met` is None where nothing can be said."""
+
+    what: str
+    bound: str
+    found: str
+    met: bool | None
+
+    @property
+    def word(self) -> str:
+        return {True: "met", False: "NOT MET", None: "not judged"}[self.met]
+
+
+def all_steps(points: Sequence[PointReport], *, at_par: bool = False) -> list[RegionError]:
+    """Step-time errors by region over all points; none where no live run counts. `at_par`: those of the calm runs."""
+    pairs = [pairs for point in points if (pairs := point.pairs_at_par if at_par else point.pairs) is not None]
+    return StepPairs.join(pairs).errors() if pairs else []
+
+
+def verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdict]:
+    """A verdict a bound. Points on which the machine is unfit, or without a live run that counts, are not judged.
+
+    A figure that only one side has misses its bound; one that neither has leaves the bound without a verdict, unless
+    another point misses it.
+    """
+    fit = [point for point in points if point.counted and not point.unfit]
+    found = _step_verdicts(fit, bounds)
+    near = [point for point in fit if point.share is not None and point.share >= NEAR_SATURATION]
+    below = [point for point in fit if point.share is None or point.share < NEAR_SATURATION]
+    where = f" below {NEAR_SATURATION:.0%} of saturation" if near else ""
+    for name, bound in (("tpot_mean_s", bounds.latency), ("e2e_mean_s", bounds.latency), ("ttft_mean_s", bounds.ttft)):
+        found.append(_worst(below, name, bound, bounds.spreads, where))
+    if near and bounds.shift is not None and bounds.throughput is not None:
+        found.append(_shift_verdict(near, bounds.shift))
+        found.append(_worst(near, "throughput_rps", bounds.throughput, 0, f" from {NEAR_SATURATION:.0%} on"))
+    left_out = len(points) - len(fit)
+    if left_out:
+        found = [
+            replace(verdict, found=f"{verdict.found}; {left_out} of {len(points)} points not judged")
+            for verdict in found
+        ]
+    return found
+
+
+def _step_verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdict]:
+    """On the times of all steps together; their bias has to be within the bound under every policy as well."""
+    whole = next((row for row in all_steps(points, at_par=bounds.at_par) if row.region == ALL), None)
+    runs = [run for point in points for run in point.counted]
+    asked = [
+        ("signed bias of step time", "bias", bounds.bias, "within ±"),
+        ("median error of step time", "p50", bounds.step_p50, "at most "),
+        ("95th percentile of step-time error", "p95", bounds.step_p95, "at most "),
+    ]
+    found = []
+    for what, name, bound, words in asked:
+        if bound is None:
+            continue
+        what, words = what + " at par" * bounds.at_par, words + _percent(bound)
+        if not runs:
+            found.append(Verdict(what, words, "no live run counts", None))
+            continue
+        of = f"{sum(run.calm for run in runs)} calm of {len(runs)} live runs" if bounds.at_par else ""
+        if whole is None:
+            of += "" if any(run.drift is not None for run in runs) else ": the machine's drift is not known"
+            found.append(Verdict(what, words, of, None))
+        elif name == "bias":
+            found.append(_bias_verdict(points, whole, bounds, what, words, of))
+        else:
+            value, steps = getattr(whole, name), f"{whole.n:,} steps" + (f" in {of}" if of else "")
+            found.append(Verdict(what, words, f"{value:.2%} of {steps}", value <= bound))
+    return found
+
+
+def _bias_verdict(
+    points: Sequence[PointReport], whole: RegionError, bounds: Bounds, what: str, words: str, of: str
+) -> Verdict:
+    """Of the pool and of every policy; biases of two policies may cancel in the pool. A policy of which no run is calm
+    leaves it open, unless another misses."""
+    by_policy: dict[str, list[PointReport]] = {}
+    for point in points:
+        by_policy.setdefault(point.policy.name, []).append(point)
+    rows = {name: all_steps(mine, at_par=bounds.at_par) for name, mine in by_policy.items()}
+    biases = {name: mine[-1].bias for name, mine in rows.items() if mine}
+    worst = max(biases, key=lambda name: abs(biases[name]))
+    told = f"{whole.bias:+.2%} of {whole.n:,} steps" + (f" in {of}" if of else "")
+    if len(by_policy) > 1:
+        words += " under every policy"
+        told += f" (largest: {worst} {biases[worst]:+.2%})"
+    told += "".join(f", none of {name}" for name, mine in rows.items() if not mine)
+    missed = any(abs(bias) > bounds.bias for bias in (whole.bias, *biases.values()))
+    return Verdict(what, words, told, _met(missed, judged=len(biases) == len(rows)))
+
+
+def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int, where: str) -> Verdict:
+    """Whether the figure is within the bound, or so many spreads, at every point; the worst point is named."""
+    label = METRICS[name].words
+    words = f"within ±{_percent(bound)}" + (f" or {spreads}x the live spread" if spreads else "") + where
+    figures = [(point, point.metric(name)) for point in points]
+    if not figures:
+        return Verdict(label, words, "no point to judge", None)
+    known = [(point, metric, abs(metric.error)) for point, metric in figures if metric.error is not None]
+    good = sum(off <= max(bound, spreads * (metric.spread or 0.0)) for _, metric, off in known)
+    told = [f"{good} of {len(figures)} points"]
+    if known:
+        point, worst, _ = max(known, key=lambda found: found[2])
+        spread = "not known: one live run" if worst.spread is None else f"±{worst.spread:.1%}"
+        told.append(f"the largest error {worst.error:+.1%} (spread {spread}) at {_at(point)}")
+    told += [f"not defined at {_at(point)}" for point, metric in figures if metric.error is None]
+    missed = good < len(known) or any(_one_sided(metric) for _, metric in figures)
+    return Verdict(label, words, ", ".join(told), _met(missed, judged=len(known) == len(figures)))
+
+
+def _shift_verdict(points: Sequence[PointReport], bound: float) -> Verdict:
+    """Whether the load-equivalent errors are within the bound at every point near saturation. One that no shift within
+    reach explains is not."""
+    words = f"within ±{_percent(bound)} from {NEAR_SATURATION:.0%} of saturation on"
+    figures = [(point, point.metric(name), point.shifts.get(name)) for point in points for name in SHIFTED]
+    known = [(point, metric, shift) for point, metric, shift in figures if shift is not None]
+    good = sum(abs(shift) <= bound for _, _, shift in known)
+    absent = sum(metric.simulated is None and metric.live is None for _, metric, _ in figures)
+    told = f"{good} of {len(figures)} figures"
+    if known:
+        point, metric, shift = max(known, key=lambda one: abs(one[2]))
+        few = "~ " if metric.few else ""
+        told += f", the largest {shift:+.1%} ({few}{METRICS[metric.name].words}, {_at(point)})"
+    told += f", {beyond} beyond reach" if (beyond := len(figures) - len(known) - absent) else ""
+    told += f", {absent} not defined" if absent else ""
+    return Verdict("load-equivalent error", words, told, _met(good + absent < len(figures), judged=not absent))
+
+
+def _one_sided(metric: MetricError) -> bool:
+    """Whether there is no error because one side has no such figure, or nothing where the other has something."""
+    return metric.error is None and (metric.simulated is not None or metric.live is not None)
+
+
+def _met(missed: bool, *, judged: bool) -> bool | None:
+    """A miss anywhere decides; else a figure that could not be judged leaves it open."""
+    return False if missed else True if judged else None
+
+
+def _at(point: PointReport) -> str:
+    return f"{point.policy.name}, load {point.load:.4g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"

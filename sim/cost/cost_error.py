@@ -1,0 +1,75 @@
+"""How far a cost may be from the truth: an interval of the factor between real and predicted step times, or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from batchsim.cost.profile import Profile
+
+IMPORTED_SHARE = 0.20
+"""Of step time. Source: the same matmul differs by 3-20 % between versions of vLLM in the imported kernel tables."""
+
+
+@dataclass(frozen=True)
+class CostError:
+    """Real steps take from `1 + low` to `1 + high` times the predicted time, all of them alike; `source` says why.
+
+    What single steps miss by at random averages out over a run and is not meant.
+    """
+
+    low: float
+    high: float
+    source: str
+
+    def __str__(self) -> str:
+        low, high = f"{-100 * self.low:.2g}", f"{100 * self.high:.2g}"
+        return f"±{high} %" if low == high else f"{100 * self.low:+.2g} to {100 * self.high:+.2g} %".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The error of a cost that nobody measured; `source` says why. No number stands in its place."""
+
+    source: str
+
+    def __str__(self) -> str:
+        return "unknown"
+
+
+def symmetric(share: float, source: str) -> CostError:
+    return CostError(-share, share, source)
+
+
+def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostError | Unknown:
+    """What a profile's own file says of its error.
+
+    `host` says where the host's time is from if not from the profile; `beyond`: steps may lie outside what it holds.
+
+    Measured: the biases on held-out steps, whole and by region, widened by the median error, since a run dwells in
+    regions of its own. Imported: what versions of one kernel differ by.
+    """
+    if profile.origin == "imported":
+        own = f"kernels differ so between versions of an engine; its host is {host or 'assumed'}"
+        return symmetric(IMPORTED_SHARE, own + _beyond(beyond))
+    if host:
+        return Unknown(f"its host is {host}, and steps were measured with another")
+    found = profile.held_out
+    if found is not None:
+        rows = [found, *found.get("steps", [])]
+        return _spread(rows, float(found["p50"]), f"held-out {found.get('what', 'steps')}" + _beyond(beyond))
+    if profile.residuals:
+        widest = max(float(row["p50"]) for row in profile.residuals)
+        return _spread(profile.residuals, widest, "residuals of the fit; no step was held out" + _beyond(beyond))
+    return Unknown("the profile has neither held-out steps nor residuals")
+
+
+def _beyond(beyond: bool) -> str:
+    return "; beyond the profile's reach unknown" if beyond else ""
+
+
+def _spread(rows: Iterable[Mapping[str, Any]], median: float, source: str) -> CostError:
+    """From the least to the largest real over predicted time that the rows' biases tell, 1 among them."""
+    factors = [1.0, *(1 / (1 + float(row["bias"])) for row in rows)]
+    return CostError(min(factors) - 1 - median, max(factors) - 1 + median, source)

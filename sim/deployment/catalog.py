@@ -1,0 +1,199 @@
+"""Models and GPUs known by name. Every figure has a source; any other model is named by the path of its config.json."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import read_json, told
+from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
+
+# Source: config.json of the Hugging Face repository named beside each model; the fields that differ between them.
+_SHAPES: dict[str, tuple[str, str, int, int, int, int, int, int, int, int]] = {
+    # name: repository, type, hidden, layers, heads, kv heads, head_dim, intermediate, vocabulary, longest context
+    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", "llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072),
+    "llama-3.1-70b": ("meta-llama/Llama-3.1-70B", "llama", 8192, 80, 64, 8, 128, 28672, 128256, 131072),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B-Instruct", "qwen2", 3584, 28, 28, 4, 128, 18944, 152064, 32768),
+    "qwen3-8b": ("Qwen/Qwen3-8B", "qwen3", 4096, 36, 32, 8, 128, 12288, 151936, 40960),
+    "qwen3-14b": ("Qwen/Qwen3-14B", "qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960),
+    "mistral-7b": ("mistralai/Mistral-7B-Instruct-v0.3", "mistral", 4096, 32, 32, 8, 128, 14336, 32768, 32768),
+}
+
+MODELS: dict[str, ModelSpec] = {name: ModelSpec(name, *shape[1:]) for name, shape in _SHAPES.items()}
+"""All in bf16, none with tied embeddings."""
+
+MODEL_SOURCES: dict[str, str] = {name: f"huggingface.co/{shape[0]} config.json" for name, shape in _SHAPES.items()}
+
+_TABLES = "AIConfigurator kernel tables (github.com/ai-dynamo/aiconfigurator @ 095f58a)"
+_MEMORY = "memory as NVML reports it (thundergolfer.com/blog/nvidia-gpu-memory-capacity)"
+_PEER_LATENCY_NS = (
+    10_000  # Source: p2p_latency of the system sheets of AIConfigurator @ 095f58a, marked unofficial there.
+)
+
+_FITTED_ON = "llama-3.1-8b and qwen3-14b"
+_HELD_OUT = "qwen3-8b and mistral-7b (whose layers are those of llama-3.1-8b)"
+_COMPARED = tuple(MODELS[name] for name in ("llama-3.1-8b", "qwen3-14b", "qwen3-8b", "mistral-7b"))
+
+# Fitted numbers and errors: `python -m tools.fit_roofline` on the tables' folder prints them.
+_H200 = Efficiencies(
+    matmul=0.777,
+    weights=0.754,
+    gemm_ns=4_010,
+    attention=0.569,
+    kv=0.928,
+    attention_ns=13_440,
+    sequence_ns=133,
+    error_p50=0.032,
+    error_p95=0.057,
+    compared="kernel part",
+    fitted_on=_FITTED_ON,
+    held_out=_HELD_OUT,
+    models=_COMPARED,
+    source=f"{_TABLES}, vLLM 0.24",
+)
+_H100 = Efficiencies(
+    matmul=0.804,
+    weights=0.846,
+    gemm_ns=15_350,
+    attention=0.579,
+    kv=0.950,
+    attention_ns=13_380,
+    sequence_ns=128,
+    error_p50=0.029,
+    error_p95=0.086,
+    compared="kernel part",
+    fitted_on=_FITTED_ON,
+    held_out=_HELD_OUT,
+    models=_COMPARED,
+    source=f"{_TABLES}, vLLM 0.24",
+)
+_A100 = Efficiencies(
+    matmul=0.852,
+    weights=0.714,
+    gemm_ns=4_570,
+    attention=0.543,
+    kv=0.772,
+    attention_ns=23_210,
+    sequence_ns=0,
+    error_p50=0.018,
+    error_p95=0.091,
+    compared="kernel part",
+    fitted_on=_FITTED_ON,
+    held_out=_HELD_OUT,
+    models=_COMPARED,
+    source=f"{_TABLES}, vLLM 0.14",
+)
+_L40S = Efficiencies(
+    matmul=0.732,
+    weights=0.756,
+    gemm_ns=0,
+    attention=_A100.attention,
+    kv=_A100.kv,
+    attention_ns=_A100.attention_ns,
+    sequence_ns=_A100.sequence_ns,
+    error_p50=0.035,
+    error_p95=0.070,
+    compared="matmuls",
+    fitted_on=f"{_FITTED_ON}, matmuls only; attention not fitted, assumed to reach the same shares as on a100",
+    held_out=_HELD_OUT,
+    models=_COMPARED,
+    source=f"{_TABLES}, vLLM 0.14",
+)
+GPUS: dict[str, GpuSpec] = {
+    "h200": GpuSpec(
+        name="h200",
+        memory_bytes=143_771 * 2**20,
+        memory_bandwidth=4.8e12,
+        peak_flops=989e12,
+        host_link=64e9,
+        peer_link=450e9,
+        peer_latency_ns=_PEER_LATENCY_NS,
+        efficiencies=_H200,
+        source=f"NVIDIA H200 SXM datasheet: HBM3e, PCIe 5.0 x16, NVLink 4; {_MEMORY}",
+    ),
+    "h100": GpuSpec(
+        name="h100",
+        memory_bytes=81_559 * 2**20,
+        memory_bandwidth=3.35e12,
+        peak_flops=989e12,
+        host_link=64e9,
+        peer_link=450e9,
+        peer_latency_ns=_PEER_LATENCY_NS,
+        efficiencies=_H100,
+        source=f"NVIDIA H100 SXM 80 GB datasheet: HBM3, PCIe 5.0 x16, NVLink 4; {_MEMORY}",
+    ),
+    "a100": GpuSpec(
+        name="a100",
+        memory_bytes=81_920 * 2**20,
+        memory_bandwidth=2.039e12,
+        peak_flops=312e12,
+        host_link=32e9,
+        peer_link=300e9,
+        peer_latency_ns=_PEER_LATENCY_NS,
+        efficiencies=_A100,
+        source=f"NVIDIA A100 SXM 80 GB datasheet: HBM2e, PCIe 4.0 x16, NVLink 3; {_MEMORY}",
+    ),
+    "l40s": GpuSpec(
+        name="l40s",
+        memory_bytes=46_068 * 2**20,
+        memory_bandwidth=864e9,
+        peak_flops=362e12,
+        host_link=32e9,
+        peer_link=32e9,
+        peer_latency_ns=_PEER_LATENCY_NS,
+        efficiencies=_L40S,
+        source=f"NVIDIA L40S 48 GB datasheet: GDDR6, PCIe 4.0 x16, no NVLink, so peers share PCIe; {_MEMORY}",
+    ),
+}
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """The model of that name or path, as `read_model` has it; ScenarioError too if no cost can time its steps."""
+    model = read_model(name_or_path)
+    model.check_timed()
+    return model
+
+
+def read_model(name_or_path: str) -> ModelSpec:
+    """The model of that catalog name, or of the config.json at that path (a file, or the folder that holds it).
+
+    A file's model is named after the file; after its folder where it is called config.json.
+
+    ScenarioError if there is neither, or if the file is not understood.
+    """
+    if name_or_path in MODELS:
+        return MODELS[name_or_path]
+    path = Path(name_or_path)
+    try:
+        if path.is_dir():
+            path /= "config.json"
+            if not path.is_file():
+                raise ScenarioError(f"model: {path}: no such file. Give the folder of a Hugging Face model, or a name.")
+        config: object = read_json(path)
+    except FileNotFoundError:
+        raise ScenarioError(
+            f"model: {name_or_path} is neither in the catalog nor a file. {_known(name_or_path, MODELS)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{path}: cannot be read: {told(error)}. Give a Hugging Face config.json.") from None
+    if not isinstance(config, dict):
+        raise ScenarioError(f"{path}: holds no JSON object. Give a Hugging Face config.json.")
+    spec = ModelSpec.from_config(cast("dict[str, object]", config), str(path))
+    return replace(spec, name=path.resolve().parent.name if path.name == "config.json" else path.stem)
+
+
+def load_gpu(name: str) -> GpuSpec:
+    """The GPU of that catalog name; ScenarioError if there is none."""
+    if name not in GPUS:
+        raise ScenarioError(f"cost: GPU {name} is not in the catalog. {_known(name, GPUS)}")
+    return GPUS[name]
+
+
+def _known(name: str, names: Iterable[str]) -> str:
+    """What to write instead of `name`."""
+    near = difflib.get_close_matches(name.lower(), list(names), n=1)
+    return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(names)}."

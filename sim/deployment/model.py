@@ -1,0 +1,260 @@
+"""The shape of a model and the sheet of a GPU.
+
+A shape is read from a Hugging Face config.json. Costs can time dense decoders whose layers are alike, full attention
+and a gated MLP. Experts, windows and latent attention are read too; what cannot be timed says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.plain import LEFT_OUT
+from batchsim.base.ranges import PositiveInt, check_ranges
+from batchsim.deployment.config_json import count_at, read_layers, window_told
+from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+_QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}
+_QK_NORM = frozenset({"qwen3", "qwen3_moe"})
+"""Model types that can be timed. Source: the model classes of transformers; qwen2 adds a bias to q, k and v (not to
+o), qwen3 a norm of head_dim weights to q and to k."""
+
+_REFUSED = {
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "moe_num_experts": "a mixture of experts",
+    "kv_lora_rank": "latent attention",
+    "quantization_config": "quantised weights",
+    "attention_bias": "biases on all attention matrices",
+    "mlp_bias": "biases on the MLP matrices",
+}
+_DROPPABLE = {"quantization_config": "16-bit weights", "attention_bias": "no biases", "mlp_bias": "no biases"}
+"""Keys without which a config.json is that of a model that is understood, and what that one has instead."""
+
+_STATED = (
+    "State them: cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of the"
+    " catalog, of which only the longest context counts then."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder, with the field names of its config.json; `dtype` is that of weights and KV cache alike.
+
+    `layers`, in order, where they are not alike or not dense with full attention, which the fields before tell; else
+    (). `untimed`: why no cost can time its steps, with the ways out; "" where one can.
+    """
+
+    name: str
+    model_type: str
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    intermediate_size: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
+    tie_word_embeddings: bool = False
+    dtype: str = "bfloat16"
+    layers: tuple[Layers, ...] = field(default=(), metadata=LEFT_OUT)
+    untimed: str = field(default="", metadata=LEFT_OUT)
+
+    __post_init__ = check_ranges
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object], name: str) -> ModelSpec:
+        """The shape in `config`, a parsed config.json. ScenarioError, headed `name`, if it is not understood.
+
+        What no cost can time is understood as far as its layers are; `untimed` says why.
+        """
+        text = config.get("text_config")  # where a model that reads more than text keeps its decoder
+        keys = {**cast("dict[str, object]", text), **config} if isinstance(text, dict) else config
+        if not (untimed := _untimed(keys, name)):
+            return cls._read(keys, name)
+        try:
+            spec = cls._read(keys, name)
+            return replace(spec, layers=read_layers(keys, name, spec.kinds[0]), untimed=untimed)
+        except ScenarioError:
+            raise ScenarioError(untimed) from None
+
+    @classmethod
+    def _read(cls, config: Mapping[str, object], name: str) -> ModelSpec:
+        """All fields but the last two."""
+        dtype = config.get("torch_dtype", config.get("dtype"))
+        if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+            raise ScenarioError(f"{name}: torch_dtype is {dtype!r}. Write one of {', '.join(DTYPE_BYTES)}.")
+        tied = config.get("tie_word_embeddings", False)
+        if not isinstance(tied, bool):
+            raise ScenarioError(f"{name}: tie_word_embeddings is {tied!r}. Write true or false.")
+        heads = count_at(config, "num_attention_heads", name)
+        kv_heads = count_at(config, "num_key_value_heads", name, default=heads)
+        hidden = count_at(config, "hidden_size", name)
+        if heads % kv_heads:
+            raise ScenarioError(
+                f"{name}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}. Correct one."
+            )
+        if config.get("head_dim") is None and hidden % heads:
+            raise ScenarioError(
+                f"{name}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}. Write head_dim."
+            )
+        return cls(
+            name=name,
+            model_type=str(config.get("model_type")),
+            hidden_size=hidden,
+            num_hidden_layers=count_at(config, "num_hidden_layers", name),
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=count_at(config, "head_dim", name, default=hidden // heads),
+            intermediate_size=count_at(config, "intermediate_size", name),
+            vocab_size=count_at(config, "vocab_size", name),
+            max_position_embeddings=count_at(config, "max_position_embeddings", name),
+            tie_word_embeddings=tied,
+            dtype=dtype,
+        )
+
+    @property
+    def kinds(self) -> tuple[Layers, ...]:
+        """All layers in order, those that follow each other and are alike as one."""
+        attention = GroupedAttention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        return self.layers or (Layers(self.num_hidden_layers, attention, DenseMlp(self.intermediate_size)),)
+
+    def check_timed(self) -> None:
+        """ScenarioError, with the reason and the ways out, unless costs can time its steps."""
+        if self.untimed:
+            raise ScenarioError(self.untimed)
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together; also of the attention output."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together; that of the values is the same."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def layer_matmul_parameters(self) -> int:
+        """Weights of the four matmuls of one layer: qkv, o, gate-up, down."""
+        attention = self.hidden_size * (self.q_size + 2 * self.kv_size) + self.q_size * self.hidden_size
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the output projection, which a step reads whether or not it is tied to the embedding."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, exactly for the known types; biases and norms of others may be missing."""
+        layer = 2 * self.hidden_size  # norms
+        if _QKV_BIAS.get(self.model_type, False):
+            layer += self.q_size + 2 * self.kv_size
+        if self.model_type in _QK_NORM:
+            layer += 2 * self.head_dim
+        embeddings = self.head_parameters * (1 if self.tie_word_embeddings else 2)
+        kinds = (
+            each.count * (each.attention.num_parameters(self.hidden_size) + each.mlp.num_parameters(self.hidden_size))
+            for each in self.kinds
+        )
+        return sum(kinds) + self.num_hidden_layers * layer + embeddings + self.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_parameters * self.dtype_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers, while it is in their windows."""
+        return self.kv_elements() * self.dtype_bytes
+
+    def kv_elements(self, tp: int = 1) -> int:
+        """Numbers that each of `tp` GPUs keeps of a token, in all layers."""
+        return sum(each.count * each.attention.kv_elements(tp) for each in self.kinds)
+
+    @property
+    def matmul_flops_per_token(self) -> int:
+        """Of the layers' matmuls; the output projection costs 2 × `head_parameters` more for a sampled token."""
+        return 2 * self.num_hidden_layers * self.layer_matmul_parameters
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """For one query token reading one key: scores and weighted sum, all heads and layers."""
+        return 4 * self.num_hidden_layers * self.q_size
+
+    def same_shape(self, other: ModelSpec) -> bool:
+        """Whether steps of both are the same work: all is equal but the name and the longest context."""
+        return replace(self, name=other.name, max_position_embeddings=other.max_position_embeddings) == other
+
+
+def _untimed(config: Mapping[str, object], name: str) -> str:
+    """Why the steps of a config.json's model cannot be timed, with the ways out; "" if they can."""
+    model_type = config.get("model_type")
+    found = {key: meaning for key, meaning in _REFUSED.items() if config.get(key)}
+    if found:
+        told = " and ".join(f"{key} means {meaning}" for key, meaning in found.items())
+        way = ""
+        if all(key in _DROPPABLE for key in found):
+            instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in found))
+            way = f" Or remove {' and '.join(found)} from a copy of the file: that is the model with {instead}."
+        return f"{name}: {told}, whose step times cannot be derived. {_STATED}{way}"
+    if not isinstance(model_type, str) or model_type not in _QKV_BIAS:
+        known = ", ".join(_QKV_BIAS)
+        why = f"model_type {model_type!r} is none of the known {known}"
+    elif window := window_told(config, model_type):
+        why = f"{window}: sliding windows are not modelled"
+    else:
+        return ""
+    return f"{name}: {why}, so its step times cannot be derived. {_STATED}"
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiencies:
+    """How much of a GPU's sheet its kernels reach: one set per GPU, the same for every model.
+
+    The shares are of the sheet's peak or bandwidth. `gemm_ns` and `attention_ns` are constants of a layer,
+    `sequence_ns` is a layer's cost of one more sequence in its attention. `error_p50` and `error_p95` are the absolute
+    relative errors of what was `compared` on the models `held_out`, which took no part in the fit. `models` are all of
+    both; other models, other types than `dtype` and more than one GPU were not compared: no error of theirs is known.
+    """
+
+    matmul: float
+    weights: float
+    attention: float
+    kv: float
+    gemm_ns: float
+    attention_ns: float
+    sequence_ns: float
+    error_p50: float
+    error_p95: float
+    compared: str
+    fitted_on: str
+    held_out: str
+    models: tuple[ModelSpec, ...]
+    source: str
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU. Bandwidths are bytes/s in one direction; `peak_flops` is dense 16-bit with 32-bit accumulation."""
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth: float
+    peak_flops: float
+    host_link: float
+    peer_link: float
+    peer_latency_ns: int
+    efficiencies: Efficiencies
+    source: str

@@ -1,0 +1,1 @@
+"""Who cranks an engine: where requests come from, simulated time, a clock; a scenario that needs no YAML."""

@@ -1,0 +1,173 @@
+"""Requests on their way: from the client by the router to a replica, back to the router where that fails, and home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from heapq import heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING
+
+import simpy
+
+from batchsim.drive.fleet.engine import ROUTE, Engine, Steps
+from batchsim.drive.fleet.routing import Router
+from batchsim.drive.simulate import Phase
+from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.record import CANCELLED, UNFINISHED, Recorder
+from batchsim.kernel.types import Arrival, Request, Workload
+
+if TYPE_CHECKING:
+    from batchsim.drive.fleet.simulate_fleet import Fleet
+
+
+class Trip:
+    """A client's request on its way: what it was, and what became of it before the dispatch at hand."""
+
+    __slots__ = ("arrival", "failover_ns", "num_retries", "router_ns", "since_ns")
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.since_ns = arrival.request.arrival_ns  # of the life or the wait at hand
+        self.router_ns = self.failover_ns = self.num_retries = 0
+
+    def now(self, now_ns: int) -> Arrival:
+        """The arrival at a replica, or its end at the router, at `now_ns`."""
+        first = self.arrival
+        if not self.num_retries and not self.router_ns and now_ns == first.request.arrival_ns:
+            return first
+        return replace(
+            first,
+            request=replace(first.request, arrival_ns=now_ns),
+            sent_ns=first.request.arrival_ns if first.sent_ns is None else first.sent_ns,
+            router_ns=self.router_ns,
+            failover_ns=self.failover_ns,
+            num_retries=self.num_retries,
+        )
+
+
+class Clients:
+    """The processes of the arrivals and of the router, and every request between its sending and its end."""
+
+    def __init__(self, fleet: Fleet, router: Router, workload: Workload) -> None:
+        self.fleet = fleet
+        self.router = router
+        self.workload = workload
+        self.streams = 0  # arrival streams not at their end
+        self.next_known_ns: float = inf  # the next of the arrivals known in advance
+        self.trips: dict[int, Trip] = {}
+        self.pending: list[tuple[int, int]] = []  # (time, id) of what is dispatched at this instant
+        self.held: dict[int, None] = {}  # ids of what waits because no replica is up
+        self.recorder = Recorder()  # of requests that end at the router
+        self._knock: simpy.Event | None = None
+
+    def start(self) -> None:
+        """Starts the router and the arrivals known in advance."""
+        self.fleet.env.process(self._route())
+        self.streams += 1
+        self.fleet.env.process(self._known(self.workload.arrivals()))
+
+    def _known(self, arrivals: Iterator[Arrival]) -> Steps:
+        for arrival in arrivals:
+            self.next_known_ns = arrival.request.arrival_ns
+            yield from self._arrive(arrival)
+        self.next_known_ns = inf
+        self.streams -= 1
+
+    def _following(self, arrival: Arrival) -> Steps:
+        yield from self._arrive(arrival)
+        self.streams -= 1
+
+    def _arrive(self, arrival: Arrival) -> Steps:
+        delay_ns = arrival.request.arrival_ns - self.fleet.env.now
+        if delay_ns > 0:
+            yield self.fleet.env.timeout(delay_ns)
+        self.trips[arrival.request.id] = Trip(arrival)
+        self._submit(arrival.request.arrival_ns, arrival.request.id)
+
+    def _submit(self, since_ns: int, request_id: int) -> None:
+        heappush(self.pending, (since_ns, request_id))
+        if self._knock is not None:
+            knock, self._knock = self._knock, None
+            knock.succeed()
+
+    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells router and clients what `engine` ended."""
+        for event in events:
+            if not isinstance(event, Tokens):
+                self.router.answered(event.request, engine.slot.number)
+                self._told(event.request.id, now_ns)
+
+    def _told(self, request_id: int, now_ns: int) -> None:
+        following = self.workload.responded(self.trips.pop(request_id).arrival.request, now_ns)
+        if following is not None:
+            self.streams += 1
+            self.fleet.env.process(self._following(following))
+
+    def _route(self) -> Steps:
+        while True:
+            self._knock = self.fleet.env.event()
+            if not self.pending:
+                yield self._knock
+            yield Phase(self.fleet.env, ROUTE)
+            now_ns = int(self.fleet.env.now)
+            while self.pending:
+                self._dispatch(heappop(self.pending)[1], now_ns)
+            self.fleet.rouse_undrained()
+            self.fleet.check_done()
+
+    def _dispatch(self, request_id: int, now_ns: int) -> None:
+        """To a replica, or back into the wait for one."""
+        trip = self.trips[request_id]
+        if not self.fleet.up:
+            self._hold(request_id, trip, now_ns)
+            return
+        arrival = trip.now(now_ns)
+        number = self.router.route(arrival.request, self.fleet.up)
+        engine = self.fleet.slots[number].engine
+        assert engine is not None and number in self.fleet.up, "a router answers with one of the replicas that are up"
+        trip.since_ns = now_ns
+        engine.core.submit(arrival)
+        engine.rouse()
+
+    def _hold(self, request_id: int, trip: Trip, now_ns: int) -> None:
+        """Waits for a replica, no longer than the request's own timers and the run's end allow."""
+        trip.since_ns = now_ns
+        self.held[request_id] = None
+        request, cancel_ns = trip.arrival.request, trip.arrival.cancel_ns
+        timers = [(request.deadline_ns, CANCELLED, "deadline"), (cancel_ns, CANCELLED, "client_cancel")]
+        for due_ns, outcome, reason in [*timers, (self.fleet.stop_ns, UNFINISHED, "drain_limit")]:
+            if due_ns is not None and due_ns <= now_ns:
+                self._give_up(trip, outcome, reason)
+            elif due_ns is not None:
+                self.fleet.at(due_ns, lambda o=outcome, r=reason: self._give_up(trip, o, r))
+
+    def release(self) -> None:
+        """A replica is up: what waited for one is dispatched at this instant."""
+        now_ns, held, self.held = int(self.fleet.env.now), self.held, {}
+        for request_id in held:
+            trip = self.trips[request_id]
+            trip.router_ns += now_ns - trip.since_ns
+            self._submit(now_ns, request_id)
+
+    def _give_up(self, trip: Trip, outcome: int, reason: str) -> None:
+        """Ends a request that still waits at the router."""
+        request_id, now_ns = trip.arrival.request.id, int(self.fleet.env.now)
+        if request_id not in self.held or self.trips.get(request_id) is not trip:
+            return
+        del self.held[request_id]
+        trip.router_ns += now_ns - trip.since_ns
+        self.recorder.unserved(trip.now(now_ns), now_ns, outcome, reason)
+        self._told(request_id, now_ns)
+        self.fleet.check_done()
+
+    def retry(self, engine: Engine, lost: list[Request], now_ns: int) -> None:
+        """What `engine` held goes back to the router."""
+        for request in lost:
+            self.router.answered(request, engine.slot.number)
+            engine.lost.add(request.id)
+            trip = self.trips[request.id]
+            trip.failover_ns += now_ns - trip.since_ns
+            trip.num_retries += 1
+            trip.since_ns = now_ns
+            self._submit(now_ns, request.id)

@@ -1,0 +1,119 @@
+"""One engine among others behind a router: its process, in the phases of an instant that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+import simpy
+
+from batchsim.drive.fleet.fleet_plan import DRAINING
+from batchsim.drive.instant import ENTER, SETTLE, crank
+from batchsim.drive.simulate import Phase
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.types import Batch, Idle
+
+if TYPE_CHECKING:
+    from batchsim.drive.fleet.simulate_fleet import Fleet
+
+# Phases of an instant, after all events of SimPy's own priorities; replicas follow each other inside one.
+END, CONTROL, ROUTE, ENTER_PHASE, SCHEDULE = (k << 32 for k in range(1, 6))
+Steps = Generator[simpy.Event, Any, None]
+
+
+class Slot:
+    """A replica by its number: what it is doing since when; `state` is "" while it is not there."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.state = ""
+        self.since_ns = 0
+        self.engine: Engine | None = None
+
+
+class Engine:
+    """One engine from the start of its replica to its end or failure."""
+
+    def __init__(self, fleet: Fleet, slot: Slot, core: EngineCore) -> None:
+        if not isinstance(core.executor, SimExecutor):
+            raise TypeError(f"simulate_fleet needs a SimExecutor, not {type(core.executor).__name__}")
+        self.fleet = fleet
+        self.slot = slot
+        self.core = core
+        self.alive = True
+        self.wake: simpy.Event | None = None
+        self.asked_to_drain = False
+        self.lost: set[int] = set()
+
+    def rouse(self) -> None:
+        """Wakes the engine if it sleeps."""
+        if self.wake is not None:
+            wake, self.wake = self.wake, None
+            wake.succeed()
+
+    def is_over(self) -> bool:
+        """Whether no arrival will come unless some engine answers something."""
+        return self.slot.state == DRAINING or not self.fleet.clients.streams
+
+    def drains(self) -> bool:
+        """Whether no arrival will come until this engine acts."""
+        self.asked_to_drain = self.fleet.drain(self)
+        return self.asked_to_drain
+
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells router and clients what happened."""
+        self.fleet.clients.tell(self, events, now_ns)
+
+    def process(self) -> Steps:
+        """Waits for what the loop names, in the phases of the instant, until the replica is gone."""
+        env, number = self.fleet.env, self.slot.number
+        loop = crank(self.core, self, drains=self.drains, settles=True)
+        wait = next(loop)
+        while True:
+            now_ns = int(env.now)
+            if isinstance(wait, Batch):
+                end_ns = self._execute(wait, now_ns)
+                yield env.timeout(end_ns - now_ns)
+                now_ns = end_ns
+                if env.peek() <= now_ns:
+                    yield Phase(env, END + number)
+            elif wait is ENTER or wait is SETTLE:
+                if env.peek() <= now_ns:
+                    yield Phase(env, (ENTER_PHASE if wait is ENTER else SCHEDULE) + number)
+            else:
+                if not isinstance(wait, Idle):
+                    self._through()
+                if self.alive:
+                    yield from self._rest(wait if isinstance(wait, Idle) else None, now_ns)
+            if not self.alive:
+                return
+            wait = loop.send(int(env.now))
+
+    def _execute(self, batch: Batch, now_ns: int) -> int:
+        """Runs the step, and those alike after it that nothing can fall into; returns the end."""
+        core, fleet = self.core, self.fleet
+        end_ns = core.execute(batch, now_ns)
+        if not fleet.leap:
+            return end_ns
+        timer_ns, horizon_ns = core.next_timer_ns, fleet.horizon_ns()
+        cost = core.executor.cost  # type: ignore[attr-defined]
+        return core.leap(batch, end_ns, horizon_ns if timer_ns is None else min(horizon_ns, timer_ns), cost)
+
+    def _through(self) -> None:
+        """Nothing is left to do unless something still comes from elsewhere."""
+        if self.slot.state == DRAINING:
+            self.fleet.retire(self.slot)
+        self.fleet.check_done()
+
+    def _rest(self, idle: Idle | None, now_ns: int) -> Steps:
+        """Until the next arrival, or the time of `idle`."""
+        self.wake = self.fleet.env.event()
+        self.fleet.rouse_undrained()
+        if self.wake is None:
+            return
+        if idle is None or idle.until_ns is None:
+            yield self.wake
+        else:
+            yield self.wake | self.fleet.env.timeout(idle.until_ns - now_ns)
+            self.wake = None

@@ -1,0 +1,112 @@
+"""What becomes of replicas in time: how many there are, when which fails, when a scaler adds or removes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from batchsim.base.ranges import NonNegative, Range, check_ranges
+from batchsim.base.units import Duration, PositiveDuration, Share
+
+STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+STARTING, UP, DRAINING, FAILED = "starting", "up", "draining", "failed"
+HELD = (STARTING, UP, DRAINING, FAILED)
+"""The states in which a replica has its GPUs, and costs."""
+
+Replicas = Annotated[int, Range(1, 10_000)]
+"""Each is an engine with a KV pool of its own."""
+
+Lost = Literal["retry", "fail"]
+"""What becomes of requests in flight on a replica that fails: sent anew to another, from the start; or unfinished."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`replica` loses all it holds at `at` and takes requests again, with an empty cache, after `down_for`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    replica: Annotated[int, Range(0, 9_999)]
+    at: Duration
+    down_for: PositiveDuration
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scaler:
+    """Looks every `every` and adds a replica above, which takes requests after `cold_start`; removes one when it has
+    been below at every look for `scale_down_delay`. One at a time, and always from `min` to `max` of them.
+
+    A removed replica takes no new requests and goes when it is empty.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    every: PositiveDuration
+    min: Replicas
+    max: Replicas
+    cold_start: Duration
+    scale_down_delay: Duration
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.min > self.max:
+            raise ValueError(f"autoscaler: min {self.min} and max {self.max}: needs min <= max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueScaler(_Scaler):
+    """By the requests that wait, in engines and at the router, for each replica that is up or starting."""
+
+    above: NonNegative
+    below: NonNegative
+    kind: Literal["queue_per_replica"] = "queue_per_replica"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.below < self.above:
+            raise ValueError(f"autoscaler: below {self.below:g} and above {self.above:g}: needs below < above")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvScaler(_Scaler):
+    """By the share of KV blocks in use at the look, as a mean over the replicas that take requests. Blocks that only a
+    prefix cache still holds are free. (The time that steps take says nothing: an engine that batches is busy with one.)
+    """
+
+    above: Share
+    below: Share
+    kind: Literal["kv_utilisation"] = "kv_utilisation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.below < self.above:
+            raise ValueError(f"autoscaler: below {self.below:.4g} and above {self.above:.4g}: needs below < above")
+
+
+Scaler = QueueScaler | KvScaler
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """`count` replicas at the start, and what happens to them."""
+
+    count: int
+    failures: tuple[Failure, ...] = ()
+    lost: Lost | None = None
+    scaler: Scaler | None = None
+
+    @property
+    def most(self) -> int:
+        """The largest number of replicas there can be."""
+        return self.count if self.scaler is None else self.scaler.max
+
+
+@dataclass(frozen=True)
+class ReplicaSpan:
+    """A replica was `starting`, `up`, `draining` or `failed` from `start_ns` to `end_ns`."""
+
+    replica: int
+    state: str
+    start_ns: int
+    end_ns: int

@@ -1,0 +1,209 @@
+"""Which replica a request goes to: routers, each with the config that asks for it.
+
+A router is pure: it has no clock, no randomness and no I/O. It sees what a proxy before real engines could see: the
+request without its true output length, which replicas take requests, and the answers. The random one draws by the
+request's id, so that policies and loads do not change the draws.
+
+    round_robin      the next one by number
+    random           any, all equally likely
+    shortest_queue   the one with the fewest requests dispatched and not yet answered; ties by number
+    least_tokens     the one with the fewest tokens outstanding: prompts and output caps; ties by number
+    prefix_affinity  the same one for prompts with the same first `prefix_tokens` tokens, unless it already holds
+                     `load_factor` times its share of the outstanding requests; then the next one in the prefix's order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import ceil
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+from batchsim.base.ranges import PositiveInt, Range, check_ranges
+from batchsim.kernel.types import Request
+
+STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+
+class Router(Protocol):
+    """Built as `ROUTERS[kind][1](config, seed)`."""
+
+    def route(self, request: Request, up: Sequence[int]) -> int:
+        """The replica, one of `up` (not empty, by number), that `request` is dispatched to now."""
+        ...
+
+    def answered(self, request: Request, replica: int) -> None:
+        """Told that `request` is no longer at `replica`: it was answered, or lost with the replica."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundRobinConfig:
+    """The next replica by number."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    kind: Literal["round_robin"] = "round_robin"
+
+
+@dataclass(frozen=True)
+class RandomConfig:
+    """Any replica, all equally likely."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    kind: Literal["random"] = "random"
+
+
+@dataclass(frozen=True)
+class ShortestQueueConfig:
+    """The replica with the fewest outstanding requests."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    kind: Literal["shortest_queue"] = "shortest_queue"
+
+
+@dataclass(frozen=True)
+class LeastTokensConfig:
+    """The replica with the fewest outstanding tokens, prompts and output caps."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    kind: Literal["least_tokens"] = "least_tokens"
+
+
+@dataclass(frozen=True)
+class PrefixAffinityConfig:
+    """One replica for each beginning of `prefix_tokens` tokens, within `load_factor` times the mean load.
+
+    A shorter prompt counts as a beginning of its own length. Prompts that share nothing are spread by their ids.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    prefix_tokens: PositiveInt
+    load_factor: Annotated[float, Range(1, 1e6, above=True)]  # at 1 no replica holds more than its share
+    kind: Literal["prefix_affinity"] = "prefix_affinity"
+
+    __post_init__ = check_ranges
+
+
+class RoundRobin:
+    """See the module's text."""
+
+    def __init__(self, config: RoundRobinConfig, seed: int) -> None:
+        self._last = -1
+
+    def route(self, request: Request, up: Sequence[int]) -> int:
+        self._last = next((replica for replica in up if replica > self._last), up[0])
+        return self._last
+
+    def answered(self, request: Request, replica: int) -> None: ...
+
+
+class Random:
+    """See the module's text."""
+
+    def __init__(self, config: RandomConfig, seed: int) -> None:
+        self._seed = seed
+
+    def route(self, request: Request, up: Sequence[int]) -> int:
+        return up[_hash(self._seed, "random router", request.id) * len(up) >> 64]
+
+    def answered(self, request: Request, replica: int) -> None: ...
+
+
+@dataclass
+class _Outstanding:
+    """What each replica was given and has not answered."""
+
+    by_replica: dict[int, int] = field(default_factory=dict)
+
+    def add(self, replica: int, amount: int) -> None:
+        self.by_replica[replica] = self.by_replica.get(replica, 0) + amount
+
+    def least(self, up: Sequence[int]) -> int:
+        """The replica with the least; the lowest number of those."""
+        return min(up, key=lambda replica: (self.by_replica.get(replica, 0), replica))
+
+
+class ShortestQueue:
+    """See the module's text."""
+
+    def __init__(self, config: ShortestQueueConfig, seed: int) -> None:
+        self._requests = _Outstanding()
+
+    def route(self, request: Request, up: Sequence[int]) -> int:
+        replica = self._requests.least(up)
+        self._requests.add(replica, 1)
+        return replica
+
+    def answered(self, request: Request, replica: int) -> None:
+        self._requests.add(replica, -1)
+
+
+class LeastTokens:
+    """See the module's text."""
+
+    def __init__(self, config: LeastTokensConfig, seed: int) -> None:
+        self._tokens = _Outstanding()
+
+    def route(self, request: Request, up: Sequence[int]) -> int:
+        replica = self._tokens.least(up)
+        self._tokens.add(replica, request.prompt_tokens + request.max_output_tokens)
+        return replica
+
+    def answered(self, request: Request, replica: int) -> None:
+        self._tokens.add(replica, -request.prompt_tokens - request.max_output_tokens)
+
+
+class PrefixAffinity:
+    """See the module's text. Each prefix has an order of all replicas of its own; where one leaves or comes back, only
+    the prefixes that are its own move (rendezvous hashing).
+
+    Source: the bound is that of V. Mirrokni, M. Thorup and M. Zadimoghaddam, Consistent hashing with bounded loads,
+    arXiv 1608.01350: no replica holds more than ceil(load_factor * outstanding requests / replicas), the new one among
+    them.
+    """
+
+    def __init__(self, config: PrefixAffinityConfig, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+        self._requests = _Outstanding()
+
+    def route(self, request: Request, up: Sequence[int]) -> int:
+        held = self._requests.by_replica
+        most = ceil(self._config.load_factor * (sum(held.get(replica, 0) for replica in up) + 1) / len(up))
+        key = self._key(request)
+        order = sorted(up, key=lambda replica: (_hash(self._seed, key, replica), replica))
+        replica = next(replica for replica in order if held.get(replica, 0) < most)
+        self._requests.add(replica, 1)
+        return replica
+
+    def answered(self, request: Request, replica: int) -> None:
+        self._requests.add(replica, -1)
+
+    def _key(self, request: Request) -> str:
+        """Equal for prompts that begin alike, as far as that is looked at."""
+        if request.tokens is None:
+            return f"request {request.id}"
+        left, segments = self._config.prefix_tokens, []
+        for stream, start, length in request.tokens.segments:
+            if left:
+                segments.append((stream, start, min(length, left)))
+                left -= min(length, left)
+        return str(segments)
+
+
+def _hash(seed: int, key: str, number: int) -> int:
+    """A number from 0 to 2^64 − 1 that its arguments alone decide."""
+    return int.from_bytes(blake2b(f"{seed}|{key}|{number}".encode(), digest_size=8).digest(), "little")
+
+
+RouterConfig = RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig
+
+ROUTERS: dict[str, tuple[Any, Any]] = {
+    "round_robin": (RoundRobinConfig, RoundRobin),
+    "random": (RandomConfig, Random),
+    "shortest_queue": (ShortestQueueConfig, ShortestQueue),
+    "least_tokens": (LeastTokensConfig, LeastTokens),
+    "prefix_affinity": (PrefixAffinityConfig, PrefixAffinity),
+}
+"""By kind: the config and the router."""

@@ -1,0 +1,263 @@
+"""The SimPy driver of several engines behind a router: a process for each engine, the router, the arrivals and what
+becomes of replicas, in one environment.
+
+At one instant, over all replicas: steps end, replica by replica, and their clients are told; replicas fail, come back,
+are added and removed; arrivals are dispatched by (time, id); every engine lets in what is due; every engine that is
+free schedules. So a router knows every answer of the instant, and an engine every arrival, however many hops they took.
+With one replica the records are those of `simulate`, bit for bit.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+import simpy
+
+from batchsim.drive.fleet.clients import Clients
+from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
+from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, STARTING, UP, FleetPlan, QueueScaler, ReplicaSpan
+from batchsim.drive.fleet.fleet_records import EngineLife, merged
+from batchsim.drive.fleet.routing import Router
+from batchsim.drive.simulate import Phase
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.record import MISSING, REPLICA_FAILED, Records
+from batchsim.kernel.types import Workload
+
+
+@dataclass(frozen=True)
+class FleetRun:
+    """The records of all replicas as one, when the last request ended, and what each replica was doing when."""
+
+    records: Records
+    end_ns: int
+    spans: tuple[ReplicaSpan, ...]
+
+
+def simulate_fleet(
+    new_engine: Callable[[int], EngineCore],
+    router: Router,
+    plan: FleetPlan,
+    workload: Workload,
+    *,
+    feeds_back: bool,
+    stop_ns: int | None = None,
+    until_ns: int = 0,
+    leap: bool = True,
+) -> FleetRun:
+    """Runs `workload` through the replicas of `plan`, each a `new_engine(replica)` on a SimExecutor, to its end.
+
+    `feeds_back`: answers may cause arrivals. Where they do not, engines leap to the next arrival whatever the others
+    do. `leap=False` makes every step an event of its own; the records are the same. At `stop_ns` what waits at the
+    router ends unfinished, as engines do it. A scaler goes on until `until_ns`.
+    """
+    env = simpy.Environment()
+    fleet = Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap)
+    fleet.start()
+    env.run(until=fleet.done)
+    end_ns = int(env.now)
+    if plan.scaler is not None and until_ns > end_ns:
+        env.run(until=until_ns)
+    fleet.close_spans(max(end_ns, until_ns))
+    return FleetRun(merged(fleet.lives()), end_ns, tuple(sorted(fleet.spans, key=_by_replica)))
+
+
+def _by_replica(span: ReplicaSpan) -> tuple[int, int]:
+    return span.replica, span.start_ns
+
+
+class Fleet:
+    """The processes of one simulation and what they share."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        new_engine: Callable[[int], EngineCore],
+        router: Router,
+        plan: FleetPlan,
+        workload: Workload,
+        feeds_back: bool,
+        stop_ns: int | None,
+        leap: bool,
+    ) -> None:
+        self.env = env
+        self.new_engine = new_engine
+        self.plan = plan
+        self.feeds_back = feeds_back
+        self.stop_ns = stop_ns
+        self.leap = leap
+        self.done = env.event()
+        self.clients = Clients(self, router, workload)
+        self.slots = [Slot(number) for number in range(plan.most)]
+        self.up: list[int] = []
+        self.spans: list[ReplicaSpan] = []
+        self.control_ns: list[int] = []  # when something becomes of a replica
+        self._engines: list[Engine] = []
+        self._below_ns: int | None = None  # since when a scaler has found too little to do
+
+    # ---- the whole run
+
+    def start(self) -> None:
+        """Starts the replicas and all processes."""
+        for slot in self.slots[: self.plan.count]:
+            self._put_up(slot)
+        self.clients.start()
+        for failure in self.plan.failures:
+            self.at(failure.at, self._failure(self.slots[failure.replica], failure.down_for))
+        if self.plan.scaler is not None:
+            self.at(self.plan.scaler.every, self._look)
+
+    def lives(self) -> list[EngineLife]:
+        """What every engine and the router recorded, in order of the replicas."""
+        lives = [EngineLife(e.slot.number, e.core.recorder.records(), frozenset(e.lost)) for e in self._engines]
+        router = [EngineLife(MISSING, self.clients.recorder.records())] if len(self.clients.recorder) else []
+        return sorted(lives, key=lambda life: life.replica) + router
+
+    def close_spans(self, end_ns: int) -> None:
+        """Ends what the replicas are doing at `end_ns`."""
+        for slot in self.slots:
+            self._become(slot, "", end_ns)
+
+    def check_done(self) -> bool:
+        """Whether every request has ended and none will come."""
+        if self.clients.streams or self.clients.trips:
+            return False
+        if not self.done.triggered:
+            self.done.succeed()
+        return True
+
+    def drain(self, engine: Engine) -> bool:
+        """Whether no arrival will come to `engine` until it acts itself.
+
+        Where answers cause arrivals, engines that have work and do not sleep may still bring some.
+        """
+        if engine.slot.state == DRAINING:
+            return True
+        clients = self.clients
+        if clients.streams or clients.pending or clients.held:
+            return False
+        return not self.feeds_back or not any(
+            other.alive and other.wake is None and other.core.has_work for other in self._engines if other is not engine
+        )
+
+    def rouse_undrained(self) -> None:
+        """Wakes engines that went to sleep waiting for arrivals, where by now none will come."""
+        for engine in self._engines:
+            if engine.wake is not None and not engine.asked_to_drain and engine.core.has_work and self.drain(engine):
+                engine.rouse()
+
+    def horizon_ns(self) -> float:
+        """Up to when nothing can happen that an engine in a step must know of at a step's end."""
+        if self.feeds_back:
+            return self.env.peek()
+        return min(self.clients.next_known_ns, self.control_ns[0] if self.control_ns else inf)
+
+    # ---- replicas
+
+    def at(self, time_ns: int, act: Callable[[], None]) -> None:
+        """Has `act` called at `time_ns`, between the ends of steps and the dispatch of arrivals."""
+        heappush(self.control_ns, time_ns)
+        self.env.process(self._control(time_ns, act))
+
+    def _control(self, time_ns: int, act: Callable[[], None]) -> Steps:
+        if time_ns > self.env.now:
+            yield self.env.timeout(time_ns - self.env.now)
+        yield Phase(self.env, CONTROL)
+        heappop(self.control_ns)
+        act()
+        self.rouse_undrained()
+
+    def _become(self, slot: Slot, state: str, now_ns: int) -> None:
+        if slot.state and now_ns > slot.since_ns:
+            self.spans.append(ReplicaSpan(slot.number, slot.state, slot.since_ns, now_ns))
+        if slot.state == UP:
+            self.up.remove(slot.number)
+        if state == UP:
+            insort(self.up, slot.number)
+        slot.state, slot.since_ns = state, now_ns
+
+    def _put_up(self, slot: Slot) -> None:
+        """A new engine takes requests from now on."""
+        now_ns = int(self.env.now)
+        self._become(slot, UP, now_ns)
+        slot.engine = Engine(self, slot, self.new_engine(slot.number))
+        self._engines.append(slot.engine)
+        self.env.process(slot.engine.process())
+        self.clients.release()
+
+    def _failure(self, slot: Slot, down_ns: int) -> Callable[[], None]:
+        def act() -> None:
+            engine, now_ns = slot.engine, int(self.env.now)
+            assert engine is not None and slot.state == UP, "checked by the scenario"
+            self._become(slot, FAILED, now_ns)
+            engine.alive, slot.engine = False, None
+            lost = engine.core.fail(now_ns, REPLICA_FAILED)
+            events = engine.core.take_events()
+            if self.plan.lost == "fail":
+                self.clients.tell(engine, events, now_ns)
+            else:
+                self.clients.retry(engine, [arrival.request for arrival in lost], now_ns)
+            self.at(now_ns + down_ns, lambda: self._put_up(slot))
+            self.check_done()
+
+        return act
+
+    def retire(self, slot: Slot) -> None:
+        """Takes a replica without work away."""
+        if slot.engine is not None:
+            slot.engine.alive, slot.engine = False, None
+        self._become(slot, "", int(self.env.now))
+        self.rouse_undrained()
+
+    # ---- the scaler
+
+    def _look(self) -> None:
+        scaler = self.plan.scaler
+        assert scaler is not None, "scheduled only with one"
+        now_ns = int(self.env.now)
+        signal = self._signal()
+        there = [slot for slot in self.slots if slot.state]
+        if signal > scaler.above and len(there) < scaler.max:
+            slot = next(slot for slot in self.slots if not slot.state)
+            self._become(slot, STARTING, now_ns)
+            self.at(now_ns + scaler.cold_start, lambda: self._started(slot, now_ns))
+        if signal >= scaler.below:
+            self._below_ns = None
+        elif self._below_ns is None:
+            self._below_ns = now_ns
+        staying = [slot for slot in there if slot.state != DRAINING]
+        rested = self._below_ns is not None and now_ns - self._below_ns >= scaler.scale_down_delay
+        if rested and len(staying) > scaler.min:
+            self._below_ns = now_ns
+            self._remove(staying[-1], now_ns)
+        self.at(now_ns + scaler.every, self._look)
+
+    def _signal(self) -> float:
+        """What the scaler goes by; without a replica to count by, infinite if anything waits."""
+        waiting = len(self.clients.held) + sum(e.core.num_waiting for e in self._engines if e.alive)
+        if isinstance(self.plan.scaler, QueueScaler):
+            part, whole = waiting, sum(slot.state in (UP, STARTING) for slot in self.slots)
+        else:
+            pools = [
+                slot.engine.core.scheduler.kv for slot in self.slots if slot.state == UP and slot.engine is not None
+            ]
+            part, whole = sum(1 - kv.num_free / kv.num_blocks for kv in pools), len(pools)
+        if not whole:
+            return inf if waiting else 0.0
+        return part / whole
+
+    def _started(self, slot: Slot, since_ns: int) -> None:
+        """The cold start that began at `since_ns` is over, unless the replica was taken away meanwhile."""
+        if slot.state == STARTING and slot.since_ns == since_ns:
+            self._put_up(slot)
+
+    def _remove(self, slot: Slot, now_ns: int) -> None:
+        """No new requests for a replica; it goes when it is empty."""
+        if slot.engine is None or not slot.engine.core.has_work:
+            self.retire(slot)
+            return
+        self._become(slot, DRAINING, now_ns)
+        slot.engine.rouse()

@@ -1,0 +1,259 @@
+"""A scenario without YAML, checks and catalog: all that a run needs, as one JSON file.
+
+What `batchsim resolve` writes where scenarios can be read, a machine with little more than a GPU runs from. Model,
+policies, workload and the rows of a trace are inside; only the source of a user's own policy has to travel beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import parse_json
+from batchsim.base.plain import fields_from_plain, from_plain, to_plain
+from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.types import Executor, LengthPredictor, PolicyContext, Request, Scheduler, StepEstimator
+from batchsim.policies.named_policy import find_policy
+from batchsim.workload.build import BuiltWorkload, build_workload
+from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.predictors import PredictorConfig, build_predictor
+from batchsim.workload.traces.trace_rows import HashIds, TraceRows
+from batchsim.workload.workload_config import WorkloadConfig
+
+FORMAT = "batchsim-resolved"
+VERSION = 3
+
+_ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
+
+
+@dataclass(frozen=True)
+class ResolvedPolicy:
+    """One policy to run: a label with one set of knobs, which `config` holds, a `PolicyConfig` of the policy's own.
+
+    `variant` names the choice where `best_of` listed several.
+    """
+
+    label: str
+    kind: str
+    config: Any
+    variant: str = ""
+    predictor: PredictorConfig | None = None
+
+    @property
+    def name(self) -> str:
+        """The label with the chosen variant, and the predictor that knows more of the lengths than an engine does."""
+        told = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
+        return f"{self.label} ({', '.join(filter(None, told))})" if any(told) else self.label
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A scenario ready to run. `num_blocks` None: it states no KV memory; a profile or the machine decides.
+
+    `rows` are the usable rows of its trace by seed, under 0 alone where no jitter moves them; {} without a trace.
+    `load_name` is the axis of `loads`, "" without. `profile` is the JSON object of the cost's profile where the
+    scenario's cost is one.
+    """
+
+    name: str
+    model: ModelSpec
+    model_path: str
+    block_size: int
+    num_blocks: int | None
+    num_swap_blocks: int
+    max_model_len: int
+    max_waiting: int | None
+    workload: WorkloadConfig
+    rows: Mapping[int, TraceRows]
+    policies: tuple[ResolvedPolicy, ...]
+    load_name: str
+    loads: tuple[float, ...]
+    seeds: int
+    slo: str
+    profile: dict[str, Any] | None
+
+    def built_workload(self, load: float, seed: int) -> BuiltWorkload:
+        """The requests of a load and seed: the same for every policy.
+
+        ScenarioError if blocks of the KV cache would not fit into those by which the trace tells what prompts share.
+        """
+        change = {} if not self.load_name else {self.load_name: int(load) if self.load_name == "users" else load}
+        workload = build_workload(
+            self.workload,
+            load=change,
+            seed=seed,
+            max_model_len=self.max_model_len,
+            base=Path(),
+            rows=self._trace_rows(seed),
+        )
+        if isinstance(workload, OpenWorkload) and workload.hash_ids is not None:
+            self._check_hash_ids(workload.hash_ids.block_tokens)
+        return workload
+
+    def _check_hash_ids(self, block_tokens: int) -> None:
+        caching = [policy.name for policy in self.policies if policy.config.traits.prefix_cache]
+        if caching and block_tokens % self.block_size:
+            raise ScenarioError(
+                f"{self.name}: kv.block_size {self.block_size} does not divide the {block_tokens} tokens of the trace's"
+                f" hash_ids, by which {', '.join(caching)} would share. Set another, or write trace.prefix: ignore."
+            )
+
+    def trace_seed(self, seed: int) -> int:
+        """Under which seed `rows` has the trace: its own where jitter moves the arrivals, else 0."""
+        trace = self.workload.trace
+        return seed if trace is not None and trace.jitter else 0
+
+    def _trace_rows(self, seed: int) -> TraceRows | None:
+        if self.workload.trace is None:
+            return None
+        try:
+            return self.rows[self.trace_seed(seed)]
+        except KeyError:
+            raise ScenarioError(
+                f"{self.name}: holds the trace for seeds 0 to {self.seeds - 1}, not for seed {seed}. Resolve the"
+                " scenario with more seeds."
+            ) from None
+
+    def scheduler(
+        self,
+        policy: ResolvedPolicy,
+        kv: KVBlockManager,
+        workload: BuiltWorkload | None,
+        estimator: StepEstimator | None,
+    ) -> Scheduler:
+        """A new scheduler of `policy`. Without a workload its predictor only stands in for one."""
+        predictor: LengthPredictor | None = None
+        if policy.predictor is not None:
+            predictor = _Unasked() if workload is None else build_predictor(policy.predictor, workload)
+        make = find_policy(policy.kind, allow_code=True)[1]  # whoever made this object was asked
+        try:
+            scheduler = make(policy.config, PolicyContext(kv, self.max_model_len, predictor, estimator))
+        except SystemExit as error:
+            raise ScenarioError(f"{policy.kind} ends the program (SystemExit {error}). Correct it.") from None
+        missing = [name for name in _ATTRIBUTES if not hasattr(scheduler, name)]
+        if missing:
+            raise ScenarioError(
+                f"{policy.kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/kernel/types.py."
+            )
+        return scheduler
+
+    def engine(
+        self,
+        policy: ResolvedPolicy,
+        workload: BuiltWorkload,
+        kv: KVBlockManager,
+        executor: Executor,
+        estimator: StepEstimator | None,
+    ) -> EngineCore:
+        """A new engine for one run of `workload` on `executor`, whose KV memory is `kv`."""
+        drain_ns = self.workload.drain
+        return EngineCore(
+            self.scheduler(policy, kv, workload, estimator),
+            executor,
+            Recorder(),
+            max_model_len=self.max_model_len,
+            max_waiting=self.max_waiting,
+            per_chunk_ns=workload.frontend.per_chunk,
+            stop_ns=None if drain_ns is None else workload.window_ns[1] + drain_ns,
+        )
+
+    def find(self, policy: str) -> ResolvedPolicy:
+        """The policy of that name, or of that label if it has one variant. ScenarioError lists the names."""
+        found = [p for p in self.policies if p.name == policy] or [p for p in self.policies if p.label == policy]
+        if len(found) != 1:
+            names = ", ".join(p.name for p in self.policies)
+            what = f"has no policy {policy}" if not found else f"has {len(found)} variants of {policy}"
+            raise ScenarioError(f"{self.name}: {what}. Write one of {names}.")
+        return found[0]
+
+    def to_json(self) -> str:
+        """All of it; `from_json` gives an equal object. ScenarioError if a policy's knobs have no plain form."""
+        seeds = range(self.seeds) if self.workload.trace is not None else range(0)
+        rows = {self.trace_seed(seed): self._trace_rows(seed) for seed in seeds}
+        try:
+            plain = {field.name: to_plain(getattr(self, field.name)) for field in fields(self) if field.name != "rows"}
+        except TypeError as error:
+            raise ScenarioError(f"{self.name}: cannot be written as JSON: {error}. Use plain knobs.") from None
+        plain["rows"] = to_plain({seed: _Table.of(table) for seed, table in rows.items() if table is not None})
+        return json.dumps({"format": FORMAT, "version": VERSION} | plain, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str, *, allow_code: bool = False) -> Resolved:
+        """What `to_json` wrote. ScenarioError, headed by `source`, for anything else.
+
+        Users' own policies, `module:Class`, are imported with `allow_code` alone.
+        """
+        try:
+            plain = parse_json(text)
+            if not isinstance(plain, dict) or plain.pop("format", None) != FORMAT:
+                raise ValueError("not a resolved scenario")
+            if (version := plain.pop("version", None)) != VERSION:
+                raise ValueError(f"version {version!r}, this batchsim reads {VERSION}")
+            values = fields_from_plain(cls, plain, hints={"rows": dict[int, _Table]})
+            values["rows"] = {seed: table.rows() for seed, table in values["rows"].items()}
+            values["policies"] = tuple(_with_config(policy, allow_code) for policy in values["policies"])
+            return cls(**values)
+        except (ValueError, RecursionError) as error:  # RecursionError: deep in what has the right shape
+            raise ScenarioError(f"{source}: {error}. Write it anew with batchsim resolve.") from None
+
+
+class _Unasked:
+    """Stands for a predictor while a policy's knobs are only being checked."""
+
+    name = "unasked"
+
+    def predict(self, request: Request) -> int:
+        raise AssertionError("a scheduler must not predict before a request arrives")
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A trace's rows as JSON holds them."""
+
+    arrival_ns: list[int] | None
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+    source: str
+    format: str
+    notes: tuple[str, ...]
+    hash_block_tokens: int | None
+    hash_ids: list[list[int]] | None
+
+    @classmethod
+    def of(cls, rows: TraceRows) -> _Table:
+        times = None if rows.arrival_ns is None else rows.arrival_ns.tolist()
+        size, ids = None, None
+        if rows.hash_ids is not None:
+            size, ids = rows.hash_ids.block_tokens, [rows.hash_ids.row(i) for i in range(len(rows))]
+        lengths = (rows.prompt_tokens.tolist(), rows.output_tokens.tolist())
+        return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids)
+
+    def rows(self) -> TraceRows:
+        """The columns as arrays; ValueError if they differ in length."""
+        columns = (self.arrival_ns or self.prompt_tokens, self.prompt_tokens, self.output_tokens)
+        times, prompt, output = (np.array(column, np.int64) for column in columns)
+        lists, size = self.hash_ids, self.hash_block_tokens
+        if not len(times) == len(prompt) == len(output) == len(lists if lists is not None else prompt):
+            raise ValueError(f"rows of {self.source}: the columns differ in length")
+        hash_ids = None
+        if lists is not None and size is not None:
+            ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+            hash_ids = HashIds.of(size, np.array(list(chain.from_iterable(lists)), np.int64), ends)
+        times = None if self.arrival_ns is None else times
+        return TraceRows(times, prompt, output, self.source, self.format, self.notes, hash_ids)
+
+
+def _with_config(policy: ResolvedPolicy, allow_code: bool) -> ResolvedPolicy:
+    """`policy`, whose config is plain, with the config of its kind."""
+    config = find_policy(policy.kind, allow_code=allow_code)[0]
+    return replace(policy, config=from_plain(config, policy.config, f"{policy.label}.config"))

@@ -1,0 +1,59 @@
+"""The highest rate at which a policy can serve a scenario: what it completes when all its requests wait already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S
+from batchsim.drive.resolved import Resolved
+from batchsim.kernel.record import FINISHED, Records
+from batchsim.workload.workload_config import AllAtOnce, TraceLengths
+
+REQUESTS, BATCHES = 1000, 10
+"""Of the overloaded run: at least that many requests, and that many times what the largest batch holds."""
+
+_FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains the batch is left out
+
+
+def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
+    """`resolved` with requests of the same lengths and classes, all there at the start, and nobody giving up.
+
+    So many for each of its `engines`.
+    """
+    slots = [policy.config.traits.max_num_seqs or 0 for policy in resolved.policies]
+    workload = resolved.workload
+    classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
+    lengths = TraceLengths() if workload.lengths is None and workload.trace is not None else workload.lengths
+    trace = workload.trace if workload.trace is None else replace(workload.trace, rate_scale=None)
+    busy = replace(
+        workload,
+        arrivals=AllAtOnce(),
+        lengths=lengths,
+        trace=trace,
+        classes=classes,
+        requests=engines * max(REQUESTS, BATCHES * max(slots, default=0)),
+        duration=None,
+        warmup=0,
+        drain=None,
+        deadline=None,
+        patience=None,
+    )
+    return replace(resolved, workload=busy, load_name="", loads=(1.0,), max_waiting=None)
+
+
+def saturation_rps(records: Records) -> float:
+    """Requests completed per second in the middle of an overloaded run. ScenarioError says why too few completed."""
+    done = np.sort(records.requests["delivered_ns"][records.requests["outcome"] == FINISHED])
+    first, last = int(_FROM * len(done)), int(_TO * len(done))
+    if len(done) < 10 or done[last] <= done[first]:
+        why = "; ".join(f"{reason} ({text})" for reason, text in records.details.items())
+        raise ScenarioError(
+            f"only {len(done)} requests completed under overload: no saturation can be told from them."
+            f"{f' Rejected: {why}. Correct what that names.' if why else ''}"
+        )
+    # Answers may come in whole batches: both ends are counted to the last that came at the same time.
+    count = np.diff(np.searchsorted(done, [done[first], done[last]], side="right"))[0]
+    return int(count) * NS_PER_S / float(done[last] - done[first])

@@ -1,0 +1,125 @@
+"""The SimPy driver: predicted step durations, one process for the engine and one a stream of arrivals.
+
+Where other processes can act at the engine's instant, it yields one event of lower priority before it lets arrivals
+in, so that it sees all of them whatever the number of hops. Between events it may leap over identical steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+import simpy
+from simpy.events import EventPriority
+
+from batchsim.drive.instant import ENTER, THROUGH, crank
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.types import Arrival, Batch, Idle, Workload
+
+_AFTER_ALL_OTHERS = 2  # SimPy's own are 0 (urgent) and 1 (normal)
+
+
+class Phase(simpy.Event):
+    """Fires at this instant, after every event of a lower priority, however many hops they take."""
+
+    def __init__(self, env: simpy.Environment, priority: int = _AFTER_ALL_OTHERS) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None  # triggered at once, as SimPy's Timeout does it
+        env.schedule(self, EventPriority(priority))
+
+
+def simulate(core: EngineCore, workload: Workload, *, leap: bool = True) -> int:
+    """Runs `workload` through `core`, whose executor is a SimExecutor, to its end; returns the end in ns.
+
+    `leap=False` makes every step a SimPy event of its own; the records are the same.
+    """
+    env = simpy.Environment()
+    run = _Run(env, core, workload, leap)
+    run.send(workload.arrivals())
+    env.run(until=env.process(run.engine()))
+    return run.end_ns
+
+
+class _Run:
+    """The processes of one simulation and what they share."""
+
+    def __init__(self, env: simpy.Environment, core: EngineCore, workload: Workload, leap: bool) -> None:
+        if not isinstance(core.executor, SimExecutor):
+            raise TypeError(f"simulate needs a SimExecutor, not {type(core.executor).__name__}")
+        self.env = env
+        self.core = core
+        self.workload = workload
+        self.cost = core.executor.cost if leap else None
+        self.streams = 0  # arrival streams not at their end
+        self.wake: simpy.Event | None = None
+        self.end_ns = 0
+
+    def send(self, arrivals: Iterator[Arrival]) -> None:
+        """Starts a process that submits `arrivals` at their times."""
+        self.streams += 1
+        self.env.process(self._stream(arrivals))
+
+    def _stream(self, arrivals: Iterator[Arrival]) -> Generator[simpy.Event, Any, None]:
+        env = self.env
+        for arrival in arrivals:
+            delay_ns = arrival.request.arrival_ns - env.now
+            if delay_ns > 0:
+                yield env.timeout(delay_ns)
+            self.core.submit(arrival)
+            if self.wake is not None:
+                wake, self.wake = self.wake, None
+                wake.succeed()
+        self.streams -= 1
+
+    def is_over(self) -> bool:
+        """Whether no arrival will come unless something is answered."""
+        return not self.streams
+
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells the clients what ended; they may answer with their next requests."""
+        for event in events:
+            if isinstance(event, Tokens):
+                continue
+            following = self.workload.responded(event.request, now_ns)
+            if following is not None:
+                self.send(iter((following,)))
+
+    def engine(self) -> Generator[simpy.Event, Any, None]:
+        """Waits for what the loop names. SimPy's `now` stays an integer because all delays are."""
+        env = self.env
+        loop = crank(self.core, self)
+        wait, now_ns = next(loop), 0
+        while wait is not THROUGH:
+            if wait is ENTER:
+                if env.peek() <= now_ns:
+                    yield Phase(env)
+            elif type(wait) is Batch:
+                end_ns = self._execute(wait, now_ns)
+                yield env.timeout(end_ns - now_ns)
+                now_ns = end_ns
+            else:
+                assert isinstance(wait, Idle)
+                yield from self._rest(wait, now_ns)
+                now_ns = int(env.now)
+            wait = loop.send(now_ns)
+        self.end_ns = now_ns
+
+    def _execute(self, batch: Batch, now_ns: int) -> int:
+        """Runs the step, and those alike after it that nothing can fall into; returns the end."""
+        end_ns = self.core.execute(batch, now_ns)
+        if self.cost is None:
+            return end_ns
+        timer_ns, next_ns = self.core.next_timer_ns, self.env.peek()
+        return self.core.leap(batch, end_ns, next_ns if timer_ns is None else min(next_ns, timer_ns), self.cost)
+
+    def _rest(self, idle: Idle, now_ns: int) -> Generator[simpy.Event, Any, None]:
+        """Until the next arrival or the time of `idle`."""
+        if idle.until_ns is None and not self.streams:
+            return
+        self.wake = self.env.event()
+        if idle.until_ns is None:
+            yield self.wake
+        else:
+            yield self.wake | self.env.timeout(idle.until_ns - now_ns)
+            self.wake = None

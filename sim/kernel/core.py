@@ -1,0 +1,447 @@
+"""EngineCore: one engine's inbox, one scheduler, one executor and their records; cranked by a driver that owns time.
+
+At one instant things happen in this order: the step ends, cancels and deadlines take effect, arrivals enter by
+(time, id), the scheduler is asked. A finish beats a cancel. The driver calls `schedule`, `execute` and `complete` in
+turn, pushes arrivals to `submit`, and passes on the events that come back; `batchsim.drive.instant` has the one loop
+that does it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
+from batchsim.base.units import MAX_TIME_NS, format_duration
+from batchsim.kernel.events import Cancelled, EngineEvent, Finished, Rejected, Tokens, Unfinished
+from batchsim.kernel.journal import ENDED, Journal, Reasons
+from batchsim.kernel.record import CAP_CUT, Recorder, pack_step
+from batchsim.kernel.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Scheduler, Sequence, StepResult
+
+MAX_FRUITLESS_PREEMPTIONS = 10_000
+"""Preemptions in a row without any token made by anyone: beyond it the policy is turning in a circle."""
+
+
+class EngineCore:
+    """The engine without a clock. See the module's text for the order of one instant.
+
+    `per_chunk_ns` is the front end's time to deliver each piece of a response. `max_waiting` bounds the queue: arrivals
+    beyond it are rejected, those of one instant counting against each other. At the first step boundary at or after
+    `stop_ns` all that is open ends unfinished. `tells_tokens`: `complete` also returns who got tokens, which costs a
+    step O(batch).
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        recorder: Recorder,
+        *,
+        max_model_len: int,
+        max_waiting: int | None = None,
+        per_chunk_ns: int = 0,
+        stop_ns: int | None = None,
+        tells_tokens: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.recorder = recorder
+        self.max_model_len = max_model_len
+        self.max_waiting = max_waiting
+        self.stop_ns = stop_ns
+        self.tells_tokens = tells_tokens
+        self.events: list[EngineEvent] = []  # what happened and was not returned yet
+        self._inbox: list[tuple[int, int, Arrival]] = []
+        self._timers: list[tuple[int, int, Sequence, str]] = []
+        self.journal = Journal(recorder, per_chunk_ns)
+        self._in_flight: deque[tuple[Batch, list[Sequence]]] = deque()  # batches that run, and whom each finishes
+        self._fruitless = 0  # preemptions since the last token
+        self._stopped = False
+
+    # ---- what a driver calls
+
+    def submit(self, arrival: Arrival) -> None:
+        """Puts an arrival in the inbox; it enters at the first `schedule` at or after its time."""
+        heappush(self._inbox, (arrival.request.arrival_ns, arrival.request.id, arrival))
+
+    def cancel(self, request_id: int, now_ns: int) -> None:
+        """Ends an open request at its client's wish: at `now_ns`, or with the step that runs then, whose finish wins.
+
+        One that has ended is left alone. O(open requests).
+        """
+        for seq in self.journal.lives:
+            if seq.request.id == request_id:
+                heappush(self._timers, (now_ns, request_id, seq, "client_cancel"))
+                return
+        inbox = self._inbox
+        for place, (time_ns, number, arrival) in enumerate(inbox):
+            if number == request_id:
+                inbox[place] = (time_ns, number, replace(arrival, cancel_ns=now_ns))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any submitted request has not been answered yet."""
+        return bool(self.journal.lives or self._inbox)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, those not let in yet among them."""
+        return self.scheduler.num_waiting + len(self._inbox)
+
+    @property
+    def next_timer_ns(self) -> int | None:
+        """When the next deadline or cancel of a request still alive falls due, or the run stops with work left."""
+        due_ns = self._next_cancel_ns()
+        if self.stop_ns is None or not self.journal.lives:
+            return due_ns
+        return self.stop_ns if due_ns is None else min(due_ns, self.stop_ns)
+
+    def _next_cancel_ns(self) -> int | None:
+        timers = self._timers
+        while timers and timers[0][2] not in self.journal.lives:
+            heappop(timers)
+        return timers[0][0] if timers else None
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        """Lets in what is due and asks the scheduler. Raises SchedulerStalled if it would wait for ever."""
+        if self._inbox or self._timers or self.stop_ns is not None:
+            self.events = self.enter_due(now_ns)
+            if self._stopped:
+                return IDLE
+        work = self.scheduler.schedule(now_ns, drain)
+        reasons = self._drain_events(now_ns) if self.scheduler.events else None
+        if isinstance(work, Idle):
+            self._check_idle(work, now_ns, drain)
+        elif type(work) is not Batch:
+            raise self._policy_error(f"schedule() returned {work!r}, neither a Batch nor an Idle")
+        else:
+            if work.preempted or not work.num_decode:
+                self._check_progress(work, now_ns)
+            if work.chunks or work.joined or work.left or work.preempted or work.swap_in or self.journal.prefilling:
+                self.journal.scheduled(work, now_ns, reasons or {})
+        return work
+
+    def enter_due(self, now_ns: int) -> list[EngineEvent]:
+        """Lets in what is due and returns what became of it. Clients who are told may send at this same instant."""
+        if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
+            self._take_due(now_ns)
+        if self.stop_ns is not None and now_ns >= self.stop_ns:
+            self.close(now_ns, "drain_limit")
+        events = self.events
+        if events:
+            self.events = []
+        return events
+
+    def take_events(self) -> list[EngineEvent]:
+        """What happened and was not returned yet: rejections by `schedule`, and what `close` and `fail` ended."""
+        events, self.events = self.events, []
+        return events
+
+    def execute(self, batch: Batch, now_ns: int) -> int:
+        """Runs the step that `schedule` returned, starting at `now_ns`; returns its end."""
+        result: StepResult = self.executor.execute(batch)
+        end_ns = now_ns + result.duration_ns
+        if end_ns > MAX_TIME_NS:
+            raise ScenarioError(
+                f"cost: a step of {format_duration(result.duration_ns)} would end {format_duration(end_ns)} after the"
+                f" start, beyond the {format_duration(MAX_TIME_NS)} that times can hold. Shorten the steps, or ask for"
+                " fewer requests."
+            )
+        pairs = sampled = 0
+        if batch.chunks:
+            pairs, sampled = self._advance_chunks(batch)
+        if batch.decodes is not None:
+            batch.decodes.advance(result.accepted)
+        if sampled or batch.num_decode:
+            self._fruitless = 0
+        self._in_flight.append((batch, result.finished))
+        try:
+            self.journal.step(self.scheduler, batch, now_ns, result.duration_ns, pairs, sampled)
+        except struct.error:
+            raise ScenarioError(
+                f"{type(self.scheduler).__name__}: a step of {batch.num_prefill_tokens:,} tokens of prompts and"
+                f" {batch.pad_prefill_tokens:,} of padding is more than a column of the records holds. Lower the batch"
+                " sizes of the policy."
+            ) from None
+        return end_ns
+
+    def leap(self, batch: Batch, end_ns: int, horizon_ns: float, cost: CostModel) -> int:
+        """Repeats the step just executed while the next would start before `horizon_ns` and ends nobody.
+
+        Writes the same rows as stepping would. Returns the end of the last step.
+        """
+        group, scheduler = batch.decodes, self.scheduler
+        if group is None or batch.chunks or self._in_flight[-1][1] or not batch.num_decode:
+            return end_ns
+        quiet = self.executor.quiet_steps(batch)
+        horizon_ns = min(horizon_ns, MAX_TIME_NS)
+        if not quiet or end_ns >= horizon_ns:
+            return end_ns
+        kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, cost.step_ns, group.advance
+        rows, pack = self.recorder.step_rows, pack_step
+        num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
+        waiting, running = scheduler.num_waiting, scheduler.num_running
+        while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
+            quiet -= 1
+            duration_ns = step_ns(batch)
+            advance()
+            # Columns in the order of STEP_COLUMNS; unrolled here because a leap is little else than this line.
+            rows += pack(
+                end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
+                0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+            )  # fmt: skip
+            end_ns += duration_ns
+        return end_ns
+
+    def complete(self, now_ns: int) -> list[EngineEvent]:
+        """Ends the step that runs longest: tokens are emitted, the policy frees the finished, responses go out.
+
+        Returns what happened since events were last returned.
+        """
+        batch, finished = self._in_flight.popleft()
+        self.journal.tokens(batch, finished, now_ns)
+        if self.tells_tokens:
+            self._tell_tokens(batch)
+        self._respond(self.scheduler.complete(batch, finished, now_ns), now_ns)
+        if self.scheduler.events:
+            self._drain_events(now_ns)
+        events = self.events
+        if events:
+            self.events = []
+        return events
+
+    def close(self, now_ns: int, reason: str) -> None:
+        """Ends everything still open as `unfinished`, answers being held too; KV memory in use is not returned."""
+        self._stopped = True
+        for _, _, arrival in sorted(self._inbox):
+            self.journal.begin(Sequence(arrival.request), arrival)
+        self._inbox = []
+        for seq in list(self.journal.lives):
+            self._end(seq, now_ns, Unfinished, reason)
+
+    def fail(self, now_ns: int, reason: str) -> list[Arrival]:
+        """Ends everything open as `unfinished`, the running step cut at `now_ns` and its tokens lost.
+
+        Returns what was open, in order of entering.
+        """
+        if self._in_flight:
+            batch, _ = self._in_flight.popleft()
+            self.recorder.cut_last_step(now_ns)
+            decodes = batch.decodes.members if batch.decodes is not None else ()
+            for seq in [*batch.sampled, *decodes]:
+                seq.settled_output_tokens -= 1
+        opened = [life.arrival for life in self.journal.lives.values()]
+        opened += [arrival for _, _, arrival in sorted(self._inbox)]
+        self.close(now_ns, reason)
+        return opened
+
+    # ---- one instant
+
+    def _take_due(self, now_ns: int) -> None:
+        """Timers due, then arrivals due, until neither is: an arrival may bring a deadline that has passed already."""
+        timers, inbox = self._timers, self._inbox
+        while True:
+            while timers and timers[0][0] <= now_ns:
+                _, _, seq, reason = heappop(timers)
+                if seq not in self.journal.lives:
+                    continue
+                # One that has its last token but is held back with its batch is given up by its client alone.
+                responses = self.scheduler.cancel(seq, now_ns) if seq.state != ENDED else []
+                self._end(seq, now_ns, Cancelled, reason)
+                self._respond(responses, now_ns)
+            if not inbox or inbox[0][0] > now_ns:
+                return
+            self._enter(heappop(inbox)[2], now_ns)
+
+    def _enter(self, arrival: Arrival, now_ns: int) -> None:
+        request = arrival.request
+        seq = Sequence(request)
+        self.journal.begin(seq, arrival)
+        if request.prompt_tokens >= self.max_model_len:
+            detail = f"prompt of {request.prompt_tokens} tokens, max_model_len {self.max_model_len}"
+            self._reject(seq, now_ns, "prompt_too_long", detail)
+            return
+        if self.max_waiting is not None and self.scheduler.num_waiting >= self.max_waiting:
+            self._reject(seq, now_ns, "queue_full", f"{self.max_waiting} requests wait already")
+            return
+        self.scheduler.add(seq, now_ns)
+        if self.scheduler.events:
+            self._drain_events(now_ns)
+        if seq.state == ENDED:
+            return
+        self.executor.begin(seq, arrival.output_tokens)
+        if request.deadline_ns is not None:
+            heappush(self._timers, (request.deadline_ns, request.id, seq, "deadline"))
+        if arrival.cancel_ns is not None:
+            heappush(self._timers, (arrival.cancel_ns, request.id, seq, "client_cancel"))
+
+    def _reject(self, seq: Sequence, now_ns: int, reason: str, detail: str) -> None:
+        self.recorder.details.setdefault(reason, detail)
+        self._end(seq, now_ns, Rejected, reason)
+
+    def _check_idle(self, idle: Idle, now_ns: int, drain: bool) -> None:
+        if idle.until_ns is not None:
+            if idle.until_ns <= now_ns:
+                raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
+        elif drain and self.journal.lives and self._next_cancel_ns() is None:
+            raise SchedulerStalled(f"nothing is due after {now_ns} ns and the scheduler waits. {self._dump()}")
+
+    def _dump(self) -> str:
+        scheduler = self.scheduler
+        first = next(iter(self.journal.lives), None)
+        return (
+            f"{type(scheduler).__name__}: {scheduler.num_waiting} waiting, {scheduler.num_running} running,"
+            f" {scheduler.kv.num_free} of {scheduler.kv.num_blocks} KV blocks free; oldest: {first!r}"
+        )
+
+    # ---- counters
+
+    def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
+        """Moves computed tokens on and gives a token to those that reached their known ones: (pairs, sampled).
+
+        PolicyError for chunks no engine could run: a policy may be a user's own, and what it got wrong must not become
+        a result.
+        """
+        pairs = tokens = 0
+        sampled: list[Sequence] = []
+        chunks, kv = batch.chunks, self.scheduler.kv
+        for seq, n in chunks:
+            computed = seq.settled_computed_tokens
+            known = seq.request.prompt_tokens + seq.settled_output_tokens
+            pairs += n * computed + n * (n + 1) // 2
+            tokens += n
+            done = computed + n
+            if n < 1 or done > known or seq.group is not None:
+                raise self._policy_error(f"schedules {n} tokens of {seq!r}")
+            if kv.held(seq) * kv.block_size < done:
+                raise self._policy_error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
+            self.journal.computed(seq, done)
+            seq.settled_computed_tokens = done
+            if done == known:
+                seq.settled_output_tokens += 1
+                sampled.append(seq)
+        if tokens != batch.num_prefill_tokens:
+            raise self._policy_error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
+        if len(chunks) > 1 and len({seq for seq, _ in chunks}) != len(chunks):
+            raise self._policy_error("schedules a sequence twice in one step")
+        batch.sampled = sampled
+        return pairs, len(sampled)
+
+    # ---- what the policy says
+
+    def _drain_events(self, now_ns: int) -> Reasons:
+        """Writes queue-head reasons, ends the rejected, and returns the reasons of this call's state changes."""
+        events, self.scheduler.events = self.scheduler.events, []
+        reasons: Reasons = {}
+        for event in events:
+            if event.kind == "blocked":
+                self.journal.blocked(event, now_ns)
+            elif event.kind == "rejected":
+                self._reject(event.seq, now_ns, event.reason, event.detail)
+            elif event.kind in ("preempted", "sat_out"):
+                reasons[event.seq] = (event.reason, event.blocker)
+            else:
+                raise self._policy_error(f"emits an event of kind {event.kind!r}, of which there is none")
+        return reasons
+
+    def _check_progress(self, batch: Batch, now_ns: int) -> None:
+        """Raises SchedulerStalled for an empty batch, or where preemptions go round without a token."""
+        if not (batch.chunks or batch.num_decode or batch.preempted or batch.swap_in):
+            raise SchedulerStalled(f"empty batch at {now_ns} ns with nothing preempted or swapped in. {self._dump()}")
+        self._fruitless += len(batch.preempted)
+        if self._fruitless > MAX_FRUITLESS_PREEMPTIONS:
+            raise SchedulerStalled(f"{self._fruitless} preemptions without a token by {now_ns} ns. {self._dump()}")
+
+    def _policy_error(self, what: str) -> PolicyError:
+        return PolicyError(f"{type(self.scheduler).__name__}: {what}. Correct the policy.")
+
+    def check_returned(self) -> None:
+        """Raises PolicyError unless, with nobody left, all KV memory has come back."""
+        kv = self.scheduler.kv
+        if not self._stopped and (kv.num_free, kv.num_swap_free) != (kv.num_blocks, kv.num_swap_blocks):
+            raise self._policy_error(f"{kv.num_free} of {kv.num_blocks} KV blocks are free after the last request")
+
+    def _respond(self, responses: list[Sequence], now_ns: int) -> None:
+        """Sends what the policy releases, but for answers whose clients have given up."""
+        for seq in responses:
+            if seq in self.journal.lives:
+                self._end(seq, now_ns, Finished, self._cut(seq))
+
+    def _cut(self, seq: Sequence) -> str:
+        """CAP_CUT if `seq` ended where the policy had lowered its cap to, else ""."""
+        asked, cap = seq.request.max_output_tokens, seq.max_output_tokens
+        if cap == asked or seq.num_output_tokens < cap:
+            return ""
+        self.recorder.details.setdefault(CAP_CUT, f"{asked} output tokens asked for, {cap} allowed")
+        return CAP_CUT
+
+    def _tell_tokens(self, batch: Batch) -> None:
+        """Who got a token in the step that has ended; members of the decode group in every step that was leapt over."""
+        group = batch.decodes
+        if group is not None:
+            for seq in group.members:
+                self.events.append(Tokens(seq.request, batch.num_steps))
+        for seq in batch.sampled:
+            self.events.append(Tokens(seq.request, 1))
+
+    def _end(
+        self, seq: Sequence, now_ns: int, ended: type[Finished | Rejected | Cancelled | Unfinished], reason: str
+    ) -> None:
+        """Ends a request and says so."""
+        self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams)
+        self.executor.end(seq)
+        self.events.append(ended(seq.request, reason))
+
+
+class SimExecutor:
+    """Runs batches on a cost model. Knows the true output lengths; a step is O(sequences that end or join)."""
+
+    def __init__(self, cost: CostModel, max_model_len: int) -> None:
+        self.cost = cost
+        self.max_model_len = max_model_len
+        self._targets: dict[Sequence, int] = {}
+        self._ends: list[tuple[int, int, int, Sequence]] = []  # (group step, order, epoch, sequence)
+
+    def begin(self, seq: Sequence, output_tokens: int | None) -> None:
+        """The length at which the engine stops: the true one, the client's cap, the policy's, or the model's limit."""
+        request = seq.request
+        if output_tokens is None:
+            raise ValueError(f"request {request.id} has no output length; a simulation needs one")
+        self._targets[seq] = min(output_tokens, seq.max_output_tokens, self.max_model_len - request.prompt_tokens)
+
+    def end(self, seq: Sequence) -> None:
+        self._targets.pop(seq, None)
+
+    def quiet_steps(self, batch: Batch) -> int:
+        ends, group = self._ends, batch.decodes
+        while ends:
+            step, _, epoch, seq = ends[0]
+            if epoch == seq.epoch and seq.group is group:
+                return step - group.step - 1 if group is not None else 0
+            heappop(ends)
+        return 0
+
+    def execute(self, batch: Batch) -> StepResult:
+        group, ends = batch.decodes, self._ends
+        finished: list[Sequence] = []
+        if group is not None:
+            for seq in batch.joined:
+                if seq.group is group:
+                    end = group.step + self._targets[seq] - seq.num_output_tokens
+                    heappush(ends, (end, seq.order, seq.epoch, seq))
+            after = group.step + 1
+            while ends and ends[0][0] <= after:
+                _, _, epoch, seq = heappop(ends)
+                if epoch == seq.epoch and seq.group is group:
+                    finished.append(seq)
+        for seq, n in batch.chunks:
+            if (
+                seq.settled_computed_tokens + n == seq.num_tokens
+                and seq.settled_output_tokens + 1 >= self._targets[seq]
+            ):
+                finished.append(seq)
+        if len(finished) > 1:
+            finished = batch.in_order(finished)
+        return StepResult(self.cost.step_ns(batch), finished)

@@ -1,0 +1,65 @@
+"""What an engine did to requests, as it tells whoever drives it: EngineCore returns these, in the order they happened.
+
+A driver passes them on: to closed-loop clients, who answer with their next request; to a router; to an HTTP stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
+from batchsim.kernel.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """`request` has `count` more output tokens, emitted when the step ended. Told only to drivers that ask for it."""
+
+    request: Request
+    count: int
+
+
+class Ended:
+    """The engine is done with `request`; `reason` is why, "" where it simply finished."""
+
+    __slots__ = ("reason", "request")
+    outcome: ClassVar[int]
+
+    def __init__(self, request: Request, reason: str) -> None:
+        self.request = request
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(request {self.request.id}, {self.reason!r})"
+
+
+class Finished(Ended):
+    """All its tokens are out, and delivered as far as the engine goes."""
+
+    __slots__ = ()
+    outcome = FINISHED
+
+
+class Rejected(Ended):
+    """It never ran: too long, or the queue was full."""
+
+    __slots__ = ()
+    outcome = REJECTED
+
+
+class Cancelled(Ended):
+    """Its client gave up, or its deadline passed."""
+
+    __slots__ = ()
+    outcome = CANCELLED
+
+
+class Unfinished(Ended):
+    """The run, or the replica, ended before it did."""
+
+    __slots__ = ()
+    outcome = UNFINISHED
+
+
+EngineEvent = Tokens | Ended

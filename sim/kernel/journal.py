@@ -1,0 +1,199 @@
+"""Journal: what becomes of every request, written to the records as it happens.
+
+It reads the batch and the sequences and never decides anything: a sequence's `state` is derived here from what each
+batch says changed, so that no policy has to report states, only reasons.
+"""
+
+from __future__ import annotations
+
+from batchsim.kernel.record import (
+    BLOCKED,
+    DECODE,
+    FINISHED,
+    MISSING,
+    PREEMPTED,
+    PREFILL,
+    RECOMPUTE,
+    SAT_OUT,
+    SWAPPED,
+    Recorder,
+    pack_step,
+)
+from batchsim.kernel.types import Arrival, Batch, Event, Scheduler, Sequence
+
+ENDED = -1
+"""The state of a sequence that has produced its last token or was given up; one begins in state 0, queued."""
+
+Reasons = dict[Sequence, tuple[str, int | None]]
+"""Why a policy changed a sequence's state in one call, and which request stood in its way."""
+
+
+class _Life:
+    """What the records need to remember of a request while it lives."""
+
+    __slots__ = (
+        "arrival",
+        "cached",
+        "cached_all",
+        "computed_once",
+        "first_token_ns",
+        "last_token_ns",
+        "output_tokens",
+        "preemptions",
+        "recomputed",
+        "scheduled_ns",
+        "swaps",
+    )
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.scheduled_ns = self.first_token_ns = self.last_token_ns = MISSING
+        self.output_tokens = self.preemptions = self.swaps = self.recomputed = self.cached = self.cached_all = 0
+        self.computed_once = 0  # high-water mark of computed tokens: below it, computing again is recompute
+
+
+class Journal:
+    """The open requests of one engine and the rows they leave. `lives` holds them in order of entering."""
+
+    def __init__(self, recorder: Recorder, per_chunk_ns: int) -> None:
+        self.recorder = recorder
+        self.per_chunk_ns = per_chunk_ns
+        self.lives: dict[Sequence, _Life] = {}
+        self.prefilling: dict[Sequence, None] = {}  # had a chunk in the last step, and are not done
+
+    def begin(self, seq: Sequence, arrival: Arrival) -> None:
+        self.lives[seq] = _Life(arrival)
+
+    def computed(self, seq: Sequence, done: int) -> None:
+        """Notes that a chunk takes `seq`, still at its old count, to `done` computed tokens."""
+        life, before = self.lives[seq], seq.settled_computed_tokens
+        if before < life.computed_once:
+            life.recomputed += min(done, life.computed_once) - before
+        if done > life.computed_once:
+            life.computed_once = done
+
+    def step(
+        self, scheduler: Scheduler, batch: Batch, start_ns: int, duration_ns: int, pairs: int, sampled: int
+    ) -> None:
+        """One row of STEP_COLUMNS."""
+        swap_blocks = 0
+        if batch.swap_out or batch.swap_in:
+            swap_blocks = sum(n for _, n in batch.swap_out) + sum(n for _, n in batch.swap_in)
+        cached = sum([n for _, n in batch.cached]) if batch.cached else 0
+        self.recorder.step_rows += pack_step(
+            start_ns, duration_ns, batch.context_tokens, pairs, batch.pad_context_tokens, batch.num_decode,
+            batch.num_prefill_tokens, len(batch.chunks), sampled, batch.pad_prefill_tokens, batch.pad_prefill_rows,
+            batch.pad_decode_rows, swap_blocks, len(batch.preempted), scheduler.kv.num_free, scheduler.num_waiting,
+            scheduler.num_running, cached,
+        )  # fmt: skip
+
+    def blocked(self, event: Event, now_ns: int) -> None:
+        """The head of the queue, or what blocks it, changed."""
+        self.recorder.state(now_ns, event.seq.request.id, BLOCKED, event.reason, event.blocker)
+
+    def scheduled(self, batch: Batch, now_ns: int, reasons: Reasons) -> None:
+        """State rows from what the batch, about to run at `now_ns`, says changed."""
+        row = self.recorder.state
+        swapped_out = {seq for seq, _ in batch.swap_out}
+        for seq in batch.preempted:
+            life = self.lives[seq]
+            if seq.state in (DECODE, SAT_OUT):
+                life.computed_once = max(life.computed_once, seq.num_tokens - 1)
+            self.prefilling.pop(seq, None)
+            seq.state = SWAPPED if seq in swapped_out else PREEMPTED
+            if seq.state == SWAPPED:
+                life.swaps += 1
+            life.preemptions += 1
+            row(now_ns, seq.request.id, seq.state, *reasons.get(seq, ("", None)))
+        for seq in batch.left:
+            if seq.state == DECODE and seq.group is None:
+                seq.state = SAT_OUT
+                row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("", None)))
+        for seq in [*batch.joined, *(seq for seq, _ in batch.swap_in)]:
+            if seq.state in (SAT_OUT, SWAPPED) and seq.group is not None:
+                seq.state = DECODE
+                row(now_ns, seq.request.id, DECODE)
+        for seq, tokens in batch.cached:
+            life = self.lives[seq]
+            life.cached_all += tokens
+            if life.scheduled_ns == MISSING:
+                life.cached = tokens
+        if batch.chunks or self.prefilling:
+            self._prefills(batch, now_ns, reasons)
+
+    def _prefills(self, batch: Batch, now_ns: int, reasons: Reasons) -> None:
+        row, prefilling = self.recorder.state, self.prefilling
+        for seq, _ in batch.chunks:
+            if seq.state in (PREFILL, RECOMPUTE):
+                continue
+            life = self.lives[seq]
+            if life.scheduled_ns == MISSING:
+                life.scheduled_ns = now_ns
+            seq.state = RECOMPUTE if seq.settled_computed_tokens < life.computed_once else PREFILL
+            prefilling[seq] = None
+            row(now_ns, seq.request.id, seq.state)
+        if len(prefilling) > len(batch.chunks):
+            running = {seq for seq, _ in batch.chunks}
+            for seq in [seq for seq in prefilling if seq not in running]:
+                del prefilling[seq]
+                seq.state = SAT_OUT
+                row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("token_budget", None)))
+
+    def tokens(self, batch: Batch, finished: list[Sequence], now_ns: int) -> None:
+        """The step's tokens are out at `now_ns`: first ones, last ones, and prefills that go on to decode."""
+        for seq in batch.sampled:
+            life = self.lives[seq]
+            if life.first_token_ns == MISSING:
+                life.first_token_ns = now_ns
+            seq.state = DECODE
+            del self.prefilling[seq]
+        for seq in finished:
+            life = self.lives[seq]
+            life.last_token_ns = now_ns
+            life.output_tokens = seq.num_output_tokens
+            seq.state = ENDED
+        for seq in batch.sampled:
+            if seq.state == DECODE:
+                self.recorder.state(now_ns, seq.request.id, DECODE)
+
+    def end(self, seq: Sequence, now_ns: int, outcome: int, reason: str, *, streams: bool) -> None:
+        """Writes the request's row and forgets it. A finished one is delivered now, or was with its last token."""
+        life = self.lives.pop(seq)
+        self.prefilling.pop(seq, None)
+        finished = outcome == FINISHED
+        output_tokens = life.output_tokens or seq.num_output_tokens
+        seq.state = ENDED
+        request = seq.request
+        sent_ns, submitted_ns = life.arrival.sent_ns, life.arrival.submitted_ns
+        first_delivery = delivered = MISSING
+        if finished:
+            delivered = (life.last_token_ns if streams else now_ns) + self.per_chunk_ns
+            first_delivery = life.first_token_ns + self.per_chunk_ns if streams else delivered
+        self.recorder.request(
+            request.id,
+            self.recorder.text(request.klass),
+            self.recorder.text(request.tenant),
+            request.priority,
+            request.arrival_ns if sent_ns is None else sent_ns,
+            request.arrival_ns,
+            request.prompt_tokens,
+            request.max_output_tokens,
+            output_tokens,
+            life.scheduled_ns,
+            life.first_token_ns,
+            life.last_token_ns,
+            first_delivery,
+            delivered,
+            life.last_token_ns if finished else now_ns,
+            outcome,
+            self.recorder.text(reason),
+            life.preemptions,
+            life.swaps,
+            life.recomputed,
+            life.cached,
+            life.cached_all,
+            0 if submitted_ns is None else submitted_ns - request.arrival_ns,
+            life.arrival.router_ns,
+            life.arrival.failover_ns,
+            life.arrival.num_retries,
+        )

@@ -1,0 +1,259 @@
+"""What a run leaves behind, in columns: a row a step, a state change, a request; nothing per token.
+
+The three tables and their columns are the schema of `results/`. Times are ns since the start of the run. Missing
+values are `MISSING` in the arrays and null in the tables made from them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from batchsim.kernel.types import Arrival
+
+MISSING = -1
+
+# Request states, as the rows of the `states` table name them.
+PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED = range(1, 8)
+STATE_NAMES = {
+    PREFILL: "prefill",
+    RECOMPUTE: "recompute",
+    DECODE: "decode",
+    SAT_OUT: "sat_out",
+    PREEMPTED: "preempted",
+    SWAPPED: "swapped",
+    BLOCKED: "blocked",
+}
+
+STEP_COLUMNS = (
+    ("start_ns", "q"),
+    ("duration_ns", "q"),
+    ("context_tokens", "q"),  # KV tokens the decodes read
+    ("prefill_pairs", "q"),  # sum over chunks of n*c + n*(n+1)/2: query-key pairs of n tokens after c computed ones
+    ("pad_context_tokens", "q"),
+    ("num_decode", "i"),
+    ("num_prefill_tokens", "i"),
+    ("num_chunks", "i"),
+    ("num_sampled_chunks", "i"),  # chunks that reached the end of their known tokens and sampled one
+    ("pad_prefill_tokens", "i"),
+    ("pad_prefill_rows", "i"),  # whole rows among that padding, beside the chunks
+    ("pad_decode_rows", "i"),
+    ("swap_blocks", "i"),
+    ("num_preempted", "i"),
+    ("free_blocks", "i"),  # while the step runs
+    ("num_waiting", "i"),
+    ("num_running", "i"),
+    ("cached_tokens", "q"),  # found in the prefix cache by those admitted in this step
+)
+STATE_COLUMNS = (("time_ns", "q"), ("request_id", "q"), ("state", "i"), ("reason", "i"), ("blocker", "q"))
+REQUEST_COLUMNS = (
+    ("request_id", "q"),
+    ("klass", "i"),
+    ("tenant", "i"),
+    ("priority", "q"),
+    ("sent_ns", "q"),  # when the client sent it; equal to arrival_ns without a front end
+    ("arrival_ns", "q"),  # at the engine
+    ("prompt_tokens", "q"),
+    ("max_output_tokens", "q"),
+    ("output_tokens", "q"),  # generated
+    ("scheduled_ns", "q"),  # start of the first step it took part in
+    ("first_token_ns", "q"),  # emission at the engine
+    ("last_token_ns", "q"),
+    ("first_delivery_ns", "q"),  # at the client
+    ("delivered_ns", "q"),
+    ("ended_ns", "q"),  # last token, rejection, cancel or end of the run
+    ("outcome", "i"),
+    ("reason", "i"),
+    ("num_preemptions", "i"),
+    ("num_swaps", "i"),
+    ("recomputed_tokens", "q"),
+    ("cached_tokens", "q"),  # found in the prefix cache at the first admission
+    ("cached_tokens_all", "q"),  # at all admissions, those after preemptions too
+    ("lag_ns", "q"),  # from arrival_ns to when the load source handed it over; 0 in a simulation
+    ("router_ns", "q"),  # waited at the router because no replica was up
+    ("failover_ns", "q"),  # lived on replicas that failed
+    ("num_retries", "i"),  # those replicas
+)
+
+FINISHED, REJECTED, CANCELLED, UNFINISHED = range(4)
+OUTCOME_NAMES = {FINISHED: "finished", REJECTED: "rejected", CANCELLED: "cancelled", UNFINISHED: "unfinished"}
+CAP_CUT = "cap_cut"
+"""The reason of requests that finished because the engine had cut their output cap."""
+REPLICA_FAILED = "replica_failed"
+"""The reason of requests that ended with their replica."""
+
+
+def _format(columns: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, np.dtype]:
+    """The packer of a row and the matching numpy dtype, little-endian and unpadded."""
+    kinds = {"q": "<i8", "i": "<i4"}
+    return struct.Struct("<" + "".join(kind for _, kind in columns)), np.dtype([(n, kinds[k]) for n, k in columns])
+
+
+_STEP, STEP_DTYPE = _format(STEP_COLUMNS)
+_STATE, STATE_DTYPE = _format(STATE_COLUMNS)
+_REQUEST, REQUEST_DTYPE = _format(REQUEST_COLUMNS)
+pack_step = _STEP.pack
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The replica of every row of the tables; MISSING for requests that never left the router.
+
+    `lost` has a row for each life that a request lost with its replica and began again; its own row is in `requests`.
+    """
+
+    requests: NDArray[np.int32]
+    steps: NDArray[np.int32]
+    states: NDArray[np.int32]
+    lost: NDArray[np.void]
+    of_lost: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Records:
+    """A finished run's tables as structured arrays, and the texts their code columns stand for.
+
+    `requests` is sorted by request id, `steps` by start; `states` is in the order in which things happened.
+    `details` maps a rejection's reason to the numbers of its first case, and the reason of a cut run to what failed.
+    `replicas` says whose rows these are where several engines wrote them; see `batchsim.drive.fleet.fleet_records`.
+    """
+
+    requests: NDArray[np.void]
+    steps: NDArray[np.void]
+    states: NDArray[np.void]
+    texts: tuple[str, ...]
+    details: dict[str, str]
+    replicas: Replicas | None = None
+
+    @cached_property
+    def step_columns(self) -> dict[str, NDArray[Any]]:
+        """The columns of `steps` by name, each in one piece: quicker to read than every so many bytes of the rows."""
+        return columns(self.steps)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All of it as arrays that `np.savez` keeps without pickling."""
+        words = json.dumps({"texts": self.texts, "details": self.details}, ensure_ascii=False)
+        return {"requests": self.requests, "steps": self.steps, "states": self.states, "words": np.array(words)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Records:
+        """The reverse of `arrays`. ValueError or KeyError where a table is missing or has other columns."""
+        tables = {"requests": REQUEST_DTYPE, "steps": STEP_DTYPE, "states": STATE_DTYPE}
+        read = {name: arrays[name] for name in tables}
+        for name, dtype in tables.items():
+            if read[name].dtype != dtype:
+                raise ValueError(f"the columns of {name} are those of another version")
+        words = json.loads(str(arrays["words"]))
+        return cls(read["requests"], read["steps"], read["states"], tuple(words["texts"]), words["details"])
+
+
+def columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+    """A copy of the rows by column. One piece of memory for all, filled in blocks that a CPU's cache holds."""
+    found: dict[str, NDArray[Any]] = {}
+    memory, at = np.empty(len(rows) * rows.dtype.itemsize, np.uint8), 0
+    for name in sorted(rows.dtype.names or (), key=lambda name: -rows.dtype[name].itemsize):  # so that all are aligned
+        size = len(rows) * rows.dtype[name].itemsize
+        found[name] = memory[at : at + size].view(rows.dtype[name])
+        at += size
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[first : first + _BLOCK_ROWS]
+        for name, column in found.items():
+            column[first : first + _BLOCK_ROWS] = block[name]
+    return {name: found[name] for name in rows.dtype.names or ()}
+
+
+_BLOCK_ROWS = 4096
+
+
+class Recorder:
+    """Collects rows as packed bytes. `text(s)` gives the code that stands for a string in a code column."""
+
+    def __init__(self) -> None:
+        self.step_rows = bytearray()  # of STEP_COLUMNS, packed by `pack_step`
+        self._states = bytearray()
+        self._requests = bytearray()
+        self._codes: dict[str, int] = {"": 0}
+        self.details: dict[str, str] = {}
+
+    def text(self, text: str) -> int:
+        return self._codes.setdefault(text, len(self._codes))
+
+    def state(self, time_ns: int, request_id: int, state: int, reason: str = "", blocker: int | None = None) -> None:
+        code = self._codes.get(reason)
+        self._states += _STATE.pack(
+            time_ns,
+            request_id,
+            state,
+            self.text(reason) if code is None else code,
+            MISSING if blocker is None else blocker,
+        )
+
+    def request(self, *row: int) -> None:
+        """One row of REQUEST_COLUMNS."""
+        self._requests += _REQUEST.pack(*row)
+
+    def cut_last_step(self, end_ns: int) -> None:
+        """Lets the last step end at `end_ns`, before its time."""
+        at = len(self.step_rows) - _STEP.size
+        (start_ns,) = struct.unpack_from("<q", self.step_rows, at)
+        struct.pack_into("<q", self.step_rows, at + 8, end_ns - start_ns)
+
+    def unserved(self, arrival: Arrival, now_ns: int, outcome: int, reason: str) -> None:
+        """The row of a request that ended at `now_ns` without having reached an engine."""
+        request, never = arrival.request, (MISSING,) * 5
+        self.request(
+            request.id,
+            self.text(request.klass),
+            self.text(request.tenant),
+            request.priority,
+            now_ns if arrival.sent_ns is None else arrival.sent_ns,
+            now_ns,
+            request.prompt_tokens,
+            request.max_output_tokens,
+            0,
+            *never,
+            now_ns,
+            outcome,
+            self.text(reason),
+            *(0,) * 6,
+            arrival.router_ns,
+            arrival.failover_ns,
+            arrival.num_retries,
+        )
+
+    def __len__(self) -> int:
+        """Rows of requests."""
+        return len(self._requests) // _REQUEST.size
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.step_rows) // _STEP.size
+
+    def drain(self) -> Records:
+        """The tables so far, which this recorder forgets: an engine that runs on for days need not grow.
+
+        The codes of texts stay what they are, and `texts` holds all of them.
+        """
+        drained = self.records()
+        self.step_rows, self._states, self._requests = bytearray(), bytearray(), bytearray()
+        self.details = {}
+        return drained
+
+    def records(self) -> Records:
+        """The tables. Steps and states share this recorder's memory: nothing can be recorded after it."""
+        requests = np.frombuffer(self._requests, REQUEST_DTYPE)
+        return Records(
+            requests=requests[np.argsort(requests["request_id"], kind="stable")],
+            steps=np.frombuffer(self.step_rows, STEP_DTYPE),
+            states=np.frombuffer(self._states, STATE_DTYPE),
+            texts=tuple(self._codes),
+            details=dict(self.details),
+        )

@@ -1,0 +1,421 @@
+"""The nouns every part shares: requests, live sequences, batches, and the protocols between the parts.
+
+A scheduler is pure: it is told the time and returns what to run (`Batch`) or until when to wait (`Idle`). It has no
+clock, no randomness and no I/O, so a simulation and a real engine can crank the very same object. All times are
+integers of nanoseconds. Priorities: the lower number is the more important one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from batchsim.kernel.decode import DecodeGroup
+    from batchsim.kernel.kv_blocks import KVBlockManager
+    from batchsim.kernel.tokens import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client sent, as far as a scheduler may know it. Times in ns since the start of the run.
+
+    `tokens` says which tokens the prompt shares with others; None: none, with nobody. `ignore_eos`: it was asked to
+    generate all of `max_output_tokens`, whatever it says.
+    """
+
+    id: int
+    arrival_ns: int
+    prompt_tokens: int
+    max_output_tokens: int
+    priority: int = 0
+    klass: str = ""
+    tenant: str = ""
+    deadline_ns: int | None = None
+    tokens: TokenIds | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.max_output_tokens < 1 or self.arrival_ns < 0:
+            raise ValueError(
+                f"request {self.id}: prompt_tokens {self.prompt_tokens} and max_output_tokens {self.max_output_tokens}"
+                f" must be at least 1, arrival_ns {self.arrival_ns} at least 0"
+            )
+        if self.tokens is not None and self.tokens.num_tokens != self.prompt_tokens:
+            raise ValueError(
+                f"request {self.id}: {self.tokens.num_tokens} token ids, prompt_tokens {self.prompt_tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request with what only the world knows: its true output length and when its client gives up.
+
+    `output_tokens` goes to the executor, never to a policy; None leaves the length to the model. `sent_ns` is the
+    time the client sent it, where a front end delays the arrival at the engine; None: the arrival itself.
+    `submitted_ns` is when a load source in real time handed it over, at or after its intended time; None: at that time.
+    `router_ns` is the time it waited at a router because no replica was up, `failover_ns` what it lived on replicas
+    that failed, `num_retries` their number: all of it before this arrival, which is at the replica.
+    """
+
+    request: Request
+    output_tokens: int | None
+    cancel_ns: int | None = None
+    sent_ns: int | None = None
+    submitted_ns: int | None = None
+    router_ns: int = 0
+    failover_ns: int = 0
+    num_retries: int = 0
+
+
+class Sequence:
+    """The live state of one request.
+
+    Counters are written by EngineCore only (and reset by the policy that preempts). While the sequence is in a decode
+    group they are derived from the group's step. `order` is the admission serial and `num_blocks` the KV manager's
+    count outside the group's growth. `epoch` changes on leaving the group and invalidates planned finishes.
+    `max_output_tokens` is the request's, unless the policy lowers it in `add`, as some engines do to fit their KV.
+    """
+
+    __slots__ = (
+        "epoch",
+        "group",
+        "joined_step",
+        "max_output_tokens",
+        "num_blocks",
+        "order",
+        "phase",
+        "request",
+        "settled_computed_tokens",
+        "settled_output_tokens",
+        "state",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.max_output_tokens = request.max_output_tokens
+        self.order = -1
+        self.epoch = 0
+        self.num_blocks = 0
+        self.group: DecodeGroup | None = None
+        self.joined_step = 0
+        self.phase = 0
+        self.settled_computed_tokens = 0
+        self.settled_output_tokens = 0
+        self.state = 0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is in the cache."""
+        group = self.group
+        return self.settled_computed_tokens + (group.step - self.joined_step if group is not None else 0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far, kept over preemptions."""
+        group = self.group
+        return self.settled_output_tokens + (group.step - self.joined_step if group is not None else 0)
+
+    @property
+    def num_tokens(self) -> int:
+        """All known tokens: prompt and generated ones. A step moves the computed tokens toward this."""
+        return self.request.prompt_tokens + self.num_output_tokens
+
+    def start_from_cache(self, num_tokens: int) -> None:
+        """Takes `num_tokens` found in a prefix cache for computed. By the policy, on admission, before any chunk."""
+        self.settled_computed_tokens = num_tokens
+
+    def reset_computed(self) -> None:
+        """Forgets the KV after a preemption by recompute; generated tokens are kept. Not while in the group."""
+        self.settled_computed_tokens = 0
+
+    def cut_output(self, num_tokens: int) -> None:
+        """Forgets generated tokens, to be generated anew, down to `num_tokens` known ones. After `reset_computed`."""
+        self.settled_output_tokens -= max(self.num_tokens - num_tokens, 0)
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence(request {self.request.id}, order {self.order}, computed {self.num_computed_tokens} of"
+            f" {self.num_tokens} tokens, {self.num_output_tokens} output, {self.num_blocks} blocks,"
+            f" {'decoding' if self.group is not None else 'not decoding'})"
+        )
+
+
+class Batch:
+    """One step's work, valid from `schedule()` to `complete()`. Whoever keeps it copies `items()`.
+
+    `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or
+    recompute) pieces `(sequence, tokens)`. `context_tokens` is what the decodes read: the sum of their computed tokens.
+    The `pad_` fields are work done for nothing: prompt padding, of which `pad_prefill_rows` are whole rows beside the
+    chunks and as long as the padded ones, rows of ended sequences, and the context these read.
+    `cached` lists `(sequence, tokens)` that an admission of this step found in the prefix cache, if any.
+    `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
+    `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
+    step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
+    `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
+    `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it.
+    """
+
+    __slots__ = (
+        "cached",
+        "chunks",
+        "context_tokens",
+        "decodes",
+        "joined",
+        "layout",
+        "left",
+        "num_decode",
+        "num_prefill_tokens",
+        "num_steps",
+        "pad_context_tokens",
+        "pad_decode_rows",
+        "pad_prefill_rows",
+        "pad_prefill_tokens",
+        "preempted",
+        "sampled",
+        "swap_in",
+        "swap_out",
+    )
+
+    def __init__(
+        self,
+        decodes: DecodeGroup | None,
+        chunks: list[tuple[Sequence, int]],
+        num_prefill_tokens: int,
+        *,
+        preempted: list[Sequence] | tuple[()] = (),
+        cached: list[tuple[Sequence, int]] | tuple[()] = (),
+        swap_out: list[tuple[Sequence, int]] | tuple[()] = (),
+        swap_in: list[tuple[Sequence, int]] | tuple[()] = (),
+        pad_prefill_tokens: int = 0,
+        pad_prefill_rows: int = 0,
+        pad_decode_rows: int = 0,
+        pad_context_tokens: int = 0,
+        layout: str = "by_order",
+    ) -> None:
+        self.decodes = decodes
+        self.chunks = chunks
+        self.num_prefill_tokens = num_prefill_tokens
+        self.preempted = preempted
+        self.cached = cached
+        self.swap_out = swap_out
+        self.swap_in = swap_in
+        self.pad_prefill_tokens = pad_prefill_tokens
+        self.pad_prefill_rows = pad_prefill_rows
+        self.pad_decode_rows = pad_decode_rows
+        self.pad_context_tokens = pad_context_tokens
+        self.layout = layout
+        self.num_steps = 1
+        self.sampled: list[Sequence] | tuple[()] = ()
+        self.joined: list[Sequence] | tuple[()] = ()
+        self.left: list[Sequence] | tuple[()] = ()
+        if decodes is None:
+            self.num_decode = self.context_tokens = 0
+            return
+        self.num_decode = len(decodes.members)
+        self.context_tokens = decodes.total_context_tokens
+        if decodes.joined:
+            self.joined, decodes.joined = list(decodes.joined), {}
+        if decodes.left:
+            self.left, decodes.left = decodes.left, []
+
+    def again(self) -> None:
+        """Turns this decode-only batch into the identical one a step later. O(1); for `Scheduler.repeat`."""
+        self.num_steps += 1
+        self.context_tokens += self.num_decode
+        self.pad_context_tokens += self.pad_decode_rows
+        self.joined = self.left = ()
+
+    def items(self) -> Iterator[tuple[Sequence, int]]:
+        """Every sequence of the step with its scheduled tokens, in batch order. O(batch log batch)."""
+        decodes = [(seq, 1) for seq in self.decodes.members] if self.decodes is not None else []
+        if self.layout == "by_order":
+            yield from sorted(decodes + self.chunks, key=_item_order)
+            return
+        decodes.sort(key=_item_order)
+        if self.layout == "decodes_first":
+            yield from decodes
+            yield from sorted(self.chunks, key=_item_order)
+        else:
+            yield from self.chunks
+            yield from decodes
+
+    def in_order(self, sequences: list[Sequence]) -> list[Sequence]:
+        """`sequences`, all of this batch, in batch order."""
+        if len(sequences) < 2:
+            return sequences
+        if self.layout == "by_order":
+            return sorted(sequences, key=by_order)
+        first_decodes = self.layout == "decodes_first"
+        listed = {} if first_decodes else {seq: i for i, (seq, _) in enumerate(self.chunks)}
+        return sorted(sequences, key=lambda seq: ((seq.group is None) is first_decodes, listed.get(seq, seq.order)))
+
+
+def _item_order(item: tuple[Sequence, int]) -> int:
+    return item[0].order
+
+
+def by_order(seq: Sequence) -> int:
+    """The key that sorts sequences by their place in the engine's own list."""
+    return seq.order
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing to run. Wake the scheduler at `until_ns`, or at the next arrival if that is sooner or it is None."""
+
+    until_ns: int | None = None
+
+
+IDLE = Idle()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step took and which sequences produced their last token in it, in batch order.
+
+    `accepted`: the members of the decode group that got another number of tokens than one, as with speculation.
+    """
+
+    duration_ns: int
+    finished: list[Sequence]
+    accepted: Mapping[Sequence, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A reason, for the records: kind `blocked`, `sat_out`, `preempted` or `rejected`.
+
+    `blocked` is emitted for the head of the queue when the head or its reason changes; those behind inherit it.
+    `reason` is one of few short names, to be counted by; `detail` has the numbers of a rejection. `blocker` is the id
+    of the request that stands in the way, where one does.
+    """
+
+    kind: str
+    seq: Sequence
+    reason: str
+    blocker: int | None = None
+    detail: str = ""
+
+
+class LengthPredictor(Protocol):
+    """Guesses output lengths for policies that want them; its name is shown in every table."""
+
+    name: str
+
+    def predict(self, request: Request) -> int:
+        """The predicted total output tokens of `request`, at least 1; the same for the same request."""
+        ...
+
+
+class StepEstimator(Protocol):
+    """What a policy may ask about costs before it decides."""
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        """Time of computing `num_tokens` of one sequence anew."""
+        ...
+
+    def swap_ns(self, num_blocks: int) -> int:
+        """Time of moving `num_blocks` KV blocks over the host link, one way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """Everything a policy is built with besides its config.
+
+    A predictor is there only for a config whose traits have `needs_predictor`; swap blocks likewise `needs_swap_space`.
+    """
+
+    kv: KVBlockManager
+    max_model_len: int
+    predictor: LengthPredictor | None = None
+    estimator: StepEstimator | None = None
+
+
+class Scheduler(Protocol):
+    """A batching policy, built as `Policy(config, context)`. It changes its queues, its KV manager, nothing else.
+
+    `streams` says whether tokens reach the client as they are made; if not, a response is delivered whole.
+    `events` is appended to by the policy and drained by EngineCore. `evidence` says what vouches for the schedule:
+    `recorded` (equal to recordings of the real engine), `hand-derived` (from its source) or `family` (our own rule).
+    """
+
+    evidence: str
+    kv: KVBlockManager
+    events: list[Event]
+    streams: bool
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        """Queues a new sequence, or appends a `rejected` event if it can never run; may lower `max_output_tokens`."""
+        ...
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        """Forgets a waiting or running sequence and frees its KV. Only between steps.
+
+        Returns the responses sent now: those held for a batch of which `seq` was the last to run.
+        """
+        ...
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        """The next step, or until when to wait. `drain`: no arrival will come until this engine acts."""
+        ...
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        """Commits one more step identical to `batch`, just made, starting at `now_ns`; False leaves all unchanged.
+
+        Asked only when nothing arrived or ended since. False is always a correct answer; True must equal what
+        `complete` and `schedule` would have done.
+        """
+        ...
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        """Ends a step: moves done prefills into the group, frees the finished. Returns the responses sent now."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs batches: on a model, or on a cost model in simulated time."""
+
+    def begin(self, seq: Sequence, output_tokens: int | None) -> None:
+        """Takes note of a sequence that the policy has queued and, in simulation, of its true output length."""
+        ...
+
+    def end(self, seq: Sequence) -> None:
+        """Forgets a sequence that finished, was cancelled or was rejected."""
+        ...
+
+    def quiet_steps(self, batch: Batch) -> int:
+        """How many more steps of this decode-only batch, just executed, end nobody; 0 if unknown. Bounds a leap."""
+        ...
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Runs one step. Counters still stand as at its start."""
+        ...
+
+
+class CostModel(Protocol):
+    """Predicts the duration of a step from its useful and its padded work."""
+
+    def step_ns(self, batch: Batch) -> int:
+        """The step's duration in ns, at least 1: GPU, host and swap terms together."""
+        ...
+
+
+class Workload(Protocol):
+    """Where requests come from; without clocks, so that both drivers can use it."""
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """The arrivals known in advance, by (arrival_ns, id)."""
+        ...
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        """Told that `request` ended for its client; closed-loop users answer with their next request."""
+        ...

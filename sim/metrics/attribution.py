@@ -1,0 +1,231 @@
+"""Where each request's time went: every nanosecond of its life in exactly one part, so that the parts sum to its E2E.
+
+A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was delivered. Parts:
+
+    frontend                on the way to the engine, a late load source's lag included; delivery of the last piece
+    failover                lived on replicas that failed, until it could be sent to another
+    waiting_step            arrived while a step ran, until that step ended
+    queued:REASON           in the queue; REASON is what held its head at the time, until that head left. `no_replica`:
+                            at the router, while no replica was up
+    prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
+    decode_alone            decode steps in which nobody had a prefill chunk
+    decode_beside_prefill   decode steps that also ran prefill chunks
+    sat_out:REASON          running, but left out of the step. `prefill_first`: the step ran prefills only;
+                            `empty_step`: it only preempted or swapped
+    preempted:REASON        lost its place and KV; `blocker` is the request that took them
+    swapped:REASON          lost its place, KV kept in host memory
+    host_gap                running, or about to and held by nothing, while no step ran
+    response_held           last token made, response kept until its batch ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from batchsim.drive.fleet.fleet_records import by_engine
+from batchsim.kernel.record import (
+    DECODE,
+    FINISHED,
+    MISSING,
+    PREEMPTED,
+    PREFILL,
+    RECOMPUTE,
+    SAT_OUT,
+    STATE_NAMES,
+    SWAPPED,
+    Records,
+)
+from batchsim.metrics.lives import (
+    Coverage,
+    Int,
+    Intervals,
+    given_up,
+    queue_holds,
+    queueing,
+    state_intervals,
+    step_kinds,
+)
+
+PARTS = (
+    "frontend",
+    "failover",
+    "waiting_step",
+    "queued",
+    "prefill",
+    "recompute",
+    "decode_alone",
+    "decode_beside_prefill",
+    "sat_out",
+    "preempted",
+    "swapped",
+    "host_gap",
+    "response_held",
+)
+"""The parts without their reasons."""
+
+NO_REPLICA = "no_replica"
+UNSTATED = "unstated"
+"""The reason where a policy gave none."""
+
+
+class Piece(NamedTuple):
+    """Time of one part: parallel arrays, a row a request that may have some of it. Zeros are left in.
+
+    `paced`: it lies after the first token, where it counts for the pace of the answer and not for its start.
+    """
+
+    part: str
+    request: Int
+    ns: Int
+    blocker: Int
+    paced: NDArray[np.bool_]
+
+
+def pieces(records: Records, per_chunk_ns: int = 0) -> Iterator[Piece]:
+    """The time of every request, part by part. `per_chunk_ns` is the front end's time to deliver one piece."""
+    for _, rows, engine in by_engine(records):
+        for piece in _pieces(engine, per_chunk_ns):
+            mine = rows[piece.request]
+            if mine.min(initial=0) >= 0:
+                yield piece._replace(request=mine)
+            else:
+                kept = mine >= 0
+                blocker, paced = piece.blocker[kept], piece.paced[kept]
+                yield Piece(piece.part, mine[kept], piece.ns[kept], blocker, paced)
+
+
+def _pieces(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
+    """Those of one engine's requests."""
+    intervals = state_intervals(records)
+    yield from _ends(records, per_chunk_ns)
+    yield from _queue(records, intervals)
+    yield from _running(records, intervals)
+    for state in (SAT_OUT, PREEMPTED, SWAPPED):
+        here = intervals.state == state
+        for code in np.unique(intervals.reason[here]):
+            at = here & (intervals.reason == code)
+            length = intervals.end_ns[at] - intervals.start_ns[at]
+            request = intervals.request[at]
+            paced = _is_paced(records, request, intervals.start_ns[at])
+            yield Piece(named(STATE_NAMES[state], records.texts[code]), request, length, intervals.blocker[at], paced)
+
+
+def attribute(records: Records, per_chunk_ns: int = 0) -> pd.DataFrame:
+    """Columns request_id, part, ns, blocker (null without one): what each request's time went to, without zeros.
+
+    Rows are by request, then in the order of PARTS; the `ns` of a finished request sum to its E2E exactly.
+    """
+    all_pieces = sorted(
+        pieces(records, per_chunk_ns), key=lambda piece: (PARTS.index(piece.part.split(":")[0]), piece.part)
+    )
+    names = list(dict.fromkeys(piece.part for piece in all_pieces))
+    code = np.concatenate([np.full(len(piece.ns), names.index(piece.part)) for piece in all_pieces])
+    request = np.concatenate([piece.request for piece in all_pieces])
+    blocker = np.concatenate([piece.blocker for piece in all_pieces])
+    ns = np.concatenate([piece.ns for piece in all_pieces])
+    some = ns != 0
+    code, request, blocker, ns = code[some], request[some], blocker[some], ns[some]
+    order = np.lexsort((blocker, code, request))
+    code, request, blocker, ns = code[order], request[order], blocker[order], ns[order]
+    first = np.ones(len(ns), dtype=bool)
+    first[1:] = (code[1:] != code[:-1]) | (request[1:] != request[:-1]) | (blocker[1:] != blocker[:-1])
+    if len(ns):
+        ns = np.add.reduceat(ns, np.flatnonzero(first))
+    blocker = blocker[first]
+    return pd.DataFrame(
+        {
+            "request_id": records.requests["request_id"][request[first]],
+            "part": pd.Categorical.from_codes(code[first], names),
+            "ns": ns,
+            "blocker": pd.arrays.IntegerArray(blocker, blocker == MISSING),
+        }
+    )
+
+
+def named(part: str, reason: str) -> str:
+    """A part with its reason, `queued:no_slot`."""
+    return f"{part}:{reason or UNSTATED}"
+
+
+def _piece(part: str, request: Int, ns: Int, paced: NDArray[np.bool_] | None = None) -> Piece:
+    return Piece(part, request, ns, np.full(len(ns), MISSING), np.zeros(len(ns), bool) if paced is None else paced)
+
+
+def _is_paced(records: Records, request: Int, start_ns: Int) -> NDArray[np.bool_]:
+    """Whether spans in one state lie after the first token. None lies across it: it is where a state changes."""
+    first_ns = records.requests["first_token_ns"][request]
+    return (first_ns != MISSING) & (start_ns >= first_ns)
+
+
+def _ends(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
+    """Before the arrival at the engine and after the last token."""
+    requests = records.requests
+    everyone = np.arange(len(requests))
+    # The end of a run may come before requests that are still on their way have arrived.
+    handed_ns = requests["arrival_ns"] + requests["lag_ns"]
+    before_ns = requests["router_ns"] + requests["failover_ns"]
+    way_ns = _span(requests["sent_ns"] + before_ns, np.minimum(handed_ns, requests["ended_ns"]))
+    yield _piece("frontend", everyone, way_ns)
+    yield _piece(named("queued", NO_REPLICA), everyone, requests["router_ns"])
+    yield _piece("failover", everyone, requests["failover_ns"])
+    finished = np.flatnonzero(requests["outcome"] == FINISHED)
+    done = requests[finished]
+    held_ns = done["delivered_ns"] - per_chunk_ns - done["ended_ns"]
+    yield _piece("response_held", finished, held_ns, np.ones(len(finished), bool))
+    lost = np.flatnonzero(given_up(requests))
+    lost_ns = requests["ended_ns"][lost] - requests["last_token_ns"][lost]
+    yield _piece("response_held", lost, lost_ns, np.ones(len(lost), bool))
+    yield _piece("frontend", finished, np.full(len(finished), per_chunk_ns))
+
+
+def _span(start_ns: Int, end_ns: Int) -> Int:
+    return np.maximum(end_ns - start_ns, 0)
+
+
+def _queue(records: Records, intervals: Intervals) -> Iterator[Piece]:
+    """From the arrival to the first state: the rest of the step that ran, then what held the head of the queue.
+
+    What nothing held is the host's where the very next step took it in; else its policy gave no reason.
+    """
+    everyone = np.arange(len(records.requests))
+    arrival, entered, until, soon = queueing(records, intervals)
+    yield _piece("waiting_step", everyone, entered - arrival)
+    holds = queue_holds(records, intervals)
+    length, left = holds.end_ns - holds.start_ns, until - entered
+    for code in np.unique(holds.reason):
+        at = holds.reason == code
+        ns = Coverage(holds.start_ns[at], length[at]).between(entered, until)
+        left = left - ns
+        yield _piece(named("queued", records.texts[code]), everyone, ns)
+    yield _piece("host_gap", everyone, np.where(soon, left, 0))
+    yield _piece(named("queued", ""), everyone, np.where(soon, 0, left))
+
+
+def _running(records: Records, intervals: Intervals) -> Iterator[Piece]:
+    """Own prefill and recompute, decode by what ran beside it, and what no step covers."""
+    steps = records.step_columns
+    covers = {
+        part: Coverage(steps["start_ns"][kind], steps["duration_ns"][kind])
+        for part, kind in step_kinds(records).items()
+    }
+    any_step = Coverage(steps["start_ns"], steps["duration_ns"])
+    for state, name in ((PREFILL, "prefill"), (RECOMPUTE, "recompute")):
+        at = intervals.state == state
+        start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
+        ns = any_step.between(start, end)
+        paced = _is_paced(records, request, start)
+        yield _piece(name, request, ns, paced)
+        yield _piece("host_gap", request, end - start - ns, paced)
+    at = intervals.state == DECODE
+    start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
+    left, paced = end - start, np.ones(len(start), bool)
+    for part, cover in covers.items():
+        ns = cover.between(start, end)
+        left = left - ns
+        yield _piece(part, request, ns, paced)
+    yield _piece("host_gap", request, left, paced)

@@ -1,0 +1,149 @@
+"""What the records imply of requests' lives in time: states as spans, the queue and what held it, kinds of steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.kernel.record import BLOCKED, FINISHED, MISSING, Records
+
+Int = NDArray[np.int64]
+
+
+class Intervals(NamedTuple):
+    """Maximal spans in one state, by request and time; parallel arrays. `request` is a row of `records.requests`."""
+
+    request: Int
+    state: NDArray[np.int32]
+    reason: NDArray[np.int32]
+    blocker: Int
+    start_ns: Int
+    end_ns: Int
+    is_last: NDArray[np.bool_]
+
+
+class Holds(NamedTuple):
+    """What held the queue, in time: parallel arrays of disjoint spans. `head` is the id of the first in the queue."""
+
+    start_ns: Int
+    end_ns: Int
+    reason: NDArray[np.int32]
+    head: Int
+    blocker: Int
+
+
+class Queueing(NamedTuple):
+    """A row a request: its arrival, from when and until when it stood in the queue, and whether the next step took it.
+
+    It enters when the step that ran at its arrival ends.
+    """
+
+    arrival_ns: Int
+    entered_ns: Int
+    until_ns: Int
+    soon: NDArray[np.bool_]
+
+
+class Coverage:
+    """How much of [0, t) the spans of one kind cover, for any t; O(log spans) each, exact in ns."""
+
+    def __init__(self, start_ns: Int, length_ns: Int) -> None:
+        self._start_ns = np.ascontiguousarray(start_ns)
+        self._length_ns = length_ns
+        self._before_ns = np.concatenate(([0], np.cumsum(length_ns)))
+
+    def until(self, time_ns: Int) -> Int:
+        if not len(self._start_ns):
+            return np.zeros_like(time_ns)
+        at = np.searchsorted(self._start_ns, time_ns, "right") - 1
+        inside = np.clip(time_ns - self._start_ns[at], 0, self._length_ns[at])
+        return np.where(at < 0, 0, self._before_ns[at] + inside)
+
+    def between(self, start_ns: Int, end_ns: Int) -> Int:
+        return self.until(end_ns) - self.until(start_ns)
+
+
+def state_intervals(records: Records) -> Intervals:
+    """The states each request went through, each until the next one or the request's end. Queue rows are left out."""
+    requests = records.requests
+    states = records.states[records.states["state"] != BLOCKED]
+    row = np.searchsorted(requests["request_id"], states["request_id"])
+    known = row < len(requests)
+    if not known.all() or (requests["request_id"][row] != states["request_id"]).any():
+        raise ValueError("states name a request without a row of its own: close the core before reading its records")
+    order = np.argsort(row, kind="stable")  # rows of one request stay in the order in which things happened
+    states, row = states[order], row[order]
+    is_last = np.ones(len(row), dtype=bool)
+    is_last[:-1] = row[1:] != row[:-1]
+    end_ns = np.empty(len(row), dtype=np.int64)
+    end_ns[:-1] = states["time_ns"][1:]
+    end_ns[is_last] = np.where(given_up(requests), requests["last_token_ns"], requests["ended_ns"])[row[is_last]]
+    return Intervals(row, states["state"], states["reason"], states["blocker"], states["time_ns"], end_ns, is_last)
+
+
+def given_up(requests: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Those that got their last token, but whose held answer nobody waited for."""
+    return (requests["outcome"] != FINISHED) & (requests["last_token_ns"] != MISSING)
+
+
+def queueing(records: Records, intervals: Intervals) -> Queueing:
+    """When each request stood in the queue, of all requests."""
+    requests, steps = records.requests, records.step_columns
+    arrival = requests["arrival_ns"] + requests["lag_ns"]
+    until = requests["ended_ns"].copy()
+    is_first = np.ones(len(intervals.request), dtype=bool)
+    is_first[1:] = intervals.is_last[:-1]
+    until[intervals.request[is_first]] = intervals.start_ns[is_first]
+    entered, next_start = arrival.copy(), np.full(len(requests), MISSING)
+    if len(records.steps):
+        # A step that starts at the very instant of the arrival is one the request was there for.
+        at = np.searchsorted(steps["start_ns"], arrival, "left") - 1
+        step_end = np.where(at < 0, 0, steps["start_ns"][at] + steps["duration_ns"][at])
+        entered = np.maximum(arrival, np.minimum(step_end, until))
+        followed = at + 1 < len(records.steps)
+        next_start[followed] = steps["start_ns"][at[followed] + 1]
+    return Queueing(arrival, entered, np.maximum(entered, until), until <= next_start)
+
+
+def queue_holds(records: Records, intervals: Intervals) -> Holds:
+    """What held the queue and until when: the next reason, or the head it named left, if sooner."""
+    blocked = records.states[records.states["state"] == BLOCKED]
+    end_ns = int(records.requests["ended_ns"].max()) if len(blocked) else 0
+    return Holds(
+        blocked["time_ns"],
+        _held_until(records, intervals, blocked, end_ns) if len(blocked) else blocked["time_ns"],
+        blocked["reason"],
+        blocked["request_id"],
+        blocked["blocker"],
+    )
+
+
+def _held_until(records: Records, intervals: Intervals, blocked: NDArray[np.void], end_ns: int) -> Int:
+    """When each reason of `blocked`, which is not empty, ceased to hold the queue; no later than `end_ns`."""
+    next_ns = np.append(blocked["time_ns"][1:], max(end_ns, int(blocked["time_ns"][-1])))
+    head = np.searchsorted(records.requests["request_id"], blocked["request_id"])
+    rows, times = np.append(intervals.request, head), np.append(intervals.start_ns, blocked["time_ns"])
+    is_reason = np.arange(len(rows)) >= len(intervals.request)
+    order = np.lexsort((is_reason, times, rows))  # a state of the same instant is the one it was put back by
+    rows, times = np.append(rows[order], -1), times[order]
+    states = np.where(is_reason[order], len(order), np.arange(len(order)))
+    state = np.minimum.accumulate(states[::-1])[::-1]  # the place of the next state at or after each place
+    goes_on = rows[state] == rows[:-1]
+    left_ns = np.where(goes_on, np.append(times, 0)[state], records.requests["ended_ns"][rows[:-1]])
+    of_reason = is_reason[order]
+    found = np.empty(len(blocked), dtype=np.int64)
+    found[order[of_reason] - len(intervals.request)] = left_ns[of_reason]
+    return np.minimum(next_ns, found)
+
+
+def step_kinds(records: Records) -> dict[str, NDArray[np.bool_]]:
+    """Which steps are of which part to one that could decode."""
+    decodes, chunks = records.step_columns["num_decode"] > 0, records.step_columns["num_chunks"] > 0
+    return {
+        "decode_alone": decodes & ~chunks,
+        "decode_beside_prefill": decodes & chunks,
+        "sat_out:prefill_first": ~decodes & chunks,
+        "sat_out:empty_step": ~decodes & ~chunks,
+    }

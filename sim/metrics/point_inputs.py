@@ -1,0 +1,141 @@
+"""What a run is judged by: its records, its arrival window, and the facts about the engine that records do not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP, ReplicaSpan
+from batchsim.kernel.record import Records, Replicas
+from batchsim.metrics.slo import Slo
+
+
+@dataclass(frozen=True)
+class FleetInputs:
+    """The replicas that wrote a run's records: arrays by replica number, and what each was doing when.
+
+    `group` is the name of its kind, "" where all are alike. Peaks are of all GPUs of a replica; None unless all are
+    known.
+    """
+
+    group: tuple[str, ...]
+    num_blocks: NDArray[np.int64]
+    num_gpus: NDArray[np.int64]
+    peak_flops: NDArray[np.float64] | None
+    memory_bandwidth: NDArray[np.float64] | None
+    spans: tuple[ReplicaSpan, ...]
+
+    def replica_ns(self, span_ns: tuple[int, int], states: tuple[str, ...]) -> NDArray[np.int64]:
+        """How long each replica was in one of `states` within the span."""
+        total = np.zeros(len(self.group), np.int64)
+        for span in self.spans:
+            if span.state in states:
+                total[span.replica] += max(min(span.end_ns, span_ns[1]) - max(span.start_ns, span_ns[0]), 0)
+        return total
+
+
+@dataclass(frozen=True)
+class PointInputs:
+    """A run of one policy at one load with one seed, and what is needed to judge it.
+
+    `window_ns` is (end of warm-up, end of arrivals). `num_offered` counts what the workload offered in all; those the
+    run never let in are unfinished requests of the cohort. `max_num_seqs` is the number of slots, None without a limit.
+    `stationary`: the arrivals are drawn by a law that stays the same, and the same replicas serve them all along, so
+    that a steady state may exist.
+    `streams`: tokens are delivered as they are made, each piece `per_chunk_ns` later. A request is judged by the
+    objective of its class where `class_slos` has one, else by `slo`. Classes in `class_names` are measured apart too.
+    `cost_terms` is what `explain` of the cost model says of the steps; the peaks are of all GPUs together.
+    `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names.
+    """
+
+    records: Records
+    window_ns: tuple[int, int]
+    num_blocks: int
+    block_size: int
+    streams: bool
+    num_gpus: int = 1
+    num_offered: int | None = None
+    all_at_once: bool = False
+    closed_loop: bool = False
+    stationary: bool = False
+    max_num_seqs: int | None = None
+    per_chunk_ns: int = 0
+    slo: Slo | None = None
+    class_slos: Mapping[str, Slo] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    has_prefix_cache: bool = False
+    cost_terms: Mapping[str, NDArray[np.float64]] | None = None
+    peak_flops: float | None = None
+    memory_bandwidth: float | None = None
+    fleet: FleetInputs | None = None
+
+    def __post_init__(self) -> None:
+        start, end = self.window_ns
+        if end < start or (end == start and not self.all_at_once):
+            raise ValueError(f"window from {start} to {end} ns has no length: nothing can be measured in it")
+        if self.num_offered is not None and self.num_offered < len(self.records.requests):
+            raise ValueError(
+                f"{len(self.records.requests)} requests on record, but only {self.num_offered} were offered"
+            )
+
+    @property
+    def blocks_of_steps(self) -> int | NDArray[np.int64]:
+        """KV blocks of the engine of each step."""
+        return self.num_blocks if self.fleet is None else self.fleet.num_blocks[self._replicas.steps]
+
+    def peak_of_steps(self, peak: str) -> float | NDArray[np.float64] | None:
+        """`peak_flops` or `memory_bandwidth` of the engine of each step; None unless all are known."""
+        if self.fleet is None:
+            return getattr(self, peak)
+        by_replica = getattr(self.fleet, peak)
+        return None if by_replica is None else by_replica[self._replicas.steps]
+
+    def engine_ns(self, span_ns: tuple[int, int]) -> int:
+        """The time in which a step could have run: the span, times replicas that were up or draining."""
+        if self.fleet is None:
+            return span_ns[1] - span_ns[0]
+        return int(self.fleet.replica_ns(span_ns, (UP, DRAINING)).sum())
+
+    def mean_num_gpus(self, span_ns: tuple[int, int]) -> float:
+        """GPUs held, as a mean over the span: those of replicas that start, are up, drain or have failed."""
+        if self.fleet is None:
+            return self.num_gpus
+        held_ns = self.fleet.replica_ns(span_ns, HELD)
+        return float(held_ns @ self.fleet.num_gpus) / (span_ns[1] - span_ns[0])
+
+    @property
+    def _replicas(self) -> Replicas:
+        assert self.records.replicas is not None, "several replicas leave records that say whose they are"
+        return self.records.replicas
+
+    @property
+    def num_missing(self) -> int:
+        """Requests offered that the run never let in."""
+        return 0 if self.num_offered is None else self.num_offered - len(self.records.requests)
+
+
+def span_of(inputs: PointInputs, cohort: NDArray[np.bool_]) -> tuple[int, int]:
+    """What rates and KPIs are taken over: the arrival window, or the makespan of work that arrives all at once."""
+    return makespan(inputs.records, cohort) if inputs.all_at_once else inputs.window_ns
+
+
+def makespan(records: Records, cohort: NDArray[np.bool_]) -> tuple[int, int]:
+    """From the first of the cohort sent to the last delivered; without length if none was."""
+    mine = records.requests[cohort]
+    if not len(mine):
+        return 0, 0
+    first = int(mine["sent_ns"].min())
+    return first, max(int(mine["delivered_ns"].max()), first)
+
+
+def between(times: NDArray[np.int64], window_ns: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which times lie in the window, both ends included."""
+    return (times >= window_ns[0]) & (times <= window_ns[1])
+
+
+def of_class(records: Records, name: str) -> NDArray[np.bool_]:
+    """Which requests are of that class."""
+    return records.requests["klass"] == (records.texts.index(name) if name in records.texts else -1)

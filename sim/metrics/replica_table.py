@@ -1,0 +1,83 @@
+"""What each replica did: a row of metrics a replica, of the requests that ended with it and the steps that it ran."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from batchsim.base.units import NS_PER_S
+from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP
+from batchsim.kernel.record import FINISHED, Replicas
+from batchsim.metrics.kpis import engine_kpis
+from batchsim.metrics.measure import latencies_ns, percentile
+from batchsim.metrics.point_inputs import PointInputs, between, span_of
+
+COLUMNS = ("replica", "group", "requests", "finished", "lost", "held_s", "up_s", "num_blocks", "engine_busy_share")
+COLUMNS += ("kv_utilisation_mean", "kv_utilisation_peak", "prefix_hit_rate", "num_steps")
+COLUMNS += ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s")
+
+
+def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
+    """A row of COLUMNS for each replica; [] for one engine without a router.
+
+    `requests` are those of the cohort that ended there, `lost` the lives that the whole run lost there and that began
+    again elsewhere; `held_s` and `up_s` are within the span that rates are taken over. The rest is as in
+    `batchsim.metrics`.
+    """
+    fleet = inputs.fleet
+    if fleet is None:
+        return []
+    span_ns = span_of(inputs, between(inputs.records.requests["sent_ns"], inputs.window_ns))
+    held_ns, up_ns = fleet.replica_ns(span_ns, HELD), fleet.replica_ns(span_ns, (UP, DRAINING))
+    rows = []
+    for replica, group in enumerate(fleet.group):
+        mine = _of_replica(inputs, replica)
+        requests, replicas = mine.records.requests, mine.records.replicas
+        assert replicas is not None, "kept by _of_replica"
+        cohort = between(requests["sent_ns"], inputs.window_ns)
+        done = cohort & (requests["outcome"] == FINISHED)
+        kpis = engine_kpis(mine, cohort, span_ns)
+        row: dict[str, Any] = {
+            "replica": replica,
+            "group": group,
+            "requests": int(cohort.sum()),
+            "finished": int(done.sum()),
+            "lost": len(replicas.lost),
+            "held_s": int(held_ns[replica]) / NS_PER_S,
+            "up_s": int(up_ns[replica]) / NS_PER_S,
+            "num_blocks": int(fleet.num_blocks[replica]),
+        }
+        row |= {name: kpis[name] for name in COLUMNS if name in kpis}
+        latencies = latencies_ns(mine)
+        for name in ("ttft", "tpot", "e2e"):
+            observed = latencies[name][done]
+            observed = observed[~np.isnan(observed)]
+            row[f"{name}_p99_s"] = percentile(observed, 99)[0] / NS_PER_S if len(observed) else None
+        rows.append(row)
+    return rows
+
+
+def _of_replica(inputs: PointInputs, replica: int) -> PointInputs:
+    """What is known of one of the replicas."""
+    records, fleet = inputs.records, inputs.fleet
+    assert records.replicas is not None and fleet is not None, "asked of several replicas"
+    tables = records.replicas
+    requests, steps, states = (of == replica for of in (tables.requests, tables.steps, tables.states))
+    lost = tables.of_lost == replica
+    of = Replicas(tables.requests[requests], tables.steps[steps], tables.states[states], tables.lost[lost], lost[lost])
+    terms = inputs.cost_terms
+    return replace(
+        inputs,
+        records=replace(
+            records,
+            requests=records.requests[requests],
+            steps=records.steps[steps],
+            states=records.states[states],
+            replicas=of,
+        ),
+        cost_terms=None if terms is None else {name: values[steps] for name, values in terms.items()},
+        fleet=replace(fleet, spans=tuple(span for span in fleet.spans if span.replica == replica)),
+        num_offered=None,
+    )

@@ -1,0 +1,1 @@
+"""The families of batching policies, and what several policies share."""

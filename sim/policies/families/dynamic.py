@@ -1,0 +1,175 @@
+"""Dynamic batching: a batch starts at a size or after a delay, whichever comes first, and runs to its end.
+
+Rule: one FIFO, or one for each priority, scanned from priority 0. An idle engine scans up to `max_batch_size` requests
+(fewer where KV is short: such a batch cannot grow) and, in this order: (a) sends the largest preferred size among
+them while the oldest of them has waited less than `max_queue_delay`, (b) sends all if the batch cannot grow, (c) sends
+all if the oldest has waited `max_queue_delay` or more, or the run drains, (d) else waits for that delay. A delay of 0
+always sends preferred sizes first; without any, `max_batch_size` is the one. A request that has waited
+`max_queue_time` without being sent is rejected (`queue_timeout`), at once when idle, else at the next step boundary;
+like a deadline it comes before a start at the same instant. The batch itself: see `rectangle.py`.
+Source: NVIDIA Triton's dynamic batcher, core commit 73aad7c3, src/dynamic_batch_scheduler.cc.
+Simplifies: requests are single rows of any shape; one instance, no payload queued ahead of it; one timeout for all
+levels, action REJECT, seen at step boundaries; priorities start at 0 and one outside the levels is rejected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from batchsim.base.ranges import Levels, PositiveInt
+from batchsim.base.units import Duration, PositiveDuration, format_duration
+from batchsim.kernel.kv_blocks import never_fits
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.policies.families.rectangle import FinishedRows, Padding, Rectangle, Respond
+
+
+@dataclass(frozen=True)
+class DynamicConfig(PolicyConfig):
+    """`priority_levels` n serves priorities 0 to n-1, 0 first; None has one queue and ignores priorities."""
+
+    max_batch_size: PositiveInt
+    max_queue_delay: Duration = 0
+    preferred_batch_sizes: tuple[PositiveInt, ...] = ()
+    priority_levels: Levels | None = None
+    max_queue_time: PositiveDuration | None = None
+    padding: Padding = "longest"
+    finished_rows: FinishedRows = "hold"
+    respond: Respond = "batch_end"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = self.preferred_batch_sizes
+        if list(sizes) != sorted(set(sizes)) or (sizes and sizes[-1] > self.max_batch_size):
+            raise ValueError(
+                f"preferred_batch_sizes {list(sizes)} must rise, to max_batch_size {self.max_batch_size} at most"
+            )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.max_batch_size, knobs=("max_batch_size", "max_queue_delay"))
+
+
+class Dynamic:
+    """The scheduler. A decode step is O(priority levels), a start O(batch log batch)."""
+
+    evidence = "family"
+
+    def __init__(self, config: DynamicConfig, context: PolicyContext) -> None:
+        self.config = config
+        self.kv = context.kv
+        self.max_model_len = context.max_model_len
+        self.streams = config.respond == "row_end"
+        self.events: list[Event] = []
+        self.levels: list[OrderedDict[Sequence, None]] = [OrderedDict() for _ in range(config.priority_levels or 1)]
+        self.batch = Rectangle(
+            context, padding=config.padding, finished_rows=config.finished_rows, respond=config.respond
+        )
+        self._preferred = config.preferred_batch_sizes or (config.max_batch_size,)
+        self._blocked: tuple[Sequence, str] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.levels))
+
+    @property
+    def num_running(self) -> int:
+        return self.batch.num_running
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        refusal = never_fits(self.kv, seq, self.max_model_len)
+        priority, levels = seq.request.priority, self.config.priority_levels
+        if levels is not None and not 0 <= priority < levels:
+            detail = f"priority {priority}, the levels are 0 to {levels - 1}"
+            refusal = Event("rejected", seq, "unknown_priority", detail=detail)
+        if refusal is not None:
+            self.events.append(refusal)
+            return
+        self._level(seq)[seq] = None
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        level = self._level(seq)
+        if seq in level:
+            del level[seq]
+            return []
+        return self.batch.cancel(seq)
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        due_ns = self._next_timeout_ns()
+        if due_ns is not None and due_ns <= now_ns:
+            self._reject_expired(now_ns)
+        work: Batch | Idle = IDLE
+        if self.batch.rows:
+            work = self.batch.step()
+        elif any(self.levels):
+            work = self._start_or_wait(now_ns, drain)
+        self._note_blocked()
+        return work
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        due_ns = self._next_timeout_ns()
+        return (due_ns is None or now_ns < due_ns) and self.batch.repeat(batch)
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        return self.batch.complete(batch, finished)
+
+    # ---- the queues
+
+    def _level(self, seq: Sequence) -> OrderedDict[Sequence, None]:
+        return self.levels[0 if self.config.priority_levels is None else seq.request.priority]
+
+    def _next_timeout_ns(self) -> int | None:
+        """When the next queue timeout falls due; the head of a level is its oldest."""
+        limit_ns = self.config.max_queue_time
+        if limit_ns is None:
+            return None
+        return min((next(iter(level)).request.arrival_ns + limit_ns for level in self.levels if level), default=None)
+
+    def _reject_expired(self, now_ns: int) -> None:
+        limit_ns = self.config.max_queue_time
+        assert limit_ns is not None
+        for level in self.levels:
+            while level and (seq := next(iter(level))).request.arrival_ns + limit_ns <= now_ns:
+                del level[seq]
+                waited = format_duration(now_ns - seq.request.arrival_ns)
+                detail = f"waited {waited}, max_queue_time {format_duration(limit_ns)}"
+                self.events.append(Event("rejected", seq, "queue_timeout", detail=detail))
+
+    def _note_blocked(self) -> None:
+        blocked = None
+        head = next(chain.from_iterable(self.levels), None)
+        if head is not None:
+            blocked = (head, self.batch.why_not(head))
+            if blocked != self._blocked:
+                self.events.append(Event("blocked", *blocked))
+        self._blocked = blocked
+
+    # ---- the batch
+
+    def _start_or_wait(self, now_ns: int, drain: bool) -> Batch | Idle:
+        candidates = list(islice(chain.from_iterable(self.levels), self.config.max_batch_size))
+        count = self.batch.fitting(candidates)
+        pending = candidates[:count]
+        delay_due_ns = min(seq.request.arrival_ns for seq in pending) + self.config.max_queue_delay
+        grows = count == len(candidates)  # or is full, of which nobody asks: it is sent anyway
+        size = self._size_to_send(count, grows, now_ns >= delay_due_ns, drain)
+        if size == 0:
+            timeout_ns = self._next_timeout_ns()
+            return Idle(delay_due_ns if timeout_ns is None else min(delay_due_ns, timeout_ns))
+        rows, cut = pending[:size], candidates[count:] if size == count else []
+        for seq in rows:
+            del self._level(seq)[seq]
+        return self.batch.start(rows, cut)
+
+    def _size_to_send(self, pending: int, grows: bool, delayed: bool, drain: bool) -> int:
+        """How many of the `pending` to send now; 0 to wait. `delayed`: the oldest has waited `max_queue_delay`."""
+        reached = bisect_right(self._preferred, pending)
+        # A delay of 0 never counts as exceeded in Triton: preferred sizes go first under it.
+        if reached and (not delayed or self.config.max_queue_delay == 0):
+            return self._preferred[reached - 1]
+        if not grows or delayed or drain:
+            return pending
+        return 0

@@ -1,0 +1,82 @@
+"""What schedulers with a strict queue have in common: the queue, the running in order of admission, how these end."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.types import Batch, Event, PolicyContext, Sequence
+
+
+class FirstCome:
+    """A queue whose head nobody overtakes, and the running of one engine.
+
+    `partial` are the running whose prompt or recompute is not done, each with how many of its tokens are meant, as the
+    scheduler counts them.
+    """
+
+    streams = True
+
+    def __init__(self, context: PolicyContext) -> None:
+        self.kv = context.kv
+        self.max_model_len = context.max_model_len
+        self.events: list[Event] = []
+        self.group = DecodeGroup(context.kv.block_size)
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[Sequence, None] = {}
+        self.partial: dict[Sequence, int] = {}
+        self._admitted = 0
+        self._blocked: tuple[Sequence, str] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        """Forgets a waiting or running sequence and frees its blocks."""
+        if seq in self.running:
+            self.release(seq)
+        else:
+            self.waiting.remove(seq)
+        return []
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        """Frees the finished, lets done prompts decode; returns the finished, whose responses are out."""
+        for seq in finished:
+            self.release(seq)
+        for seq in batch.sampled:
+            if seq in self.running:
+                del self.partial[seq]
+                self.group.join(seq)
+        return finished
+
+    def most_tokens(self, seq: Sequence) -> int:
+        """The most tokens of `seq` that can ever be in the KV cache: the last one is never computed."""
+        request = seq.request
+        return min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
+
+    def start_running(self, seq: Sequence, num_tokens: int) -> None:
+        """Makes `seq` the last of the running, `num_tokens` of it being partial."""
+        seq.order = self._admitted
+        self._admitted += 1
+        self.running[seq] = None
+        self.partial[seq] = num_tokens
+
+    def release(self, seq: Sequence) -> None:
+        """Takes `seq` out of the running and frees its blocks."""
+        self.kv.free(seq)
+        if seq.group is not None:
+            self.group.leave(seq)
+        self.partial.pop(seq, None)
+        del self.running[seq]
+
+    def note_blocked(self, reason: str, ahead: int | None = None) -> None:
+        """Notes an event where the head is newly blocked, or for a new `reason`; `ahead` is the request to blame."""
+        blocked = (self.waiting[0], reason) if self.waiting else None
+        if blocked is not None and blocked != self._blocked:
+            self.events.append(Event("blocked", *blocked, blocker=ahead))
+        self._blocked = blocked

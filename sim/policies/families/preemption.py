@@ -1,0 +1,144 @@
+"""What the preemptive family chooses by: its knobs, the order of its queues, its victims, recompute against swap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import PositiveInt
+from batchsim.base.units import Duration, PartialShare
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import LengthPredictor, PolicyContext, Sequence, StepEstimator
+
+Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class PreemptiveConfig(PolicyConfig):
+    """Knobs. `max_num_batched_tokens` null: no cap on a step's tokens.
+
+    `watermark` is the share of KV blocks that admission leaves free while others run; 1 % as in vLLM's first engine.
+    `auto` swaps where moving the blocks out and in again is cheaper than computing the tokens anew.
+    `preempt_after` None: only want of blocks preempts; it needs `waiting_order: priority`, and equals never preempt.
+    Beside it `victim: lowest_priority` is apt: `newest` would take blocks from the important ones just let in.
+    """
+
+    max_num_seqs: PositiveInt
+    max_num_batched_tokens: PositiveInt | None
+    chunked_prefill: bool = True
+    order: Literal["decode_first", "prefill_first"] = "decode_first"
+    watermark: PartialShare = 0.01
+    victim: Literal["newest", "lowest_priority", "most_remaining"] = "newest"
+    by: Literal["recompute", "swap", "auto"] = "recompute"
+    waiting_order: Literal["fcfs", "priority", "sjf", "srpt"] = "fcfs"
+    preempt_after: Duration | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # All running sequences may decode in one step, a token each.
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
+                f" {self.max_num_seqs}, or null for no cap"
+            )
+        if self.preempt_after is not None and self.waiting_order != "priority":
+            raise ValueError(
+                f"preempt_after acts for the head of the queue, so it needs waiting_order: priority, not"
+                f" {self.waiting_order}"
+            )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            needs_predictor=self.waiting_order in ("sjf", "srpt") or self.victim == "most_remaining",
+            needs_swap_space=self.by != "recompute",
+            knobs=("max_num_seqs", "max_num_batched_tokens"),
+        )
+
+
+def check_context(config: PreemptiveConfig, context: PolicyContext) -> None:
+    """Raises ScenarioError where a knob needs something the scenario does not give."""
+    if config.traits.needs_predictor and context.predictor is None:
+        knobs = f"waiting_order: {config.waiting_order}, victim: {config.victim}"
+        raise ScenarioError(f"preemptive: {knobs} needs predicted output lengths. Add predictor: {{kind: oracle}}.")
+    if config.by == "auto" and context.estimator is None:
+        raise ScenarioError("preemptive: by: auto needs estimates of recompute and swap times. Say recompute or swap.")
+    if config.traits.needs_swap_space and not context.kv.num_swap_blocks:
+        raise ScenarioError(f"preemptive: by: {config.by} needs swap space, and there is none. Add kv: swap_space.")
+
+
+class WaitingQueue:
+    """A strict queue by `fcfs`, `priority`, `sjf` or `srpt`; ties by arrival, then id. The preempted regain theirs.
+
+    `sjf` goes by the predicted output tokens, `srpt` by those still to come when it was queued.
+    """
+
+    def __init__(self, order: str, predictor: LengthPredictor | None) -> None:
+        self._order = order
+        self._predictor = predictor
+        self._heap: list[tuple[Key, Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def head(self) -> Sequence:
+        return self._heap[0][1]
+
+    def push(self, seq: Sequence) -> None:
+        heappush(self._heap, (self._key(seq), seq))
+
+    def pop(self) -> Sequence:
+        return heappop(self._heap)[1]
+
+    def remove(self, seq: Sequence) -> bool:
+        """Whether `seq` was here; it no longer is. O(queue)."""
+        kept = [entry for entry in self._heap if entry[1] is not seq]
+        found = len(kept) < len(self._heap)
+        if found:
+            heapify(kept)
+            self._heap = kept
+        return found
+
+    def _key(self, seq: Sequence) -> Key:
+        request = seq.request
+        first = 0
+        if self._order == "priority":
+            first = request.priority
+        elif self._predictor is not None and self._order == "sjf":
+            first = self._predictor.predict(request)
+        elif self._predictor is not None and self._order == "srpt":
+            first = remaining_tokens(seq, self._predictor)
+        return first, request.arrival_ns, request.id
+
+
+def remaining_tokens(seq: Sequence, predictor: LengthPredictor) -> int:
+    """Predicted output tokens still to come; 0 for a sequence that has outgrown its prediction."""
+    return max(predictor.predict(seq.request) - seq.num_output_tokens, 0)
+
+
+def next_victim(
+    rule: str,
+    running: dict[Sequence, None],
+    classes: dict[int, dict[Sequence, None]],
+    predictor: LengthPredictor | None,
+) -> Sequence:
+    """Who gives up its blocks: `newest`, `lowest_priority` or `most_remaining`; the newest of equals.
+
+    `running` and each of `classes` (the running by priority) are in order of admission. O(running) for
+    `most_remaining` alone.
+    """
+    if rule == "lowest_priority":
+        return next(reversed(classes[max(classes)]))
+    if rule == "most_remaining" and predictor is not None:
+        return max(running, key=lambda seq: (remaining_tokens(seq, predictor), seq.order))
+    return next(reversed(running))
+
+
+def pays_to_swap(seq: Sequence, kv: KVBlockManager, estimator: StepEstimator) -> bool:
+    """Whether moving the blocks of `seq` out and in again takes less time than computing its tokens anew."""
+    return 2 * estimator.swap_ns(kv.held(seq)) < estimator.recompute_ns(seq.num_computed_tokens)

@@ -1,0 +1,167 @@
+"""The running batch of a policy that runs whole batches to their end: nobody joins, KV is held until the last row ends.
+
+Rows are prefilled in one step and then decode in lockstep. KV is reserved at the start for a rectangle: every row gets
+its prompt (the longest prompt of the batch under `padding: longest`) plus the largest output cap of the batch, less the
+last token, which is never computed. Under `finished_rows: hold` the row of an ended or cancelled sequence computes on
+as padding; under `drop` it leaves the compute. Its KV stays reserved either way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Literal
+
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.types import Batch, PolicyContext, Sequence
+
+Padding = Literal["longest", "none"]
+FinishedRows = Literal["hold", "drop"]
+Respond = Literal["batch_end", "row_end"]
+
+
+class Rectangle:
+    """One batch at a time: `rows` are its sequences in batch order, ended ones included; empty when none runs.
+
+    `row_tokens` reserves that many tokens a row instead of the rectangle; the policy then admits only what fits in it.
+    """
+
+    def __init__(
+        self,
+        context: PolicyContext,
+        *,
+        padding: Padding,
+        finished_rows: FinishedRows,
+        respond: Respond,
+        row_tokens: int | None = None,
+    ) -> None:
+        self.kv = context.kv
+        self.max_model_len = context.max_model_len
+        self.pads = padding == "longest"
+        self.holds_rows = finished_rows == "hold"
+        self.holds_responses = respond == "batch_end"
+        self.row_tokens = row_tokens
+        self.group = DecodeGroup(context.kv.block_size)
+        self.rows: list[Sequence] = []
+        self._cut: list[Sequence] = []  # would be rows, had KV sufficed
+        self._held: list[Sequence] = []  # ended, response not sent
+        self._admitted = 0
+        self._pad_to = 0  # the longest prompt under padding, else 0
+        self._first_step = 0  # of the group in this batch
+        self._pad_live = 0  # padding in the prompts of the live rows
+        self._num_ended = 0
+        self._ended_widths = 0  # prompts of the ended rows, padded
+
+    @property
+    def num_running(self) -> int:
+        """Rows that have not ended. While rows exist and none decodes, all of them are in the prefill step."""
+        return len(self.group.members) or len(self.rows)
+
+    def fitting(self, candidates: list[Sequence]) -> int:
+        """How many of `candidates`, from the first on, the free KV takes as one batch. O(n log n)."""
+
+        def blocks(count: int) -> int:
+            return sum(map(self.kv.blocks_for, self._reserved_tokens(candidates[:count])))
+
+        return bisect_right(range(1, len(candidates) + 1), self.kv.num_free, key=blocks)
+
+    def why_not(self, head: Sequence) -> str:
+        """The reason for which `head`, the first in the queue, waits."""
+        if not self.rows:
+            return "batch_window"
+        return "kv_blocks" if head in self._cut else "batch_running"
+
+    def start(self, rows: list[Sequence], cut: list[Sequence], copies: int = 0) -> Batch:
+        """Reserves the KV of `rows`, which must fit, and returns their prefill step. `cut` are those KV kept out.
+
+        `copies` further rows, of the last one's prompt, compute until the batch ends and hold no KV: for systems that
+        pad the number of rows. Under `finished_rows: hold` only, and for rows of one length, by padding or as they are.
+        """
+        for seq, tokens in zip(rows, self._reserved_tokens(rows), strict=True):
+            self.kv.allocate(seq, tokens)  # never False: `fitting` counted the same tokens
+            seq.order = self._admitted
+            self._admitted += 1
+        prompts = [seq.request.prompt_tokens for seq in rows]
+        useful = sum(prompts)
+        self.rows, self._cut = rows, cut
+        self._pad_to = max(prompts) if self.pads else 0
+        self._pad_live = len(rows) * self._pad_to - useful if self.pads else 0
+        # A copy is from the first step on what a row that has ended is: padding of its prompt's width.
+        self._num_ended = copies
+        self._ended_widths = copies * max(prompts[-1], self._pad_to)
+        return Batch(
+            self.group,
+            list(zip(rows, prompts, strict=True)),
+            useful,
+            pad_prefill_tokens=self._pad_live + self._ended_widths,
+            pad_prefill_rows=copies,
+        )
+
+    def step(self) -> Batch:
+        """The next decode step. O(1)."""
+        if not self.holds_rows:
+            return Batch(self.group, [], 0, pad_context_tokens=self._pad_live)
+        steps = self.group.step - self._first_step
+        return Batch(
+            self.group,
+            [],
+            0,
+            pad_decode_rows=self._num_ended,
+            pad_context_tokens=self._pad_live + self._ended_widths + self._num_ended * steps,
+        )
+
+    def repeat(self, batch: Batch) -> bool:
+        """Always after a decode step: the reserved KV needs no growth and nobody joins."""
+        if batch.chunks:
+            return False
+        batch.again()
+        return True
+
+    def complete(self, batch: Batch, finished: list[Sequence]) -> list[Sequence]:
+        """Ends a step; returns the responses sent now, and at the end of the batch frees its KV."""
+        if batch.chunks:
+            ended = set(finished)
+            for seq, _ in batch.chunks:
+                if seq not in ended:
+                    self.group.join(seq)
+            self._first_step = self.group.step
+        for seq in finished:
+            self._end_row(seq)
+        if not self.holds_responses:
+            self._free_if_over()
+            return finished
+        self._held += finished
+        return self._free_if_over()
+
+    def cancel(self, seq: Sequence) -> list[Sequence]:
+        """Ends the row of `seq`; if it was the last to run, the batch ends and its held responses are returned."""
+        self._end_row(seq)
+        return self._free_if_over()
+
+    def _reserved_tokens(self, rows: list[Sequence]) -> list[int]:
+        """Tokens of KV for each of `rows` as one batch."""
+        if self.row_tokens is not None:
+            return [self.row_tokens] * len(rows)
+        requests = [seq.request for seq in rows]
+        output = max(min(r.max_output_tokens, self.max_model_len - r.prompt_tokens) for r in requests)
+        if self.pads:
+            return [max(r.prompt_tokens for r in requests) + output - 1] * len(rows)
+        return [r.prompt_tokens + output - 1 for r in requests]
+
+    def _end_row(self, seq: Sequence) -> None:
+        if seq.group is not None:  # None: it ended with its prefill
+            self.group.leave(seq)
+        prompt = seq.request.prompt_tokens
+        width = max(prompt, self._pad_to)
+        self._pad_live -= width - prompt
+        self._num_ended += 1
+        self._ended_widths += width
+
+    def _free_if_over(self) -> list[Sequence]:
+        """Ends the batch if no row runs; returns the responses held until then."""
+        if self.group.members or not self.rows:
+            return []
+        for seq in self.rows:
+            self.kv.free(seq)
+        self.rows = []
+        held, self._held = self._held, []
+        return held

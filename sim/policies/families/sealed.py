@@ -1,0 +1,113 @@
+"""Batches that were formed before the engine can run them, and run whole, one after the other.
+
+What Triton calls payloads, TensorFlow Serving closed batches and Ray Serve formed batches: their members are fixed
+while others still wait for a batch. Each runs to its end as a rectangle (see `rectangle.py`) whose ended rows compute
+on. None of these systems knows of KV memory: where a batch does not fit the pool, the rows that do run first and the
+rest right after them, before all other batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from batchsim.kernel.types import Batch, Event, PolicyContext, Sequence
+from batchsim.policies.families.rectangle import Padding, Rectangle, Respond
+
+
+@dataclass(eq=False, slots=True)
+class QueuedBatch:
+    """A batch that waits to run. One that is not sealed may still get rows."""
+
+    rows: dict[Sequence, None] = field(default_factory=dict[Sequence, None])
+    is_sealed: bool = True
+
+
+class SealedBatches:
+    """The waiting batches in the order in which they run, and the one that runs.
+
+    `allowed_sizes` rise; a batch of another size is filled up to the next one with copies of its last row.
+    """
+
+    def __init__(
+        self,
+        context: PolicyContext,
+        *,
+        padding: Padding,
+        respond: Respond = "batch_end",
+        allowed_sizes: tuple[int, ...] = (),
+    ) -> None:
+        self.rectangle = Rectangle(context, padding=padding, finished_rows="hold", respond=respond)
+        self.batches: deque[QueuedBatch] = deque()  # none of them empty
+        self.allowed_sizes = allowed_sizes
+        self._batch_of: dict[Sequence, QueuedBatch] = {}
+        self._blocked: tuple[Sequence, str] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in waiting batches."""
+        return len(self._batch_of)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a batch has been started and has not ended."""
+        return bool(self.rectangle.rows)
+
+    @property
+    def head(self) -> Sequence | None:
+        """The first sequence of the batch that runs next."""
+        return next(iter(self.batches[0].rows)) if self.batches else None
+
+    def put(self, rows: Iterable[Sequence], *, is_sealed: bool = True) -> None:
+        """Queues a batch; without rows, none."""
+        batch = QueuedBatch(is_sealed=is_sealed)
+        self.extend(batch, rows)
+        if batch.rows:
+            self.batches.append(batch)
+
+    def extend(self, batch: QueuedBatch, rows: Iterable[Sequence]) -> None:
+        """More rows for a batch that is not sealed."""
+        for seq in rows:
+            batch.rows[seq] = None
+            self._batch_of[seq] = batch
+
+    def discard(self, seq: Sequence) -> bool:
+        """Takes `seq` out of its waiting batch; False if it is in none."""
+        batch = self._batch_of.pop(seq, None)
+        if batch is None:
+            return False
+        del batch.rows[seq]
+        if not batch.rows:
+            self.batches.remove(batch)
+        return True
+
+    def pop(self) -> list[Sequence]:
+        """Takes the next batch out of the queue."""
+        rows = list(self.batches.popleft().rows)
+        for seq in rows:
+            del self._batch_of[seq]
+        return rows
+
+    def start(self) -> Batch:
+        """Starts the next batch, or what of it fits the KV pool: its prefill step. Only while none runs."""
+        rows = self.pop()
+        count = self.rectangle.fitting(rows)
+        rest = rows[count:]
+        if rest:
+            self.batches.appendleft(QueuedBatch())
+            self.extend(self.batches[0], rest)
+        return self.rectangle.start(rows[:count], rest, self._copies(count))
+
+    def blocked(self, head: Sequence | None, reason: str | None = None) -> Event | None:
+        """The event for `head`, the first of all that wait, if it or its reason has changed; None: of the batches."""
+        before, self._blocked = self._blocked, None
+        if head is None:
+            return None
+        self._blocked = (head, reason or self.rectangle.why_not(head))
+        return None if self._blocked == before else Event("blocked", *self._blocked)
+
+    def _copies(self, count: int) -> int:
+        at = bisect_left(self.allowed_sizes, count)
+        return self.allowed_sizes[at] - count if at < len(self.allowed_sizes) else 0

@@ -1,0 +1,171 @@
+"""Static batching: wait for a full batch, pad it, run it until its longest output ends; nobody joins meanwhile.
+
+Rule: one FIFO. An idle engine starts when `batch_size` requests wait, or fewer that fill the KV; without
+`wait_for_full` with whatever waits. The wait is bounded by `max_wait` of the oldest, and a drained run flushes it. A
+batch takes the oldest requests until KV is short. With `group_by_length` it takes the oldest one and those of nearest
+prompt length among all that wait: the oldest always goes, so nobody starves. Responses go out whole at the batch's
+end, or under `respond: row_end` as a stream that closes with its row. Padding and KV: see `rectangle.py`.
+Source: request-level batching as in FasterTransformer and in `generate` of Hugging Face; the baseline of Yu et al.,
+Orca (OSDI 2022), section 3. With `reserve_tokens` it is Vidur's `faster_transformer`, its leak of blocks fixed.
+Simplifies: lengths are prompt lengths, outputs are not predicted; the cost model sees padded tokens, not their pairs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import islice
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import PositiveInt
+from batchsim.base.units import Duration
+from batchsim.kernel.kv_blocks import never_fits
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.policies.families.rectangle import FinishedRows, Padding, Rectangle, Respond
+
+
+@dataclass(frozen=True)
+class StaticConfig(PolicyConfig):
+    """`max_wait` None waits for a full batch without bound. `reserve_tokens` is a fixed KV slot for each row."""
+
+    batch_size: PositiveInt
+    wait_for_full: bool = True
+    max_wait: Duration | None = None
+    padding: Padding = "longest"
+    finished_rows: FinishedRows = "hold"
+    respond: Respond = "batch_end"
+    group_by_length: bool = False
+    reserve_tokens: PositiveInt | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_wait is not None and not self.wait_for_full:
+            raise ValueError(f"max_wait {self.max_wait} ns needs wait_for_full: true")
+        if self.reserve_tokens is not None and (self.padding != "none" or self.finished_rows != "drop"):
+            raise ValueError(
+                f"reserve_tokens {self.reserve_tokens} holds one unpadded request: set padding: none and"
+                " finished_rows: drop"
+            )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.batch_size,
+            waits_for=self.batch_size if self.wait_for_full and self.max_wait is None else None,
+            knobs=("batch_size", "max_wait"),
+        )
+
+
+class Static:
+    """The scheduler. A decode step is O(1); a start is O(batch log batch), with grouping O(waiting) on top."""
+
+    evidence = "family"
+
+    def __init__(self, config: StaticConfig, context: PolicyContext) -> None:
+        slot = config.reserve_tokens
+        if slot is not None and context.kv.blocks_for(slot) > context.kv.num_blocks:
+            raise ScenarioError(
+                f"static: reserve_tokens {slot} needs {context.kv.blocks_for(slot)} KV blocks, {context.kv.num_blocks}"
+                " in the pool. Lower it."
+            )
+        self.config = config
+        self.kv = context.kv
+        self.max_model_len = context.max_model_len
+        self.streams = config.respond == "row_end"
+        self.events: list[Event] = []
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self.batch = Rectangle(
+            context,
+            padding=config.padding,
+            finished_rows=config.finished_rows,
+            respond=config.respond,
+            row_tokens=slot,
+        )
+        self._blocked: tuple[Sequence, str] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return self.batch.num_running
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        refusal = never_fits(self.kv, seq, self.max_model_len) or self._exceeds_slot(seq)
+        if refusal is not None:
+            self.events.append(refusal)
+            return
+        self.waiting[seq] = None
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        if seq in self.waiting:
+            del self.waiting[seq]
+            return []
+        return self.batch.cancel(seq)
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        work: Batch | Idle = IDLE
+        if self.batch.rows:
+            work = self.batch.step()
+        elif self.waiting:
+            work = self._start_or_wait(now_ns, drain)
+        self._note_blocked()
+        return work
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        return self.batch.repeat(batch)
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        return self.batch.complete(batch, finished)
+
+    def _start_or_wait(self, now_ns: int, drain: bool) -> Batch | Idle:
+        config = self.config
+        candidates = self._candidates()
+        count = self.batch.fitting(candidates)
+        full = count == config.batch_size or count < len(candidates)
+        if config.wait_for_full and not (full or drain):
+            if config.max_wait is None:
+                return IDLE
+            due_ns = next(iter(self.waiting)).request.arrival_ns + config.max_wait
+            if now_ns < due_ns:
+                return Idle(due_ns)
+        rows = candidates[:count]
+        if config.group_by_length:
+            rows.sort(key=_by_arrival)
+        for seq in rows:
+            del self.waiting[seq]
+        return self.batch.start(rows, candidates[count:])
+
+    def _candidates(self) -> list[Sequence]:
+        """Those of the next batch if KV takes them, the most entitled first."""
+        size = self.config.batch_size
+        if not self.config.group_by_length:
+            return list(islice(self.waiting, size))
+        length = next(iter(self.waiting)).request.prompt_tokens
+        return nsmallest(
+            size, self.waiting, key=lambda seq: abs(seq.request.prompt_tokens - length)
+        )  # ties: the oldest
+
+    def _exceeds_slot(self, seq: Sequence) -> Event | None:
+        slot = self.config.reserve_tokens
+        request = seq.request
+        tokens = min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
+        if slot is None or tokens <= slot:
+            return None
+        return Event("rejected", seq, "never_fits", detail=f"{tokens} tokens need KV, reserve_tokens {slot}")
+
+    def _note_blocked(self) -> None:
+        blocked = None
+        if self.waiting:
+            head = next(iter(self.waiting))
+            blocked = (head, self.batch.why_not(head))
+            if blocked != self._blocked:
+                self.events.append(Event("blocked", *blocked))
+        self._blocked = blocked
+
+
+def _by_arrival(seq: Sequence) -> tuple[int, int]:
+    return seq.request.arrival_ns, seq.request.id

@@ -1,0 +1,130 @@
+"""The policy that a scenario names: one of ours, or a user's own by its import path `module:Class`.
+
+To import a module is to run it, so a name in a file is imported only where whoever reads the file allows it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import signal
+import sys
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import is_dataclass
+from types import FrameType
+from typing import Any, TextIO
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.policies.registry import POLICIES
+
+_METHODS = ("add", "cancel", "schedule", "repeat", "complete")
+_LETTERS = 200  # of what an import says
+
+
+def find_policy(kind: str, *, allow_code: bool) -> tuple[type[PolicyConfig], Any]:
+    """Config and class of a registered policy, or of a user's own named `module:Class`.
+
+    With `allow_code` its module is imported; without it is refused. ScenarioError then, and for what is no policy or
+    cannot be imported, whatever its module does.
+    """
+    if kind in POLICIES:
+        return POLICIES[kind]
+    if ":" not in kind:
+        raise ScenarioError(f"policy {kind[:_LETTERS]} cannot be imported: your own is named module:Class. Correct it.")
+    if not allow_code:
+        raise ScenarioError(
+            f"{kind[:_LETTERS]} is code of its own, which a scenario runs only where it is allowed to. Add --allow-code"
+            " (in Python allow_code=True) if you trust it."
+        )
+    with _own_code(kind):
+        return _policy(kind)
+
+
+def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
+    module_name, _, name = kind.partition(":")
+    module = importlib.import_module(module_name)
+    policy = getattr(module, name)
+    missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
+    if missing:
+        raise ScenarioError(f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/kernel/types.py.")
+    config = getattr(policy.__init__, "__annotations__", {}).get("config")
+    config = getattr(module, config, None) if isinstance(config, str) else config
+    if not isinstance(config, type) or not is_dataclass(config):
+        raise ScenarioError(
+            f"{kind}.__init__ has no config that is a dataclass of its module. Write"
+            " def __init__(self, config: MyConfig, context)."
+        )
+    if not issubclass(config, PolicyConfig):
+        raise ScenarioError(
+            f"{kind}: its config is no PolicyConfig, which tells slots, KV memory and knobs. Write"
+            f" class {config.__name__}(PolicyConfig), from {PolicyConfig.__module__}."
+        )
+    return config, policy
+
+
+@contextmanager
+def _own_code(kind: str) -> Generator[None]:
+    """Makes one ScenarioError of whatever the block raises or ends with, and of nothing else that it does.
+
+    Ctrl-C stays one. What the block prints goes to stderr, and only if it ends well.
+    """
+    held = _Held(sys.stderr)
+    with _watched() as pressed, redirect_stdout(held), redirect_stderr(held):
+        try:
+            yield
+        except ScenarioError:
+            raise
+        except BaseException as error:
+            if pressed:
+                raise
+            raise ScenarioError(f"policy {kind[:_LETTERS]} cannot be imported: {_told(error)}") from None
+    held.let_go()
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}. Is its folder on PYTHONPATH?"
+    said = traceback.format_exception_only(error)[-1].strip()  # which an error that cannot be told does not break
+    return f"{said[:_LETTERS]}. Correct its module, or the name."
+
+
+@contextmanager
+def _watched() -> Generator[list[int]]:
+    """A list that is not empty once Ctrl-C was really pressed: anybody can raise KeyboardInterrupt."""
+    pressed: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        if callable(before):
+            before(number, frame)
+
+    try:
+        signal.signal(signal.SIGINT, note)
+    except ValueError:  # in another thread, where no signal arrives
+        yield pressed
+        return
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Held(io.TextIOBase):
+    """A stream that keeps what it is given until it is let go, and passes it on from then on."""
+
+    def __init__(self, to: TextIO) -> None:
+        self._to, self._texts, self._free = to, list[str](), False
+
+    def write(self, text: str, /) -> int:
+        if self._free:
+            return self._to.write(text)
+        self._texts.append(text)
+        return len(text)
+
+    def let_go(self) -> None:
+        self._free = True
+        self._to.write("".join(self._texts))

@@ -1,0 +1,41 @@
+"""The batching policies. One explicit table: name -> (config, policy)."""
+
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
+from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
+from batchsim.policies.families.gated import Gated, GatedConfig
+from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
+from batchsim.policies.families.static import Static, StaticConfig
+from batchsim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
+from batchsim.policies.systems.hf_static import HfStatic, HfStaticConfig
+from batchsim.policies.systems.ray_serve import RayServe, RayServeConfig
+from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
+from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
+from batchsim.policies.systems.tgi.tgi import Tgi
+from batchsim.policies.systems.tgi.tgi_config import TgiConfig
+from batchsim.policies.systems.triton.triton import Triton, TritonConfig
+from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
+from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
+from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
+from batchsim.policies.systems.vllm import Vllm, VllmConfig
+
+POLICIES = {
+    "static": (StaticConfig, Static),
+    "dynamic": (DynamicConfig, Dynamic),
+    "continuous": (ContinuousConfig, Continuous),
+    "preemptive": (PreemptiveConfig, Preemptive),
+    "gated": (GatedConfig, Gated),
+    "vllm": (VllmConfig, Vllm),
+    "orca": (OrcaConfig, Orca),
+    "sarathi": (SarathiConfig, Sarathi),
+    "vllm_v0": (VllmV0Config, VllmV0),
+    "faster_transformer": (FasterTransformerConfig, FasterTransformer),
+    "hf_static": (HfStaticConfig, HfStatic),
+    "sglang": (SglangConfig, Sglang),
+    "tensorrt_llm": (TensorrtLlmConfig, TensorrtLlm),
+    "tgi": (TgiConfig, Tgi),
+    "ray_serve": (RayServeConfig, RayServe),
+    "tf_serving": (TfServingConfig, TfServing),
+    "triton": (TritonConfig, Triton),
+}

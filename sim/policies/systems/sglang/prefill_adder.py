@@ -1,0 +1,250 @@
+"""Forms the prefill batches of SGLang 0.5.23: the prompt that is cut, then requests from the head of the queue.
+
+Source: python/sglang/srt/managers/schedule_policy.py (PrefillAdder), scheduler.py (_get_new_batch_prefill_raw) of the
+0.5.23 wheel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.types import Event, Sequence, by_order
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.running_batch import RunningBatch
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.sglang.token_budget import CLIP_MAX_NEW_TOKENS, Completion, PrefillBudget
+from batchsim.policies.systems.sglang.waiting_queue import Waiting
+
+
+@dataclass
+class Prefill:
+    """A prefill batch: its chunks, with their pages; what of them was cached; the decodes that made way for it."""
+
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
+    cached: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
+    victims: list[Sequence] = field(default_factory=list[Sequence])
+
+
+class PrefillAdder:
+    """`chunked` is the one whose prompt is cut, `why` the reason that the last batch took no more.
+
+    Of each request it keeps the tokens and the cached ones as they were when last matched: what it must make way for
+    is told by these, stale as they may be.
+    """
+
+    def __init__(
+        self,
+        config: SglangConfig,
+        kv: KVBlockManager,
+        cache: RadixKV | None,
+        waiting: Waiting,
+        batch: RunningBatch,
+        *,
+        slots: int,
+    ) -> None:
+        self.chunked: Sequence | None = None
+        self.why = ""
+        self.events: list[Event] = []
+        self._slots = slots
+        self._config = config
+        self._kv = kv
+        self._cache = cache
+        self._waiting = waiting
+        self._batch = batch
+        self._chunk = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
+        self._preempts = config.preempts
+        self._matched: dict[Sequence, tuple[int, int]] = {}
+        self._mixed_step = -1  # of the group, when decodes last rode along
+
+    def make(self, ratio: float) -> Prefill:
+        """The next prefill batch; without chunks if there is to be none."""
+        batch, waiting = self._batch, self._waiting
+        made = Prefill()
+        if self._preempts or not len(batch):
+            batch.full = ""
+        self.why = batch.full
+        if self.chunked is None:
+            if batch.full or not len(waiting):
+                return made
+            if len(batch) >= self._slots and not self._preempts:
+                batch.full = self.why = "no_slot"
+                return made
+        waiting.arrange()
+        budget = self._budget(ratio)
+        if self.chunked is not None and not self._continue(self.chunked, budget, made):
+            return made
+        self._admit(budget, made, ratio)
+        for seq in made.victims:
+            waiting.push(seq)
+        self._allocate(made.chunks)
+        return made
+
+    def forget(self, seq: Sequence) -> None:
+        """`seq` has ended."""
+        self._matched.pop(seq, None)
+        if seq is self.chunked:
+            self.chunked = None
+
+    def retracted(self, seq: Sequence) -> None:
+        """`seq` is about to be taken off: what is known of it is as old as its prefill or its last mixed step."""
+        if self._preempts:
+            tokens, group = self._matched[seq][0], self._batch.group
+            if (since := group.step - self._mixed_step) <= group.gained(seq):
+                tokens = seq.num_tokens - since
+            self._matched[seq] = (tokens, 0)
+
+    def decodes_ride(self) -> None:
+        """The decodes ride along in the batch just made."""
+        self._mixed_step = self._batch.group.step
+
+    # ---- one batch
+
+    def _budget(self, ratio: float) -> PrefillBudget:
+        config, batch = self._config, self._batch
+        num_mixed = len(batch) if config.mixes else 0
+        reserved = batch.reserved(ratio, exact=self._preempts)
+        return PrefillBudget(self._kv, config.max_prefill_tokens, self._chunk, reserved, num_mixed)
+
+    def _allocate(self, chunks: list[tuple[Sequence, int]]) -> None:
+        """Pages for `chunks`. Before it gives them out SGLang evicts for a page more for each than are tokens."""
+        kv = self._kv
+        if self._cache is not None and chunks:
+            spare = len(chunks) if kv.block_size > 1 else 0
+            self._cache.make_room(kv.blocks_for(sum([n for _, n in chunks])) + spare)
+        for seq, n in chunks:
+            room = kv.allocate(seq, seq.settled_computed_tokens + n)
+            assert room, f"{n} tokens were admitted with {kv.num_free} blocks free"
+
+    def _continue(self, seq: Sequence, budget: PrefillBudget, made: Prefill) -> bool:
+        """Schedules the next chunk of `seq`; False if it must wait for the decodes."""
+        kv, page = self._kv, self._kv.block_size
+        computed = seq.settled_computed_tokens
+        lacking = seq.num_tokens - computed
+        limit = min(budget.left_chunk, int(budget.left_total))
+        if limit <= 0:
+            limit = budget.left_chunk
+        reserved = self._waiting.reserved_for_shorter(lacking, budget.left_chunk, page)
+        if reserved:
+            limit = min(limit, (budget.left_chunk - reserved) // page * page)
+        room = (kv.held(seq) + kv.num_free) * page - computed
+        n = min(lacking, limit, room)
+        if n < 1:
+            self.why = "kv_blocks"
+            self.events.append(Event("sat_out", seq, self.why))
+            return False
+        made.chunks.append((seq, n))
+        if n == lacking:
+            self.chunked = None
+        budget.charge(n, min(seq.max_output_tokens, CLIP_MAX_NEW_TOKENS) if n == lacking else 0)
+        return True
+
+    def _admit(self, budget: PrefillBudget, made: Prefill, ratio: float) -> None:
+        """Admits from the head until one does not fit; says why in `why`, and in `full` if only leaving helps."""
+        batch, waiting, most = self._batch, self._waiting, self._config.prefill_max_requests
+        completion = Completion(ratio)
+        while len(waiting):
+            self.why = "token_budget"
+            if budget.no_tokens and not budget.no_kv:
+                return
+            seq = waiting.head()
+            if len(made.chunks) >= self._slots - len(batch):
+                batch.full = "no_slot"
+            if batch.full and not (self._preempts and self._make_way(seq, budget, made.victims, ratio)):
+                self.why = batch.full
+                return
+            hit = self._match(seq)
+            if most is not None and len(made.chunks) >= most:
+                return
+            self.why = self._add(seq, hit, budget, made, completion)
+            if self.why or budget.no_kv:
+                if self.why != "token_budget":
+                    self.why = "kv_blocks"
+                    batch.full = "kv_blocks" if made.chunks or len(batch) else ""
+                return
+
+    def _match(self, seq: Sequence) -> int:
+        """The cached tokens of `seq`, one less than it knows at most; it counts as a use of them."""
+        hit = 0 if self._cache is None else self._cache.match(seq, seq.num_tokens - 1)
+        if self._preempts:
+            self._matched[seq] = (seq.num_tokens, hit)
+        return hit
+
+    def _add(self, seq: Sequence, hit: int, budget: PrefillBudget, made: Prefill, completion: Completion) -> str:
+        """Admits the head of the queue; or returns why not, and nothing changed."""
+        if self._cache is not None:
+            self._cache.take(seq, hit)  # what it would use cannot be evicted for it
+        lacking = seq.num_tokens - hit
+        if self._cache is None and seq.request.ignore_eos:
+            obstacle, n = self._whole_or_cut(seq, lacking, budget, made, completion)
+        else:
+            obstacle, n = self._fitting(seq, lacking, budget, made)
+        if obstacle:
+            if self._cache is not None:
+                self._cache.free(seq)
+            return obstacle
+        self._waiting.pop()
+        if hit:
+            seq.start_from_cache(hit)
+            made.cached.append((seq, hit))
+        made.chunks.append((seq, n))
+        if n < lacking:
+            self.chunked = seq
+        budget.charge(n, min(seq.max_output_tokens, CLIP_MAX_NEW_TOKENS) if n == lacking else 0)
+        return ""
+
+    def _fitting(self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill) -> tuple[str, int]:
+        """Why `seq` does not fit, or "", and how many of its `lacking` tokens the chunk takes."""
+        page = self._kv.block_size
+        expected = min(max(seq.max_output_tokens - seq.num_output_tokens, 0), CLIP_MAX_NEW_TOKENS)
+        if lacking + expected + page >= budget.left_total:
+            return "kv_blocks", 0
+        if not budget.chunked:
+            # The first may exceed the budget, or it could never run.
+            alone = not made.chunks or budget.paged(lacking) < budget.left_input
+            return "" if alone else "token_budget", lacking
+        if budget.paged(lacking) <= budget.left_chunk:
+            return "", lacking
+        n = budget.left_chunk // page * page
+        return "token_budget" if n < 1 or self.chunked is not None else "", n
+
+    def _whole_or_cut(
+        self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill, completion: Completion
+    ) -> tuple[str, int]:
+        """As `_fitting`, for one that ignores the end of its text, without the cache: until when it runs is known."""
+        need = budget.paged(lacking) + self._kv.block_size
+        if need > min(budget.left_now, budget.left_total):
+            return "kv_blocks", 0
+        if not completion.fits(seq, self._batch.rows(), made.chunks, budget.left_now - need):
+            return "kv_blocks", 0
+        if lacking <= budget.left_chunk:
+            return "", lacking
+        return "" if self.chunked is None else "token_budget", budget.left_chunk
+
+    def _make_way(self, seq: Sequence, budget: PrefillBudget, victims: list[Sequence], ratio: float) -> bool:
+        """Retracts decodes so much less important that `seq` may take their places; False, and none, if too few.
+
+        The least important first, of equals the last to enter, until their expected tokens do.
+        """
+        batch, entered = self._batch, self._waiting.entered
+        sign = 1 if self._config.schedule_low_priority_values_first else -1
+        tokens, hit = self._matched.get(seq, (0, 0))
+        short = tokens - hit + min(seq.max_output_tokens, CLIP_MAX_NEW_TOKENS) - budget.left_total
+        chosen: list[Sequence] = []
+        for other in sorted(batch.group.members, key=lambda s: (-sign * s.request.priority, -entered(s))):
+            difference = -sign * (seq.request.priority - other.request.priority)
+            if difference <= self._config.priority_scheduling_preemption_threshold:
+                break
+            chosen.append(other)
+            short -= batch.reserved_for(other, ratio)
+            if short <= 0:
+                break
+        if not chosen or short > 0:
+            return False
+        for victim in sorted(chosen, key=by_order):
+            budget.offset -= batch.reserved_for(victim, ratio)
+            self.retracted(victim)
+            self.events.append(Event("preempted", victim, "priority", seq.request.id))
+            batch.retract(victim)
+            victims.append(victim)
+        return True

@@ -1,0 +1,107 @@
+"""The running batch of SGLang 0.5.23: who decodes, in which order, how much they may still grow, whether it is full.
+
+Source: python/sglang/srt/managers/schedule_batch.py (ScheduleBatch), mem_cache/allocation.py of the 0.5.23 wheel.
+"""
+
+from __future__ import annotations
+
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.types import Sequence, by_order
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.token_budget import RETRACT_DECODE_STEPS, Growth
+
+NEAR_WHOLE = 1e-3  # far above what the order of adding floats can change
+
+
+class RunningBatch:
+    """The decodes. `full` says why no prefill is tried until somebody leaves; "" where one is."""
+
+    __slots__ = ("_cache", "_first", "_kv", "_next", "full", "group", "growth")
+
+    def __init__(self, kv: KVBlockManager, cache: RadixKV | None) -> None:
+        self.group = DecodeGroup(kv.block_size)
+        self.growth = Growth()
+        self.full = ""
+        self._kv = kv
+        self._cache = cache
+        self._first = self._next = 0  # orders not given yet lie below and from here on
+
+    def __len__(self) -> int:
+        return len(self.group.members)
+
+    def rows(self) -> list[Sequence]:
+        """The decodes in batch order. O(n log n)."""
+        return sorted(self.group.members, key=by_order)
+
+    def join(self, seq: Sequence) -> None:
+        """`seq`, whose prompt is done, decodes from the next step on; its place was given by `place`."""
+        self.group.join(seq)
+        self.growth.join(seq, self.group.step)
+
+    def release(self, seq: Sequence) -> None:
+        """Takes `seq` off, a decode or a prompt in the making, and frees its pages that are not in the tree."""
+        self._kv.free(seq)
+        if seq.group is not None:
+            self.group.leave(seq)
+            self.growth.leave(seq)
+
+    def retract(self, seq: Sequence) -> None:
+        """Takes a decode off; what of its KV is not in the tree is dropped, and room made for those who stay."""
+        self.release(seq)
+        seq.reset_computed()
+        self._evict_for(self._kv.blocks_for(RETRACT_DECODE_STEPS * len(self)))
+
+    def place(self, chunks: list[tuple[Sequence, int]], *, ahead: bool) -> None:
+        """Gives those of a prefill batch their places: behind the decodes, or `ahead` of those that ride along."""
+        if ahead:
+            self._first -= len(chunks)
+            self._number([seq for seq, _ in chunks], self._first)
+        else:
+            self._number([seq for seq, _ in chunks], self._next)
+            self._next += len(chunks)
+
+    def keep_order(self, rows: list[Sequence]) -> None:
+        """Makes the order of `rows`, all the decodes, that of the batch."""
+        self._number(rows, self._next)
+        self._next += len(rows)
+
+    def _number(self, rows: list[Sequence], start: int) -> None:
+        for i, seq in enumerate(rows):
+            seq.order = start + i
+
+    def reserved_for(self, seq: Sequence, ratio: float) -> float:
+        """KV tokens that one decode is expected to need still: its output tokens at `ratio`, unless it ignores EOS."""
+        return self.growth.of(seq, self.group.step, ratio)
+
+    def reserved(self, ratio: float, *, exact: bool) -> float:
+        """The sum of `reserved_for`; to the last digit of SGLang's, whose floats are added row by row, where it counts.
+
+        It is compared with whole tokens, so it counts near one, and where it will be changed (`exact`). O(1) elsewhere.
+        """
+        step, growth = self.group.step, self.growth
+        reserved = growth.reserved(step, ratio)
+        if ratio in (0.0, 1.0) or not (exact or abs(reserved - round(reserved)) < NEAR_WHOLE):
+            return reserved
+        return sum([growth.of(seq, step, ratio) for seq in self.rows()])
+
+    def grow(self) -> bool:
+        """Pages for one more token of every decode; False, and nothing changed, if they are short.
+
+        Before it gives them out SGLang evicts until a page a decode is free, whether or not it needs one. O(1) while
+        so many are.
+        """
+        group = self.group
+        if group.blocks_due() > self._kv.num_free:
+            return False
+        if self._cache is not None:
+            self._cache.make_room(len(group.members))
+        return self._kv.grow_group(group)
+
+    def evict_for_growth(self) -> None:
+        """Evicts until the next token of every decode fits, or all there is: SGLang does so even where it is no use."""
+        self._evict_for(self.group.blocks_due())
+
+    def _evict_for(self, num_blocks: int) -> None:
+        if self._cache is not None:
+            self._cache.make_room(num_blocks)

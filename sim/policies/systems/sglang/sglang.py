@@ -1,0 +1,267 @@
+"""SGLang 0.5.23, no overlap of scheduling and GPU; the engine's default overlaps them. Prefill first, radix cache.
+
+Rule: while a prefill batch can be formed it runs alone and the decodes stand still (or ride along, if mixed). From the
+head of the queue, nobody overtaking, a request comes in if its uncached prompt, its whole output cap and a page fit the
+KV tokens that are free or evictable, less what the running are expected to need: `new_token_ratio` of what their caps
+leave. Else no prefill is tried until somebody leaves. One prompt at a time is cut to the chunk size and goes first.
+If the decodes lack pages, those with the fewest output tokens are retracted to the end of the queue; the ratio rises.
+Source: python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py, mem_cache/* of the 0.5.23 wheel.
+Simplifies: the page is the KV block (SGLang's default has 1 token). Where SGLang dies or hangs there is a way on: a
+prompt short of memory waits for the decodes, what can never fit is rejected, no prompt is cut behind another. A refused
+prompt takes no step. Several victims of one request queue up in batch order. A cancel takes effect at once.
+Priorities are passed as they are: unlike elsewhere here the HIGHER number comes first, unless
+`schedule_low_priority_values_first`.
+"""
+
+from __future__ import annotations
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence, by_order
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.prefill_adder import Prefill, PrefillAdder
+from batchsim.policies.systems.sglang.running_batch import RunningBatch
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.sglang.token_budget import IGNORE_EOS_RESERVE_TOKENS, NewTokenRatio
+from batchsim.policies.systems.sglang.waiting_queue import ByPrefix, ByPriority, Fcfs, Waiting
+
+RESERVED_LEN = 6  # tokens that a prompt leaves of the context, or of the KV memory if that is smaller
+
+
+class Sglang:
+    """The scheduler. A decode-only step with pages to spare is O(1) in the number of sequences.
+
+    Except under priority scheduling with preemption, where SGLang too looks at the queue before every step.
+    """
+
+    evidence = "recorded"
+    streams = True
+
+    def __init__(self, config: SglangConfig, context: PolicyContext) -> None:
+        kv, chunk = context.kv, config.chunked_prefill_size
+        if chunk > 0 and chunk % kv.block_size:
+            raise ScenarioError(
+                f"sglang: chunked_prefill_size {chunk} must be divisible by page_size, here the KV block of"
+                f" {kv.block_size} tokens. Change one of them."
+            )
+        if not config.disable_radix_cache and not isinstance(kv, RadixKV):
+            raise ScenarioError(
+                f"sglang: its radix cache needs a RadixKV, not a {type(kv).__name__}. Set disable_radix_cache: true."
+            )
+        self.config = config
+        self.kv = kv
+        self.max_model_len = context.max_model_len
+        self.running: dict[Sequence, None] = {}
+        self.ratio = NewTokenRatio(config.schedule_conservativeness)
+        self._cache = kv if isinstance(kv, RadixKV) and not config.disable_radix_cache else None
+        self._low_first = config.schedule_low_priority_values_first
+        self._preempts = config.preempts
+        self.batch = RunningBatch(kv, self._cache)
+        self.waiting: Waiting = self._new_queue()
+        self.adder = PrefillAdder(config, kv, self._cache, self.waiting, self.batch, slots=self._most_running())
+        self.events: list[Event] = []
+        self._blocked: tuple[Sequence, str] | None = None
+
+    @property
+    def group(self) -> DecodeGroup:
+        """The decodes."""
+        return self.batch.group
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        pool, page, prompt = self.kv.num_blocks * self.kv.block_size, self.kv.block_size, seq.request.prompt_tokens
+        limit = min(self.max_model_len, pool)
+        if prompt >= limit - RESERVED_LEN:
+            detail = (
+                f"prompt of {prompt} tokens; it must be below {limit - RESERVED_LEN}, {RESERVED_LEN} less than"
+                f" max_model_len {self.max_model_len} and the {pool} KV tokens"
+            )
+            self.events.append(Event("rejected", seq, "prompt_too_long", detail=detail))
+            return
+        room = min(limit - 2 - prompt, pool - self.kv.blocks_for(prompt) * page - page - 1)
+        seq.max_output_tokens = max(min(seq.max_output_tokens, room), 0)
+        if not self._never_fits(seq):
+            self.waiting.push(seq)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        if seq not in self.running:
+            self.waiting.remove(seq)
+            self._forget(seq)
+            return []
+        if seq is not self.adder.chunked and self._cache is not None:
+            self._cache.insert(seq)
+        self._leave(seq)
+        return []
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        batch, group = self.batch, self.group
+        preempted: list[Sequence] = []
+        made = self._prefill(preempted)
+        if not made.chunks and len(batch):
+            self._make_decodes_fit(preempted)
+        if not (made.chunks or len(batch)):
+            made = self._prefill(preempted)  # those who stood in the way have gone
+            while not made.chunks and len(self.waiting) and self._never_fits(self.waiting.head()):
+                self._forget(self.waiting.pop())
+                made = self._prefill(preempted)
+        self._note_blocked()
+        if not made.chunks:
+            if not (len(batch) or preempted):
+                self.ratio.reset()
+                return IDLE
+            return Batch(group, [], 0, preempted=preempted)
+        mixed = self.config.mixes and len(batch) > 0 and self._let_ride()
+        batch.place(made.chunks, ahead=mixed)
+        num_tokens = sum([n for _, n in made.chunks])
+        return Batch(
+            group if mixed else None,
+            made.chunks,
+            num_tokens,
+            preempted=preempted,
+            cached=made.cached,
+            layout="chunks_first",
+        )
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        # No prefill is tried while the flag stands or nobody waits, and nobody leaves.
+        if batch.chunks or batch.preempted or self.adder.chunked is not None:
+            return False
+        if (self._preempts or not self.batch.full) and len(self.waiting):
+            return False
+        if not self.batch.grow():
+            return False
+        self.ratio.decay()
+        batch.again()
+        return True
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        cache, chunked = self._cache, self.adder.chunked
+        # The flag is the running batch's: a prefill or mixed batch that takes its place has none.
+        replaced = batch.chunks and (batch.decodes is not None or not len(self.batch) or chunked is not None)
+        if finished or replaced:
+            self.batch.full = ""
+        ended = set(finished) if batch.chunks else ()
+        for seq in batch.sampled:
+            if cache is not None:
+                cache.insert(seq)
+            if seq not in ended:
+                self.batch.join(seq)
+        for seq in finished:
+            if cache is not None and seq.group is not None:
+                cache.insert(seq)
+            self._leave(seq)
+        if batch.chunks and chunked is not None and cache is not None:
+            cache.insert(chunked)  # SGLang: when next asked, before it looks at anything
+        return finished
+
+    # ---- one call
+
+    def _prefill(self, preempted: list[Sequence]) -> Prefill:
+        made = self.adder.make(self.ratio.current)
+        self.events += self.adder.events
+        self.adder.events = []
+        for victim in made.victims:
+            del self.running[victim]
+        self.running |= dict.fromkeys([seq for seq, _ in made.chunks])
+        preempted += made.victims
+        return made
+
+    def _let_ride(self) -> bool:
+        """Room for a token of every decode beside the prefill batch; False, and they sit it out, if pages are short."""
+        self.batch.evict_for_growth()
+        if not self.batch.grow():
+            return False
+        self.adder.decodes_ride()
+        return True
+
+    def _make_decodes_fit(self, preempted: list[Sequence]) -> None:
+        """Pages for a token of every decode, retracting as many as it takes; nobody decodes if none fits."""
+        batch = self.batch
+        if batch.grow():
+            self.ratio.decay()
+            return
+        batch.evict_for_growth()
+        stay = sorted(batch.rows(), key=self._worth, reverse=True)
+        while batch.group.blocks_due() > self.kv.num_free and stay:
+            if len(stay) == 1 and self.adder.chunked is None:
+                raise AssertionError(f"one decode alone does not fit {self.kv.num_free} free blocks: {stay[0]!r}")
+            victim = stay.pop()
+            short = min((seq for seq in batch.group.members_due() if seq is not victim), key=by_order, default=None)
+            self.adder.retracted(victim)
+            self.events.append(Event("preempted", victim, "kv_blocks", None if short is None else short.request.id))
+            batch.retract(victim)
+            del self.running[victim]
+            self.waiting.push(victim)
+            preempted.append(victim)
+            batch.evict_for_growth()
+        batch.keep_order(stay)
+        output_tokens = sum(seq.num_output_tokens for seq in stay)
+        self.ratio.after_retraction(output_tokens, sum(seq.max_output_tokens for seq in stay), len(stay))
+        batch.full, self.adder.why = "", "preemption"
+        if stay:
+            batch.grow()
+
+    def _worth(self, seq: Sequence) -> tuple[int, int, int]:
+        """The larger, the longer it decodes on: most output tokens, then the shortest prompt."""
+        priority = 0
+        if self.config.retraction_policy == "priority":
+            priority = -seq.request.priority if self._low_first else seq.request.priority
+        return priority, seq.num_output_tokens, -seq.request.prompt_tokens
+
+    def _never_fits(self, seq: Sequence) -> bool:
+        """Rejects `seq` if it does not fit the whole pool: SGLang would keep it at the head of the queue for ever."""
+        pool, page = self.kv.num_blocks * self.kv.block_size, self.kv.block_size
+        tokens, to_come = seq.num_tokens, seq.max_output_tokens - seq.num_output_tokens
+        if self._cache is None and seq.request.ignore_eos:
+            tokens = self.kv.blocks_for(tokens) * page + IGNORE_EOS_RESERVE_TOKENS
+        if tokens + to_come + page < pool:
+            return False
+        detail = (
+            f"{tokens} KV tokens for what is known, {to_come} to come and a page of {page} must be below the {pool} in"
+            " the pool"
+        )
+        self.events.append(Event("rejected", seq, "never_fits", detail=detail))
+        return True
+
+    def _leave(self, seq: Sequence) -> None:
+        self.batch.release(seq)
+        self.batch.full = ""
+        del self.running[seq]
+        self._forget(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        self.waiting.forget(seq)
+        self.adder.forget(seq)
+
+    # ---- the rest
+
+    def _most_running(self) -> int:
+        tokens = self.kv.num_blocks * self.kv.block_size
+        asked = self.config.max_running_requests
+        if asked is None:
+            asked = max(min(tokens * 512 // self.max_model_len, 4096), 2048)
+        if tokens < 2:
+            raise ScenarioError(f"sglang: max_running_requests is 0 with {tokens} KV tokens. Give the engine more KV.")
+        return min(asked, tokens // 2)
+
+    def _new_queue(self) -> Waiting:
+        if self.config.enable_priority_scheduling:
+            return ByPriority(self._cache, low_first=self._low_first)
+        if self._cache is None or self.config.schedule_policy == "fcfs":
+            return Fcfs(self._cache)  # SGLang falls back to it, too, where nothing is cached
+        return ByPrefix(self._cache, shortest=self.config.schedule_policy == "shortest-prefill-first")
+
+    def _note_blocked(self) -> None:
+        blocked = (self.waiting.head(), self.adder.why) if len(self.waiting) else None
+        if blocked is not None and blocked != self._blocked:
+            chunked = self.adder.chunked
+            ahead = chunked.request.id if chunked is not None and self.adder.why == "token_budget" else None
+            self.events.append(Event("blocked", *blocked, blocker=ahead))
+        self._blocked = blocked

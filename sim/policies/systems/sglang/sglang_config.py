@@ -1,0 +1,75 @@
+"""The knobs of SGLang 0.5.23's scheduler that are simulated, and what it refuses.
+
+Source: python/sglang/srt/arg_groups/fields/schedule.py, memory_hook.py and validation_hook.py of the 0.5.23 wheel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from batchsim.base.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+
+SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
+
+
+@dataclass(frozen=True)
+class SglangConfig(PolicyConfig):
+    """Knobs by SGLang's names; defaults are its own, `chunked_prefill_size` for a GPU of 60 to 160 GB.
+
+    `chunked_prefill_size` -1 (or 0): off; else a multiple of the KV block. `max_running_requests` null: 512 times the
+    KV tokens by max_model_len, from 2048 to 4096; any value is cut to half the KV tokens. SGLang overlaps scheduling
+    with the GPU's work unless `disable_overlap_schedule`; that is not simulated, so true is the only value here.
+    Preemption for priority needs a difference above `priority_scheduling_preemption_threshold`.
+    """
+
+    schedule_policy: Literal[
+        "fcfs", "lpm", "shortest-prefill-first", "dfs-weight", "hrrn", "lof", "random", "routing-key", "priority"
+    ] = "fcfs"
+    max_running_requests: PositiveInt | None = None
+    max_prefill_tokens: PositiveInt = 16384
+    chunked_prefill_size: Annotated[int, Range(-1, INT32_MAX)] = 8192
+    enable_mixed_chunk: bool = False
+    prefill_max_requests: PositiveInt | None = None
+    schedule_conservativeness: NonNegative = 1.0
+    disable_radix_cache: bool = False
+    retraction_policy: Literal["length", "priority"] = "length"
+    enable_priority_scheduling: bool = False
+    disable_priority_preemption: bool = False
+    schedule_low_priority_values_first: bool = False
+    priority_scheduling_preemption_threshold: Priority = 10
+    disable_overlap_schedule: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.schedule_policy not in SIMULATED:
+            raise ValueError(
+                f"schedule_policy: {self.schedule_policy} is not simulated yet. Choose from {', '.join(SIMULATED)}"
+            )
+        if not self.disable_overlap_schedule:
+            raise ValueError("disable_overlap_schedule: false is not simulated yet. Set it to true, also in the engine")
+        if self.enable_priority_scheduling and self.schedule_policy != "fcfs":
+            raise ValueError(
+                "To use priority scheduling, schedule_policy must be fcfs or lof;"
+                f" {self.schedule_policy} is not supported"
+            )
+        if self.schedule_policy == "shortest-prefill-first" and self.disable_radix_cache:
+            raise ValueError("shortest-prefill-first requires prefix caching. Remove disable_radix_cache: true")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            prefix_cache="" if self.disable_radix_cache else "radix",
+            knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
+        )
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a request that waits may take the place of less important ones."""
+        return self.enable_priority_scheduling and not self.disable_priority_preemption
+
+    @property
+    def mixes(self) -> bool:
+        """Whether decodes ride along with prefills."""
+        return self.enable_mixed_chunk and self.chunked_prefill_size > 0

@@ -1,0 +1,107 @@
+"""How TensorRT-LLM cuts prompts into chunks, and the order in which its requests wait.
+
+Source: MicroBatchScheduler::setCtxRequestsChunkSize in cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp,
+sortRequests in utils/inflightBatchingUtils.cpp.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from heapq import merge
+
+from batchsim.kernel.types import Sequence, by_order
+
+Chunks = list[tuple[Sequence, int]]
+
+
+def lacking(seq: Sequence) -> int:
+    """Known tokens of `seq`, which does not decode, that are not computed yet."""
+    return seq.num_tokens - seq.settled_computed_tokens
+
+
+def first_come(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks:
+    """Each in turn takes what it lacks of `capacity` tokens; what is cut is cut to whole units, and may be nothing.
+
+    Reads no further than the capacity lasts. What a cut leaves over goes to those behind.
+    """
+    chunks: Chunks = []
+    for seq in contexts:
+        whole = lacking(seq)
+        n = whole if whole <= capacity else capacity // unit * unit
+        if n:
+            chunks.append((seq, n))
+            capacity -= n
+        if not capacity:
+            break
+    return chunks
+
+
+def equal_progress(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks:
+    """Everybody in turn gets one more unit (its last one may be short), until nobody's next one fits `capacity`."""
+    sizes = dict.fromkeys(contexts, 0)
+    if sum(map(lacking, sizes)) <= capacity:
+        return [(seq, lacking(seq)) for seq in sizes]
+    growing = list(sizes)
+    while growing:
+        still: list[Sequence] = []
+        for seq in growing:
+            n = min(unit, lacking(seq) - sizes[seq])
+            if 0 < n <= capacity:
+                sizes[seq] += n
+                capacity -= n
+                still.append(seq)
+        growing = still
+    return [(seq, n) for seq, n in sizes.items() if n]
+
+
+def unfinished_first(chunks: Chunks) -> Chunks:
+    """`chunks` with those that end a prompt behind those that do not, as std::partition of libstdc++ puts them.
+
+    The first that ends one changes places with the last that does not, the second with the last but one, until they
+    meet. To be asked before hits in a prefix cache shorten anything.
+    """
+    ends = [n == lacking(seq) for seq, n in chunks]
+    first = [i for i, last in enumerate(ends) if last]
+    behind = [i for i, last in enumerate(ends) if not last]
+    for i, j in zip(first, reversed(behind), strict=False):
+        if i > j:
+            break
+        chunks[i], chunks[j] = chunks[j], chunks[i]
+    return chunks
+
+
+class Waiting:
+    """Requests that hold no KV, in order of arrival: those never started, and those paused, which keep their place."""
+
+    def __init__(self) -> None:
+        self._fresh: dict[Sequence, None] = {}
+        self._paused: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._paused)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In order; may be changed meanwhile by nothing but `put_back`, whose entries this walk does not see."""
+        if not self._paused:
+            return iter(self._fresh)
+        return merge(self._paused.copy(), self._fresh, key=by_order)
+
+    def head(self) -> Sequence | None:
+        """The first one, None if nobody waits."""
+        return next(iter(self), None)
+
+    def push(self, seq: Sequence) -> None:
+        """Takes in a new arrival, whose order is the highest so far."""
+        self._fresh[seq] = None
+
+    def put_back(self, seq: Sequence) -> None:
+        """Takes in a paused one, at its place."""
+        insort(self._paused, seq, key=by_order)
+
+    def remove(self, seq: Sequence) -> None:
+        """Forgets one that starts or is cancelled."""
+        if seq in self._fresh:
+            del self._fresh[seq]
+        else:
+            self._paused.remove(seq)

@@ -1,0 +1,61 @@
+"""Which prompts of TensorRT-LLM wait for the KV blocks of another prompt, to reuse them instead of computing them.
+
+Source: beneficialToSkip in cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, findNewContextBlock in
+kvCacheManager.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from batchsim.kernel.types import Sequence
+from batchsim.kv.reuse_tree import ReuseTreeKV
+
+
+class Prefixes:
+    """Of one step: the first blocks that its prompts will add to the tree, and who waits for which request's.
+
+    Begins with the prompts that are computed in part. Told of those that wait in their order, each once or, as
+    TensorRT-LLM does after a pause, once more. All blocks are those missing when the step began.
+    """
+
+    def __init__(self, cache: ReuseTreeKV | None, computing: Iterable[Sequence]) -> None:
+        self._cache = cache
+        self._missing: dict[Sequence, int | None] = {}
+        self._made: dict[int, int] = {}  # key of a block -> the request that makes it
+        self.waits_for: dict[Sequence, int] = {}
+        if cache is not None:
+            for seq in computing:
+                self._makes(seq)
+
+    def note(self, waiting: Iterable[Sequence]) -> None:
+        """Looks up now what `waiting` lack, before the KV of somebody paused changes it."""
+        for seq in waiting:
+            self._first_missing(seq)
+
+    def must_wait(self, seq: Sequence) -> bool:
+        """Whether `seq` waits in this step for a block that an earlier one makes; else it makes its own.
+
+        Asked a second time, `seq` waits for its own block, if it lacks a full one.
+        """
+        key = self._first_missing(seq)
+        if key is None:
+            return False
+        maker = self._made.get(key)
+        if maker is None:
+            self._made[key] = seq.request.id
+            return False
+        self.waits_for[seq] = maker
+        return True
+
+    def _makes(self, seq: Sequence) -> None:
+        key = self._first_missing(seq)
+        if key is not None:
+            self._made.setdefault(key, seq.request.id)
+
+    def _first_missing(self, seq: Sequence) -> int | None:
+        if self._cache is None:
+            return None
+        if seq not in self._missing:
+            self._missing[seq] = self._cache.first_missing(seq)
+        return self._missing[seq]

@@ -1,0 +1,371 @@
+"""TensorRT-LLM, batch manager of 2025 (cf6abc45, 0a949d31, 1ce9149b), without partial block reuse, in GPU memory only.
+
+Rule: the first max_batch_size requests by arrival are active, until they end. Two stages a step over them. First, whose
+KV fits. GUARANTEED_NO_EVICT: all that decodes, then prompts while blocks for prompt and output cap are there.
+STATIC_BATCH: likewise, but prompts only while nobody decodes. MAX_UTILIZATION: each in turn with the blocks of this
+step; one that finds none pauses the last started one from it on. Then, who runs within max_num_tokens, in the order of
+the first stage: a decode takes a token, a prompt all of its own, and who finds too few ends the step. With chunked
+prefill all decodes, then chunks of what they leave. With block reuse a prompt begins after its cached blocks, which
+neither stage knows of; one whose next block another prompt is about to make is passed over for this step.
+Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}.cpp.
+Simplifies: tokens_per_block (32 there) is the pool's block size; more than 16 chunks or decodes of a step keep their
+order, which std::sort scrambles there. No beams, drafts, attention windows, pipelining, overlap. The cache as
+sim/kv/reuse_tree.py says: above all, no block is lost with the one above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush, merge
+from itertools import islice
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import never_fits
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence, by_order
+from batchsim.kv.reuse_tree import ReuseTreeKV
+from batchsim.policies.systems.tensorrt_llm.chunks import (
+    Chunks,
+    Waiting,
+    equal_progress,
+    first_come,
+    lacking,
+    unfinished_first,
+)
+from batchsim.policies.systems.tensorrt_llm.prefixes import Prefixes
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
+
+
+class TensorrtLlm:
+    """The scheduler. A decode-only step is O(1) in the number of sequences unless KV blocks or tokens are short."""
+
+    evidence = "recorded"
+    streams = True
+
+    def __init__(self, config: TensorrtLlmConfig, context: PolicyContext) -> None:
+        kv = context.kv
+        if config.enable_chunked_prefill and config.max_num_tokens < kv.block_size:
+            raise ScenarioError(
+                f"tensorrt_llm: chunks are cut to whole KV blocks, so max_num_tokens {config.max_num_tokens} must be at"
+                f" least the block size {kv.block_size}. Raise it."
+            )
+        if config.enable_block_reuse and not isinstance(kv, ReuseTreeKV):
+            raise ScenarioError(
+                f"tensorrt_llm: its block reuse needs a ReuseTreeKV, not a {type(kv).__name__}. Set enable_block_reuse:"
+                " false."
+            )
+        self.config = config
+        self.kv = kv
+        self._cache = kv if isinstance(kv, ReuseTreeKV) and config.enable_block_reuse else None
+        self.max_model_len = context.max_model_len
+        self.events: list[Event] = []
+        self.group = DecodeGroup(kv.block_size)
+        self.waiting = Waiting()
+        self.running: dict[Sequence, None] = {}
+        self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
+        self.left_out: dict[Sequence, None] = {}  # running, decode, but found no tokens in the last step
+        self._evicts = config.capacity_scheduler_policy == "MAX_UTILIZATION"
+        self._static = config.capacity_scheduler_policy == "STATIC_BATCH"
+        self._to_come = 0  # blocks that the running will still take if they reach their caps
+        self._started: list[tuple[int, int, Sequence]] = []  # a heap, the last by arrival first; ended ones linger
+        self._arrived = self._starts = 0
+        self._prefixes = Prefixes(None, ())  # of the last step
+        self._stopped: tuple[Sequence, str] | None = None  # who did not fit in the last step, and why
+        self._blocked: tuple[Sequence, str, int | None] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        refusal = self._refusal(seq)
+        if refusal is not None:
+            self.events.append(refusal)
+            return
+        seq.order = self._arrived
+        self._arrived += 1
+        self.waiting.push(seq)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        if seq in self.running:
+            self._end(seq)
+        else:
+            self.waiting.remove(seq)
+            if self._cache is not None:
+                self._cache.end(seq)
+        return []
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        preempted: list[Sequence] = []
+        self._stopped = None
+        self._prefixes = Prefixes(self._cache if self.config.waits_for_prefixes else None, self.partial)
+        if self._evicts and not self._undisturbed():
+            contexts: Iterable[Sequence] = self._with_tokens(self._fit_by_pausing(preempted))
+        elif self._static and self.group.members:
+            contexts = ()
+            self.events.extend(Event("sat_out", seq, "batch_running") for seq in self.partial)
+        else:
+            contexts = self._contexts()
+        # Decodes fit, no more than the tokens of an earlier step, but for those that `_with_tokens` has left out.
+        chunks = self._micro_batch(contexts, self.config.max_num_tokens - len(self.group))
+        cached = self._start(chunks)
+        room = self._grow_group()
+        assert room, f"{self.kv.num_free} blocks free, {self.group.blocks_due()} kept for the decodes"
+        self._note_blocked(preempted)
+        if not (self.group.members or chunks or preempted):
+            return IDLE
+        tokens = sum([n for _, n in chunks])
+        return Batch(self.group, chunks, tokens, preempted=preempted, cached=cached, layout="chunks_first")
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        if batch.preempted or self.partial or self.left_out:
+            return False
+        # A head that lacks slots or blocks goes on to, as both only get fewer; one that lacks tokens may come to lack
+        # blocks.
+        if self._evicts and self._blocked is not None and self._blocked[1] == "token_budget":
+            return False
+        if not self._grow_group():
+            return False
+        batch.again()
+        return True
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        if self._cache is not None:
+            for seq in batch.sampled:
+                # Of a prompt, but for its last token: what was known before this step gave another one.
+                self._cache.store(seq, seq.num_tokens - 2)
+        for seq in finished:
+            self._end(seq)
+        for seq in batch.sampled:
+            if seq in self.running:
+                del self.partial[seq]
+                self.group.join(seq)
+        return finished
+
+    # ---- stage 1: whose KV fits
+
+    def _undisturbed(self) -> bool:
+        """MAX_UTILIZATION: whether nobody is paused or left out: all that is started comes first and fits. O(1)."""
+        if self.left_out or self.group.blocks_due() > self.kv.num_free:
+            return False
+        head, started = self.waiting.head(), self._started
+        while started and started[0][2] not in self.running:
+            heappop(started)
+        return head is None or not started or head.order > started[0][2].order
+
+    def _contexts(self) -> Iterator[Sequence]:
+        """The prompts whose KV fits beside the decodes, by arrival; no more is looked at than is asked for."""
+        started = sorted(self.partial, key=by_order)
+        # What is kept for those that are started and do not decode is theirs when their turn comes, not before.
+        room = self._room() + sum(map(self._need, started)) - (self.group.blocks_due() if self._evicts else 0)
+        for seq in merge(started, self._active(), key=by_order):
+            if seq not in self.partial and self._prefixes.must_wait(seq):
+                continue
+            need = self._need(seq)
+            if need > room:
+                self._stopped = (seq, "kv_blocks")
+                self.events.extend(Event("sat_out", s, "kv_blocks") for s in started if s.order >= seq.order)
+                return
+            room -= need
+            yield seq
+
+    def _active(self) -> Iterator[Sequence]:
+        """Those that wait and have one of the `max_batch_size` places, which go by arrival and are kept to the end."""
+        return islice(self.waiting, self.config.max_batch_size - len(self.running))
+
+    def _room(self) -> int:
+        """Blocks that nobody holds, nor has reserved."""
+        return self.kv.num_free if self._evicts else self.kv.num_free - self._to_come
+
+    def _need(self, seq: Sequence) -> int:
+        """Blocks without which `seq`, which does not decode, does not run: of its known tokens, or where nobody is
+        paused of all to come."""
+        if self._evicts:
+            return self._blocks_for_step(seq)
+        return self._blocks_at_end(seq) - self.kv.held(seq)
+
+    def _blocks_at_end(self, seq: Sequence) -> int:
+        request = seq.request
+        return self.kv.blocks_for(min(request.prompt_tokens + request.max_output_tokens, self.max_model_len))
+
+    def _fit_by_pausing(self, preempted: list[Sequence]) -> list[Sequence]:
+        """MAX_UTILIZATION: who fits, by arrival. Pauses the last started for blocks; the list then ends before it."""
+        kv, fitting, used = self.kv, list[Sequence](), 0
+        started = sorted(self.running, key=by_order)
+        self._prefixes.note(seq for seq in self.waiting if seq.order < started[-1].order)
+        for seq in merge(started.copy(), self._active(), key=by_order):
+            if preempted and seq.order >= preempted[-1].order:
+                break
+            if seq not in self.running and self._prefixes.must_wait(seq):
+                continue
+            need = self._blocks_for_step(seq)
+            while used + need > kv.num_free:
+                if not started or started[-1].order < seq.order:
+                    self._stopped = (seq, "kv_blocks")
+                    return fitting
+                victim = started.pop()
+                self.events.append(Event("preempted", victim, "kv_blocks", seq.request.id))
+                preempted.append(victim)
+                self._pause(victim)
+                if victim is seq:
+                    return fitting
+                # As there: the one it was paused for is asked again, and then waits for the blocks of its own prompt.
+                if seq not in self.running and self._prefixes.must_wait(seq):
+                    break
+            else:
+                fitting.append(seq)
+                used += need
+        return fitting
+
+    def _blocks_for_step(self, seq: Sequence) -> int:
+        if seq not in self.running:
+            return self.kv.blocks_for(seq.num_tokens)
+        if seq in self.partial:  # holds the blocks of its whole prompt
+            return 0
+        return int(seq.num_computed_tokens % self.kv.block_size == 0)
+
+    # ---- stage 2: who runs in this step
+
+    def _with_tokens(self, fitting: list[Sequence]) -> list[Sequence]:
+        """The prompts of `fitting`. Without chunks tokens go by arrival until someone finds too few: decodes from there
+        on are left out of this step, those before are in it again.
+        """
+        left, whole = self.config.max_num_tokens, not self.config.enable_chunked_prefill
+        contexts: list[Sequence] = []
+        for seq in fitting:
+            decodes = seq in self.running and seq not in self.partial
+            if whole:
+                left -= 1 if decodes else seq.num_tokens
+            if left < 0:
+                if decodes:
+                    self._leave_out(seq)
+            elif not decodes:
+                contexts.append(seq)
+            elif seq in self.left_out:
+                del self.left_out[seq]
+                self.group.join(seq)
+        return contexts
+
+    def _leave_out(self, seq: Sequence) -> None:
+        if seq not in self.left_out:
+            self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
+            self.group.leave(seq)
+            self.left_out[seq] = None
+            self.events.append(Event("sat_out", seq, "token_budget"))
+
+    def _micro_batch(self, contexts: Iterable[Sequence], capacity: int) -> Chunks:
+        """What runs of `contexts` in `capacity` tokens: whole prompts until one does not fit, or chunks."""
+        if self.config.enable_chunked_prefill:
+            cut = equal_progress if self.config.context_chunking_policy == "EQUAL_PROGRESS" else first_come
+            return unfinished_first(cut(contexts, capacity, self.kv.block_size)) if capacity else []
+        chunks: Chunks = []
+        for seq in contexts:
+            if seq.num_tokens > capacity:
+                break
+            chunks.append((seq, seq.num_tokens))
+            capacity -= seq.num_tokens
+        return chunks
+
+    # ---- lives
+
+    def _refusal(self, seq: Sequence) -> Event | None:
+        """The rejection of a request that could never run; None if it could."""
+        budget, prompt = self.config.max_num_tokens, seq.request.prompt_tokens
+        if self._evicts:
+            refusal = never_fits(self.kv, seq, self.max_model_len)
+            if refusal is not None:
+                return refusal
+        elif self._blocks_at_end(seq) > self.kv.num_blocks:
+            detail = f"{self._blocks_at_end(seq)} KV blocks to completion, {self.kv.num_blocks} in the pool"
+            return Event("rejected", seq, "never_fits", detail=detail)
+        if self.config.enable_chunked_prefill or prompt <= budget:
+            return None
+        detail = f"prompt of {prompt} tokens in one step, max_num_tokens {budget}"
+        return Event("rejected", seq, "over_token_budget", detail=detail)
+
+    def _start(self, chunks: Chunks) -> list[tuple[Sequence, int]]:
+        """Allocates the prompts that start, as far as they are not cached, and shortens their chunks to what is left.
+
+        Returns what each found in the cache.
+        """
+        cached: list[tuple[Sequence, int]] = []
+        for i, (seq, n) in enumerate(chunks):
+            if seq in self.running:
+                continue
+            if self._cache is None:
+                fits = self.kv.allocate(seq, seq.num_tokens)
+            else:
+                hit = self._cache.lookup(seq)
+                fits = self._cache.admit(seq, seq.num_tokens, hit)
+                if hit:
+                    seq.start_from_cache(hit)
+                    cached.append((seq, hit))
+                    chunks[i] = (seq, min(n, lacking(seq)))
+            assert fits, f"{self.kv.num_free} blocks free for {seq!r}"
+            self.waiting.remove(seq)
+            self.running[seq] = None
+            self.partial[seq] = None
+            self._to_come += self._blocks_at_end(seq) - self.kv.held(seq)
+            if self._evicts:
+                self._starts += 1
+                heappush(self._started, (-seq.order, self._starts, seq))
+        return cached
+
+    def _grow_group(self) -> bool:
+        before = self.kv.num_free
+        fits = self.kv.grow_group(self.group)
+        self._to_come -= before - self.kv.num_free
+        return fits
+
+    def _pause(self, seq: Sequence) -> None:
+        self._leave(seq)
+        self.kv.free(seq)
+        if seq.group is not None:
+            self.group.leave(seq)
+        seq.reset_computed()
+        if not self.config.enable_chunked_prefill:
+            seq.cut_output(self.config.max_num_tokens)
+        self.waiting.put_back(seq)
+
+    def _end(self, seq: Sequence) -> None:
+        self._leave(seq)
+        if self._cache is not None:
+            self._cache.end(seq)
+        else:
+            self.kv.free(seq)
+        if seq.group is not None:
+            self.group.leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Takes `seq`, which still holds its blocks, out of the running."""
+        self._to_come -= self._blocks_at_end(seq) - self.kv.held(seq)
+        self.partial.pop(seq, None)
+        self.left_out.pop(seq, None)
+        del self.running[seq]
+
+    def _note_blocked(self, preempted: list[Sequence]) -> None:
+        """Says why the head of the queue did not start."""
+        head = self.waiting.head()
+        if head is None:
+            self._blocked = None
+            return
+        blocker = self._prefixes.waits_for.get(head)
+        if (preempted and head.order >= preempted[-1].order) or blocker == head.request.id:
+            reason, blocker = "preemption", None
+        elif blocker is not None:
+            reason = "waits_for_prefix"
+        elif self._stopped is not None and self._stopped[0] is head:
+            reason = self._stopped[1]
+        elif self._static and self.group.members:
+            reason = "batch_running"
+        elif len(self.running) >= self.config.max_batch_size:
+            reason = "no_slot"
+        else:
+            reason = "kv_blocks" if self._need(head) > self._room() else "token_budget"
+        if (head, reason, blocker) != self._blocked:
+            self.events.append(Event("blocked", head, reason, blocker))
+        self._blocked = (head, reason, blocker)

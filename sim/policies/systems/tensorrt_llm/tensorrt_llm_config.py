@@ -1,0 +1,62 @@
+"""The knobs of the TensorRT-LLM scheduler, by the names of its LLM API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from batchsim.base.ranges import PositiveInt, Range
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+
+
+@dataclass(frozen=True)
+class TensorrtLlmConfig(PolicyConfig):
+    """Defaults are its own, but for `enable_partial_reuse`, which is on there and not simulated.
+
+    `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. Nor is a cache in host
+    memory simulated (`host_cache_size`, 0 there too). `enable_prefix_aware_scheduling` needs block reuse; null: on with
+    it. Off, nobody waits for a prompt that is being computed; the versions of 2025 have no such knob and always wait.
+    """
+
+    capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
+    max_batch_size: PositiveInt = 2048
+    max_num_tokens: PositiveInt = 8192
+    enable_chunked_prefill: bool = False
+    context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] | None = None
+    enable_block_reuse: bool = True
+    enable_prefix_aware_scheduling: bool | None = None
+    enable_partial_reuse: bool = False
+    host_cache_size: Annotated[int, Range(0, 10**15)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.enable_partial_reuse:
+            raise ValueError(
+                "enable_partial_reuse: true is not simulated: only whole blocks are found again. Set it to false, here"
+                " and in the engine"
+            )
+        if self.host_cache_size:
+            raise ValueError(
+                f"host_cache_size {self.host_cache_size} is not simulated: what leaves GPU memory is lost. Set it to 0,"
+                " here and in the engine"
+            )
+        if self.context_chunking_policy is not None and not self.enable_chunked_prefill:
+            raise ValueError(
+                f"context_chunking_policy {self.context_chunking_policy} needs enable_chunked_prefill: true"
+            )
+        if self.enable_prefix_aware_scheduling and not self.enable_block_reuse:
+            raise ValueError("enable_prefix_aware_scheduling: true needs enable_block_reuse: true")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=self.max_batch_size,
+            prefix_cache="reuse" if self.enable_block_reuse else "",
+            knobs=("max_batch_size", "max_num_tokens"),
+        )
+
+    @property
+    def waits_for_prefixes(self) -> bool:
+        """Whether a prompt whose next block another prompt is about to make waits for it. A static batch never does."""
+        static = self.capacity_scheduler_policy == "STATIC_BATCH"
+        return self.enable_block_reuse and self.enable_prefix_aware_scheduling is not False and not static

@@ -1,0 +1,50 @@
+"""The knobs of HF TGI's scheduler; see `tgi.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchsim.base.ranges import NonNegative, NonNegativeInt, PositiveInt
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+
+
+@dataclass(frozen=True)
+class TgiConfig(PolicyConfig):
+    """Knobs by TGI's names; defaults are its launcher's.
+
+    `support_chunking` and `requires_padding` are what the model's backend tells the router: paged attention with
+    chunks, paged without, or padded. `max_batch_prefill_tokens` is 4096 where the launcher cannot estimate it from the
+    GPU. `max_batch_total_tokens` null: what the KV memory holds, as TGI measures it at warm-up. `max_batch_size` null:
+    no limit. `use_prefix_caching` needs paged attention.
+    """
+
+    support_chunking: bool = True
+    requires_padding: bool = False
+    use_prefix_caching: bool = True
+    waiting_served_ratio: NonNegative = 0.3
+    max_waiting_tokens: NonNegativeInt = 20
+    max_batch_size: PositiveInt | None = None
+    max_batch_prefill_tokens: PositiveInt = 4096
+    max_batch_total_tokens: PositiveInt | None = None
+    max_concurrent_requests: PositiveInt = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.requires_padding and (self.support_chunking or self.use_prefix_caching):
+            raise ValueError(
+                "requires_padding: true needs support_chunking: false and use_prefix_caching: false;"
+                " chunks and the prefix cache need paged attention"
+            )
+        total = self.max_batch_total_tokens
+        if total is not None and total < self.max_batch_prefill_tokens:
+            raise ValueError(
+                f"max_batch_prefill_tokens {self.max_batch_prefill_tokens} must be <= max_batch_total_tokens {total}"
+            )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            max_num_seqs=None if self.support_chunking else self.max_batch_size,
+            prefix_cache="radix" if self.use_prefix_caching else "",
+            knobs=("max_batch_size", "max_batch_prefill_tokens", "max_batch_total_tokens"),
+        )

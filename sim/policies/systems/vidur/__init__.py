@@ -1,0 +1,1 @@
+"""Three schedulers as Vidur simulates them."""

@@ -1,0 +1,75 @@
+"""Sarathi's scheduler as Vidur has it: `sarathi` of commit 7d47513a.
+
+Rule: decodes first, then the prompt in progress, then new ones from the head of a strict first-come queue. All decodes
+run, a token each; prompts share what is left of `chunk_size`. A new one comes in when the blocks of its whole prompt
+leave `watermark_blocks_fraction` of the pool free, under `batch_size_cap` running. Each decode needs a free block, else
+the last admitted one is preempted by recompute, at last itself; it may come back in the very same step.
+Source: vidur/scheduler/replica_scheduler/sarathi_replica_scheduler.py, equal to a recording of it (`batchsim conform`);
+the rule is that of Agrawal et al., Sarathi-Serve (OSDI 2024).
+Simplifies: one pipeline stage; and see
+`sim/policies/systems/vidur/vidur_scheduler.py` for where Vidur would wait for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchsim.base.ranges import PositiveInt, ShareBelowOne
+from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.types import IDLE, Batch, Idle, PolicyContext, Sequence
+from batchsim.policies.systems.vidur.vidur_scheduler import VidurScheduler
+
+
+@dataclass(frozen=True)
+class SarathiConfig(PolicyConfig):
+    """Knobs by Vidur's names, with its defaults. `watermark_blocks_fraction` is a share of the KV blocks, 0 to 1."""
+
+    batch_size_cap: PositiveInt = 128
+    chunk_size: PositiveInt = 512
+    watermark_blocks_fraction: ShareBelowOne = 0.01
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(max_num_seqs=self.batch_size_cap)
+
+
+class Sarathi(VidurScheduler):
+    """The scheduler. A decode-only step with blocks to spare is O(1) in the number of sequences.
+
+    At most one prompt is in progress. It is the last admitted, with what the budget had left, so that since then fewer
+    than `chunk_size` decode and it never sits out.
+    """
+
+    evidence = "recorded"
+
+    def __init__(self, config: SarathiConfig, context: PolicyContext) -> None:
+        super().__init__(context, config.batch_size_cap, config.watermark_blocks_fraction)
+        self.config = config
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        refusal = self.refusal(seq)
+        if refusal is not None:
+            self.events.append(refusal)
+            return
+        self.waiting.append(seq)
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        preemptions = self.grow_decodes()
+        self.events += preemptions
+        left = self.config.chunk_size - len(self.group)
+        chunks = [(seq, min(seq.num_tokens - seq.settled_computed_tokens, left)) for seq in self.partial]
+        left -= sum([n for _, n in chunks])
+        reason = ""
+        while self.waiting:
+            tokens = self.waiting[0].num_tokens
+            reason = self.obstacle(tokens) or ("" if left > 0 else "token_budget")
+            if reason:
+                break
+            seq, n = self.admit(tokens), min(tokens, left)
+            chunks.append((seq, n))
+            left -= n
+        self.note_blocked(reason)
+        if not (chunks or preemptions or self.group.members):
+            return IDLE
+        preempted = [event.seq for event in preemptions]
+        return Batch(self.group, chunks, sum([n for _, n in chunks]), preempted=preempted)

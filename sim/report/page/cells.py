@@ -1,0 +1,212 @@
+"""How the values of a plan's tables are shown, what their columns are called, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.metrics.table import METRICS
+from batchsim.report.numbers import DASH
+from batchsim.study.planning.tables import Row, Tables
+
+NEARLY_ALL = 0.9999
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value of a table as shown, and where it stands there."""
+
+    table: str
+    row: int
+    column: str
+    text: str
+    is_number: bool = False
+
+    @property
+    def source(self) -> str:
+        """`what_if.csv#3,attainment`: the file, the row from 1 below its head, the column."""
+        return f"{self.table}.csv#{self.row + 1},{self.column}"
+
+
+def share(value: float) -> str:
+    """`99.42 %`, never rounded up to all."""
+    return f">{100 * NEARLY_ALL:.2f} %" if NEARLY_ALL < value < 1 else f"{100 * value:.4g} %"
+
+
+def money(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def seconds(value: float) -> str:
+    return format_duration(value * NS_PER_S)
+
+
+def yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def plain(value: Any) -> str:
+    return str(value)
+
+
+def signed(value: float) -> str:
+    return f"{100 * value:+.3g} %".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Column:
+    """`heading` above the values, `show` for one, `meaning` for the glossary; without one, it explains itself."""
+
+    heading: str
+    show: Callable[[Any], str] = plain
+    meaning: str = ""
+
+
+COLUMNS: dict[str, Column] = {
+    "scenario": Column("scenario"),
+    "gpu": Column("GPU"),
+    "policy": Column("policy"),
+    "replicas": Column(
+        "replicas", number, "engines behind the router; the smallest number that was shown to hold the busiest window"
+    ),
+    "gpus": Column("GPUs", number),
+    "holds": Column(
+        "holds", yes_no, "whether the lower end of the interval of the requests within the SLO meets the objective"
+    ),
+    "cost_per_month": Column("cost a month", money, "price of all GPUs, used or not, for the hours of a month"),
+    "cost_per_hour": Column("cost an hour", money),
+    "cost_per_1m_output_tokens": Column(
+        "cost per million output tokens", money, "cost over the output tokens that the traffic asks for"
+    ),
+    "attainment": Column(
+        "within SLO", share, "requests within the SLO over all offered in the busiest window; lost ones are misses"
+    ),
+    "attainment_low": Column("interval from", share, "lower end of the interval of the requests within the SLO"),
+    "attainment_high": Column("to", share),
+    "shown": Column(
+        "shown",
+        meaning="holds; fails, where the mean misses an objective; not shown to hold, where the mean meets all and the"
+        " lower end of its interval does not",
+    ),
+    "margin_low": Column(
+        "margin, low",
+        signed,
+        "lower end of the interval of what is within the SLO beyond what it asks; of the worst class",
+    ),
+    "one_less": Column("with one replica less", share, "the same traffic on one replica less"),
+    "one_less_shown": Column("which", meaning='what that shows of one replica less, in the words of "shown"'),
+    "one_less_margin_low": Column(
+        "its margin, low", signed, "the same with one replica less; below zero it is not shown to hold"
+    ),
+    "one_less_class": Column("its worst class", meaning="of one replica less: the class with the least beyond its SLO"),
+    "headroom": Column(
+        "headroom", signed, "the most additional traffic of the steps tried that the same replicas were shown to hold"
+    ),
+    "goodput_rps": Column(
+        "goodput, requests/s", number, "those of the busiest window's requests that meet the SLO, per second"
+    ),
+    "engine_busy_share": Column(METRICS["engine_busy_share"].heading, share, METRICS["engine_busy_share"].doc),
+    "energy_kwh_per_1m_output_tokens": Column(
+        "kWh per million output tokens", number, "while steps run, from the profile's measured power; idle is left out"
+    ),
+    "saturation_rps": Column(
+        "saturation, requests/s", number, "what one replica completes when all requests wait already"
+    ),
+    "replicas_if_fast": Column(
+        "if steps are shorter", number, "replicas needed at the short end of step times; of each GPU's cheapest"
+    ),
+    "replicas_if_slow": Column(
+        "if steps are longer", number, "replicas needed at the long end of step times, likewise"
+    ),
+    "why_not": Column("why none holds"),
+    "change": Column("what if"),
+    "replicas_needed": Column("replicas it would take", number, "replicas that hold under the change"),
+    "note": Column("note"),
+    "ttft_p99_s": Column("TTFT p99", seconds, "time to first token that all but a hundredth of the requests undercut"),
+    "tpot_p99_s": Column("TPOT p99", seconds, "time per output token after the first, likewise"),
+    "part": Column("when"),
+    "rate_rps": Column("requests/s", number),
+    "peak_rps": Column("requests/s at the peak", number),
+    "share_of_peak": Column("of the peak", share, "requests a second over those of the busiest window"),
+    "replicas_enough": Column(
+        "replicas enough",
+        number,
+        "as many as keep a replica's traffic at or below the most that was shown to hold; few share bursts less well",
+    ),
+    "month": Column("month", number),
+    "how": Column("how known"),
+    "class": Column("class"),
+    "priority": Column("priority", number),
+    "share_of_requests": Column("of requests", share),
+    "slo": Column("SLO"),
+    "replicas_up_to": Column(
+        "replicas up to here",
+        number,
+        "fewest replicas found to hold this class and the more important ones, alone or with less important ones too",
+    ),
+    "cost_per_month_tiered": Column(
+        "cost a month, tiered", money, "the replicas up to this class less those up to the one before; never below 0"
+    ),
+    "share_of_use": Column(
+        "of use",
+        share,
+        "share of the step time: a decoded token at the mean of steps that decode alone, the rest by prompt tokens",
+    ),
+    "cost_per_month_by_use": Column("cost a month, by use", money, "the bill shared by use"),
+    "error": Column("error"),
+    "quantity": Column("of"),
+    "low": Column("low", plain),
+    "planned": Column("planned", plain),
+    "high": Column("high", plain),
+    "source": Column("from"),
+    "what": Column("what"),
+    "assumed": Column("assumed"),
+    "term": Column("term"),
+    "meaning": Column("meaning"),
+    "router": Column("router"),
+    "window": Column("busiest window"),
+    "next_cost_per_month": Column("next", money),
+    "months": Column("months", number),
+    "growth_per_month": Column("growth", share),
+}
+
+_QUANTITIES = {  # rows of sureness hold values of several kinds
+    "attainment": ("requests within the SLO", share),
+    "step_time": ("step times", signed),
+    "replicas": ("replicas needed", number),
+    "cost_per_month": ("cost a month", money),
+}
+_MONEY = ("cost_per_month", "cost_per_hour", "cost_per_1m_output_tokens", "cost_per_month_tiered")
+_MONEY += ("cost_per_month_by_use",)
+
+
+def heading(column: str, currency: str) -> str:
+    """A column's heading, money with its currency."""
+    name = COLUMNS[column].heading
+    return f"{name} ({currency})" if column in _MONEY else name
+
+
+def cell(tables: Tables, table: str, row: int, column: str) -> Cell:
+    """One value as shown; `–` where there is none."""
+    values = tables[table][row]
+    value = values[column]
+    show = COLUMNS[column].show
+    if table == "sureness" and column in ("low", "planned", "high"):
+        show = _QUANTITIES[values["quantity"]][1]
+    if table == "sureness" and column == "quantity":
+        return Cell(table, row, column, _QUANTITIES[value][0])
+    text = DASH if value is None or value == "" else show(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Cell(table, row, column, text, is_number)
+
+
+def glossary(shown: Sequence[str]) -> list[Row]:
+    """What the columns that a report shows mean, in their order."""
+    found = {COLUMNS[name].heading: COLUMNS[name].meaning for name in shown if COLUMNS[name].meaning}
+    return [{"term": term, "meaning": meaning} for term, meaning in found.items()]

@@ -1,0 +1,30 @@
+"""The report as Markdown: the same sections, sentences and tables as the page."""
+
+from __future__ import annotations
+
+from batchsim.report.markdown import escaped, markdown_table
+from batchsim.report.page.cells import Cell
+from batchsim.report.page.sections import Section, Sentence, TableView
+
+
+def markdown(name: str, sections: list[Section], files: list[str]) -> str:
+    """The whole text; pictures are files beside it."""
+    blocks = [
+        f"# Capacity plan: {escaped(name)}",
+        "Simulated by batchsim. Every number is a cell of a table beside this file.",
+    ]
+    for section in sections:
+        blocks.append(f"## {escaped(section.title)}")
+        blocks += [escaped(sentence_text(sentence)) for sentence in section.sentences]
+        blocks += [f"![{escaped(told)}]({picture}.svg)" for picture, told in section.pictures]
+        blocks += [_table(view) for view in section.views]
+    blocks.append(f"Tables as CSV and JSON: {', '.join(files)}.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def sentence_text(sentence: Sentence) -> str:
+    return "".join(part.text if isinstance(part, Cell) else part for part in sentence)
+
+
+def _table(view: TableView) -> str:
+    return markdown_table(view.headings, view.numeric, [[cell.text for cell in row] for row in view.rows])

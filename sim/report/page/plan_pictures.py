@@ -1,0 +1,191 @@
+"""A plan's pictures, narrow enough to be read on a phone: cost against goodput, replicas against the SLO, the day."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from batchsim.report.page.cells import Row, Tables
+from batchsim.report.pictures.style import GREY, figure, house_style
+
+WIDTH_INCH = 5.0
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d")
+
+
+def draw_pictures(tables: Tables, currency: str) -> dict[str, tuple[str, str]]:
+    """By name: what it shows, and the picture as SVG."""
+    drawn = {
+        "pareto": ("Cost a month against goodput in the busiest window", _pareto),
+        "replicas": ("Requests within the SLO against the number of replicas", _replicas),
+    }
+    if len(tables.get("traffic", [])) > 1:
+        drawn["traffic"] = ("Traffic over time, requests within the SLO, and replicas enough", _traffic)
+    found = {}
+    with house_style():
+        matplotlib.rcParams["svg.fonttype"] = "path"
+        for name, (told, draw) in drawn.items():
+            matplotlib.rcParams["svg.hashsalt"] = name  # else the ids in the file differ from run to run
+            found[name] = (told, _svg(draw(tables, currency)))
+    return found
+
+
+def _svg(fig: Figure) -> str:
+    buffer = io.StringIO()
+    fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _planned(tables: Tables) -> list[Row]:
+    """The probes of the traffic that is planned for, unchanged, that were decided."""
+    unchanged: dict[str, Any] = {"traffic": 1.0, "dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
+    rows = [row for row in tables["probes"] if all(row[name] == value for name, value in unchanged.items())]
+    return [row for row in rows if row["attainment"] is not None and row["holds"] is not None]
+
+
+def _look(tables: Tables) -> dict[tuple[str, str], tuple[str, str]]:
+    """Colour by GPU, marker by policy."""
+    gpus = list(dict.fromkeys(row["gpu"] for row in tables["configurations"]))
+    policies = list(dict.fromkeys(row["policy"] for row in tables["configurations"]))
+    return {
+        (gpu, policy): (_COLORS[i % len(_COLORS)], _MARKERS[k % len(_MARKERS)])
+        for i, gpu in enumerate(gpus)
+        for k, policy in enumerate(policies)
+    }
+
+
+def _legend(fig: Figure, tables: Tables, rows: list[Row], extra: list[Line2D]) -> None:
+    look = _look(tables)
+    shown = dict.fromkeys((row["gpu"], row["policy"]) for row in rows)
+    handles = [
+        Line2D([], [], color=look[key][0], marker=look[key][1], linestyle="none", label=f"{key[0]} · {key[1]}")
+        for key in shown
+    ]
+    fig.legend(handles=[*handles, *extra], loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+
+
+def _pareto(tables: Tables, currency: str) -> Figure:
+    fig = figure(WIDTH_INCH, 4.4)
+    ax = fig.subplots()
+    look = _look(tables)
+    rows = [row for row in _planned(tables) if row["goodput_rps"] is not None]
+    for row in rows:
+        color, marker = look[row["gpu"], row["policy"]]
+        ax.plot(
+            row["cost_per_month"],
+            row["goodput_rps"],
+            marker,
+            color=color,
+            markerfacecolor=color if row["holds"] else "white",
+            markersize=7,
+            zorder=3,
+        )
+        ax.annotate(
+            str(row["replicas"]),
+            (row["cost_per_month"], row["goodput_rps"]),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            size=8,
+            color=color,
+        )
+    _frontier(ax, rows)
+    offered = max((row["offered_rps"] for row in rows), default=0.0)
+    ax.axhline(offered, color=GREY, linewidth=1, linestyle=":")
+    ax.set_ylim(0, offered * 1.12 or 1)
+    ax.set_xlim(left=0)
+    ax.set_xlabel(f"cost a month ({currency})")
+    ax.set_ylabel("goodput (requests/s)")
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    ax.set_title("Cost against goodput, replicas at each mark")
+    extra = [
+        Line2D([], [], color=GREY, linestyle=":", label="offered"),
+        Line2D([], [], color=GREY, linewidth=1, label="no cheaper way to as much"),
+        Line2D(
+            [], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: not shown to hold"
+        ),
+    ]
+    _legend(fig, tables, rows, extra)
+    return fig
+
+
+def _frontier(ax: Axes, rows: list[Row]) -> None:
+    """A step line through what nothing as cheap exceeds."""
+    best, points = -1.0, []
+    for row in sorted(rows, key=lambda row: (row["cost_per_month"], -row["goodput_rps"])):
+        if row["goodput_rps"] > best:
+            best = row["goodput_rps"]
+            points.append((row["cost_per_month"], best))
+    if len(points) > 1:
+        ax.step(*zip(*points, strict=True), where="post", color=GREY, linewidth=1, zorder=1)
+
+
+def _replicas(tables: Tables, currency: str) -> Figure:
+    fig = figure(WIDTH_INCH, 4.4)
+    ax = fig.subplots()
+    look = _look(tables)
+    rows = _planned(tables)
+    for key, (color, marker) in look.items():
+        mine = sorted((r for r in rows if (r["gpu"], r["policy"]) == key), key=lambda row: row["replicas"])
+        if not mine:
+            continue
+        missed = [max(1 - row["attainment"], _FLOOR) for row in mine]
+        ax.plot([row["replicas"] for row in mine], missed, color=color, linewidth=1)
+        for row, y in zip(mine, missed, strict=True):
+            if row["attainment_low"] is not None:
+                ends = [max(1 - row[name], _FLOOR) for name in ("attainment_high", "attainment_low")]
+                ax.plot([row["replicas"]] * 2, ends, color=color, linewidth=3, alpha=0.35)
+            face = color if row["holds"] else "white"
+            ax.plot(row["replicas"], y, marker, color=color, markerfacecolor=face, markersize=7, zorder=3)
+    ax.set_yscale("log")
+    ax.set_ylim(2, _FLOOR / 1.5)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_yticks([1, 0.1, 0.01, 0.001, _FLOOR], ["none", "90 %", "99 %", "99.9 %", "99.99 %\nor more"])
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("replicas")
+    ax.set_ylabel("requests within the SLO")
+    ax.set_title("How many replicas hold")
+    extra = [
+        Line2D([], [], color=GREY, linewidth=3, alpha=0.35, label="interval"),
+        Line2D(
+            [], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: not shown to hold"
+        ),
+    ]
+    _legend(fig, tables, rows, extra)
+    return fig
+
+
+_FLOOR = 1e-4
+
+
+def _traffic(tables: Tables, currency: str) -> Figure:
+    fig = figure(WIDTH_INCH, 4.8)
+    top, bottom = fig.subplots(2, 1, sharex=True)
+    rows = tables["traffic"]
+    x = list(range(len(rows)))
+    top.bar(x, [row["rate_rps"] for row in rows], color=_COLORS[0], width=0.85)
+    top.set_ylabel("requests/s")
+    top.set_title("The traffic, part by part")
+    bottom.step(x, [row["replicas_enough"] for row in rows], where="mid", color=_COLORS[1], label="replicas enough")
+    bottom.set_ylabel("replicas enough")
+    bottom.yaxis.set_major_locator(MaxNLocator(integer=True))
+    bottom.set_ylim(bottom=0)
+    right = bottom.twinx()
+    known = [(i, 100 * row["attainment"]) for i, row in enumerate(rows) if row["attainment"] is not None]
+    right.plot(*zip(*known, strict=True), marker="o", color=_COLORS[2], linestyle="none")
+    right.set_ylabel("within SLO (%)", color=_COLORS[2])
+    right.spines["right"].set_visible(True)
+    right.grid(visible=False)
+    low = min(value for _, value in known)
+    right.set_ylim(min(low - 0.2, 99.0), 100.05)
+    step = max(1, len(rows) // 6)
+    bottom.set_xticks(x[::step], [str(row["part"])[: len("00:00")] for row in rows][::step])
+    bottom.set_xlabel("from")
+    return fig

@@ -1,0 +1,50 @@
+"""What `batchsim plan` prints: a line a configuration, the three sentences, what would break them."""
+
+from __future__ import annotations
+
+from batchsim.report.layout import fit
+from batchsim.report.page.cells import COLUMNS, Row, Tables
+from batchsim.report.page.plan_markdown import sentence_text
+from batchsim.report.page.sections import recommendation
+
+
+def plan_text(tables: Tables, currency: str) -> str:
+    """The plan as text, as wide as the output."""
+    gpu, policy = (
+        max(len(head), *(len(row[head.lower()]) for row in tables["configurations"])) for head in ("GPU", "policy")
+    )
+    money = f"{currency} a month"
+    head = f"{'GPU':{gpu}} {'policy':{policy}} {'replicas':>8} {'within SLO':>10} {money:>11}"
+    lines = [f"{head}  one less (its margin from)"]
+    for row in tables["configurations"]:
+        head = f"{row['gpu']:{gpu}} {row['policy']:{policy}} "
+        if row["holds"]:
+            held, month = (COLUMNS[name].show(row[name]) for name in ("attainment", "cost_per_month"))
+            lines.append(f"{head}{row['replicas']:>8} {held:>10} {month:>11}  {_one_less(row)}")
+        else:
+            lines.append(f"{head}none: {row['why_not']}")
+    for row in tables.get("what_if", []):
+        if row["holds"] is False:
+            needed = f"; {row['note']}" if row["note"] else ""
+            needed = needed if row["replicas_needed"] is None else f"; it would take {row['replicas_needed']}"
+            share = COLUMNS["attainment"].show(row["attainment"])
+            told = f"{row['shown']}, {share} within the SLO{needed}"
+            lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {told}")
+        elif row["holds"] is None:
+            lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")
+    lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
+    return "\n".join(fit(line) for line in lines)
+
+
+def _one_less(row: Row) -> str:
+    """`99.33 % not shown to hold (−0.4 %)`: what is within the SLO, what that shows, the lower end of its margin."""
+    if row["one_less"] is None:
+        return row["one_less_shown"] or "–"
+    least = "" if row["one_less_margin_low"] is None else f" ({COLUMNS['margin_low'].show(row['one_less_margin_low'])})"
+    return f"{COLUMNS['one_less'].show(row['one_less'])} {row['one_less_shown']}{least}"
+
+
+def plan_json(tables: Tables, currency: str) -> dict[str, object]:
+    """The tables and the sentences, for other programs."""
+    sentences = [sentence_text(sentence) for sentence in recommendation(tables, currency)]
+    return {"currency": currency, "recommendation": sentences, "tables": tables}

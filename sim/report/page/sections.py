@@ -1,0 +1,195 @@
+"""What stands in a report, in its order: sentences, pictures and tables, all of whose numbers are cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchsim.report.page.cells import Cell, Tables, cell, heading
+
+Sentence = list[str | Cell]
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table as shown: some of its columns, some of its rows."""
+
+    name: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold numbers."""
+        return tuple(any(row[i].is_number for row in self.rows) for i in range(len(self.headings)))
+
+
+@dataclass(frozen=True)
+class Section:
+    """`pictures` are (name, what they show)."""
+
+    title: str
+    sentences: list[Sentence] = field(default_factory=list)
+    pictures: list[tuple[str, str]] = field(default_factory=list)
+    views: list[TableView] = field(default_factory=list)
+
+
+HELD = (
+    "gpu",
+    "policy",
+    "replicas",
+    "cost_per_month",
+    "cost_per_1m_output_tokens",
+    "energy_kwh_per_1m_output_tokens",
+    "headroom",
+    "replicas_if_fast",
+    "replicas_if_slow",
+)
+EVIDENCE = (
+    "gpu",
+    "policy",
+    "replicas",
+    "attainment",
+    "attainment_low",
+    "attainment_high",
+    "margin_low",
+    "one_less",
+    "one_less_shown",
+    "one_less_margin_low",
+    "one_less_class",
+    "goodput_rps",
+    "engine_busy_share",
+)
+NOT_HELD = ("gpu", "policy", "saturation_rps", "why_not")
+WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "margin_low", "replicas_needed", "note")
+TRAFFIC = ("part", "rate_rps", "share_of_peak", "attainment", "replicas_enough", "cost_per_1m_output_tokens")
+GROWTH = ("month", "peak_rps", "replicas", "cost_per_month", "how")
+CLASSES = (
+    "class",
+    "priority",
+    "share_of_requests",
+    "slo",
+    "attainment",
+    "attainment_low",
+    "ttft_p99_s",
+    "replicas_up_to",
+    "cost_per_month_tiered",
+    "share_of_use",
+    "cost_per_month_by_use",
+)
+SURENESS = ("gpu", "policy", "error", "quantity", "low", "planned", "high", "source")
+SHOWN = list(dict.fromkeys((*HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES)))
+
+_ALWAYS = ("energy_kwh_per_1m_output_tokens",)  # a dash says that the profile measured no power
+
+
+def view(
+    tables: Tables, name: str, columns: tuple[str, ...], currency: str, rows: list[int] | None = None
+) -> TableView:
+    """Columns in which no row has a value are left out."""
+    chosen = range(len(tables[name])) if rows is None else rows
+    kept = tuple(
+        column
+        for column in columns
+        if column in _ALWAYS or any(tables[name][i][column] not in (None, "") for i in chosen)
+    )
+    cells = tuple(tuple(cell(tables, name, i, column) for column in kept) for i in chosen)
+    return TableView(name, tuple(heading(column, currency) for column in kept), cells)
+
+
+def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Section]:
+    """The report in its order; `pictures` are the names of those that were drawn, with what they show."""
+    held = [i for i, row in enumerate(tables["configurations"]) if row["holds"]]
+    failed = [i for i, row in enumerate(tables["configurations"]) if not row["holds"]]
+    views = [view(tables, "configurations", columns, currency, held) for columns in (HELD, EVIDENCE) if held]
+    views += [view(tables, "configurations", NOT_HELD, currency, failed)] if failed else []
+    found = [
+        Section("Recommendation", recommendation(tables, currency)),
+        Section("All configurations", pictures=_of(pictures, "pareto", "replicas"), views=views),
+    ]
+    if "what_if" in tables:
+        found.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)]))
+    if "traffic" in tables:
+        views = [view(tables, "traffic", TRAFFIC, currency)]
+        if "growth" in tables:
+            views.append(view(tables, "growth", GROWTH, currency))
+        found.append(Section("The rest of the traffic", pictures=_of(pictures, "traffic"), views=views))
+    if "classes" in tables:
+        found.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
+    if "sureness" in tables:
+        told: Sentence = ["Sampling and cost-model error are apart: no interval here contains both."]
+        found.append(Section("How sure", [told], views=[view(tables, "sureness", SURENESS, currency)]))
+    found.append(Section("Assumptions", views=[view(tables, "assumptions", ("what", "assumed"), currency)]))
+    found.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)]))
+    return found
+
+
+def _of(pictures: dict[str, str], *names: str) -> list[tuple[str, str]]:
+    return [(name, pictures[name]) for name in names if name in pictures]
+
+
+# ---- the three sentences
+
+
+def recommendation(tables: Tables, currency: str) -> list[Sentence]:
+    """Three sentences: what to buy and its price; what it was shown to hold; what that leaves uncertain."""
+    if "recommendation" not in tables:
+        return [["No configuration holds this traffic within the SLO: the table below says what keeps each from it."]]
+    chosen = tables["recommendation"][0]
+    index = next(
+        i
+        for i, row in enumerate(tables["configurations"])
+        if (row["gpu"], row["policy"], row["holds"]) == (chosen["gpu"], chosen["policy"], True)
+    )
+
+    def of(column: str, table: str = "configurations") -> Cell:
+        return cell(tables, table, index if table == "configurations" else 0, column)
+
+    row = tables["configurations"][index]
+    engines = "replica" if row["replicas"] == 1 else "replicas"
+    first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy"), " behind "]
+    first += [of("router", "recommendation"), f": {currency} ", of("cost_per_month"), f" a month, {currency} "]
+    first += [of("cost_per_1m_output_tokens"), " per million output tokens"]
+    if chosen["next_cost_per_month"] is not None:
+        first += [f" (the next best: {currency} ", of("next_cost_per_month", "recommendation"), " a month)"]
+    second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
+    second += [" of requests meet ", of("slo", "recommendation")]
+    holds = "the same replica holds" if row["replicas"] == 1 else "the same replicas hold"
+    if row["headroom"]:
+        second += [f", and {holds} with ", of("headroom"), " of traffic"]
+    else:
+        second += [", and there is no room above the target: no traffic beyond it was shown to hold"]
+    if row["one_less"] is not None:
+        is_ = "" if row["one_less_shown"] == "fails" else "is "
+        second += ["; one replica less gives ", of("one_less"), f" and {is_}", of("one_less_shown")]
+        second += [" (its margin from ", of("one_less_margin_low")]
+        second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
+    return [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."]]
+
+
+def _uncertainty(tables: Tables, index: int) -> Sentence:
+    chosen = tables["configurations"][index]
+    mine = {
+        (row["error"], row["quantity"]): i
+        for i, row in enumerate(tables["sureness"])
+        if (row["gpu"], row["policy"]) == (chosen["gpu"], chosen["policy"])
+    }
+
+    def of(error: str, quantity: str, column: str) -> Cell:
+        return cell(tables, "sureness", mine[error, quantity], column)
+
+    sampling = ("sampling", "attainment")
+    low, high = (of(*sampling, end) for end in ("low", "high"))
+    told: Sentence = ["Sampling leaves ", low, *([" to ", high] if low.text != high.text else []), " within the SLO"]
+    told += [" at both ends of the interval"] if low.text == high.text else []
+    if ("cost model", "replicas") not in mine:
+        return [*told, "; the error of the step times is ", of("cost model", "step_time", "source")]
+    told += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
+    replicas = tables["sureness"][mine["cost model", "replicas"]]
+    fewest, most = (
+        "more than max_replicas" if replicas[end] is None else of("cost model", "replicas", end)
+        for end in ("low", "high")
+    )
+    told += [of("cost model", "step_time", "high"), " would take "]
+    if replicas["low"] == replicas["high"]:
+        return [*told, fewest, " replica" if replicas["low"] == 1 else " replicas", " either way"]
+    return [*told, fewest, " to ", most, " replicas"]

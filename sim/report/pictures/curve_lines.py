@@ -1,0 +1,123 @@
+"""What the pictures of whole runs share: curves, error bars, the cross of a growing queue, labels, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from batchsim.report.pictures.palette import PolicyStyle, policy_styles
+from batchsim.report.pictures.style import label_points, remark
+from batchsim.report.reading import Flags, Floats, Sweep, load_name, short_load, sweeps
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+# Crosses closer than APART side by side stand STEP below each other; all are shares of the panel.
+_CROSS_TOP, _CROSS_STEP = 0.965, 0.06
+_CROSS_APART = 0.03
+
+
+def styled_sweeps(results: Results) -> list[tuple[Sweep, PolicyStyle]]:
+    """Each policy over the loads, and how it is drawn."""
+    policies = sweeps(results)
+    return list(zip(policies, policy_styles(policies).values(), strict=True))
+
+
+def hidden_under(curves: list[Floats]) -> list[int]:
+    """For each curve, how many later ones lie on it within a percent: drawn that much wider, it is seen."""
+    return [
+        sum(
+            len(curve) == len(later) and np.allclose(curve, later, rtol=0.01, atol=0, equal_nan=True)
+            for later in curves[i + 1 :]
+        )
+        for i, curve in enumerate(curves)
+    ]
+
+
+def widened(depth: int) -> dict[str, float]:
+    """Line width and marker size of a curve that `depth` later ones lie on; from three on they grow no more."""
+    depth = min(depth, 3)
+    return {"linewidth": 1.8 + 2.8 * depth, "markersize": 5.5 + 3.0 * depth}
+
+
+def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, few: Flags, depth: int = 0) -> None:
+    """The curve, broken where y is NaN, with open markers where the percentile rests on few observations.
+
+    `depth`: how many later curves lie on it.
+    """
+    size = widened(depth)
+    ax.plot(x, y, color=style.color, linestyle=style.linestyle, linewidth=size["linewidth"])
+    for chosen, face in ((few, "white"), (~few, style.color)):
+        ax.plot(
+            x[chosen],
+            y[chosen],
+            linestyle="none",
+            marker=style.marker,
+            markersize=size["markersize"],
+            color=style.color,
+            markerfacecolor=face,
+            zorder=3,
+        )
+
+
+def draw_error_bars(ax: Axes, x: Floats, y: Floats, x_half: Floats, y_half: Floats, style: PolicyStyle) -> None:
+    """Intervals in both directions, given by their half-widths."""
+    ax.errorbar(x, y, xerr=x_half, yerr=y_half, fmt="none", ecolor=style.color, alpha=0.35, linewidth=1.2)
+
+
+def draw_cross(
+    ax: Axes, style: PolicyStyle, x: Floats, y: Floats, sweep: Sweep, at: float, others: list[float]
+) -> None:
+    """Marks at the panel's top, at x = `at`, that the queue grows from there on; dots lead there from the curve's last
+    point before. `others` collects where crosses stand, so that close ones stand below each other. Limits are final.
+    """
+    across = float(ax.transAxes.inverted().transform(ax.transData.transform((at, ax.get_ylim()[0])))[0])
+    place = sum(abs(across - other) < _CROSS_APART for other in others)
+    others.append(across)
+    low, high = np.log(ax.get_ylim())
+    top = float(np.exp(low + (_CROSS_TOP - _CROSS_STEP * place) * (high - low)))
+    before = np.flatnonzero(np.isfinite(y) & (np.cumsum(sweep.unstable) == 0))
+    if len(before):
+        last = before[-1]
+        ax.plot([float(x[last]), at], [float(y[last]), top], color=style.color, linewidth=1.1, linestyle=(0, (1, 2.5)))
+    ax.plot([at], [top], color=style.color, marker="x", markersize=7.5, markeredgewidth=2.2, clip_on=False, zorder=4)
+
+
+def label_loads(ax: Axes, results: Results, x_metric: str, y_metric: str) -> None:
+    """Writes its load beside every stable point, and says how many had no room."""
+    name = load_name(results)
+    points = [
+        (float(x), float(y), short_load(name, float(load)), style.color)
+        for sweep, style in styled_sweeps(results)
+        for x, y, load in zip(sweep.stable(x_metric), sweep.stable(y_metric), sweep.loads, strict=True)
+        if name and np.isfinite(x) and np.isfinite(y)
+    ]
+    hidden = label_points(ax, points)
+    if hidden:
+        remark(ax, f"{hidden} loads not written: no room")
+
+
+def latency_limits(results: Results, metrics: Sequence[str], bounds: Sequence[float]) -> tuple[float, float]:
+    """y limits in seconds around all values and bounds; intervals widen them at most threefold: curves stay legible."""
+    policies = sweeps(results)
+    values = np.concatenate([sweep.stable(metric) for metric in metrics for sweep in policies])
+    halves = np.concatenate([sweep.half_width(metric) for metric in metrics for sweep in policies])
+    shown = np.concatenate([values[values > 0], np.asarray(bounds, dtype=float)])
+    if not len(shown):
+        return 0.01, 1.0  # nothing to draw
+    low, high = float(shown.min()), float(shown.max())
+    high = max(high, min(float(np.nanmax(values + np.nan_to_num(halves), initial=0)), 3 * high))
+    if high / low < 4:  # a flat curve should look flat
+        low, high = low / 2, high * 2
+    margin = (high / low) ** 0.06
+    return low / margin, high * margin**3  # above: room for the crosses
+
+
+def numbers_mark(results: Results) -> str:
+    """What the numbers beside the points mean, for the footer."""
+    units = {"mean_rate": "offered req/s", "users": "users", "rate_scale": "times the trace's rate"}
+    name = load_name(results)
+    return f"numbers: {units.get(name, name)}, once for neighbours" if name else "one load"

@@ -1,0 +1,83 @@
+"""How each policy is drawn, the same in every picture: colour and marker by its kind, which is fixed here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from batchsim.report.reading import Sweep
+
+# Line, the first of those below: solid where members join and leave at every step, dashed where batches run whole.
+_SOLID, _DASHED = 0, 1
+# Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), then Tol's muted one (personal.sron.nl/~pault, 2021): each is
+# made for colour-blind readers. Where both stand in one picture markers and lines help.
+_KINDS = {
+    "static": ("#D55E00", "s", _SOLID),
+    "dynamic": ("#E69F00", "D", _SOLID),
+    "continuous": ("#0072B2", "o", _SOLID),
+    "preemptive": ("#009E73", "^", _SOLID),
+    "vllm": ("#CC79A7", "v", _SOLID),
+    "sglang": ("#56B4E9", "P", _SOLID),
+    "tensorrt_llm": ("#000000", "X", _SOLID),
+    "tgi": ("#117733", "d", _SOLID),
+    "orca": ("#882255", "<", _SOLID),
+    "sarathi": ("#999933", ">", _SOLID),
+    "vllm_v0": ("#332288", "^", _SOLID),
+    "hf_static": ("#D55E00", "s", _DASHED),
+    "faster_transformer": ("#7F7F7F", "H", _DASHED),
+    "triton": ("#0072B2", "p", _DASHED),
+    "tf_serving": ("#E69F00", "D", _DASHED),
+    "ray_serve": ("#44AA99", "*", _DASHED),
+}
+_OTHER_KINDS = (("#7F7F7F", "<"), ("#8C6D31", ">"), ("#5B5EA6", "p"))  # in the order in which they appear
+_LINES = ("-", (0, (4, 1.5)), "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))  # tell members of one kind apart
+_PALE, _DARK = 0.55, 0.55  # how far the first and last value of a varied key are from their policy's own colour
+
+
+@dataclass(frozen=True)
+class PolicyStyle:
+    """How one policy is drawn in every picture of a run."""
+
+    color: str
+    marker: str
+    linestyle: Any
+
+
+def policy_styles(policies: list[Sweep]) -> dict[str, PolicyStyle]:
+    """The style of each policy: colour, marker and first line by kind, the line by its number within the kind.
+
+    The values of a varied key share a policy's line and marker and differ in shade, the first the palest.
+    """
+    kinds = {sweep.label: sweep.kind for sweep in policies}
+    styles = dict(zip(kinds, kind_styles(list(kinds.values())), strict=True))
+    found = {}
+    for sweep in policies:
+        values = [each.policy for each in policies if each.label == sweep.label]
+        style = styles[sweep.label]
+        color = _shade(style.color, values.index(sweep.policy), len(values))
+        found[sweep.policy] = replace(style, color=color)
+    return found
+
+
+def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:
+    """The styles of policies of these kinds, in their order."""
+    kinds: dict[str, tuple[str, str, int]] = dict(_KINDS)
+    seen: Counter[str] = Counter()
+    styles = []
+    for kind in kinds_of:
+        other = _OTHER_KINDS[(len(kinds) - len(_KINDS)) % len(_OTHER_KINDS)]
+        color, marker, first = kinds.setdefault(kind, (*other, _SOLID))
+        styles.append(PolicyStyle(color, marker, _LINES[(first + seen[kind]) % len(_LINES)]))
+        seen[kind] += 1
+    return styles
+
+
+def _shade(color: str, number: int, of: int) -> str:
+    """The `number`-th of so many shades of a colour, from one mixed with white to one mixed with black."""
+    if of == 1:
+        return color
+    place = number / (of - 1)
+    toward, share = (255, _PALE * (1 - 2 * place)) if place < 0.5 else (0, _DARK * (2 * place - 1))
+    mixed = (round((1 - share) * int(color[i : i + 2], 16) + share * toward) for i in (1, 3, 5))
+    return "#" + "".join(f"{part:02X}" for part in mixed)

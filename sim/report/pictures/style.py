@@ -1,0 +1,289 @@
+"""How every picture looks: colours, the frame around the axes, axes of loads and times, labels, saving.
+
+Pictures are drawn on bare `Figure` objects, never through pyplot, so nothing here needs a display or keeps state.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from batchsim.base.files import write_bytes
+from batchsim.base.units import NS_PER_S, YEAR_NS, format_duration
+from batchsim.report.layout import wrapped
+from batchsim.report.pictures.palette import policy_styles
+from batchsim.report.reading import (
+    is_auto,
+    load_name,
+    load_text,
+    num_seeds,
+    seeds_text,
+    short_load,
+    sweeps,
+    systems_note,
+    tested_loads,
+)
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+GREY = "#6B6B6B"
+PALE = "#E3E3E3"
+DPI = 130
+# Text height in inches a point of font size takes up with its leading.
+_LINE_INCH = 1.45 / 72
+
+_RC: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # shipped with matplotlib: the same picture on every machine
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": GREY,
+    "grid.color": PALE,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.5,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "savefig.dpi": DPI,
+    "figure.dpi": DPI,
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Draws with our settings whatever the user's matplotlibrc says, and leaves theirs as they were."""
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a label the font lacks is a box
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RC)
+        yield
+
+
+def seconds_text(seconds: float) -> str:
+    """A time on an axis: `200 ms`, `1 s`, `2 min`; of broken traces `12 d`, `3 y`."""
+    for unit_s, unit in ((YEAR_NS // NS_PER_S, "y"), (86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.3g} {unit}"
+    return format_duration(seconds * NS_PER_S)
+
+
+def policy_legend(results: Results, notes: dict[str, str] | None = None) -> list[Line2D]:
+    """A legend handle a policy; the label ends with its note, by default the load from which it is unstable."""
+    policies = sweeps(results)
+    notes = growth_notes(results) if notes is None else notes
+    styles = policy_styles(policies)
+    handles = []
+    for sweep in policies:
+        style = styles[sweep.policy]
+        label = f"{sweep.name} · {notes[sweep.policy]}" if sweep.policy in notes else sweep.name
+        handles.append(Line2D([], [], color=style.color, marker=style.marker, linestyle=style.linestyle, label=label))
+    return handles
+
+
+def growth_notes(results: Results) -> dict[str, str]:
+    """For each policy whose queue grows without end: from which load on, or at which if not at all above it; and where
+    its simulation failed."""
+    name = load_name(results)
+    notes = {}
+    for sweep in sweeps(results):
+        grows = sweep.loads[sweep.unstable]
+        if len(grows):
+            # A bounded queue that overflows grows no more: its survivors are points again.
+            where = "from" if sweep.unstable[sweep.loads >= grows[0]].all() else "at"
+            notes[sweep.policy] = f"× {where} {load_text(name, float(grows[0]))}" if name else "× its queue grows"
+        if sweep.failed.any():
+            at = f"failed at {', '.join(f'{load:g}' for load in sweep.loads[sweep.failed > 0])}" if name else "failed"
+            notes[sweep.policy] = f"{notes[sweep.policy]}, {at}" if sweep.policy in notes else at
+    return notes
+
+
+def footer(results: Results, *marks: str) -> str:
+    """The line under a picture of several seeds: where it was measured, how often, and what its marks mean."""
+    several = num_seeds(results) > 1
+    counted = f"{seeds_text(results)} · bands and bars ± 95 %" if several else "1 seed, no interval"
+    return " · ".join((f"measured at: {results.manifest['measured_at']}", counted, *marks))
+
+
+def frame(fig: Figure, results: Results, title: str, foot: str, handles: list[Line2D]) -> None:
+    """Puts the title, the run's heading, the legend and the footer around the axes, wrapped to the figure's width."""
+    heading = str(results.manifest["heading"]).partition(" · measured at: ")[0]  # the footer says so
+    heading += " · " * bool(systems_note(results)) + systems_note(results)
+    put_around(fig, title, heading, foot, handles)
+
+
+def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[Line2D]) -> None:
+    """What `frame` does, for a picture that is not of a run."""
+    width, height = fig.get_size_inches()
+    left = 0.12 / width
+
+    def lines(text: str, size: float) -> str:
+        return wrapped(text, int((width - 0.24) * 72 / (0.54 * size)))  # DejaVu Sans: 0.54 em an average letter
+
+    y = 0.10
+    fig.text(left, 1 - y / height, title, size=13, weight="bold", va="top")
+    y += 13 * _LINE_INCH
+    heading = lines(heading, 9)
+    fig.text(left, 1 - y / height, heading, size=9, color=GREY, va="top")
+    y += 9 * _LINE_INCH * (heading.count("\n") + 1) + 0.05
+    if handles:
+        columns = _legend_columns([str(handle.get_label()) for handle in handles], width)
+        fig.legend(
+            handles=handles,
+            loc="upper left",
+            bbox_to_anchor=(left, 1 - y / height),
+            ncols=columns,
+            frameon=False,
+            borderpad=0,
+            borderaxespad=0,
+            handlelength=2.6,
+            columnspacing=1.6,
+        )
+        y += 9 * _LINE_INCH * math.ceil(len(handles) / columns) + 0.12
+    foot = lines(foot, 8)
+    fig.text(left, 0.07 / height, foot, size=8, color=GREY, va="bottom")
+    below = 0.12 + 8 * _LINE_INCH * (foot.count("\n") + 1)
+    engine = fig.get_layout_engine()
+    assert engine is not None  # every figure here is made by `figure`
+    engine.set(rect=(0.005, below / height, 0.99, 1 - (y + below) / height))  # type: ignore[call-arg]
+
+
+def _legend_columns(labels: list[str], width_inch: float) -> int:
+    """As many columns as fit the width, balanced over the rows they need."""
+    column_inch = 0.75 + max(map(len, labels)) * 0.54 * 9 / 72  # handle and gap, then the longest text
+    rows = math.ceil(len(labels) / max(1, int(width_inch / column_inch)))
+    return math.ceil(len(labels) / rows)
+
+
+def figure(width_inch: float, height_inch: float) -> Figure:
+    """An empty figure whose axes will not overlap."""
+    return Figure(figsize=(width_inch, height_inch), layout="constrained")
+
+
+def save(fig: Figure, path: Path | str) -> None:
+    """Writes a PNG, whole or not at all, whose bytes depend on the drawing alone: no date, no program version."""
+    drawn = io.BytesIO()
+    fig.savefig(drawn, format="png", metadata={"Software": None})
+    write_bytes(path, drawn.getvalue())
+
+
+def load_axis(ax: Axes, results: Results) -> None:
+    """Labels x with the tested loads; logarithmic where they span more than a factor of eight."""
+    name, loads = load_name(results), tested_loads(results)
+    span = 8.0  # doubling loads 1, 2, 4, 8 crowd no linear axis
+    logarithmic = loads[0] > 0 and loads[-1] / loads[0] > span
+    ax.set_xscale("log" if logarithmic else "linear")
+    low, high = loads[0], loads[-1]
+    if low == high:
+        ax.set_xlim(low - 1, high + 1)
+    elif logarithmic:
+        ax.set_xlim(low / (high / low) ** 0.05, high * (high / low) ** 0.05)
+    else:
+        ax.set_xlim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    if is_auto(results):  # loads of their own are no better labels than round numbers
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if logarithmic else MaxNLocator(8))
+    else:
+        ax.xaxis.set_major_locator(FixedLocator(_spaced(loads, logarithmic)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_load(name, x)))
+    axis_names = {
+        "mean_rate": "offered load (requests/s)",
+        "users": "users in a closed loop",
+        "rate_scale": "offered load (times the trace's rate)",
+        "": "the scenario's load",
+    }
+    ax.set_xlabel(axis_names.get(name, name))
+
+
+def _spaced(loads: np.ndarray, logarithmic: bool) -> list[float]:
+    """The loads whose tick labels do not touch: all of few, else those at least 6 % of the axis apart."""
+    place = np.log(loads) if logarithmic else loads
+    gap = 0.06 * (place[-1] - place[0])
+    kept = [0]
+    for i in range(1, len(loads)):
+        if place[i] - place[kept[-1]] >= gap:
+            kept.append(i)
+    return [float(loads[i]) for i in kept]
+
+
+def time_axis_log(axis: Any, low_s: float, high_s: float) -> None:
+    """A logarithmic axis in ms and s with at least two labels, whatever the span."""
+    decades = math.log10(high_s / low_s)
+    subs = (1, 2, 3, 5, 7) if decades < 1.2 else (1, 2, 5) if decades < 2.2 else (1, 3) if decades < 3 else (1,)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=20))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: seconds_text(value)))
+
+
+def label_points(ax: Axes, points: list[tuple[float, float, str, str]]) -> int:
+    """Writes `(x, y, text, colour)` beside its point wherever that hides nothing; returns how many had no room.
+
+    Neighbours of the same text share one label, in black. Greedy over eight places around the point, lower points
+    first; a place is taken if it would touch a point, an earlier label or the edge. Call when limits and layout are
+    final.
+    """
+    scale = DPI / 72
+    radius, line, near = 4.0 * scale, 7.5 * scale, 26 * scale
+    dots = ax.transData.transform([(x, y) for x, y, _, _ in points]).tolist() if points else []
+    box = ax.bbox
+    taken = [_box(x, y, 1.6 * radius, 1.6 * radius) for x, y in dots]
+    shared: set[int] = set()
+    left_out = 0
+    for i in sorted(range(len(points)), key=lambda i: dots[i][1]):
+        if i in shared:
+            continue
+        (x, y), text, color = dots[i], points[i][2], points[i][3]
+        alike = [k for k, dot in enumerate(dots) if points[k][2] == text and math.dist(dot, (x, y)) < near]
+        width = 0.62 * line * len(text)
+        for dx, dy in ((1, -1), (0, -1), (1, 0), (-1, 1), (0, 1), (-1, 0), (1, 1), (-1, -1)):
+            place = _box(x + dx * (radius + width / 2), y + dy * (radius + line / 2), width, line)
+            inside = box.x0 <= place[0] and place[2] <= box.x1 and box.y0 <= place[1] and place[3] <= box.y1
+            if inside and not any(_touch(place, other) for other in taken):
+                taken.append(place)
+                shared.update(alike)
+                middle = (place[0] + place[2]) / 2, (place[1] + place[3]) / 2
+                center = ax.transData.inverted().transform(middle)
+                ax.text(
+                    float(center[0]),
+                    float(center[1]),
+                    text,
+                    size=7.5,
+                    color="black" if len(alike) > 1 else color,
+                    ha="center",
+                    va="center_baseline",
+                    zorder=2.6,
+                    bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.4},
+                )
+                break
+        else:
+            left_out += 1
+    return left_out
+
+
+def _box(x: float, y: float, width: float, height: float) -> tuple[float, float, float, float]:
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _touch(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def remark(ax: Axes, text: str) -> None:
+    """A small grey remark above a panel's right end."""
+    ax.set_title(text, loc="right", size=8, color=GREY)

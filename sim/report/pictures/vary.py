@@ -1,0 +1,152 @@
+"""The picture of a run that varies a key: what changes with its value, a line a policy.
+
+With common loads: P99 latencies at one of them, and the highest load that meets the SLO. Where each curve has loads of
+its own: saturation, knee and SLO crossing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from batchsim.metrics.latencies import LATENCIES
+from batchsim.report.pictures.curve_lines import draw_line, hidden_under, latency_limits
+from batchsim.report.pictures.palette import PolicyStyle, policy_styles
+from batchsim.report.pictures.style import figure, footer, frame, house_style, save, time_axis_log
+from batchsim.report.reading import Floats, Sweep, at_load, is_auto, load_name, sweeps
+from batchsim.results.landmarks import Crossing, Landmarks
+from batchsim.results.read import curve_marks
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+_P99 = {f"{name}_p99_s": f"P99 {LATENCIES[name].title}" for name in ("ttft", "tpot", "norm_latency")}
+_UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}
+_SPREAD = 4.0  # values further apart than this factor stand on a logarithmic axis
+_TOP = 0.965
+OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tables)"
+
+Value = Callable[[Sweep, Landmarks], float]
+
+
+def vary_picture(results: Results, path: Path | str, load: float) -> None:
+    """Writes what changes with the varied key's value, at `load` where the curves have it in common."""
+    vary, unit = results.manifest["vary"], _UNITS.get(load_name(results), "")
+    rates: dict[str, Value] = {f"SLO crossed ({unit})": lambda _, its: _crossed(its.crossing)}
+    if is_auto(results):
+        saturation = results.manifest["saturation_rps"]
+        rates |= {
+            "saturation (req/s)": lambda sweep, _: float(saturation[sweep.policy]),
+            f"knee ({unit})": lambda _, its: np.nan if its.knee is None else its.knee.load,
+        }
+    latencies = {} if is_auto(results) else _P99
+    rates = rates if load_name(results) else {}
+    with house_style():
+        fig = figure(13.0, 5.0)
+        axes = fig.subplots(1, len(latencies) + len(rates), squeeze=False)[0]
+        for ax, (metric, title) in zip(axes, latencies.items(), strict=False):
+            draw_latency(ax, results, metric, load)
+            ax.set_title(title)
+        for ax, (title, value) in zip(axes[len(latencies) :], rates.items(), strict=True):
+            draw_rate(ax, results, value)
+            ax.set_title(title[0].upper() + title[1:])
+        styles = _styles(results)
+        handles = [
+            Line2D([], [], color=s.color, marker=s.marker, linestyle=s.linestyle, label=label)
+            for label, s in styles.items()
+        ]
+        at = "" if is_auto(results) else f" {at_load(load_name(results), load)}"
+        same = [] if vary["same_requests"] else ["the requests change with the value"]
+        marks = () if is_auto(results) else ("latencies" + at, "× the queue grows without end", OPEN)
+        seen = "SLO crossed: interpolated between tested loads, or the highest one where that still meets it"
+        frame(fig, results, f"What {vary['key']} changes", footer(results, *marks, seen, *same), handles)
+        save(fig, path)
+
+
+def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
+    """Draws a latency (seconds) at `load` against the value, with its interval; a cross where the queue grows."""
+    low, high = latency_limits(results, [metric], [])
+    ax.set_yscale("log")
+    ax.set_ylim(low, high)
+    time_axis_log(ax.yaxis, low, high)
+
+    def at(values: Floats, sweep: Sweep) -> float:
+        return float(values[sweep.index(load)]) if sweep.tested(load) else np.nan
+
+    for style, x, members in _lines(ax, results):
+        y = np.array([at(sweep.stable(metric), sweep) for sweep in members])
+        half = np.array([at(sweep.half_width(metric), sweep) for sweep in members])
+        draw_line(
+            ax,
+            x,
+            y,
+            style,
+            np.array([sweep.tested(load) and sweep.few(metric)[sweep.index(load)] for sweep in members]),
+        )
+        ax.errorbar(x, y, yerr=np.minimum(half, 0.99 * y), fmt="none", ecolor=style.color, alpha=0.5)
+        grows = np.array([sweep.tested(load) and bool(sweep.unstable[sweep.index(load)]) for sweep in members])
+        ax.plot(
+            x[grows], np.full(grows.sum(), _TOP), transform=ax.get_xaxis_transform(), color=style.color,
+            linestyle="none", marker="x", markersize=7.5, markeredgewidth=2.2,
+        )  # fmt: skip
+
+
+def draw_rate(ax: Axes, results: Results, value: Value) -> None:
+    """Draws a load of every curve, such as its knee, against the value of the varied key."""
+    found = curve_marks(results)
+    curves = [
+        (style, x, np.array([value(sweep, found[sweep.policy]) for sweep in members]))
+        for style, x, members in _lines(ax, results)
+    ]
+    for (style, x, y), depth in zip(curves, hidden_under([y for *_, y in curves]), strict=True):
+        draw_line(ax, x, y, style, np.zeros(len(x), dtype=bool), depth)
+    drawn = np.concatenate([values for *_, values in curves])
+    ax.set_ylim(0, 1.08 * float(np.nanmax(drawn, initial=1e-9)))
+
+
+def _lines(ax: Axes, results: Results) -> list[tuple[PolicyStyle, Floats, list[Sweep]]]:
+    """Prepares the axis of values; each policy's style, places on it, and curves. One without the key is all over."""
+    values = results.manifest["vary"]["values"]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    places = dict(zip(map(str, values), map(float, values) if numbers else range(len(values)), strict=True))
+    x = sorted(places.values())
+    logarithmic = numbers and x[0] > 0 and x[-1] / x[0] > _SPREAD
+    ax.set_xscale("log" if logarithmic else "linear")
+    span = (x[-1] - x[0]) or 1.0
+    margin = (x[-1] / x[0]) ** 0.06 if logarithmic else 0.06 * span
+    ax.set_xlim(x[0] / margin, x[-1] * margin) if logarithmic else ax.set_xlim(x[0] - margin, x[-1] + margin)
+    names = {place: name for name, place in places.items()}
+    ax.xaxis.set_major_locator(FixedLocator(x))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda place, _: names.get(place, "")))
+    ax.set_xlabel(results.manifest["vary"]["key"])
+    done = []
+    for label, style in _styles(results).items():
+        members = [sweep for sweep in sweeps(results) if sweep.label == label]
+        if members[0].value is None:
+            members, at = [members[0], members[0]], [x[0], x[-1]]
+        else:
+            at = [places[str(sweep.value)] for sweep in members]
+            order = np.argsort(at)
+            members, at = [members[i] for i in order], [at[i] for i in order]
+        done.append((style, np.array(at, dtype=float), members))
+    return done
+
+
+def _styles(results: Results) -> dict[str, PolicyStyle]:
+    """How each policy is drawn, whatever its value."""
+    first = {sweep.label: sweep for sweep in reversed(sweeps(results))}
+    chosen = [first[label] for label in dict.fromkeys(sweep.label for sweep in sweeps(results))]
+    return {sweep.label: style for sweep, style in zip(chosen, policy_styles(chosen).values(), strict=True)}
+
+
+def _crossed(crossing: Crossing) -> float:
+    """Where the SLO is crossed, or the highest tested load that meets it; NaN where it is never met."""
+    known = crossing.load if crossing.load is not None else crossing.low
+    return np.nan if known is None else known

@@ -1,0 +1,99 @@
+"""Where the time of a point's requests went: the mean and the slowest, as text and as data. See `batchsim.explain`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from batchsim.base.units import format_duration, parse_duration_ns
+from batchsim.kernel.record import OUTCOME_NAMES, Records
+from batchsim.metrics.attribution import attribute
+from batchsim.report.layout import filled
+from batchsim.report.reading import at_load, load_name
+from batchsim.results.read import scenario_of
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+_LEAST_SHARE = 0.005  # of a life; smaller parts are added up as the rest
+_UNBROKEN = "\u00a0"  # no line ends inside a term
+
+
+def overview(results: Results, policy: str, load: float, seed: int, *, slowest: int = 5) -> dict[str, Any]:
+    """Where the time of one point's requests went: the mean over all, and the `slowest`.
+
+    Lives are from sending to delivery, or to the end of what was not delivered. Parts are in ns, largest first;
+    `blocker` is the request that took its place, or None.
+    """
+    records = results.records(policy, load, seed)
+    frontend = scenario_of(results, policy)["workload"].get("frontend") or {}
+    parts = attribute(records, parse_duration_ns(frontend.get("per_chunk", "0s")))
+    known = records.requests["request_id"]
+    ns = parts["ns"].to_numpy()
+    lives = np.zeros(len(known), dtype=np.int64)
+    np.add.at(lives, np.searchsorted(known, parts["request_id"].to_numpy()), ns)
+    longest = np.argsort(-lives, kind="stable")[:slowest]
+    names = np.asarray(parts["part"].astype(str), dtype=str)
+    means = {str(name): float(ns[names == name].sum() / len(known)) for name in np.unique(names)}
+    return {
+        "policy": policy,
+        "load": load,
+        "seed": seed,
+        "requests": len(known),
+        "mean_ns": sum(means.values()),
+        "mean_parts": [{"part": part, "ns": means[part]} for part in sorted(means, key=lambda part: -means[part])],
+        "slowest": [_one(records, parts, int(i)) for i in known[longest]],
+    }
+
+
+def overview_text(results: Results, found: dict[str, Any]) -> str:
+    """The same for people: a paragraph for the mean, one for each request, as wide as the output."""
+    point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
+    mean = _sum_text(found["mean_ns"], found["mean_parts"])
+    lines = [point, _paragraph(f"  mean of {found['requests']:,}: {mean}")]
+    for one in found["slowest"]:
+        end = "" if one["outcome"] == "finished" else f", {one['outcome']} ({one['reason']})"
+        head = f"  request {one['request_id']} ({one['prompt_tokens']:,} + {one['output_tokens']:,} tokens{end})"
+        lines.append(_paragraph(f"{head}: {_sum_text(one['life_ns'], one['parts'])}"))
+    return "\n".join(lines)
+
+
+def _one(records: Records, parts: pd.DataFrame, request_id: int) -> dict[str, Any]:
+    (row,) = records.requests[records.requests["request_id"] == request_id]
+    mine = parts.loc[parts["request_id"] == request_id]
+    rows = sorted(zip(mine["part"], mine["ns"], mine["blocker"], strict=True), key=lambda item: -item[1])
+    return {
+        "request_id": request_id,
+        "prompt_tokens": int(row["prompt_tokens"]),
+        "output_tokens": int(row["output_tokens"]),
+        "outcome": OUTCOME_NAMES[int(row["outcome"])],
+        "reason": records.texts[row["reason"]],
+        "life_ns": sum(int(ns) for _, ns, _ in rows),
+        "parts": [
+            {"part": str(part), "ns": int(ns), "blocker": None if pd.isna(blocker) else int(blocker)}
+            for part, ns, blocker in rows
+        ],
+    }
+
+
+def _sum_text(life_ns: float, parts: list[dict[str, Any]]) -> str:
+    """`3.2 s = 2 s decode_alone (62 %) + 1.2 s preempted:kv_blocks by request 7 (38 %)`."""
+    if not life_ns:
+        return "no time at all"
+    shown, rest_ns = [], 0.0
+    for part in parts:
+        share = part["ns"] / life_ns
+        if share < _LEAST_SHARE:
+            rest_ns += part["ns"]
+            continue
+        by = f" by request {part['blocker']}" if part.get("blocker") is not None else ""
+        term = f"{format_duration(part['ns'])} {part['part']}{by} ({100 * share:.0f} %)"
+        shown.append(term.replace(" ", _UNBROKEN))
+    rest = [f"{format_duration(rest_ns)} in smaller parts".replace(" ", _UNBROKEN)] if rest_ns else []
+    return f"{format_duration(life_ns)} = " + " + ".join(shown + rest)
+
+
+def _paragraph(text: str) -> str:
+    return "\n".join(filled(text, "      ")).replace(_UNBROKEN, " ")

@@ -1,0 +1,306 @@
+"""The capacity of every policy for people, as JSON rows, and as a picture of all probes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from batchsim.base.units import format_duration
+from batchsim.cost import CostError, Unknown
+from batchsim.metrics.intervals import Difference
+from batchsim.metrics.table import METRICS
+from batchsim.report.layout import aligned, fit
+from batchsim.results.keep import heading
+from batchsim.study.capacity.find import USE, CapacityStudy, PolicyCapacity
+from batchsim.study.capacity.search import Capacity, probes, unmeasured
+from batchsim.study.capacity.study import AT_SHARE, QUICK
+
+_CAUSES = {
+    "queued:batch_window": "waiting for a full batch",
+    "queued:batch_running": "waiting for the running batch",
+    "queued:no_slot": "queueing for a slot",
+    "queued:kv_blocks": "queueing for KV memory",
+    "queued:preemption": "queueing for KV memory",
+    "queued:token_budget": "queueing for the token budget",
+    "waiting_step": "waiting for the running step",
+    "prefill": "its own prefill",
+    "recompute": "recompute after preemption",
+    "decode_alone": "its own decoding",
+    "decode_beside_prefill": "decoding beside prefills",
+    "response_held": "answers held with their batch",
+    "whole_response": "answers sent whole",
+    "unfinished:replica_failed": "its replica failed",
+}
+_UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "× the trace"}
+
+
+def unit(study: CapacityStudy) -> str:
+    return _UNITS[study.scenario.load_name]
+
+
+# ---- text
+
+
+def capacity_text(study: CapacityStudy) -> str:
+    """The table and what stands below it, as wide as the output."""
+    grid = [
+        ["policy", f"capacity (95 %), {unit(study)}", "probes", "first thing to break", f"at {AT_SHARE:g}× capacity"]
+    ]
+    grid += [
+        [p.name, capacity_in_words(study, p.found), str(len(p.case.book)), first_to_break(p), _use(p)]
+        for p in study.policies
+    ]
+    lines = [
+        heading(study.setup),
+        f"objective: {study.objective}",
+        *aligned(grid, left=range(len(grid[0]))),
+        _effort(study),
+    ]
+    lines += [f"paired: {one} − {other}  {_paired(found, study)}" for one, other, found in study.differences]
+    lines += _remarks(study) + _saturation(study) + _changes(study) + _cost(study)
+    return "\n".join(fit(line) for line in lines)
+
+
+def capacity_in_words(study: CapacityStudy, found: Capacity) -> str:
+    """`9.1 [8.8, 9.3]`, with a word for an end that no load decides; of a factor on a trace, in requests/s too."""
+    if found.never and not found.undecided:
+        return "met at no rate" if study.scenario.load_name != "users" else "met by nobody"
+    if found.load is None and found.low == found.highest:
+        return f"met up to {number(found.low)}, the highest tried"
+    if found.load is None:
+        return "undecided" if found.never or found.low is None else f"met up to {number(found.low)}, then undecided"
+    ends = ("undecided" if end is None else number(end) for end in (found.low, found.high))
+    interval = f" [{', '.join(ends)}]" if found.num_seeds > 1 else ""
+    rps = f" = {number(found.load * study.rate)} req/s" if study.scenario.load_name == "rate_scale" else ""
+    return f"{number(found.load)}{interval}{rps}"
+
+
+def open_ends(study: CapacityStudy, found: Capacity) -> str:
+    """Why the capacity, or an end of its interval, is not known; "" where all is."""
+    told: list[str] = []
+    if found.load is not None or found.never:
+        if found.low is None and (found.load is not None or found.undecided):
+            told.append(f"no load from {number(found.lowest)} {unit(study)} on is decided to meet the SLO")
+        if found.high is None:
+            told.append(f"no load up to {number(found.highest)} {unit(study)} is decided to miss the SLO")
+    elif found.low is None or found.low < found.highest:
+        told.append(f"capacity not found up to {number(found.highest)} {unit(study)}")
+    return "; ".join(told)
+
+
+def number(value: float | None) -> str:
+    """Three digits: `0.83`, `9.14`, `22.5`, `1,240`."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def first_to_break(policy: PolicyCapacity) -> str:
+    """The bound that most requests miss just above the capacity, and its largest cause."""
+    if policy.breaks_at is None:
+        return "nothing tried"
+    by_metric: Counter[str] = Counter()
+    for metric, _, count in policy.breaks:
+        by_metric[metric] += count
+    grows = "the queue grows" if policy.grows else ""
+    if not by_metric:
+        return grows or "the SLO"
+    metric = by_metric.most_common(1)[0][0]
+    cause = next(cause for named, cause, _ in policy.breaks if named == metric)
+    return "; ".join(filter(None, (grows, f"{metric}: {cause_in_words(cause)}")))
+
+
+def cause_in_words(cause: str) -> str:
+    name, _, reason = cause.partition(":")
+    return _CAUSES.get(cause) or _CAUSES.get(name) or f"{name} {reason}".replace("_", " ").strip()
+
+
+def _use(policy: PolicyCapacity) -> str:
+    known = {name: share for name in USE if (share := policy.at.get(name)) is not None}
+    return ", ".join(f"{METRICS[name].heading} {share:.0%}" for name, share in known.items()).replace("%", " %") or "–"
+
+
+def _effort(study: CapacityStudy) -> str:
+    """What a probe is, and what all of them took."""
+    found = [p for policy in study.policies for p in probes(policy.case.book)]
+    requests = [round(p.num_requests / p.num_seeds) for p in found]
+    seeds = _from_to([p.num_seeds for p in found]) + (" seed" if max(p.num_seeds for p in found) == 1 else " seeds")
+    runs = sum(p.num_seeds for p in found)
+    each = f"{_from_to(requests)} requests"
+    return f"a probe: {seeds} × {each}, as long as the scenario says; {len(found)} probes, {runs:,} simulations"
+
+
+def _from_to(values: Sequence[float]) -> str:
+    """`2 to 32`; one number where all are shown alike."""
+    return " to ".join(dict.fromkeys([number(min(values)), number(max(values))]))
+
+
+def _paired(found: Difference, study: CapacityStudy) -> str:
+    if found.mean is None:
+        return f"not known: {found.why}"
+    sign = "+" if found.mean > 0 else "−" if found.mean < 0 else ""
+    digits = 2 if max(abs(found.mean), found.half_width or 0.0) < 10 else 1
+    half = "" if found.half_width is None else f" ± {found.half_width:.{digits}f}"
+    remark = found.why or ("no difference" if found.is_none else "")
+    return f"{sign}{abs(found.mean):.{digits}f}{half} {unit(study)}" + (f" ({remark})" if remark else "")
+
+
+def _remarks(study: CapacityStudy) -> list[str]:
+    """Lines, each starting with `! `, on what is not as one would expect."""
+    lines = []
+    for policy in study.policies:
+        found, why = policy.found, open_ends(study, policy.found)
+        more = "raise --max-seeds or --max-probes"
+        if found.never:
+            floor = [
+                f"{name.removesuffix('_s').replace('_', ' ')} {format_duration(1e9 * value)}"
+                for name, value in policy.floor.items()
+                if value is not None
+            ]
+            at = f"at {number(policy.breaks_at)} {unit(study)}, where it comes closest"
+            told = ", ".join(filter(None, [first_to_break(policy), ", ".join(floor)]))
+            lines.append(f"! {policy.name}: {f'{why} ({more})' if why else 'no load meets the SLO'}: {at}: {told}")
+        elif why:
+            lines.append(f"! {policy.name}: {why}: {more}")
+        elif found.load is None:
+            lines.append(f"! {policy.name}: every load tried meets the SLO: its capacity is above {number(found.low)}")
+        if skipped := unmeasured(policy.case.book):
+            loads = ", ".join(map(number, skipped))
+            lines.append(f"! {policy.name}: nobody sends after the warm-up at {loads} {unit(study)}, which say nothing")
+        if found.fails_below:
+            loads = ", ".join(map(number, found.fails_below))
+            lines.append(f"! {policy.name}: misses the SLO at lower loads too: {loads} {unit(study)}")
+        if found.load is not None and found.num_seeds == 1:
+            lines.append(f"! {policy.name}: nothing here is random, so that there is no interval")
+        elif _is_wide(found, study.effort.precision):
+            lines.append(
+                f"! {policy.name}: not decided to ±{study.effort.precision:.0%}".replace("%", " %")
+                + f" with {found.num_seeds} seeds: raise --max-seeds or --max-probes"
+            )
+    return lines
+
+
+def _is_wide(found: Capacity, precision: float) -> bool:
+    if found.load is None or found.low is None or found.high is None or found.load == math.floor(found.load) < 50:
+        return False
+    return (found.high - found.low) / 2 > 1.02 * precision * found.load
+
+
+def _saturation(study: CapacityStudy) -> list[str]:
+    """What the best policy completes under overload, and what it would keep under independent arrivals."""
+    best = study.best
+    if best is None or best.case.saturation is None or best.found.load is None:
+        return []
+    rate = best.found.load * study.rate
+    kept = rate / best.case.saturation
+    leaves = f"the SLO leaves {kept:.0%} of it" if kept <= 1 else "less than the capacity"
+    lines = [f"saturation of {best.name} {number(best.case.saturation)} req/s: {leaves}"]
+    if study.poisson is not None:
+        told = study.poisson.why if study.poisson.load is None else f"{number(study.poisson.load)} req/s"
+        lines[0] += f"; as Poisson arrivals: {told}"
+    if kept > 1:
+        told = "at its capacity the queue grows, which runs are too short to show. Lengthen workload.duration"
+        lines.append(f"! {best.name}: {told}")
+    return [line.replace("%", " %") for line in lines]
+
+
+def _changes(study: CapacityStudy) -> list[str]:
+    best = study.best
+    if best is None or best.found.load is None or not study.changes:
+        return []
+    helping = [c for c in study.changes if c.load is not None and c.load > best.found.load]
+    told = "    ".join(f"{c.what} → {number(c.load)}" for c in helping)
+    if not told:
+        return [f"what would help {best.name}: none of {len(study.changes)} single changes wins 5 %"]
+    return [f"what would help {best.name}:  {told}"]
+
+
+def _cost(study: CapacityStudy) -> list[str]:
+    """The part of the error that more seeds do not narrow, never inside the intervals."""
+    known = {p.name: p.cost for p in study.policies if p.cost is not None}
+    if isinstance(study.error, Unknown):
+        return [f"cost-model error is not in the interval, and is unknown: {study.error.source}"]
+    head = f"cost-model error is not in the interval: {study.error} in step time ({study.error.source})"
+    if not known:
+        return [head]
+    told: dict[str, list[str]] = {}
+    for name, shares in known.items():
+        told.setdefault(_shares(shares), []).append(name)
+    each = "; ".join(f"{', '.join(names)} {shares}" for shares, names in told.items())
+    return [f"{head} moves the capacity: {each}; calibrate to narrow it"]
+
+
+def _shares(shares: tuple[float | None, float | None]) -> str:
+    """From the longest steps to the shortest: `−17 % to +24 %`."""
+    low, high = (("?" if share is None else f"{100 * share:+.0f} %").replace("-", "−") for share in reversed(shares))
+    return f"{low} to {high}"
+
+
+# ---- JSON
+
+
+def capacity_json(study: CapacityStudy) -> dict[str, Any]:
+    """Rows by policy, and all that the text says. Names that end with `_load` are loads, as in probes.csv."""
+    return {
+        "scenario": study.scenario.name,
+        "heading": heading(study.setup),
+        "objective": study.objective,
+        "load_name": study.scenario.load_name,
+        "requests_per_s_of_load_1": study.rate if study.scenario.load_name != "users" else None,
+        "capacities": [_row(study, policy) for policy in study.policies],
+        "differences": [
+            {"policy": one, "minus": other, "mean": _scaled(study, d.mean), "half_width": _scaled(study, d.half_width)}
+            | {"no_difference": d.is_none, "why": d.why}
+            for one, other, d in study.differences
+        ],
+        "poisson": None if study.poisson is None else {"capacity": study.poisson.load, "why": study.poisson.why},
+        "changes": [{"change": c.what, "capacity": _scaled(study, c.load), "why": c.why} for c in study.changes],
+        "compared_with_seeds": min([QUICK.fewest, *(policy.case.effort.fewest for policy in study.policies)]),
+        "cost_error": _error(study.error),
+    }
+
+
+def _scaled(study: CapacityStudy, load: float | None) -> float | None:
+    """In requests/s, whatever the load axis; users stay users."""
+    return load if load is None or study.scenario.load_name == "users" else load * study.rate
+
+
+def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
+    found, users = policy.found, study.scenario.load_name == "users"
+    loads = {"capacity": found.load, "low": found.low, "high": found.high}
+    loads = {name: _scaled(study, load) for name, load in loads.items()}
+    return {
+        "policy": policy.label,
+        "label": policy.name,
+        ("capacity_users" if users else "capacity_rps"): loads["capacity"],
+        "low": loads["low"],
+        "high": loads["high"],
+        "why_unknown": open_ends(study, found),
+        "undecided_load": list(found.undecided),
+        "probes": len(policy.case.book),
+        "seeds": found.num_seeds,
+        "met": _met(found),
+        "fails_below_load": list(found.fails_below),
+        "not_measured": unmeasured(policy.case.book),
+        "breaks": first_to_break(policy),
+        "misses": [{"bound": m, "cause": c, "requests": n} for m, c, n in policy.breaks],
+        "misses_at_load": policy.breaks_at,
+        f"at_{AT_SHARE:g}": policy.at,
+        "saturation_rps": policy.case.saturation,
+        "cost_error_share": None if policy.cost is None else list(policy.cost),
+    }
+
+
+def _met(found: Capacity) -> str:
+    if found.load is not None:
+        return "up to the capacity"
+    if found.never:
+        return "undecided" if found.undecided else "never"
+    return "always" if found.low == found.highest else "undecided"
+
+
+def _error(error: CostError | Unknown) -> dict[str, Any]:
+    low, high = (None, None) if isinstance(error, Unknown) else (error.low, error.high)
+    return {"low": low, "high": high, "source": error.source}

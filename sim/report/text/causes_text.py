@@ -1,0 +1,93 @@
+"""Why requests missed their objective, per policy and class: as data, table and picture. See `batchsim.explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import format_duration
+from batchsim.explain.causes import NEVER_LET_IN, Objectives, slo_misses
+from batchsim.report.layout import fit
+from batchsim.report.reading import at_load, load_name, sweeps_at
+from batchsim.results.read import scenario_of
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+
+def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """By policy and class: offered, missed, and `causes`: metric, cause, misses, median_ns (of the time blamed).
+
+    Counts are summed over `seeds`; the most frequent cause comes first. ScenarioError for an objective that judges no
+    request.
+    """
+    if not seeds:
+        raise ScenarioError(f"{results.path}: the misses of no seed were asked for. Give at least one, like [0].")
+    names = {s.policy: s.labels[s.index(load)] for s in sweeps_at(results, load)}
+    found = []
+    for policy in policies:
+        missed, offered = [], {}
+        objectives = Objectives.of(scenario_of(results, policy))
+        for seed in seeds:
+            records = results.records(policy, load, seed)
+            cohort = records.requests[objectives.cohort(records)]
+            for code, count in zip(*np.unique(cohort["klass"], return_counts=True), strict=True):
+                klass = records.texts[code]
+                offered[klass] = offered.get(klass, 0) + int(count)
+            missed.append(slo_misses(records, objectives))
+            lost = _never_let_in(results, policy, load, seed, len(cohort))
+            if lost:
+                offered["?" if objectives.class_names else ""] = lost + offered.get("", 0)
+                missed.append(_lost_frame(lost, "?" if objectives.class_names else ""))
+        every = pd.concat(missed, ignore_index=True)
+        order = [name for name in ("", *objectives.class_names, "?") if name in offered]
+        found += [
+            {"policy": policy, "label": names[policy], "klass": klass, "offered": offered[klass]}
+            | _counted(every.loc[every["klass"] == klass])
+            for klass in order
+        ]
+    return found
+
+
+def _never_let_in(results: Results, policy: str, load: float, seed: int, known: int) -> int:
+    """How many requests of the cohort the run never let in: they have no row of their own."""
+    points = results.points
+    mine = (points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)
+    return round(float(points.loc[mine, "cohort"].iloc[0])) - known
+
+
+def _lost_frame(count: int, klass: str) -> pd.DataFrame:
+    row = {"request_id": -1, "klass": klass, "metric": "unfinished", "cause": NEVER_LET_IN, "cause_ns": 0}
+    return pd.DataFrame([row] * count).astype({"cause_ns": np.int64})
+
+
+def _counted(misses: pd.DataFrame) -> dict[str, Any]:
+    rows = []
+    for keys, ns in misses.groupby(["metric", "cause"])["cause_ns"]:
+        metric, cause = map(str, keys)  # type: ignore[arg-type]
+        rows.append({"metric": metric, "cause": cause, "misses": len(ns), "median_ns": int(np.median(ns))})
+    return {"missed": len(misses), "causes": sorted(rows, key=lambda row: -row["misses"])}
+
+
+# ---- the table
+
+
+def causes_text(results: Results, found: list[dict[str, Any]], load: float, num_seeds: int) -> str:
+    """The same for people, as wide as the output: a line a policy (and class), below it one a cause."""
+    seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
+    lines = [f"SLO misses {at_load(load_name(results), load)} ({seeds}): {results.manifest['objective']}"]
+    width = max([len(row["cause"]) for one in found for row in one["causes"]] + [5])
+    for one in found:
+        klass = f", class {one['klass']}" if one["klass"] else ""
+        share = 100 * one["missed"] / one["offered"]
+        lines.append(f"{one['label']}{klass}: {one['missed']:,} of {one['offered']:,} requests missed ({share:.3g} %)")
+        for row in one["causes"]:
+            of_misses = f"{100 * row['misses'] / one['missed']:.0f} %"
+            time = f"  median {format_duration(row['median_ns'])}" if row["median_ns"] else ""
+            shown = f"  {row['metric']:<12}  {row['cause']:<{width}}  {row['misses']:>8,}  {of_misses:>5}{time}"
+            lines.append(shown)
+    return "\n".join(fit(line) for line in lines)

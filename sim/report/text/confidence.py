@@ -1,0 +1,110 @@
+"""How sure a run is, in lines under its table: how far policies lie apart, and whether the warm-up was long enough."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
+from batchsim.metrics.table import METRICS
+from batchsim.report.numbers import DASH, rounded
+from batchsim.report.reading import column, load_name, num_seeds, sweeps
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+METRIC = "ttft_p99_s"
+
+
+def paired_parts(results: Results, load: float) -> tuple[str, Sequence[str]]:
+    """What the line begins with, and a part a policy; no parts with one policy or one seed, which shows no interval.
+
+    Unstable policies and those that failed are left out: the table calls them so.
+    """
+    if num_seeds(results) < 2:
+        return "", []
+    rows = [row for row in results.differences(load, [METRIC]) if not row["why"].endswith(("unstable", "failed"))]
+    return f"{METRICS[METRIC].words} minus that of {results.best(load)}, seed by seed (95 %):", [
+        _part(row) for row in rows
+    ]
+
+
+def _part(row: Mapping[str, Any]) -> str:
+    return f"{row['policy']} {difference_text(row['mean'], row['half_width'], row['no_difference'])}"
+
+
+def difference_text(mean: float | None, half_width: float | None, no_difference: bool) -> str:
+    """`−412 ± 31 ms`, `no difference (± 8 ms)`, `the same` where every seed agrees, `–` if not defined."""
+    if mean is None:
+        return DASH
+    half = math.nan if half_width is None else half_width
+    size = max(abs(mean), 0.0 if half_width is None else half)
+    unit, scale = ("s", 1) if size >= 1 else ("ms", 1e3)
+    if no_difference:
+        return "the same" if half == 0 else f"no difference (± {half * scale:.2g} {unit})"
+    return f"{'+' if mean > 0 else '−'}{rounded(abs(mean), half, scale)} {unit}"
+
+
+def precision_lines(results: Results) -> list[str]:
+    """What became of the precision asked for: how many points have it after how many seeds, and which have not."""
+    asked = results.manifest.get("precision")
+    if asked is None:
+        return []
+    points, name = asked["points"], load_name(results)
+    by_state: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for point in points:
+        by_state[point["state"]].append(point)
+    reached, budget = by_state["reached"], by_state["budget"]
+    wanted = f"±{100 * asked['share']:g} % of {asked['metric']}"
+    line = f"{len(reached)} of {len(reached) + len(budget)} points within {wanted}"
+    if reached:
+        counts = [point["num_seeds"] for point in reached]
+        fewest, most = min(counts), max(counts)
+        line += f" after {fewest if fewest == most else f'{fewest}–{most}'} seeds"
+    left_out = [f"{len(by_state[state])} {state}" for state in ("unstable", "undefined", "failed") if by_state[state]]
+    lines = [line + (f"; {', '.join(left_out)} left out" if left_out else "")]
+    missed = [f"{_where(point, name)} {_share_text(point['half_width_share'])}" for point in budget]
+    if missed:
+        seeds = max(point["num_seeds"] for point in budget)
+        lines.append(f"! not within it with all {seeds} seeds: {', '.join(missed)}. Set --max-seeds, or a longer run")
+    return lines
+
+
+def _where(point: Mapping[str, Any], load_name: str) -> str:
+    return f"{point['policy']} at {point['load']:g}" if load_name else str(point["policy"])
+
+
+def _share_text(share: float | None) -> str:
+    """`±9.3 %`; of a mean of 0 no interval is a share."""
+    return DASH if share is None else f"±{100 * share:.2g} %"
+
+
+def warmup_warning(results: Results) -> list[str]:
+    """A line that names the points whose beginning differs for longer than the warm-up in most seeds; or none."""
+    if "warmup_needed_s" not in results.points:
+        return []  # of an older version
+    warmup_s = parse_duration_ns(results.scenario["workload"].get("warmup", "0s")) / NS_PER_S
+    points, longest_s = results.points, 0.0
+    by_policy: dict[str, list[str]] = defaultdict(list)
+    for sweep in sweeps(results):
+        mine = points["policy"] == sweep.policy
+        for load in sweep.loads[~sweep.unstable]:
+            needed = column(points.loc[mine & (points["load"] == load)], "warmup_needed_s")
+            median_s = float(np.median(needed)) if len(needed) else math.nan
+            if median_s > warmup_s:  # False where a seed has none
+                by_policy[sweep.name].append(f"{load:g}")
+                longest_s = max(longest_s, median_s)
+    if not by_policy:
+        return []
+    name = load_name(results)
+    where = ", ".join(f"{policy} at {', '.join(loads)}" if name else policy for policy, loads in by_policy.items())
+    beginning = f"beyond the warm-up of {format_duration(warmup_s * NS_PER_S)}" if warmup_s else "and no warm-up is set"
+    enough_s = math.ceil(longest_s / 10) * 10 if longest_s > 10 else math.ceil(longest_s)
+    return [
+        f"! the beginning differs from the rest {beginning} (MSER-5 of ttft, most seeds): {where}. Set workload.warmup:"
+        f" {enough_s}s, in a run that is as much longer"
+    ]

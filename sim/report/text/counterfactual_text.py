@@ -1,0 +1,116 @@
+"""What one change would have done, as data and as text: misses that vanish and appear, latencies before and after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.metrics.table import METRICS
+from batchsim.report.layout import filled
+from batchsim.report.numbers import DASH
+from batchsim.report.reading import at_load, load_name
+
+if TYPE_CHECKING:
+    from batchsim.explain.counterfactual import Counterfactual
+    from batchsim.results.read import Results
+
+_LATENCIES = ("ttft", "tpot", "e2e")
+_SHOWN = tuple(f"{name}_{of}_s" for name in _LATENCIES for of in ("mean", "p99"))
+_COUNTED = ("in_slo", "slo_met", "goodput_rps", "throughput_rps", "uncompleted_share")
+_IDS = 24  # of requests that the text names
+
+
+def counterfactual_data(found: Counterfactual) -> dict[str, Any]:
+    """Misses before and after with their causes, ids of those that vanish, appear and remain, and metrics [before,
+    after] in seconds or shares. `requests` counts those judged, `shared` those judged on both sides; ids are of
+    these, None without any.
+    """
+    base, changed = found.base, found.changed
+    before, after = set(base.misses["request_id"].tolist()), set(changed.misses["request_id"].tolist())
+    shared = found.shared
+    mine, theirs = before & shared, after & shared
+    return {
+        "policy": found.point.spec.label,
+        "load": found.point.load,
+        "seed": found.point.seed,
+        "changes": [{"key": c.key, "before": c.before, "after": c.after} for c in found.changes],
+        "rerun": found.rerun,
+        "no_effect": found.no_effect,
+        "shared": len(shared),
+        "requests": [int(side.judged.sum()) for side in (base, changed)],
+        "misses": [len(before), len(after)],
+        "vanish": sorted(mine - theirs) if shared else None,
+        "appear": sorted(theirs - mine) if shared else None,
+        "remain": sorted(mine & theirs) if shared else None,
+        "causes": _causes(base.misses, changed.misses),
+        "metrics": {name: [base.values.get(name), changed.values.get(name)] for name in (*_SHOWN, *_COUNTED)},
+    }
+
+
+def _causes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
+    """Misses by cause [before, after], the most frequent before first."""
+    counts = [side["cause"].value_counts().to_dict() for side in (before, after)]
+    names = sorted({*counts[0], *counts[1]}, key=lambda cause: (-counts[0].get(cause, 0), cause))
+    return [{"cause": cause, "misses": [int(count.get(cause, 0)) for count in counts]} for cause in names]
+
+
+def counterfactual_text(results: Results, found: dict[str, Any]) -> str:
+    """The same for people, as wide as the output."""
+    point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
+    changes = ", ".join(f"{c['key']} {_value(c['before'])} → {_value(c['after'])}" for c in found["changes"])
+    lines = [_fill(f"{point}: {changes}")]
+    if found["rerun"]:
+        lines.append(_fill(f"! the results were {found['rerun']}; the unchanged point was simulated for this"))
+    before, after = found["misses"]
+    if found["no_effect"] and before == after:
+        return "\n".join([*lines, f"no effect: every request's times are the same, and so are {before:,} SLO misses"])
+    if found["shared"]:
+        vanish, appear = found["vanish"], found["appear"]
+        lines.append(
+            f"{before:,} SLO misses before, {after:,} after: {len(vanish):,} vanish, {len(appear):,} appear,"
+            f" {len(found['remain']):,} remain"
+        )
+        alone = sum(found["requests"]) - 2 * found["shared"]
+        lines += [f"  (of the requests that both sides judge: {alone:,} are of one side alone)"] if alone else []
+        lines += [_fill(f"  {word}: {_ids(ids)}") for word, ids in (("vanish", vanish), ("appear", appear)) if ids]
+    else:
+        lines.append(f"{before:,} SLO misses before, {after:,} after; the requests differ, so no two are compared")
+    rows = [("misses by cause", "before", "after")] if found["causes"] else []
+    rows += [(row["cause"], *(f"{count:,}" for count in row["misses"])) for row in found["causes"]]
+    rows += [("", "", "")] if rows else []
+    rows.append(("", "before", "after"))
+    rows += [(_name(name), *(_shown(name, x) for x in pair)) for name, pair in found["metrics"].items()]
+    width = max(len(row[0]) for row in rows)
+    return "\n".join(lines + [f"  {a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows])
+
+
+def _fill(text: str) -> str:
+    return "\n".join(filled(text, "    "))
+
+
+def _ids(ids: list[int]) -> str:
+    shown = ", ".join(map(str, ids[:_IDS]))
+    return f"{shown} and {len(ids) - _IDS:,} more" if len(ids) > _IDS else shown
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "(not stated)"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _name(metric: str) -> str:
+    return METRICS[metric].words if metric in _SHOWN else metric
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return DASH
+    unit = METRICS[name].unit
+    if unit == "s":
+        return format_duration(value * NS_PER_S)
+    if unit == "yes or no":
+        return "yes" if value else "no"
+    return f"{100 * value:.3g} %" if unit == "share" else f"{value:.3g}"

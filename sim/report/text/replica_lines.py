@@ -1,0 +1,71 @@
+"""What a run prints of its replicas: a line a policy and group, from the least to the most of any replica."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.metrics.table import METRICS
+from batchsim.report.reading import Sweep, column, texts
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+
+def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[str]:
+    """The replicas of each policy at one of its loads, as means over seeds; [] where there is one engine."""
+    table = results.replicas()
+    if table is None:
+        return []
+    policies, variants, groups = (np.array(texts(table, name)) for name in ("policy", "variant", "group"))
+    lines = []
+    for sweep, i in shown:
+        mine = (policies == sweep.policy) & (variants == texts(sweep.rows, "variant")[i])
+        mine &= column(table, "load") == sweep.loads[i]
+        for group in dict.fromkeys(groups[mine].tolist()):
+            rows = table.take(np.flatnonzero(mine & (groups == group)))
+            lines.append(f"{', '.join(filter(None, (sweep.labels[i], group)))}:  {_facts(rows)}")
+        held, most = (float(sweep.values(f"num_replicas_{name}")[i]) for name in ("mean", "max"))
+        if held < most:
+            lines.append(f"{sweep.labels[i]}:  {held:.3g} replicas held on average, at most {most:g}")
+    return lines
+
+
+def _facts(rows: pd.DataFrame) -> str:
+    replicas = column(rows, "replica")
+    of: dict[str, tuple[float, float]] = {}
+    for name in ("requests", "engine_busy_share", "kv_utilisation_peak", "ttft_p99_s"):
+        values = column(rows, name)
+        means = [float(values[replicas == replica].mean()) for replica in np.unique(replicas)]
+        of[name] = min(means), max(means)
+    facts = [f"{_span(*of['requests'], _count)} requests a replica"]
+    shown = {"engine_busy_share": _percent, "kv_utilisation_peak": _percent, "ttft_p99_s": _time}
+    facts += [f"{METRICS[name].heading} {_span(*of[name], show)}" for name, show in shown.items()]
+    lost = float(np.sum(column(rows, "lost"))) / len(np.unique(column(rows, "seed")))
+    return ", ".join(facts) + (f", {_count(lost)} lost and sent again" if lost else "")
+
+
+def _span(low: float, high: float, shown: Callable[[float], str]) -> str:
+    """`70 to 80 %`: the unit once where it is the same."""
+    least, most = shown(low), shown(high)
+    if least == most:
+        return least
+    number, _, unit = least.partition(" ")
+    return f"{number if unit and most.endswith(f' {unit}') else least} to {most}"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:.0f} %"
+
+
+def _time(seconds: float) -> str:
+    return "–" if math.isnan(seconds) else format_duration(float(f"{seconds * NS_PER_S:.2g}"))

@@ -1,0 +1,271 @@
+"""One request's story, as data and as text: a sentence, a line of time, its chapters, and parts that sum to its E2E."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
+from batchsim.explain.story import Chapter, Stories, Story
+from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES
+from batchsim.report.layout import WIDTH, filled
+from batchsim.report.reading import at_load, load_name
+from batchsim.results.read import scenario_of
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+_ROWS = 28  # chapters that the text lists; the shorter ones between them are added up
+_CELLS = WIDTH - 4  # of the line of time
+_UNBROKEN = "\u00a0"  # no line ends inside a time
+_NUMBER_AND_UNIT = re.compile(r"(\d) (ns|us|ms|s)\b")
+_LETTERS = {
+    "frontend": "f",
+    "failover": "F",
+    "waiting_step": "w",
+    "queued": "q",
+    "prefill": "P",
+    "recompute": "R",
+    "decode": "d",
+    "decode_beside_prefill": "b",
+    "sat_out": "s",
+    "preempted": "x",
+    "swapped": "X",
+    "host_gap": ".",
+    "response_held": "h",
+}
+_REASONS = {
+    "kv_blocks": "no KV blocks",
+    "no_slot": "no slot",
+    "batch_window": "the batch may still fill",
+    "batch_running": "a batch runs",
+    "preemption": "a step that preempts admits nobody",
+    "prefill_first": "others' prefills first",
+    "waits_for_prefix": "another prompt makes blocks it can reuse",
+    "decode_first": "decodes first",
+    "no_replica": "no replica up",
+}
+
+
+def story(results: Results, policy: str, load: float, seed: int, request: int) -> dict[str, Any]:
+    """The life of one request under one policy. Times in ns since the start of the run; parts in ns, sum to `e2e_ns`.
+
+    `chapters` are spans in time: what, reason, head of the queue, blocker, steps, parts; `line` is the life to scale.
+    ScenarioError without such a request.
+    """
+    records = results.records(policy, load, seed)
+    frontend = scenario_of(results, policy)["workload"].get("frontend") or {}
+    stories = Stories(records, parse_duration_ns(frontend.get("per_chunk", "0s")))
+    known = records.requests["request_id"]
+    try:
+        told = stories.tell(request)
+    except KeyError:
+        raise ScenarioError(
+            f"{results.path}: no request {request} at load {load:g} with seed {seed}. Ids go from {known.min()} to"
+            f" {known.max()}."
+        ) from None
+    (row,) = records.requests[known == request]
+    finished = row["outcome"] == FINISHED
+    facts = ("prompt_tokens", "output_tokens", "sent_ns", "num_preemptions", "recomputed_tokens", "cached_tokens")
+    found = {
+        "policy": policy,
+        "load": load,
+        "seed": seed,
+        "request_id": request,
+        **{name: int(row[name]) for name in facts if name in (row.dtype.names or ())},
+        "klass": records.texts[row["klass"]],
+        "outcome": OUTCOME_NAMES[int(row["outcome"])],
+        "reason": records.texts[row["reason"]],
+        "e2e_ns": int(row["delivered_ns"] if finished else row["ended_ns"]) - int(row["sent_ns"]),
+        "parts": [{"part": part, "ns": ns} for part, ns in sorted(told.parts().items(), key=lambda item: -item[1])],
+        "chapters": [_plain(chapter) for chapter in told.chapters],
+    }
+    if records.replicas is not None:
+        (replica,) = records.replicas.requests[known == request].tolist()
+        found |= {"replica": None if replica == MISSING else replica, "num_retries": int(row["num_retries"])}
+    assert told.ns == found["e2e_ns"], "parts sum to E2E"
+    return found | {"sentence": _sentence(told, found), "line": _line(told, stories.steps(request))}
+
+
+def _line(told: Story, steps: NDArray[np.void]) -> str:
+    """The life to scale, a letter of `_LETTERS` a cell: what happened at the cell's middle. `steps`: its engine's."""
+    chapters, k, line = told.chapters, 0, ""
+    for cell in range(_CELLS if chapters else 0):
+        at_ns = chapters[0].start_ns + (2 * cell + 1) * told.ns // (2 * _CELLS)
+        while k + 1 < len(chapters) and chapters[k].end_ns <= at_ns:
+            k += 1
+        what = chapters[k].what
+        if what == "decode":
+            step = steps[int(np.searchsorted(steps["start_ns"], at_ns, "right")) - 1]
+            if step["start_ns"] + step["duration_ns"] <= at_ns:
+                what = "host_gap"
+            elif step["num_chunks"]:
+                what = "decode_beside_prefill" if step["num_decode"] else "sat_out"
+        line += _LETTERS[what]
+    return line
+
+
+def _plain(chapter: Chapter) -> dict[str, Any]:
+    names = ("what", "start_ns", "end_ns", "reason", "head", "blocker", "steps", "parts")
+    return {name: getattr(chapter, name) for name in names}
+
+
+# ---- the sentence
+
+
+def _sentence(told: Story, facts: dict[str, Any]) -> str:
+    """What happened in order of first occurrence, things of one kind added up."""
+    by_kind: dict[str, list[Chapter]] = {}
+    for chapter in told.chapters:
+        by_kind.setdefault(chapter.what, []).append(chapter)
+    terms = [term for what, chapters in by_kind.items() for term in _terms(what, chapters, facts)]
+    gaps_ns = told.parts().get("host_gap", 0)
+    terms += [f"between steps {format_duration(gaps_ns)}"] if gaps_ns else []
+    end = "" if facts["outcome"] == "finished" else f"; {facts['outcome']} ({facts['reason']})"
+    return (", ".join(terms) or "no time at all") + end
+
+
+def _terms(what: str, chapters: list[Chapter], facts: dict[str, Any]) -> list[str]:
+    parts: Counter[str] = Counter()
+    for chapter in chapters:
+        parts.update(chapter.parts)
+    own_ns, steps = parts.get(what, 0), sum(chapter.steps for chapter in chapters)
+    match what:
+        case "queued":
+            return [f"queued {format_duration(parts.total())} ({', '.join(_holds(chapters))})"]
+        case "prefill":
+            cached = facts.get("cached_tokens", 0)
+            after = f" after {cached:,} tokens from the prefix cache" if cached else ""
+            return [f"prefill {format_duration(own_ns)} in {_count(steps, 'chunk')}{after}"]
+        case "recompute":
+            return [f"recompute of {facts['recomputed_tokens']:,} tokens {format_duration(own_ns)}"]
+        case "decode":
+            beside, alone = parts.get("decode_beside_prefill", 0), parts.get("decode_alone", 0)
+            shown = [f"decoding {format_duration(alone)}"] if alone else []
+            shown += [f"decoding beside others' prefills {format_duration(beside)}"] if beside else []
+            out = [(part, ns) for part, ns in parts.items() if part.startswith("sat_out:")]
+            return shown + [f"sat out {format_duration(ns)} ({_words(part.partition(':')[2])})" for part, ns in out]
+        case "preempted" | "swapped":
+            times = "once" if len(chapters) == 1 else f"{len(chapters)} times"
+            ids = list(dict.fromkeys(c.blocker for c in chapters if c.blocker is not None))
+            return [f"{what} {times}{_for(ids, facts['request_id'])} ({format_duration(parts.total())} out)"]
+        case "sat_out":
+            reasons = dict.fromkeys(_words(chapter.reason) for chapter in chapters)
+            return [f"sat out {format_duration(parts.total())} ({', '.join(reasons)})"]
+        case "waiting_step":
+            return [f"arrived {format_duration(parts.total())} before the running step ended"]
+        case "failover":
+            lives = "a replica" if len(chapters) == 1 else f"{len(chapters)} replicas"
+            return [f"lost {format_duration(parts.total())} on {lives} that failed"]
+        case "frontend":
+            return [f"on the way {format_duration(parts.total())}"]
+        case "response_held":
+            return [f"answer held back {format_duration(parts.total())}"]
+    return []  # host gaps are added up
+
+
+def _holds(chapters: list[Chapter]) -> list[str]:
+    """Each reason for queueing with its time and who stood first for longest meanwhile; the longest reason first."""
+    total: Counter[str] = Counter()
+    heads: dict[str, Counter[int]] = {}
+    for chapter in chapters:
+        total[chapter.reason] += chapter.ns
+        who = chapter.blocker if chapter.head is None else chapter.head
+        if who is not None:
+            heads.setdefault(chapter.reason, Counter())[who] += chapter.ns
+    shown = []
+    for reason, ns in total.most_common():
+        behind = heads.get(reason, Counter())
+        others = f" and {len(behind) - 1} more" if len(behind) > 1 else ""
+        who = f" behind request {behind.most_common(1)[0][0]}{others}" if behind else ""
+        shown.append(f"{_words(reason)} {format_duration(ns)}{who}")
+    return shown
+
+
+def _for(ids: list[int], me: int) -> str:
+    """For whom it lost its place; the newest that needs a block may be the one that gives up its own."""
+    shown = ", ".join("itself" if id_ == me else f"request {id_}" for id_ in ids[:4])
+    more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
+    return f" for {shown}{more}" if ids else ""
+
+
+def _words(reason: str) -> str:
+    return _REASONS.get(reason, reason.replace("_", " "))
+
+
+def _count(number: int, one: str) -> str:
+    return f"{number:,} {one if number == 1 else one + 's'}"
+
+
+# ---- the text
+
+
+def story_text(results: Results, found: dict[str, Any]) -> str:
+    """The same for people, as wide as the output: sentence, line of time, chapters, and the exact sum."""
+    point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
+    klass = f" of class {found['klass']}" if found["klass"] else ""
+    tokens = f"{found['prompt_tokens']:,} + {found['output_tokens']:,} tokens"
+    sent_s = found["sent_ns"] / NS_PER_S
+    head = f"{point}: request {found['request_id']}{klass} ({tokens}), sent at {sent_s:.6f} s"
+    life = f"{format_duration(found['e2e_ns'])}: {found['sentence']}"
+    head, life = (_NUMBER_AND_UNIT.sub(f"\\1{_UNBROKEN}\\2", text) for text in (head, life))
+    lines = [text.replace(_UNBROKEN, " ") for text in (*filled(head, "  "), *filled(life, "    ", "  "))]
+    if found["chapters"]:
+        legend = "  ".join(f"{letter} {what}" for what, letter in _LETTERS.items() if letter in found["line"])
+        lines += ["", f"  |{found['line']}|", f"   {legend}", "", *_chapter_rows(found["chapters"])]
+    lines += ["", *_sum_rows(found)]
+    return "\n".join(lines)
+
+
+def _chapter_rows(chapters: list[dict[str, Any]]) -> list[str]:
+    """The longest chapters in time; those between two of them in one row."""
+    longest = sorted(range(len(chapters)), key=lambda i: chapters[i]["start_ns"] - chapters[i]["end_ns"])
+    shown = set(longest[:_ROWS])
+    lines, skipped = [f"  {'at':>14}  {'lasts':>9}"], []
+    for i, chapter in enumerate([*chapters, None]):
+        if chapter is not None and i not in shown:
+            skipped.append(chapter)
+            continue
+        if skipped:
+            lines.append(_row(skipped[0]["start_ns"], skipped[-1]["end_ns"], f"{len(skipped)} shorter ones"))
+            skipped = []
+        if chapter is not None:
+            lines.append(_row(chapter["start_ns"], chapter["end_ns"], _title(chapter)))
+    return lines
+
+
+def _row(start_ns: int, end_ns: int, text: str) -> str:
+    row = f"  {start_ns / NS_PER_S:>12.6f} s  {format_duration(end_ns - start_ns):>9}  "
+    return "\n".join(filled(text, " " * (len(row) + 2), row))
+
+
+def _title(chapter: dict[str, Any]) -> str:
+    """`queued:kv_blocks behind request 71`, `decode in 14 steps: 200 ms decode_alone + 95 ms host_gap`."""
+    what, parts = chapter["what"], chapter["parts"]
+    title = f"{what}:{chapter['reason']}" if chapter["reason"] else what
+    title += f" behind request {chapter['head']}" if chapter["head"] is not None else ""
+    if chapter["blocker"] is not None:
+        title += f" {'for' if what in ('preempted', 'swapped') else 'held by'} request {chapter['blocker']}"
+    title += f" in {_count(chapter['steps'], 'step')}" if chapter["steps"] else ""
+    if set(parts) - {what, title}:
+        told = " + ".join(f"{format_duration(ns)} {part}" for part, ns in sorted(parts.items(), key=lambda p: -p[1]))
+        title += f": {told}" if what == "decode" or len(parts) > 1 else ""
+    return title
+
+
+def _sum_rows(found: dict[str, Any]) -> list[str]:
+    """The parts in ns, and their sum."""
+    total_ns = sum(part["ns"] for part in found["parts"])
+    width = max([len(part["part"]) for part in found["parts"]] + [len("sum")])
+    digits = len(f"{total_ns:,}")
+    rows = [
+        f"  {part['part'].ljust(width)}  {part['ns']:>{digits},} ns  {100 * part['ns'] / total_ns:>3.0f} %"
+        for part in found["parts"]
+    ]
+    end = "E2E" if found["outcome"] == "finished" else f"its life until {found['outcome']}"
+    return [*rows, f"  {'sum'.ljust(width)}  {total_ns:>{digits},} ns  = {end}, {found['e2e_ns']:,} ns"]

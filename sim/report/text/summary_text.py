@@ -1,0 +1,286 @@
+"""The tables a run prints: plain text, as wide as the output (`layout.width`).
+
+Marks: `±` half a 95 % interval over seeds; `~` a percentile with fewer than 20 observations beyond it; `–` not defined
+for this policy; `unstable` the queue grows without end, so that its percentiles mean nothing; `failed` the simulation
+of a seed failed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from batchsim.kernel.record import CAP_CUT
+from batchsim.metrics.table import METRICS
+from batchsim.report.layout import aligned, fit, listed
+from batchsim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
+from batchsim.report.reading import (
+    Sweep,
+    at_load,
+    check_load,
+    is_auto,
+    load_name,
+    load_text,
+    load_to_show,
+    num_seeds,
+    seeds_text,
+    short_load,
+    sweeps,
+    sweeps_at,
+    systems_note,
+    tested_loads,
+    texts,
+)
+from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
+from batchsim.report.text.curve_text import curve_table, vary_line
+from batchsim.report.text.replica_lines import replica_lines
+from batchsim.results.failed import Failed, grouped
+
+if TYPE_CHECKING:
+    from batchsim.results.read import Results
+
+# The metrics of the compare table.
+_PER_TOKEN = "norm_latency_mean_s"
+_LATENCIES = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s", _PER_TOKEN)
+_COMPLETED = ("in_slo", "throughput_rps")
+_PADDED, _HITS = "pad_share", "prefix_hit_rate"
+_SPARE = ("throughput_rps", _PADDED, _PER_TOKEN)  # left out of a table with further columns that is too wide, in turn
+
+
+def report(results: Results, load: float | None = None) -> str:
+    """All a run has to say: what was run, the policies at one load, the highest loads within the SLO, warnings.
+
+    The load is by default the highest at which a policy meets the SLO; without any, the middle one. Where each policy
+    has loads of its own, each is shown at the highest of its own that meets the SLO; without any, at the lowest.
+    """
+    own = load is None and is_auto(results)
+    load = load_to_show(results) if load is None else load
+    manifest, policies, loads, seeds = (
+        results.manifest,
+        len(sweeps(results)),
+        len(tested_loads(results)),
+        num_seeds(results),
+    )
+    runs = manifest["points_run"] + manifest["points_reused"] + len(manifest.get("failed", []))
+    kinds = _count(policies, "curve") if "vary" in manifest else _count(policies, "policy", "policies")
+    axes = f"{kinds} × {_count(loads, 'load')} × {seeds_text(results)}"
+    # Policies with best_of run once a variant, so that there are more runs than the product says.
+    if is_auto(results):
+        most = max(len(sweep.loads) for sweep in sweeps(results))
+        axes = f"{kinds} × {_count(most, 'load')} found for each"
+        axes += f" × {seeds_text(results)}"
+        loads = most
+    if "precision" in manifest:
+        axes += f", {_count(runs, 'run')}"
+    elif runs == policies * loads * seeds:
+        axes += f" = {_count(runs, 'run')}"
+    else:
+        axes += f", {_count(runs, 'run')} with best_of"
+    drawn = [workload for workload in manifest["workload"] if workload["load"] == load]
+    pools = {its["kv"]: None for its in manifest.get("vary", {}).get("policies", {}).values()}
+    kv = manifest["kv"] if len(pools) < 2 else "KV as the value has it: " + "; ".join(pools)
+    head = [manifest["heading"], kv, f"{drawn[0]['text']} · {axes}"]
+    head += [vary_line(results)] if "vary" in manifest else []
+    head += [note] if (note := systems_note(results)) else []
+    notes = [f"- {note}" for note in drawn[0]["notes"]]
+    if any(workload["notes"] != drawn[0]["notes"] for workload in manifest["workload"]):
+        which = at_load(load_name(results), load) if own else "of the load below"
+        notes.append(f"- these are {which} and its first seed; manifest.json has all")
+    if manifest["identical_seeds"]:
+        notes.append(f"! nothing here is random: the {seeds} seeds are one run, and ± 0 says nothing. Set seeds: 1.")
+    shown = None if own else load
+    tables = [point_table(results, shown), *by_class(results, shown), *replica_lines(results, _rows(results, shown))]
+    alike = manifest.get("vary", {}).get("same_requests", True)  # else seeds do not make pairs of the same requests
+    first, parts = paired_parts(results, shown) if shown is not None and alike else ("", [])
+    tables += [listed(first, parts)] if parts else []
+    tables += curve_table(results) if is_auto(results) else [highest_loads(results)]
+    lines = [*head, *notes, *tables, *precision_lines(results), *warnings(results, shown)]
+    return "\n".join(fit(line) for text in lines for line in text.split("\n"))
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def point_table(results: Results, load: float | None) -> str:
+    """The policies side by side at one of the tested loads; ScenarioError if it was not tested. None: each at its own.
+
+    `ttft` and `tpot` are percentiles of completed requests, `s/token` the mean normalised latency, `in SLO` the share
+    of offered requests that meets it, `done/s` completions per second of the arrival window, `pad` the padded share;
+    `hit`, where a policy found something in a prefix cache, the share of the prompts' tokens that it found there.
+    """
+    rows = _rows(results, load)
+    shares = [_PADDED]
+    if _HITS in results.summary and any(not math.isnan(sweep.values(_HITS)[i]) for sweep, i in rows):
+        shares.append(_HITS)
+    grid = [["", *_headings((*_LATENCIES, *_COMPLETED, *shares)), "bound by"]]
+    grid += [_cells(sweep, i, shares) for sweep, i in rows]
+    if load is None:
+        own = ["load", *(short_load(load_name(results), float(sweep.loads[i])) for sweep, i in rows)]
+        grid = [[cells[0], at, *cells[1:]] for cells, at in zip(grid, own, strict=True)]
+    if "vary" in results.manifest:
+        grid = _with_values(rows, grid)
+    name, seeds = load_name(results), num_seeds(results)
+    counted = f"{seeds_text(results, load)}, ± = 95 %" if seeds > 1 else "1 seed"
+    arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows if not sweep.failed[i]]))
+    # An arrival process with a stated mean need not meet it in a few finite windows.
+    came = "in these seeds" if seeds > 1 else "came"
+    odd = load is not None and name == "mean_rate" and abs(arrived / load - 1) > 0.02
+    but = f" ({arrived:.3g} {came})" if odd else ""
+    sent = "sessions" if results.scenario["workload"].get("sessions") else "requests"
+    same = "same draws for every user" if name == "users" else f"same {sent} for all"
+    if not results.manifest.get("vary", {}).get("same_requests", True):
+        same = f"each value its own {sent}, from the same draws"
+    head = f"each at its highest load that meets the SLO, else its lowest ({counted})"
+    head = head if load is None else f"{at_load(name, load)}{but}, {same} ({counted})"
+    marks = []
+    if any("~" in cell for cells in grid for cell in cells):
+        marks.append("~ fewer than 20 observations beyond the percentile")
+    known = [cells for cells in grid[1:] if not {"unstable", "failed"} & set(cells)]
+    if any(DASH in cells for cells in known):
+        first = grid[0].index(METRICS["ttft_p50_s"].heading)
+        whole = any(cells[first] not in (DASH, "") and cells[first + 2] == DASH for cells in known)
+        marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
+    absent = [sweep.name for sweep in sweeps(results) if load is not None and not sweep.tested(load)]
+    others = [listed("not run at this load:", absent)] if absent else []
+    spare = _headings(_SPARE) if load is None or "vary" in results.manifest else ()
+    return "\n".join([head, *aligned(grid, spare=spare), *(["   ".join(marks)] if marks else []), *others])
+
+
+def _headings(metrics: Sequence[str]) -> tuple[str, ...]:
+    return tuple(METRICS[name].heading for name in metrics)
+
+
+def _with_values(rows: list[tuple[Sweep, int]], grid: list[list[str]]) -> list[list[str]]:
+    """The table with the value of the varied key in a column of its own, and the policies' labels without it."""
+    done = [[grid[0][0], "value", *grid[0][1:]]]
+    for (sweep, _), (label, *others) in zip(rows, grid[1:], strict=True):
+        end = sweep.policy.removeprefix(sweep.label)
+        done.append([label.removesuffix(end), "" if sweep.value is None else str(sweep.value), *others])
+    return done
+
+
+def _rows(results: Results, load: float | None) -> list[tuple[Sweep, int]]:
+    """The policies that were run at `load`, and where it stands in their arrays; None: each at a load of its own, the
+    highest that meets the SLO, else the lowest."""
+    if load is not None:
+        check_load(results, load)
+        return [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
+    return [(sweep, int(np.append(0, np.flatnonzero(sweep.meets_slo))[-1])) for sweep in sweeps(results)]
+
+
+def by_class(results: Results, load: float | None) -> list[str]:
+    """Of each class of traffic its share within the SLO and its P99 TTFT, a line each with all policies."""
+    lines = []
+    for name in results.scenario["workload"].get("classes", {}):
+        shares, tails = [], []
+        for sweep, i in _rows(results, load):
+            row, unstable = sweep.rows.iloc[i], sweep.unstable[i]
+            tail = float(row[f"ttft_p99_s[{name}]"])
+            shares.append(f"{sweep.policy} {percent_text(float(row[f'in_slo[{name}]']))}")
+            tails.append(f"{sweep.policy} {'unstable' if unstable else time_text(tail, math.nan)}")
+        lines += [f"{name}, {METRICS['in_slo'].heading}:  {'   '.join(shares)}"]
+        lines += [f"{name}, {METRICS['ttft_p99_s'].heading}:  {'   '.join(tails)}"]
+    return lines
+
+
+def _cells(sweep: Sweep, i: int, shares: Sequence[str]) -> list[str]:
+    """One policy's row of the table, at its `i`-th load; `shares` are the metrics of its percentages."""
+    latencies = [DASH] * (len(_LATENCIES) - 1) + ["failed" if sweep.failed[i] else "unstable"]
+    if not sweep.unstable[i] and not sweep.failed[i]:
+        latencies = []
+        for metric in _LATENCIES:
+            value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
+            text = per_token_text(value) if metric == _PER_TOKEN else time_text(value, half)
+            latencies.append(f"~{text}" if sweep.few(metric)[i] and text != DASH else text)
+    return [
+        sweep.labels[i],
+        *latencies,
+        percent_text(float(sweep.values("in_slo")[i])),
+        rate_text(float(sweep.values("throughput_rps")[i])),
+        *(percent_text(float(sweep.values(metric)[i])) for metric in shares),
+        texts(sweep.rows, "bound_by")[i],
+    ]
+
+
+def highest_loads(results: Results) -> str:
+    """For each policy the highest tested load that meets the SLO, or `never`.
+
+    Where a lower load failed, it is named: the SLO is not met all the way up to the one shown. A live run that was cut
+    is not judged.
+    """
+    if results.manifest.get("live", {}).get("reason"):
+        return "SLO: not judged, as the run was cut"
+    parts = []
+    objective = results.manifest["objective"]
+    if not load_name(results):
+        verdicts = [
+            f"{sweep.name} {'failed' if sweep.failed.any() else 'yes' if sweep.meets_slo.any() else 'no'}"
+            for sweep in sweeps(results)
+        ]
+        return listed(f"meets {objective}:", verdicts)
+    for sweep in sweeps(results):
+        good, failed = sweep.loads[sweep.meets_slo], sweep.loads[sweep.failed > 0]
+        but = f" ({', '.join(f'{load:g}' for load in failed)} not known: failed)" if len(failed) else ""
+        if not len(good):
+            parts.append(f"{sweep.name} never{but}")
+            continue
+        missed = sweep.loads[~sweep.meets_slo & (sweep.failed == 0) & (sweep.loads < good[-1])]
+        but = (f" (but not {', '.join(f'{load:g}' for load in missed)})" if len(missed) else "") + but
+        parts.append(f"{sweep.name} {good[-1]:g}{but}")
+    what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
+    return listed(f"highest {what} tested that meets {objective}:", parts)
+
+
+def warnings(results: Results, load: float | None) -> list[str]:
+    """Lines, each starting with `! `: points that failed and queues that grow at any load, requests not completed at
+    `load`, or at the policy's own."""
+    failed = [Failed(**entry) for entry in results.manifest.get("failed", [])]
+    lines = [f"! {which} {reason}" for which, reason in grouped(failed)] + warmup_warning(results)
+    name = load_name(results)
+    rows = {sweep.policy: i for sweep, i in _rows(results, load)}
+    for sweep in sweeps(results):
+        start = sweep.unstable_from
+        if start is not None and not is_auto(results):  # else its own column
+            grows = sweep.loads[sweep.unstable]
+            for_ever = len(grows) == (sweep.loads >= start).sum()
+            where = f"from {load_text(name, start)} on" if for_ever else f"at load {', '.join(f'{x:g}' for x in grows)}"
+            lines.append(f"! {sweep.name}: the queue grows {where if name else 'without end'}; no percentiles there")
+        if sweep.policy not in rows:
+            continue
+        i = rows[sweep.policy]
+        here = float(sweep.loads[i])
+        if sweep.values("too_short")[i] > 0:
+            lines.append(
+                f"! {sweep.name}: a request runs for over a quarter of the arrivals' time {at_load(name, here)}:"
+                " too short to tell whether the queue grows"
+            )
+        uncompleted = float(sweep.values("uncompleted_share")[i])
+        if uncompleted > 0:
+            share = percent_text(uncompleted)
+            why = _why_uncompleted(results.manifest, sweep.labels[i], here)
+            lines.append(f"! {sweep.name}: {share} of requests not completed {at_load(name, here)}: {why}")
+        runs = results.manifest["outcomes"].get(sweep.labels[i], ())  # none where every point failed
+        cut = sum(run.get(CAP_CUT, 0) for run in runs if run["load"] == here)
+        if cut:
+            first = results.manifest["details"].get(sweep.labels[i], {}).get(CAP_CUT, "")
+            lines.append(
+                f"! {sweep.name}: {cut:,} requests over all seeds ended early {at_load(name, here)}: the engine cuts"
+                f" output caps to its KV memory and context ({first})"
+            )
+    return lines
+
+
+def _why_uncompleted(manifest: dict[str, Any], label: str, load: float) -> str:
+    """How many requests of all seeds were rejected, cancelled or left unfinished, by reason, with its first numbers."""
+    counted: Counter[str] = Counter()
+    for run in manifest["outcomes"][label]:
+        for outcome in ("rejected", "cancelled", "unfinished") if run["load"] == load else ():
+            for reason, count in run[f"{outcome}_by_reason"].items():
+                about = ", ".join(part for part in (reason, manifest["details"].get(label, {}).get(reason, "")) if part)
+                counted[f"{outcome} ({about})" if about else outcome] += count
+    return ", ".join(f"{count:,} {what}" for what, count in counted.items()) + " over all seeds"

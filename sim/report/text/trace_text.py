@@ -1,0 +1,52 @@
+"""A trace as text and as a picture: how its requests come, and how long they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from batchsim.base.units import NS_PER_S, YEAR_NS, format_duration
+from batchsim.report.layout import fit
+
+
+def trace_text(figures: dict[str, Any]) -> str:
+    """The figures of `inspect_trace` as text, as wide as the output."""
+    lines = [trace_heading(figures), *arrival_lines(figures["arrivals"])]
+    lines.append(f"{'':<14}" + "".join(f"{name:>10}" for name in ("mean", "cv", "min", "p50", "p90", "p99", "max")))
+    for kind in ("prompt", "output"):
+        row = figures[f"{kind}_tokens"]
+        cells = [f"{row['mean']:,.0f}", f"{row['cv']:.2f}"]
+        cells += [f"{row[name]:,.0f}" for name in ("min", "p50", "p90", "p99", "max")]
+        lines.append(f"{kind + ' tokens':<14}" + "".join(f"{cell:>10}" for cell in cells))
+    return "\n".join(fit(line) for line in [*lines, *(f"- {note}" for note in figures["notes"])])
+
+
+def trace_heading(figures: dict[str, Any]) -> str:
+    arrivals = figures["arrivals"]
+    span = "" if arrivals is None else f" in {_span_text(arrivals['span_s'])}"
+    return f"{Path(figures['source']).name} · {figures['format']} · {figures['rows']:,} requests{span}"
+
+
+def _span_text(seconds: float) -> str:
+    if seconds * NS_PER_S >= 2 * YEAR_NS:
+        return format_duration(seconds * NS_PER_S)
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 120 else format_duration(seconds * NS_PER_S)
+
+
+def arrival_lines(arrivals: dict[str, Any] | None) -> list[str]:
+    if arrivals is None:
+        return ["no arrival times"]
+    if arrivals["rate_rps"] is None:
+        return ["all at the same time: no rate"]
+    return [
+        f"rate {arrivals['rate_rps']:.4g} requests/s · CV of the gaps {arrivals['cv']:.3g}"
+        + (f" · {100 * arrivals['zero_gap_share']:.3g} % of the gaps are 0" if arrivals["zero_gap_share"] else ""),
+        f"index of dispersion {_index(arrivals['idc_1s'])} at 1 s, {_index(arrivals['idc_60s'])} at 60 s"
+        " (Poisson arrivals have CV 1 and index 1)",
+    ]
+
+
+def _index(value: float | None) -> str:
+    return "– (fewer than two windows)" if value is None else f"{value:.3g}"

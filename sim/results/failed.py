@@ -1,0 +1,64 @@
+"""Points that could not be simulated, and how that is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchsim.base.errors import PointsFailed
+from batchsim.scenario import Point
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A point that could not be simulated, and why in one line. Nothing of it is kept, so the next run tries again.
+
+    The names are those of point.json: `policy` its label in the scenario, `name` that with the variant, `point` the
+    folder it would have had. `trace` is the traceback of an error that is none of batchsim's own. `vary` is the
+    value of the key that the scenario varies. `nobody`: no request was sent after the warm-up.
+    """
+
+    policy: str
+    name: str
+    load: float
+    seed: int
+    point: str
+    reason: str
+    trace: str = ""
+    kind: str = ""
+    variant: str = ""
+    vary: Any = None
+    nobody: bool = False
+
+    @classmethod
+    def of(cls, point: Point, folder: str, reason: str, trace: str = "", *, nobody: bool = False) -> Failed:
+        spec = point.spec
+        why = " ".join(reason.split())
+        return cls(
+            spec.label, spec.name, point.load, point.seed, folder, why, trace, spec.kind, spec.variant, nobody=nobody
+        )
+
+
+def points_failed(failed: Sequence[Failed], total: int) -> PointsFailed:
+    """The error that says which of `total` points failed and why; its notes are the tracebacks."""
+    others = "" if len(failed) == total else ", the others are kept"
+    reasons = "; ".join(f"{which} {reason.rstrip('.')}" for which, reason in grouped(failed))
+    error = PointsFailed(f"{len(failed)} of {total} points failed{others}: {reasons}. The same command tries again.")
+    for trace in dict.fromkeys(each.trace for each in failed if each.trace):
+        error.add_note(trace)
+    return error
+
+
+def grouped(failed: Iterable[Failed]) -> list[tuple[str, str]]:
+    """(which points, why), one a policy and reason; reasons that differ in numbers alone are one, its first."""
+    groups: dict[tuple[str, str], list[Failed]] = {}
+    for each in failed:
+        groups.setdefault((each.name, re.sub(r"\d+", "#", each.reason)), []).append(each)
+    said = []
+    for (name, _), members in groups.items():
+        loads = ", ".join(f"{load:g}" for load in sorted({each.load for each in members}))
+        points = f"{len(members)} point{'s' if len(members) > 1 else ''}"
+        said.append((f"{name}: {points} failed at load {loads}:", members[0].reason))
+    return said

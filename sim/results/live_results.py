@@ -1,0 +1,138 @@
+"""Keeps a live run in the layout of simulated ones, so that every table, picture and `batchsim explain` works on it.
+
+results/<scenario>-live/raw/<hash>.npz   the run as it was made, with the times of kernels and host of every step
+results/<scenario>-live/...              as `batchsim.results.read` says
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from batchsim.base.files import file_hash, writing
+from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.check.validation.compare_runs import Played
+from batchsim.deployment.deployment import KvBudget
+from batchsim.drive.live import lag_verdict, sent_lags_ns, tail_ns
+from batchsim.metrics.measure import Measured, measure
+from batchsim.metrics.point_inputs import PointInputs
+from batchsim.results.keep import check_cohort, keep_measured, keep_run, measured_at, point_inputs
+from batchsim.results.provenance import identity, short_hash
+from batchsim.results.read import POINTS, Results
+from batchsim.scenario import Point
+from batchsim.scenario.point import Run, Setup
+
+RAW = "raw"
+_OF_ALL = ("cohort", "uncompleted_share")
+
+
+class Kept(Played, Protocol):
+    """A live run as `batchsim.calibrate.session` leaves it, which can be saved."""
+
+    def save(self, path: Path) -> None: ...
+
+
+def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
+    """Writes the raw run, its tables and metrics, and a manifest whose `live` says how it went; reads them again.
+
+    `live` holds device, weights, software, the reason of a cut run, the lag and, in `void`, why it does not count, ""
+    if it does. ScenarioError where `out` cannot be written, or nobody was sent in the window: the raw run is there.
+    """
+    setup = _only(setup, point, played.num_blocks)
+    home = out / f"{setup.scenario.name}-live"
+    name = short_hash([identity(setup), point.spec.name, point.load, point.seed, played.made, time.time_ns()])
+    with writing(out, "Give another folder with --out."):
+        (home / RAW).mkdir(parents=True, exist_ok=True)
+        played.save(home / RAW / f"{name}.npz")
+        workload = setup.workload(point.load, point.seed)
+        run = Run(point, workload, played.records, played.streams, played.end_ns, played.window_ns)
+        check_cohort(run)
+        inputs = point_inputs(setup, run)
+        if setup.cost.profile is None or setup.cost.profile.origin != "measured":
+            # A cost of another executor explains nothing of these steps.
+            inputs = replace(inputs, cost_terms=None, peak_flops=None, memory_bandwidth=None)
+        result = keep_measured(run, _measured(played, inputs), home / POINTS / name)
+        facts = {
+            "heading": _heading(setup, played.made),
+            "sources": [f"step times: measured in this run on {_machine(played.made)}"],
+            "live": _live_facts(played, point) | _raw(home, f"{RAW}/{name}.npz"),
+            "wall_s": round(played.end_ns / NS_PER_S, 2),
+        }
+        return keep_run(setup, home, [result], reused=0, facts=facts)
+
+
+def _raw(home: Path, name: str) -> dict[str, str]:
+    """Where the run as it was made lies, and its checksum."""
+    return {"raw": name, "raw_sha256": file_hash(home / name)}
+
+
+def live_lines(results: Results) -> list[str]:
+    """What has to be said of a live run beside its table; what speaks against it starts with `! `."""
+    live = results.manifest["live"]
+    lag = live["lag_ns"]
+    lines = [
+        f"load source: lag mean {format_duration(lag['mean'])}, p99 {format_duration(lag['p99'])},"
+        f" max {format_duration(lag['max'])} over {lag['requests']:,} requests"
+    ]
+    if live["reason"]:
+        why = results.manifest["details"].get(live["policy"], {}).get(live["reason"], "")
+        lines.append(f"! CUT at {format_duration(live['end_ns'])}: {live['reason']}{f': {why}' if why else ''}")
+    if live["void"]:
+        lines.append(f"! VOID: {live['void']}")
+    return lines
+
+
+def _only(setup: Setup, point: Point, num_blocks: int) -> Setup:
+    """`setup` of a scenario that asks for this point alone, with the KV memory that the run had."""
+    scenario, label = setup.scenario, point.spec.label
+    file = replace(scenario.file, policies={label: scenario.file.policies[label]}, seeds=1)
+    kv = KvBudget(num_blocks, setup.resolved.block_size, "as the live run had them")
+    return replace(setup, scenario=replace(scenario, file=file, specs=(point.spec,), loads=(point.load,)), kv=kv)
+
+
+def _measured(played: Kept, inputs: PointInputs) -> Measured:
+    """The metrics of a run. One that was cut has rates and latencies up to the cut, shares of all that was offered, and
+    no verdict on objectives: nothing is known of what came after."""
+    start_ns, end_ns = inputs.window_ns
+    whole = measure(inputs)
+    if not played.reason:
+        return whole
+    until_ns = min(end_ns, played.end_ns) if played.end_ns > start_ns else end_ns
+    found = measure(replace(inputs, window_ns=(start_ns, until_ns)))
+    shares = {name: x for name, x in whole.values.items() if name in _OF_ALL or name.startswith("in_slo")}
+    return replace(found, values=found.values | shares | {"slo_met": None, "slo_margin": None})
+
+
+def _machine(made: dict[str, Any]) -> str:
+    hardware = made["hardware"]
+    return str(hardware.get("gpu") or f"cpu ({hardware['cpu']})")
+
+
+def _heading(setup: Setup, made: dict[str, Any]) -> str:
+    """What ran where, in the place of the cost in a simulation's heading."""
+    model, on = setup.model, f"live on {_machine(made)}, torch {made['software']['torch']}"
+    dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[model.dtype]
+    weights = f"weights {made['weights']}"
+    return f"{setup.scenario.name} · {model.name} {dtype} · {on}, {weights} · measured at: {measured_at(setup)}"
+
+
+def _live_facts(played: Kept, point: Point) -> dict[str, Any]:
+    lags_ns = sent_lags_ns(played.records)
+    num_sent, lags_ns = len(lags_ns), lags_ns or [0]
+    return {
+        "policy": point.spec.name,
+        "load": point.load,
+        "seed": point.seed,
+        "reason": played.reason,
+        "void": lag_verdict(played.records),
+        "end_ns": played.end_ns,
+        "lag_ns": {
+            "mean": sum(lags_ns) / len(lags_ns),
+            "p99": tail_ns(lags_ns),
+            "max": lags_ns[-1],
+            "requests": num_sent,
+        },
+        **played.made,
+    }

@@ -1,0 +1,314 @@
+"""One point of a scenario: builds its engine and simulates it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.base.units import format_duration
+from batchsim.cost import Cost, Scaled, build_cost
+from batchsim.deployment.catalog import read_model
+from batchsim.deployment.deployment import KvBudget
+from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.drive.fleet.fleet_plan import ReplicaSpan
+from batchsim.drive.fleet.routing import ROUTERS
+from batchsim.drive.fleet.simulate_fleet import simulate_fleet
+from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.kernel.record import Records
+from batchsim.kv.choice import new_kv
+from batchsim.scenario import Point, PolicySpec, Scenario
+from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.workload.build import BuiltWorkload
+from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.traces import read_trace
+from batchsim.workload.traces.trace_rows import TraceRows
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` replicas of one kind, which `setup` describes; `name` is "" where all are alike."""
+
+    name: str
+    count: int
+    setup: Setup
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all points of a scenario share. Building it finds unknown models, GPUs and budgets that do not fit.
+
+    `groups`: the kinds of its replicas, in order of their numbers; () for one engine without a router.
+    """
+
+    scenario: Scenario
+    resolved: Resolved
+    cost: Cost
+    kv: KvBudget
+    groups: tuple[Group, ...] = ()
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Setup:
+        """ScenarioError if model, GPU, KV memory and policies do not go together."""
+        file = scenario.file
+        with scenario.at("model"):
+            model = read_model(scenario.model_path)
+        limit = model.max_position_embeddings
+        if file.max_model_len is not None and file.max_model_len > limit:
+            raise ScenarioError(
+                f"{scenario.places['max_model_len']}: max_model_len {file.max_model_len} is above the {limit} positions"
+                f" of {model.name}. Lower it."
+            )
+        with scenario.at("cost"):
+            longest = limit if file.max_model_len is None else file.max_model_len
+            cost = build_cost(file.cost, model, block_size=file.kv.block_size, max_model_len=longest)
+            stretched = cost if file.cost_factor == 1 else Scaled(cost, file.cost_factor)
+            setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, model, cost))
+        for spec in scenario.specs:
+            with scenario.at(f"policies.{spec.label}"):
+                setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost)
+        return setup if file.replicas is None else replace(setup, groups=_groups(setup, file.replicas))
+
+    def group_of(self, replica: int) -> Group:
+        """The group of a replica by its number; where all are alike, also of those an autoscaler adds."""
+        first = 0
+        for group in self.groups:
+            first += group.count
+            if replica < first or not group.name:
+                return group
+        raise IndexError(f"replica {replica} of {first}")
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.resolved.model
+
+    @property
+    def max_model_len(self) -> int:
+        return self.resolved.max_model_len
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """The GPU that the cost is of; None where step times are stated, or a profile's GPU is not in the catalog."""
+        return None if self.cost.deployment is None else self.cost.deployment.gpu
+
+    @property
+    def shape_counts(self) -> bool:
+        """Whether the model's shape plays a part: in step times, or in how many blocks a swap space holds."""
+        if self.groups:
+            return any(group.setup.shape_counts for group in self.groups)
+        return self.cost.deployment is not None or self.resolved.num_swap_blocks > 0
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.scenario.cost.num_gpus
+
+    def carrying(self, seed: int | None) -> Setup:
+        """This setup with the trace's rows for `seed`, which a machine without the file needs; or None: without any."""
+        rows = _Trace(self.scenario)
+        if seed is not None and self.scenario.file.workload.trace is not None:
+            key = self.resolved.trace_seed(seed)
+            rows[key] = self.resolved.rows[key]
+        return replace(self, resolved=replace(self.resolved, rows=rows))
+
+    def new_kv(self, config: PolicyConfig) -> KVBlockManager:
+        """An empty pool of the kind that a policy's config asks for."""
+        return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.resolved.num_swap_blocks, ids=False)
+
+    def workload(self, load: float, seed: int) -> BuiltWorkload:
+        """The requests of a load and seed: the same for every policy."""
+        return self.resolved.built_workload(load, seed)
+
+    @property
+    def num_engines(self) -> int:
+        """The most that there can be at a time."""
+        replicas = self.scenario.file.replicas
+        return 1 if replicas is None else replicas.plan.most
+
+    def at_full_strength(self) -> Setup:
+        """With all the replicas there can be, of which none fails."""
+        file = self.scenario.file
+        if file.replicas is None:
+            return self
+        count = file.replicas.plan.most if file.replicas.groups is None else None
+        steady = replace(file.replicas, count=count, failures=(), lost=None, autoscaler=None)
+        return replace(self, scenario=replace(self.scenario, file=replace(file, replicas=steady)))
+
+    def check_can_be_real(self) -> None:
+        """ScenarioError if only a simulation could run the scenario: it stretches its steps, or has replicas."""
+        if self.groups:
+            raise ScenarioError(
+                f"{self.scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
+            )
+        with self.scenario.at("cost_factor"):
+            if (factor := self.scenario.file.cost_factor) != 1:
+                raise ScenarioError(
+                    f"cost_factor {factor:g} stretches simulated steps, and these would be real. Remove it."
+                )
+
+    def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
+        """A new engine for one simulation."""
+        executor = SimExecutor(self.cost, self.max_model_len)
+        return self.resolved.engine(resolved_policy(spec), workload, self.new_kv(spec.config), executor, self.cost)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A point that was run: what it recorded, and the arrival window (end of warm-up, end of arrivals) in ns."""
+
+    point: Point
+    workload: BuiltWorkload
+    records: Records
+    streams: bool
+    end_ns: int
+    window_ns: tuple[int, int]
+    spans: tuple[ReplicaSpan, ...] = ()
+
+
+def simulate_point(setup: Setup, point: Point) -> Run:
+    """Simulates one point to the end of its last request. `spans` of the run: what each replica was doing when."""
+    workload = setup.workload(point.load, point.seed)
+    if setup.groups:
+        return _simulate_fleet(setup, point, workload)
+    core = setup.engine(point.spec, workload)
+    end_ns = simulate(core, workload)
+    core.check_returned()
+    return Run(point, workload, core.recorder.records(), core.scheduler.streams, end_ns, workload.window_ns)
+
+
+def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
+    config = setup.scenario.file.replicas
+    assert config is not None, "a setup has groups only with replicas"
+    cores: list[EngineCore] = []
+
+    def new_engine(replica: int) -> EngineCore:
+        cores.append(setup.group_of(replica).setup.engine(point.spec, workload))
+        return cores[-1]
+
+    make = ROUTERS[config.chosen_router.kind][1]
+    drain_ns, (_, end_ns) = setup.resolved.workload.drain, workload.window_ns
+    fleet = simulate_fleet(
+        new_engine,
+        make(config.chosen_router, point.seed),
+        config.plan,
+        workload,
+        feeds_back=not isinstance(workload, OpenWorkload),
+        stop_ns=None if drain_ns is None else end_ns + drain_ns,
+        until_ns=end_ns,
+    )
+    for core in cores:
+        core.check_returned()
+    late = [failure for failure in config.failures if failure.at >= max(fleet.end_ns, workload.window_ns[1])]
+    if late:
+        raise ScenarioError(
+            f"{setup.scenario.places['replicas']}: replicas.failures: replica {late[0].replica} is to fail at"
+            f" {format_duration(late[0].at)}, and {point.spec.name} at load {point.load:g}, seed {point.seed} ends at"
+            f" {format_duration(fleet.end_ns)}. Let it fail sooner, or lengthen the workload."
+        )
+    streams = cores[0].scheduler.streams
+    return Run(point, workload, fleet.records, streams, fleet.end_ns, workload.window_ns, fleet.spans)
+
+
+def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
+    """Each with a setup of its own, as if the scenario were about one of its engines."""
+    alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
+    if replicas.groups is None:
+        return (Group("", replicas.total, replace(setup, scenario=alone)),)
+    found = []
+    for name, group in replicas.groups.items():
+        file = replace(
+            alone.file,
+            cost=alone.file.cost if group.cost is None else group.cost,
+            kv=alone.file.kv if group.kv is None else group.kv,
+        )
+        if file.kv.block_size != alone.file.kv.block_size:
+            raise ScenarioError(
+                f"{setup.scenario.places['replicas']}: replicas.groups.{name}: kv.block_size {file.kv.block_size} is"
+                f" not the scenario's {alone.file.kv.block_size}. Set the same."
+            )
+        try:
+            found.append(Group(name, group.count, Setup.of(replace(alone, file=file, places={}))))
+        except (ScenarioError, CalibrationError) as error:
+            where = setup.scenario.places["replicas"]
+            raise type(error)(f"{where}: replicas.groups.{name}: {error}") from None
+    return tuple(found)
+
+
+def resolve(scenario: Scenario) -> Resolved:
+    """All that a machine needs to run `scenario` without reading YAML. Raises what `Setup.of` raises.
+
+    ScenarioError for one that only a simulation can run.
+    """
+    setup = Setup.of(scenario)
+    setup.check_can_be_real()
+    return setup.resolved
+
+
+def resolved_policy(spec: PolicySpec) -> ResolvedPolicy:
+    """`spec` without what only reports and hashes need."""
+    return ResolvedPolicy(spec.label, spec.kind, spec.config, spec.variant, spec.predictor)
+
+
+class _Trace(dict[int, TraceRows]):
+    """The rows of a scenario's trace by seed, read when first asked for."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__()
+        self._scenario = scenario
+
+    def __missing__(self, seed: int) -> TraceRows:
+        trace = self._scenario.file.workload.trace
+        if trace is None:
+            raise KeyError(seed)
+        rows = self[seed] = read_trace(replace(trace, rate_scale=None), self._scenario.base, seed)
+        return rows
+
+
+def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
+    file = scenario.file
+    kv = file.kv
+    return Resolved(
+        name=scenario.name,
+        model=model,
+        model_path=scenario.model_path,
+        block_size=kv.block_size,
+        num_blocks=None if kv.tokens is None else kv.tokens // kv.block_size,
+        num_swap_blocks=kv.swap_space // (model.kv_bytes_per_token * kv.block_size),
+        max_model_len=model.max_position_embeddings if file.max_model_len is None else file.max_model_len,
+        max_waiting=file.max_waiting,
+        workload=file.workload,
+        rows=_Trace(scenario),
+        policies=tuple(resolved_policy(spec) for spec in scenario.specs),
+        load_name=scenario.load_name,
+        loads=scenario.loads,
+        seeds=file.seeds,
+        slo=file.slo,
+        profile=None if cost.profile is None else json.loads(cost.profile.to_json()),
+    )
+
+
+def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
+    """The stated blocks, else those a profile measured, else what model and GPU leave room for."""
+    kv, deployment, profile = scenario.file.kv, cost.deployment, cost.profile
+    if kv.tokens is not None:
+        return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
+    if deployment is None:
+        raise ScenarioError(f"cost {scenario.cost.kind} has no GPU to derive KV memory from. Add kv: tokens.")
+    if profile is not None and profile.num_blocks is not None and profile.block_size == kv.block_size:
+        if (scenario.plain.get("kv") or {}).get("utilisation") is not None:
+            raise ScenarioError(
+                f"kv.utilisation is not read: profile {profile.name} has its KV memory measured. Drop it, or write"
+                " kv.tokens in its place."
+            )
+        return KvBudget(profile.num_blocks, kv.block_size, f"measured, profile {profile.name}")
+    if profile is not None and deployment.gpu is None:
+        raise ScenarioError(
+            f"profile {profile.name} has no KV memory measured in blocks of {kv.block_size}, and names no GPU of the"
+            " catalog to derive it from. Add kv: tokens."
+        )
+    own = replace(deployment, model=model)  # of the same shape, under the name that the scenario has for it
+    return own.derive_kv(utilisation=kv.utilisation, block_size=kv.block_size)

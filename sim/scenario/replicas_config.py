@@ -1,0 +1,119 @@
+"""What a scenario says of several engines behind a router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+from batchsim.base.ranges import Config, check_ranges
+from batchsim.base.units import format_duration
+from batchsim.cost import CostConfig
+from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler, Replicas
+from batchsim.drive.fleet.routing import (
+    LeastTokensConfig,
+    PrefixAffinityConfig,
+    RandomConfig,
+    RoundRobinConfig,
+    RouterConfig,
+    ShortestQueueConfig,
+)
+from batchsim.scenario.kv_config import KvConfig
+from batchsim.workload.tagged import ByKind
+
+SOONEST_LOOK_NS = 1_000_000  # between an autoscaler's looks: shorter than nearly every step
+
+
+@dataclass(frozen=True)
+class ReplicaGroup(Config):
+    """Replicas of one kind: `cost` and `kv` are the scenario's unless given."""
+
+    count: Replicas
+    cost: Annotated[CostConfig, ByKind()] | None = None
+    kv: KvConfig | None = None
+
+
+@dataclass(frozen=True)
+class ReplicasConfig(Config):
+    """`count` replicas like the scenario's one engine, or `groups` of other kinds; numbered from 0, group by group.
+
+    `lost` says what becomes of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number
+    at the start.
+    """
+
+    count: Replicas | None = None
+    groups: dict[str, ReplicaGroup] | None = None
+    router: (
+        Annotated[
+            RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig, ByKind()
+        ]
+        | None
+    ) = None
+    failures: tuple[Failure, ...] = ()
+    lost: Lost | None = None
+    autoscaler: Annotated[QueueScaler | KvScaler, ByKind()] | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if (self.count is None) == (self.groups is None):
+            raise ValueError("give either count, of replicas that are alike, or groups of several kinds")
+        if self.groups is not None and not self.groups:
+            raise ValueError("groups is empty. Name at least one, like {h200: {count: 2}}.")
+        if self.groups is not None and not all(name.strip() for name in self.groups):
+            raise ValueError("groups: a group has an empty name. Name it, like {h200: {count: 2}}.")
+        if self.router is None and self.plan.most > 1:
+            raise ValueError(
+                f"router is missing, and {self.plan.most} replicas need one. Add it: round_robin, random,"
+                " shortest_queue, least_tokens or prefix_affinity."
+            )
+        if self.autoscaler is not None:
+            self._check_autoscaler(self.autoscaler)
+        self._check_failures()
+
+    @property
+    def total(self) -> int:
+        """The replicas at the start."""
+        return self.count or sum(group.count for group in (self.groups or {}).values())
+
+    @property
+    def plan(self) -> FleetPlan:
+        """What becomes of the replicas."""
+        return FleetPlan(self.total, self.failures, self.lost, self.autoscaler)
+
+    @property
+    def chosen_router(self) -> RouterConfig:
+        """The router; where a single replica leaves nothing to choose, any."""
+        return RoundRobinConfig() if self.router is None else self.router
+
+    def _check_autoscaler(self, scaler: QueueScaler | KvScaler) -> None:
+        if self.groups is not None:
+            raise ValueError("autoscaler adds and removes replicas that are alike. Write count instead of groups.")
+        if scaler.every < SOONEST_LOOK_NS:
+            raise ValueError(
+                f"autoscaler: every is {format_duration(scaler.every)}. It must be at least"
+                f" {format_duration(SOONEST_LOOK_NS)}, like 10s."
+            )
+        if not scaler.min <= self.total <= scaler.max:
+            raise ValueError(
+                f"count {self.total}, the replicas at the start, must be from the autoscaler's min {scaler.min} to its"
+                f" max {scaler.max}"
+            )
+
+    def _check_failures(self) -> None:
+        if bool(self.failures) != (self.lost is not None):
+            raise ValueError(
+                "lost says what becomes of the requests in flight at failures: give both or neither, lost as retry"
+                " (elsewhere, from the start) or fail"
+            )
+        always = self.total if self.autoscaler is None else self.autoscaler.min
+        for failure in self.failures:
+            if failure.replica >= always:
+                there = f"there are {always}" if self.autoscaler is None else f"only {always} are always there"
+                raise ValueError(f"failures: replica {failure.replica} is to fail, and {there}, numbered from 0")
+        order = sorted(self.failures, key=lambda failure: (failure.replica, failure.at))
+        for one, other in pairwise(order):
+            if one.replica == other.replica and other.at <= one.at + one.down_for:
+                raise ValueError(
+                    f"failures: replica {one.replica} is to fail at {format_duration(other.at)}, and is down until"
+                    f" {format_duration(one.at + one.down_for)} from a failure before"
+                )

@@ -1,0 +1,106 @@
+"""What a plan takes for granted: every input, rule and simplification behind its numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from batchsim.results.keep import measured_at
+from batchsim.results.provenance import provenance
+from batchsim.study.planning.batches import BATCHES
+from batchsim.study.planning.demand import minutes
+from batchsim.study.planning.fleet_search import FIRST_GUESS, LIGHT
+from batchsim.study.planning.make import CURVE, Planned
+from batchsim.study.planning.money import HOURS_A_MONTH, watts
+from batchsim.study.planning.probe import PLANNED, Ask
+
+_ENERGY = "joules a step of its profile, while steps run; idle power is left out"
+
+
+def assumptions(planned: Planned) -> list[dict[str, Any]]:
+    """Everything taken for granted, from the inputs to the machine."""
+    demand, plan = planned.demand, planned.demand.plan
+    scenario = demand.scenario
+    file, made = scenario.file, provenance()
+    rows: list[tuple[str, str]] = [
+        ("traffic", _told_traffic(planned)),
+        ("requests a second", "those of the recording" if demand.slice_ns is not None else
+         "as stated, in costs, goodput and the rest of the traffic; those drawn differ by chance: drawn_rps in"
+         " probes.csv"),
+        ("busiest window", demand.window + demand.about),
+        ("before the window", f"{minutes(file.workload.warmup)} of the traffic, simulated and not counted"
+         if file.workload.warmup else "nothing: the engines start empty"),
+        ("after the window", f"requests open {minutes(file.workload.drain)} after it are missed"
+         if file.workload.drain else "every request runs to its end"),
+        ("objective", f"{file.slo}; each class its own where it has one; every request offered counts"),
+        ("holds", "the lower end of the 95 % interval of the requests within the SLO meets it, for every class; it is"
+         " never above what as many requests without a miss would show"),
+        ("interval", _told_interval(planned)),
+        ("router", f"{', '.join(f'{name} {value}' for name, value in asdict(plan.router).items())}; it takes no time"
+         " and never fails"),
+        ("replicas", "alike, each an engine of its own, all simulated together; at most"
+         f" {plan.max_replicas} of a kind; none fails unless said"),
+        ("measured at", measured_at(planned.book.setup(Ask(planned.groups[0])))),
+        ("month", f"{HOURS_A_MONTH:g} hours, each like the planned traffic; all GPUs are paid for all the time"),
+        ("other hours", _told_parts(planned)),
+        ("too few", "replicas that were not shown to hold the planned traffic are taken, untried, not to hold with more"
+         " traffic, denser bursts, longer prompts or longer steps"),
+        ("search", f"starts where a replica has {100 * FIRST_GUESS:g} % of its saturation, what it completes when"
+         f" all requests wait already; an empty engine is tried at {100 * LIGHT:g} %"),
+    ]  # fmt: skip
+    for name, offer in plan.gpus.items():
+        setup = planned.book.setup(Ask(next(g for g in planned.groups if g.gpu == name)))
+        gpus = f" a GPU, {offer.gpus} in a replica" if offer.gpus > 1 else ""
+        rows.append((f"price of {name}", f"{plan.currency} {offer.price:g} an hour{gpus}: the scenario's number"))
+        rows.append((f"step times of {name}", setup.cost.describe().removeprefix("cost: ")))
+        error = setup.cost.error
+        rows.append((f"their error on {name}", f"{error}: {error.source}"))
+        rows.append((f"KV memory of {name}", str(setup.kv)))
+        profile = setup.cost.profile
+        measured = profile is not None and watts(profile.energy, profile.samples)
+        rows.append((f"energy of {name}", _ENERGY if measured else "its profile has no power"))
+    for label, knobs in scenario.plain["policies"].items():
+        rows.append((f"policy {label}", json.dumps(knobs or {}, ensure_ascii=False)))
+    rows += [
+        ("seeds", ", ".join(str(seed) for seed in planned.book.seeds(PLANNED))),
+        ("changed by --set", "; ".join(scenario.overrides) or "nothing"),
+        ("scenario", scenario.source),
+        ("batchsim", f"{made['packages']['batchsim']}, commit {made['commit'] or 'unknown'}, code {made['code']}"),
+        ("machine", f"{made['machine']}, Python {made['python']}"),
+    ]
+    return [{"what": what, "assumed": told} for what, told in rows]
+
+
+def _told_traffic(planned: Planned) -> str:
+    demand, plan = planned.demand, planned.demand.plan
+    growth = ""
+    if plan.growth.months:
+        growth = f", grown by {100 * plan.growth.per_month:g} % a month for {plan.growth.months} months"
+    if plan.target.trace is not None:
+        shift = minutes(plan.target.trace.shift)
+        return (
+            f"{plan.target.trace.factor:g} times the trace{growth}: {demand.peak:.4g} copies, each moved by a random"
+            f" time of up to {shift} either way, so that bursts do not line up; of the last a random share of rows"
+        )
+    if plan.target.diurnal is not None:
+        return f"a day with a peak of {plan.target.diurnal.peak:g} requests/s{growth}, drawn as the scenario says"
+    return f"{plan.target.rate:g} requests/s at all hours{growth}, drawn as the scenario says"
+
+
+def _told_interval(planned: Planned) -> str:
+    if planned.book.by_batches(PLANNED):
+        return f"over {BATCHES} stretches of the window: one recording has no seeds; it says nothing of other days"
+    if planned.demand.slice_ns is not None:
+        return "over seeds, each with other shifts of the copies of one trace; it says nothing of other days"
+    return "over seeds, each with other requests of the same laws"
+
+
+def _told_parts(planned: Planned) -> str:
+    if planned.demand.is_flat:
+        return "like the busiest window"
+    parts = ", ".join(f"{100 * part:g} %" for part in CURVE)
+    return (
+        f"not simulated one by one: read off a line through the recommended group at {parts}, 100 % and more of the"
+        " peak's traffic; below the lowest as there"
+    )

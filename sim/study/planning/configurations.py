@@ -1,0 +1,174 @@
+"""What every configuration came to: its smallest group, what one replica less showed, or why none holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from batchsim.base.units import format_duration
+from batchsim.metrics.slo import parse_slo
+from batchsim.results.read import POINTS
+from batchsim.study.planning.fleet_search import Found
+from batchsim.study.planning.make import Planned
+from batchsim.study.planning.money import MILLION, energy_kwh, tokens_per_month, watts
+from batchsim.study.planning.probe import GroupProbe
+
+Row = dict[str, Any]
+
+
+def configuration(planned: Planned, index: int) -> Row:
+    group, plan, held = planned.groups[index], planned.demand.plan, planned.held(index)
+    offer = plan.gpus[group.gpu]
+    row: Row = {
+        "gpu": group.gpu,
+        "policy": group.policy,
+        "holds": held is not None,
+        "replicas": None,
+        "gpus": None,
+        "price_per_hour": offer.price,
+        "cost_per_month": None,
+        "cost_per_1m_output_tokens": None,
+        **interval_row("attainment", held),
+        "observations": None,
+        "margin_low": None,
+        **_one_less(planned, None),
+        "headroom": None,
+        "goodput_rps": None,
+        "engine_busy_share": None,
+        "energy_kwh_per_1m_output_tokens": None,
+        "saturation_rps": planned.saturation_rps[index],
+        "replicas_if_fast": None,
+        "replicas_if_slow": None,
+        "why_not": "" if held is not None else why_not(planned, index),
+    }
+    if held is None:
+        return row
+    group, month = held.ask.group, planned.month(index)
+    row |= {"replicas": group.replicas, "gpus": group.replicas * offer.gpus, "observations": len(held.observed)}
+    row |= {"cost_per_month": month, "cost_per_1m_output_tokens": _per_million(planned, month, held)}
+    row |= _one_less(planned, planned.found[index].fails) | interval_row("attainment", held)
+    row["margin_low"] = held.margin.low
+    if index in planned.headroom:
+        row["headroom"] = max((p.ask.change.traffic for p in planned.headroom[index] if p.met), default=1.0) - 1
+    row |= {"goodput_rps": goodput_rps(planned, held), "engine_busy_share": held.mean("engine_busy_share")}
+    row["energy_kwh_per_1m_output_tokens"] = _energy(planned, held)
+    if index in planned.at_error:
+        fast, slow = planned.at_error[index]
+        row |= {"replicas_if_fast": replicas_of(fast), "replicas_if_slow": replicas_of(slow)}
+    return row
+
+
+def _one_less(planned: Planned, probe: GroupProbe | None) -> Row:
+    """What was shown of one replica less; all None where that is no replica."""
+    row = interval_row("one_less", probe)
+    if probe is None:
+        return row | dict.fromkeys(("one_less_shown", "one_less_margin", "one_less_margin_low", "one_less_class"))
+    return row | {
+        "one_less_shown": probe.shown,
+        "one_less_margin": probe.margin.mean,
+        "one_less_margin_low": probe.margin.low,
+        "one_less_class": _worst_class(planned, probe),
+    }
+
+
+def _worst_class(planned: Planned, probe: GroupProbe) -> str | None:
+    """The class with the least share beyond its objective; None unless every class has an objective of its own."""
+    margins = {}
+    for name, each in planned.demand.scenario.file.workload.classes.items():
+        found = probe.of_class(name) if probe.observed else None
+        asked = None if each.slo is None else parse_slo(each.slo).share
+        if found is None or found.mean is None or asked is None:
+            return None
+        margins[name] = found.mean - asked
+    return min(margins, key=lambda name: margins[name], default=None)
+
+
+def why_not(planned: Planned, index: int) -> str:
+    """What keeps every number of replicas from holding the traffic, with the numbers."""
+    found, limit = planned.found[index], planned.demand.plan.max_replicas
+    assert found.fails is not None, "a search that found nothing tried something"
+    tried = found.fails.ask.group.replicas
+    if found.alone is None or not found.alone.missed:
+        told = f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}"
+        return told if found.fails.missed else f"{told}, {_too_few(found.fails)}"
+    alone = found.alone
+    lost = {reason: n for result in alone.results for reason, n in result["reasons"].get("rejected", {}).items()}
+    if lost:
+        reason, count = max(lost.items(), key=lambda item: item[1])
+        details = {k: v for result in alone.results for k, v in result["details"].items()}
+        told = f" ({details[reason]})" if reason in details else ""
+        return f"one replica with hardly any traffic rejects {count:,} requests: {reason}{told}"
+    slo = parse_slo(planned.demand.scenario.file.slo)
+    facts = []
+    for bound in slo.bounds:
+        value = alone.mean(f"{bound.metric}_p99_s")
+        shown = "is not defined: answers come whole" if value is None else f"is {format_duration(value * 1e9)}"
+        facts.append(f"p99 of {bound.metric} {shown} against {bound}")
+    return (
+        f"the SLO is missed on one replica with hardly any traffic: {_percent(alone)} of requests within it;"
+        f" {', '.join(facts)}"
+    )
+
+
+def _too_few(probe: GroupProbe) -> str:
+    """Why a group that meets every objective on the mean is not shown to hold."""
+    least = "" if probe.margin.low is None else f", whose margin begins at {100 * probe.margin.low:+.3g} %"
+    return (
+        f"not shown to hold by {probe.num_requests:,.0f} requests in {probe.seeds} seeds{least}:"
+        " a longer plan.window or more seeds may"
+    )
+
+
+def _percent(probe: GroupProbe) -> str:
+    mean = probe.attainment.mean
+    return f"not simulated ({probe.failed})" if mean is None else f"{100 * mean:.4g} %"
+
+
+def replicas_of(found: Found) -> int | None:
+    return None if found.group is None else found.group.replicas
+
+
+def interval_row(name: str, probe: GroupProbe | None) -> Row:
+    return {f"{name}{end}": value for end, value in ends(probe).items()}
+
+
+def ends(probe: GroupProbe | None) -> dict[str, float | None]:
+    """Mean and ends; a share beyond 100 % cannot be, so that the interval ends there."""
+    if probe is None:
+        return {"": None, "_low": None, "_high": None}
+    found = probe.attainment
+    return {"": found.mean, "_low": found.low, "_high": None if found.high is None else min(found.high, 1.0)}
+
+
+def output_tokens(planned: Planned, probe: GroupProbe) -> float:
+    """Output tokens of a request: as the trace says, or the mean of those drawn."""
+    if planned.demand.output_tokens is not None:
+        return planned.demand.output_tokens
+    return float(np.mean([result["workload"]["mean_output_tokens"] for result in probe.results]))
+
+
+def offered_rps(planned: Planned, probe: GroupProbe) -> float | None:
+    """Requests a second of the window: as the target states them, else those of the recording."""
+    stated = planned.demand.stated_rps(probe.ask.change)
+    return probe.mean("offered_rps") if stated is None else stated
+
+
+def goodput_rps(planned: Planned, probe: GroupProbe) -> float | None:
+    """Those of the window's requests that meet their SLO, per second; what came in the warm-up is no part of it."""
+    offered, share = offered_rps(planned, probe), probe.attainment.mean
+    return None if offered is None or share is None else offered * share
+
+
+def _per_million(planned: Planned, month: float, probe: GroupProbe) -> float:
+    rate = offered_rps(planned, probe) or 0.0
+    tokens = tokens_per_month(rate, planned.demand.mean_share, output_tokens(planned, probe))
+    return month / (tokens / MILLION)
+
+
+def _energy(planned: Planned, probe: GroupProbe) -> float | None:
+    profile = planned.book.setup(probe.ask).cost.profile
+    power = None if profile is None else watts(profile.energy, profile.samples)
+    if power is None:
+        return None
+    return energy_kwh(power, planned.book.sweep.home / POINTS / probe.results[0]["point"])

@@ -1,0 +1,274 @@
+"""Makes a plan: searches every GPU and policy, picks the cheapest group that holds, and asks what would break it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S
+from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.metrics.slo import NOT_ALL, parse_slo
+from batchsim.scenario import Scenario, changed
+from batchsim.scenario.point import Setup
+from batchsim.scenario.reach import check_reach
+from batchsim.scenario.replaced import check_planned
+from batchsim.study.planning.demand import Demand, Variation, can_disperse, demand_of, minutes
+from batchsim.study.planning.fleet_search import Found, first_guess, headroom, judge, smallest, whole
+from batchsim.study.planning.money import cost_per_month
+from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive
+from batchsim.study.sweep import overload
+from batchsim.study.sweep.points import Progress, Sweep
+from batchsim.study.sweep.size import Limits
+from batchsim.workload.open_loop import OpenWorkload
+
+WHAT_IFS = {
+    "30 % more traffic": Variation(traffic=1.3),
+    "bursts of twice the dispersion": Variation(dispersion=2),
+    "prompts 1.5 times as long": Variation(prompts=1.5),
+}
+LONG = 20_000
+"""Requests to simulate for one look at every configuration, from which on it is said beforehand how many they are."""
+
+CURVE = (0.25, 0.5, 0.75)
+"""Parts of the peak at which the recommended group is simulated for the rest of the traffic."""
+
+
+@dataclass
+class Planned:
+    """All that a plan found. Lists are in the order of the scenario: GPUs, and their policies.
+
+    `best` is the index of the recommended group, None where none holds; `favourites` are the cheapest of every GPU.
+    `changed` has, for every favourite and what-if, the search (of the recommended) or the probe (of the others).
+    `at_error` has the searches with all steps as short, and as long, as the cost's error allows.
+    """
+
+    demand: Demand
+    book: Book
+    groups: list[GpuGroup]
+    saturation_rps: list[float]
+    found: list[Found]
+    best: int | None = None
+    favourites: list[int] = field(default_factory=list)
+    headroom: dict[int, list[GroupProbe]] = field(default_factory=dict)
+    changed: dict[tuple[int, str], Found | GroupProbe] = field(default_factory=dict)
+    curve: list[GroupProbe] = field(default_factory=list)
+    at_error: dict[int, tuple[Found, Found]] = field(default_factory=dict)
+    tiers: list[tuple[tuple[str, ...], Found]] = field(default_factory=list)
+
+    def cost_error(self, index: int) -> CostError | Unknown:
+        """How far the step times of that configuration's GPU may be off."""
+        return self.book.setup(Ask(self.groups[index])).cost.error
+
+    def held(self, index: int) -> GroupProbe | None:
+        """The smallest group that holds, as simulated; None where none does."""
+        return self.found[index].holds
+
+    def month(self, index: int) -> float:
+        """The cost a month of a configuration that holds."""
+        held = self.held(index)
+        assert held is not None, "asked of configurations that hold"
+        return cost_per_month(self.demand.plan.gpus[held.ask.group.gpu], held.ask.group.replicas)
+
+
+def make_plan(
+    scenario: Scenario,
+    *,
+    out: Path | str = "results",
+    jobs: int = 1,
+    ray: str | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+    limits: Limits | None = None,
+) -> Planned:
+    """Simulates until every question of the scenario's plan is answered; points lie below `out` and are reused.
+
+    ScenarioError where one look at every configuration is beyond `limits`.
+
+    `tell` is called with how much is to be simulated, before it is and where it is long.
+    """
+    demand = demand_of(scenario)
+    _check(demand)
+    sweep = Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress, limits=limits)
+    book = Book(demand, sweep)
+    groups = [GpuGroup(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
+    for group in groups[:: len(scenario.specs)]:
+        _check_reach(book, group)
+    busiest = book.setup(Ask(groups[0]))
+    once = len(groups) * len(book.seeds(PLANNED))  # a look at every configuration; how many looks, the search decides
+    sweep.check_size(once, [(busiest, busiest.scenario.loads[0])], scenario.source)
+    saturated = _saturations(book, groups, jobs)
+    peak_rps = _peak_rps(busiest)
+    parts = [rps / peak_rps for rps in saturated]
+    limit = demand.plan.max_replicas
+    starts = [replace(group, replicas=first_guess(part, limit)) for group, part in zip(groups, parts, strict=True)]
+    if tell is not None:
+        _tell_length(tell, book, demand.stated_rps(PLANNED) or peak_rps, [start.replicas for start in starts])
+    searches = [
+        smallest(book, start, limit, per_replica=part, show=True) for start, part in zip(starts, parts, strict=True)
+    ]
+    planned = Planned(demand, book, groups, saturated, drive(book, searches))
+    holding = [i for i in range(len(groups)) if planned.held(i) is not None]
+    if holding:
+        planned.favourites = sorted(
+            min((i for i in holding if groups[i].gpu == gpu), key=lambda i: _merit(planned, i))
+            for gpu in dict.fromkeys(groups[i].gpu for i in holding)
+        )
+        planned.best = min(planned.favourites, key=lambda i: _merit(planned, i))
+        _look_around(planned, holding, planned.best)
+    return planned
+
+
+def _merit(planned: Planned, index: int) -> tuple[float, float]:
+    """Cheaper is better; of the same price, the one with more requests within the SLO."""
+    probe = planned.held(index)
+    assert probe is not None and probe.margin.low is not None, "asked of configurations that hold"
+    return planned.month(index), -probe.margin.low
+
+
+def _check(demand: Demand) -> None:
+    scenario = demand.scenario
+    check_planned(scenario)
+    if scenario.file.replicas is not None:
+        raise ScenarioError(
+            f"{scenario.source}: replicas and plan are given, and plan chooses replicas. Drop replicas."
+        )
+    own = {f"classes.{name}": each.slo for name, each in scenario.file.workload.classes.items() if each.slo is not None}
+    for name, text in {"slo": scenario.file.slo, **own}.items():
+        with scenario.at(name.partition(".")[0]):
+            if not parse_slo(text).per_request:
+                raise ScenarioError(
+                    f"{name} '{text}' bounds percentiles, and a plan counts requests. Write the form"
+                    " 'ttft<1s & tpot<50ms @ 99%'."
+                )
+            if parse_slo(text).share == 1:
+                raise ScenarioError(f"{name} '{text}': {NOT_ALL}")
+    by_seed = demand.slice_ns is None or (demand.copies(PLANNED) or 0) >= 2
+    if by_seed and scenario.file.seeds < 2:
+        raise ScenarioError(f"{scenario.source}: seeds is {scenario.file.seeds}, and one has no interval. Write 3.")
+
+
+# ---- where to start
+
+
+def _check_reach(book: Book, group: GpuGroup) -> None:
+    """ScenarioError where the profile of a GPU does not reach to the longest prompt of the target traffic."""
+    setup, scenario = book.setup(Ask(group)), book.demand.scenario
+    advice = f"set extrapolate: true in plan.gpus.{group.gpu}.cost"
+    try:
+        check_reach(setup, setup.scenario.specs, setup.scenario.loads[0], [0], advice)
+    except ScenarioError as error:
+        where = scenario.places.get("plan", scenario.source)
+        raise ScenarioError(f"{where}: plan.gpus.{group.gpu}: {error}") from None
+
+
+def _saturations(book: Book, groups: Sequence[GpuGroup], jobs: int) -> list[float]:
+    """The highest completion rate of one replica of each, in requests/s."""
+    runs = []
+    for group in groups:
+        setup = _for_a_guess(book.setup(Ask(group)))
+        runs.append((setup, next(spec for spec in setup.scenario.specs if spec.name == group.policy)))
+    found: dict[int, float] = {}
+    for i, rate in overload.saturations(runs, jobs):
+        if isinstance(rate, str):
+            raise ScenarioError(f"{book.demand.scenario.source}: {groups[i].policy} on {groups[i].gpu}: {rate}.")
+        found[i] = rate
+    return [found[i] for i in range(len(runs))]
+
+
+def _for_a_guess(setup: Setup) -> Setup:
+    """`setup` beyond what its cost was measured on, and with the turns of its sessions as requests of their own."""
+    if setup.cost.reach is not None:
+        setup = Setup.of(changed(setup.scenario, ["cost.extrapolate=true"]))
+    workload = replace(setup.resolved.workload, sessions=None)
+    return replace(setup, resolved=replace(setup.resolved, workload=workload))
+
+
+def _peak_rps(setup: Setup) -> float:
+    """Requests a second of the busiest window; of sessions those that begin, which only moves where a search starts."""
+    workload = setup.workload(setup.scenario.loads[0], 0)
+    start_ns, end_ns = workload.window_ns
+    if isinstance(workload, OpenWorkload):
+        return float((workload.sent_ns >= start_ns).sum()) / ((end_ns - start_ns) / 1e9)
+    return setup.scenario.loads[0]
+
+
+def _tell_length(tell: Callable[[str], None], book: Book, peak_rps: float, replicas: Sequence[int]) -> None:
+    plan, warmup_ns = book.demand.plan, book.demand.scenario.file.workload.warmup
+    requests, seeds = round(peak_rps * (plan.window + warmup_ns) / NS_PER_S), len(book.seeds(PLANNED))
+    if requests * seeds * len(replicas) < LONG:
+        return
+    fewest, most = min(replicas), max(replicas)
+    engines = "1 replica" if most == 1 else f"{most} replicas" if fewest == most else f"{fewest} to {most} replicas"
+    before = f" and {minutes(warmup_ns)} of warm-up" if warmup_ns else ""
+    window = f"{minutes(plan.window)}{before} at {peak_rps:.4g} requests/s"
+    tell(
+        f"to simulate, where it is not there already: about {requests:,} requests ({window}) in each of {seeds} seeds,"
+        f" first on {engines}, for each of {len(replicas)} configurations; then as many for every other number of"
+        " replicas and every what-if. A shorter plan.window takes less time."
+    )
+
+
+# ---- what else to know
+
+
+def _look_around(planned: Planned, holding: list[int], best: int) -> None:
+    """Headroom of all that hold; for the favourites what changes break them; the rest for the recommended alone."""
+    book, limit = planned.book, planned.demand.plan.max_replicas
+    named: list[tuple[Any, Search[Any]]] = []
+
+    def group(index: int) -> GpuGroup:
+        held = planned.held(index)
+        assert held is not None, "it holds"
+        return held.ask.group
+
+    named += [(("headroom", i), headroom(book, group(i))) for i in holding]
+    for i in planned.favourites:
+        for name, change in WHAT_IFS.items():
+            if change.dispersion == 1 or can_disperse(planned.demand):
+                harder = group(i).replicas - 1  # what fails without the change fails with it
+                more = smallest(book, group(i), limit, change, too_few=harder)
+                search = more if i == best else judge(book, Ask(group(i), change))
+                named.append((("changed", i, name), search))
+        error = planned.cost_error(i)
+        if isinstance(error, CostError):
+            for end in (error.low, error.high):
+                factor = Variation(cost_factor=1 + end)
+                slower = group(i).replicas - 1 if end > 0 else 0
+                named.append((("error", i, end), smallest(book, group(i), limit, factor, too_few=slower)))
+    if not planned.demand.is_flat:
+        named += [(("curve", part), whole(book, Ask(group(best), Variation(traffic=part)))) for part in CURVE]
+    named += [
+        (("tier", names), smallest(book, _share(planned, names, group(best)), limit, Variation(classes=names)))
+        for names in tiers(planned.demand.scenario)[:-1]
+    ]
+    answers = dict(zip([name for name, _ in named], drive(book, [search for _, search in named]), strict=True))
+    for name, answer in answers.items():
+        if name[0] == "changed":
+            planned.changed[name[1], name[2]] = answer
+        elif name[0] == "headroom":
+            planned.headroom[name[1]] = answer
+        elif name[0] == "curve":
+            planned.curve.append(answer)
+        elif name[0] == "tier":
+            planned.tiers.append((name[1], answer))
+    for i in planned.favourites:
+        error = planned.cost_error(i)
+        if isinstance(error, CostError):
+            planned.at_error[i] = answers["error", i, error.low], answers["error", i, error.high]
+
+
+def tiers(scenario: Scenario) -> list[tuple[str, ...]]:
+    """The classes from the most important on, each time with those before it; [] without at least two."""
+    classes = scenario.file.workload.classes
+    names = sorted(classes, key=lambda name: (classes[name].priority, list(classes).index(name)))
+    return [tuple(names[: i + 1]) for i in range(len(names))] if len(names) > 1 else []
+
+
+def _share(planned: Planned, names: tuple[str, ...], group: GpuGroup) -> GpuGroup:
+    """Where the search for some classes' own group starts: at their share of the replicas."""
+    classes = planned.demand.scenario.file.workload.classes
+    share = sum(classes[name].share for name in names)
+    return replace(group, replicas=max(1, round(group.replicas * share)))

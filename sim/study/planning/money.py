@@ -1,0 +1,100 @@
+"""What a group costs: by the month, by the token, in energy; and how the bill is shared among classes of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchsim.base.units import NS_PER_S
+from batchsim.results.point_files import read_table
+from batchsim.scenario.plan_config import GpuOffer
+
+HOURS_A_MONTH = 730.0  # 365 days / 12
+J_PER_KWH = 3.6e6
+MILLION = 1e6
+
+
+def cost_per_hour(offer: GpuOffer, replicas: int) -> float:
+    """The price of all GPUs of a group for an hour, used or not."""
+    return offer.price * offer.gpus * replicas
+
+
+def cost_per_month(offer: GpuOffer, replicas: int) -> float:
+    return cost_per_hour(offer, replicas) * HOURS_A_MONTH
+
+
+def tokens_per_month(peak_rps: float, mean_share: float, output_tokens: float) -> float:
+    """Output tokens that the traffic asks for in a month of rounds like the one planned for."""
+    return peak_rps * mean_share * output_tokens * HOURS_A_MONTH * 3600
+
+
+def tier_replicas(counts: Sequence[int | None]) -> list[int]:
+    """Replicas that hold each class and the more important ones, from those that searches found for each such set.
+
+    A group that holds more classes holds these as well, so each count is the least of its own and of all that follow:
+    the counts never fall, and what a class adds is never negative. `counts` has
+    None where a search found no group; the last count is never None.
+    """
+    least = [count for count in counts[-1:] if count is not None]
+    assert least, "the group that holds all classes"
+    for count in reversed(counts[:-1]):
+        least.append(least[-1] if count is None else min(count, least[-1]))
+    return least[::-1]
+
+
+def watts(energy: Mapping[str, Any] | None, samples: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
+    """The power of the steps whose energy a profile measured, `decode` and `prefill`: joules over the step's time.
+
+    None where it measured none, or not the time of these steps.
+    """
+    found = {}
+    for name in ("decode", "prefill"):
+        entry = (energy or {}).get(name) or {}
+        joules, step = entry.get("joules"), entry.get("step") or {}
+        same = [sample for sample in samples if step and all(sample.get(key) == step[key] for key in step)]
+        if not joules or not same or not same[0].get("ns"):
+            return None
+        found[name] = joules / (same[0]["ns"] / NS_PER_S)
+    return found
+
+
+def energy_kwh(power_w: Mapping[str, float], folder: Path) -> float | None:
+    """kWh per million output tokens of a point while its steps run, idle time left out; None without output.
+
+    A step of decodes alone takes the power of the measured decode step, any other that of the measured prefill step.
+    """
+    requests, steps = read_table(folder, "requests"), read_table(folder, "steps")
+    tokens = float(np.asarray(requests["output_tokens"]).sum())
+    if not tokens:
+        return None
+    seconds = steps["duration_ns"].to_numpy() / NS_PER_S
+    prompts = steps["num_prefill_tokens"].to_numpy() > 0
+    joules = float(seconds[~prompts].sum()) * power_w["decode"] + float(seconds[prompts].sum()) * power_w["prefill"]
+    return joules / J_PER_KWH / (tokens / MILLION)
+
+
+def shares_by_use(folder: Path, names: tuple[str, ...]) -> dict[str, float]:
+    """The share of the engines' step time that each class used.
+
+    A decoded token takes the mean time of one in the steps that decode alone; what is left of all steps' time is the
+    prompts', by their computed tokens. Rejected requests used nothing.
+    """
+    requests, steps = read_table(folder, "requests"), read_table(folder, "steps")
+    ns, decodes = steps["duration_ns"].to_numpy(), steps["num_decode"].to_numpy()
+    alone = (steps["num_prefill_tokens"].to_numpy() == 0) & (decodes > 0)
+    decode_ns = ns[alone].sum() / decodes[alone].sum() if alone.any() else 0.0
+    klass = np.asarray(requests["klass"].astype(str))
+    ran = np.asarray(requests["scheduled_ns"].notna())
+    output = np.where(ran, requests["output_tokens"].to_numpy(), 0)
+    prompt = requests["prompt_tokens"].to_numpy() - requests["cached_tokens"].to_numpy()
+    prompt = np.where(ran, prompt + requests["recomputed_tokens"].to_numpy(), 0)
+    left_ns = max(float(ns.sum() - decode_ns * decodes.sum()), 0.0)
+    used = {}
+    for name in names:
+        mine = klass == name
+        used[name] = decode_ns * float(output[mine].sum()) + left_ns * float(prompt[mine].sum()) / max(prompt.sum(), 1)
+    whole = sum(used.values())
+    return {name: part / whole if whole else 0.0 for name, part in used.items()}

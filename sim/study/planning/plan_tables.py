@@ -1,0 +1,33 @@
+"""A plan as a whole: from a scenario to tables, for Python as for the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from batchsim.scenario import Scenario
+from batchsim.study.planning.assumptions import assumptions
+from batchsim.study.planning.make import make_plan
+from batchsim.study.planning.tables import Tables, tables_of
+from batchsim.study.sweep.points import Progress
+from batchsim.study.sweep.size import Limits
+
+
+def plan_tables(
+    scenario: Scenario,
+    *,
+    out: Path | str = "results",
+    jobs: int = 1,
+    ray: str | None = None,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] | None = None,
+    limits: Limits | None = None,
+) -> Tables:
+    """The tables of the scenario's plan by name, rows as dicts; `configurations` says which group holds, and why not.
+
+    Simulations lie below `out` and are reused. ScenarioError where no plan can be made of the scenario; a traffic that
+    no group holds is none: it has no table `recommendation`. `tell` is called with how much is to be simulated, where
+    that is long; what is beyond `limits` is an error before.
+    """
+    planned = make_plan(scenario, out=out, jobs=jobs, ray=ray, progress=progress, tell=tell, limits=limits)
+    return tables_of(planned) | {"assumptions": assumptions(planned)}

@@ -1,0 +1,241 @@
+"""Groups of replicas simulated on the busiest window, and what each showed; many searches go on side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.metrics.intervals import Interval
+from batchsim.metrics.slo import parse_slo
+from batchsim.results.failed import Failed
+from batchsim.scenario import Point, changed
+from batchsim.scenario.point import Setup
+from batchsim.study.planning.batches import BATCHES, batch_attainments
+from batchsim.study.planning.demand import ONE_COPY, Demand, Variation
+from batchsim.study.sweep.points import Sweep
+from batchsim.study.sweep.searches import side_by_side
+
+T = TypeVar("T")
+PLANNED = Variation()
+
+
+@dataclass(frozen=True)
+class GpuGroup:
+    """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant)."""
+
+    gpu: str
+    policy: str
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A group on the busiest window, or on what a change makes of it."""
+
+    group: GpuGroup
+    change: Variation = PLANNED
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The shares of requests within the SLO in one seed, or in one stretch of the window: of all, and by class.
+
+    `margin` is the least share beyond what its objective asks for, over all objectives. `requests` is what counts it
+    more or less than others: how many a stretch has; 1 for each seed.
+    """
+
+    attainment: float
+    margin: float
+    by_class: dict[str, float | None]
+    requests: float = 1.0
+
+
+@dataclass(frozen=True)
+class GroupProbe:
+    """What was seen of an Ask: a result for every seed that was run; `complete` if these are all that decide.
+
+    `failed` says why it could not be simulated, where that is so: it is then not shown to hold.
+    """
+
+    ask: Ask
+    results: tuple[dict[str, Any], ...]
+    observed: tuple[Observed, ...]
+    complete: bool
+    failed: str = ""
+
+    @cached_property
+    def attainment(self) -> Interval:
+        """The share of requests within the SLO. The interval may reach beyond 100 %."""
+        return self._interval([one.attainment for one in self.observed])
+
+    @cached_property
+    def margin(self) -> Interval:
+        return self._interval([one.margin for one in self.observed])
+
+    def _interval(self, values: list[float]) -> Interval:
+        return Interval.of(values, [one.requests for one in self.observed], self.num_requests)
+
+    @property
+    def num_requests(self) -> float:
+        """Those that were measured, over all seeds."""
+        return sum(result["values"]["cohort"] for result in self.results)
+
+    @property
+    def met(self) -> bool:
+        """Whether the lower end of the interval meets every objective."""
+        return self.complete and self.margin.low is not None and self.margin.low >= 0
+
+    @property
+    def missed(self) -> bool:
+        """Whether an objective was missed on the mean, not just not shown to be met; or nothing could be simulated."""
+        return bool(self.failed) or (self.margin.mean is not None and self.margin.mean < 0)
+
+    @property
+    def verdict(self) -> bool | None:
+        """Whether the group holds; None where only the first seed was looked at, and met every objective."""
+        undecided = not self.complete and not any(one.margin < 0 for one in self.observed)
+        return None if undecided else self.met
+
+    @property
+    def shown(self) -> str:
+        """What was shown of the group, in words: a mean that meets every objective does not yet show that it holds."""
+        if self.failed:
+            return "not simulated"
+        if self.verdict is None:
+            return "undecided"
+        return "holds" if self.met else "fails" if self.missed else "not shown to hold"
+
+    def of_class(self, name: str) -> Interval | None:
+        """As `attainment`, of one class; None where a seed has no request of it."""
+        values = [one.by_class[name] for one in self.observed]
+        known = [value for value in values if value is not None]
+        return Interval.of(known) if known and len(known) == len(values) else None
+
+    def mean(self, metric: str) -> float | None:
+        """The mean over seeds; None where one has no value."""
+        values = [result["values"].get(metric) for result in self.results]
+        return None if None in values or not values else float(np.mean(values))
+
+    @property
+    def seeds(self) -> int:
+        return len(self.results)
+
+
+Search = Generator[list[tuple[Ask, tuple[int, ...]]], None, T]
+"""Yields what it wants to have run, and goes on when it is there; returns what it found."""
+
+
+@dataclass
+class Book:
+    """Runs groups on the traffic and keeps what they showed, in the order in which it was asked for."""
+
+    demand: Demand
+    sweep: Sweep
+    results: dict[Ask, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    failed: dict[Ask, Failed] = field(default_factory=dict)
+    asked: dict[Ask, None] = field(default_factory=dict)
+    _setups: dict[tuple[str, ...], Setup] = field(default_factory=dict)
+    _observed: dict[tuple[Ask, int], list[Observed]] = field(default_factory=dict)
+
+    def setup(self, ask: Ask) -> Setup:
+        """The scenario of an Ask. ScenarioError where its GPU, policy and memory do not go together."""
+        group, written = ask.group, self.demand.scenario.plain["plan"]
+        offer = self.demand.plan.gpus[group.gpu]
+        texts = [f"cost={_flow(written['gpus'][group.gpu]['cost'])}", *self.demand.overrides(ask.change)]
+        if group.replicas > 1:
+            texts.append(f"replicas={{count: {group.replicas}, router: {_flow(written['router'])}}}")
+        if offer.kv_tokens is not None:
+            texts.append(f"kv.tokens={offer.kv_tokens}")
+        key = tuple(texts)
+        if key not in self._setups:
+            self._setups[key] = self._new_setup(group.gpu, key)
+        return self._setups[key]
+
+    def _new_setup(self, gpu: str, texts: Sequence[str]) -> Setup:
+        scenario = self.demand.scenario
+        try:
+            return Setup.of(changed(scenario, texts))
+        except (ScenarioError, CalibrationError) as error:
+            told = str(error)
+            for text in texts:  # nobody wrote them
+                told = told.removeprefix(f"--set {text}: ")
+            hint = " Here that is kv_tokens of that GPU." if "kv: tokens" in told else ""
+            where = scenario.places.get("plan", scenario.source)
+            raise type(error)(f"{where}: plan.gpus.{gpu}: {told}{hint}") from None
+
+    def seeds(self, change: Variation) -> tuple[int, ...]:
+        """The seeds that decide: all of the scenario, or one where copies of a trace are too few to differ by seed."""
+        return (0,) if self.by_batches(change) else tuple(range(self.demand.scenario.file.seeds))
+
+    def by_batches(self, change: Variation) -> bool:
+        """Whether the interval is over stretches of one window instead of over seeds."""
+        copies = self.demand.copies(change)
+        return copies is not None and copies < ONE_COPY
+
+    def run(self, wanted: Iterable[tuple[Ask, tuple[int, ...]]]) -> None:
+        """Simulates what is not there yet, all of it at once."""
+        wishes = {(ask, seed): None for ask, seeds in wanted for seed in seeds if ask not in self.failed}
+        missing = [(ask, seed) for ask, seed in wishes if seed not in self.results.get(ask, {})]
+        self.asked |= {ask: None for ask, _ in missing}
+        points = []
+        for ask, seed in missing:
+            setup = self.setup(ask)
+            spec = next(spec for spec in setup.scenario.specs if spec.name == ask.group.policy)
+            points.append((setup, Point(spec, setup.scenario.loads[0], seed)))
+        for (ask, seed), result in zip(missing, self.sweep.attempt(points), strict=True):
+            if isinstance(result, Failed):
+                self.failed[ask] = result
+            else:
+                self.results.setdefault(ask, {})[seed] = result
+
+    def probe(self, ask: Ask) -> GroupProbe:
+        """What is known of an Ask by now."""
+        if ask in self.failed:
+            return GroupProbe(ask, (), (), complete=True, failed=self.failed[ask].reason)
+        found = self.results[ask]
+        observed = []
+        for seed in sorted(found):
+            if (ask, seed) not in self._observed:
+                self._observed[ask, seed] = self._observe(ask, found[seed])
+            observed += self._observed[ask, seed]
+        results = tuple(found[seed] for seed in sorted(found))
+        return GroupProbe(ask, results, tuple(observed), complete=set(self.seeds(ask.change)) <= set(found))
+
+    def probes(self) -> list[GroupProbe]:
+        """All of them, in the order in which they were asked for."""
+        return [self.probe(ask) for ask in self.asked]
+
+    def _observe(self, ask: Ask, result: dict[str, Any]) -> list[Observed]:
+        values = result["values"]
+        file = self.demand.scenario.file
+        names = tuple(file.workload.classes)
+        if not self.by_batches(ask.change):
+            by_class = {name: values.get(f"in_slo[{name}]") for name in names}
+            return [Observed(values["in_slo"], values["slo_margin"], by_class)]
+        slos = {name: parse_slo(each.slo or file.slo) for name, each in file.workload.classes.items()}
+        folder = self.sweep.home / "points" / result["point"]
+        streams = values["tpot_mean_s"] is not None
+        window_ns = (file.workload.warmup, result["end_ns"])
+        rows = batch_attainments(folder, slos or {"": parse_slo(file.slo)}, window_ns, streams, BATCHES)
+        return [Observed(*row) for row in rows]
+
+
+def drive(book: Book, searches: Sequence[Search[T]]) -> list[T]:
+    """What the searches return. Their wishes are run together, so that processes do not wait for one another."""
+    found = side_by_side(searches, lambda wanted: book.run(wish for _, wishes in wanted for wish in wishes))
+    return [found[number] for number in range(len(searches))]
+
+
+def with_replicas(group: GpuGroup, replicas: int) -> GpuGroup:
+    return replace(group, replicas=replicas)
+
+
+def _flow(value: Any) -> str:
+    """A plain value as the text of an override."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,35 @@
+"""What policies complete per second when all requests of a scenario wait already: overloaded runs, in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.drive.saturation import overloaded, saturation_rps
+from batchsim.scenario import Point, PolicySpec
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.study.sweep.pool import Killed, run_all
+
+
+def saturations(runs: Sequence[tuple[Setup, PolicySpec]], jobs: int) -> Iterator[tuple[int, float | str]]:
+    """Yields (index of the run, its requests/s) as runs end; in words why, where that cannot be told.
+
+    All replicas there can be serve, and none of them fails.
+    """
+    for i, found in run_all(_saturation, runs, jobs):
+        yield i, f"its worker process {found.how}: perhaps memory is short" if isinstance(found, Killed) else found
+
+
+def _saturation(run: tuple[Setup, PolicySpec]) -> float | str:
+    setup, spec = run
+    many = overloaded(setup.resolved, setup.num_engines)
+    try:
+        records = simulate_point(
+            replace(setup.at_full_strength(), resolved=many), Point(spec, many.loads[0], 0)
+        ).records
+        return saturation_rps(records)
+    except ScenarioError as error:
+        return str(error).rstrip(".")
+    except BatchsimError as error:
+        raise type(error)(f"{setup.scenario.source}: {spec.name} under overload: {error}") from None

@@ -1,0 +1,109 @@
+"""What a sweep will cost, estimated before it runs: how many points, and the memory of those that run at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import MAX_POINTS
+from batchsim.base.units import NS_PER_S
+from batchsim.scenario.point import Setup
+from batchsim.workload.build import apply_load
+from batchsim.workload.traces.trace_rows import TraceRows
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Lengths, TraceArrivals, WorkloadConfig
+
+REQUEST_BYTES, STEP_BYTES = 1_000, 450
+"""What requests and steps take of the memory of the process that simulates and measures them: its peak less what it is
+without any, over piles of 20,000 and 100,000 requests and three hours of `chat` (1.4 million steps)."""
+BLOCK_BYTES = 52
+"""A block's id, its content's key and its users: three places of lists and a number."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Simulations of a sweep, and bytes of all that run on this machine at a time; None: as many as they take."""
+
+    points: int = MAX_POINTS
+    memory_bytes: int | None = None
+
+
+def check_size(points: int, largest: Iterable[tuple[Setup, float]], *, jobs: int, limits: Limits, where: str) -> None:
+    """ScenarioError, which begins with `where`, if a sweep would be beyond its limits.
+
+    `points` is how many there will be at most, `largest` has the setups and loads with the most requests a point.
+    """
+    if points > limits.points:
+        raise ScenarioError(
+            f"{where}: up to {points:,} simulations are asked for, policies times loads times seeds, and"
+            f" {limits.points:,} are allowed. Ask for fewer, or allow them with --max-points {points}."
+        )
+    if limits.memory_bytes is None:
+        return
+    at_a_time = min(jobs, points)
+    for setup, load in largest:
+        requests, steps = expected(setup, load)
+        needed = at_a_time * (requests * REQUEST_BYTES + steps * STEP_BYTES + _pool_bytes(setup))
+        if needed > limits.memory_bytes:
+            has = f"{requests:,.0f} requests" + (f" and up to {steps:,.0f} steps" if steps else "")
+            raise ScenarioError(
+                f"{where}: a simulation at load {load:g} has some {has}; {at_a_time} at a time take"
+                f" {needed / 1e9:,.3g} GB of memory, and"
+                f" {limits.memory_bytes / 1e9:,.3g} GB are allowed. Ask for fewer requests or --jobs, or allow it with"
+                f" --max-memory {ceil(needed / 1e9)}GB."
+            )
+
+
+def largest_load(setup: Setup) -> float:
+    """The highest load of its scenario; where none is listed, that of its workload as it is written."""
+    arrivals, trace = setup.resolved.workload.arrivals, setup.resolved.workload.trace
+    if setup.resolved.loads:
+        return max(setup.resolved.loads)
+    if isinstance(arrivals, ClosedLoop):
+        return float(arrivals.users)
+    if isinstance(arrivals, TraceArrivals):
+        assert trace is not None and trace.rate_scale is not None, "checked by the load axis"
+        return trace.rate_scale.factor
+    assert not isinstance(arrivals, AllAtOnce), "has no load axis"
+    return arrivals.mean_rate
+
+
+def expected(setup: Setup, load: float) -> tuple[float, float]:
+    """How many requests a point at `load` expects, and steps at most: one a token, none shorter than that of one token.
+
+    Of a closed loop that ends with a duration the requests are its users, the least. Steps are not counted where
+    nothing says how long the requests come.
+    """
+    resolved = setup.resolved
+    workload = apply_load(resolved.workload, {resolved.load_name: load} if resolved.load_name else {})
+    rows = None if workload.trace is None else resolved.rows[resolved.trace_seed(0)]
+    arrivals, span_ns = workload.arrivals, float(workload.duration or 0)
+    if isinstance(arrivals, TraceArrivals):
+        assert rows is not None and workload.trace is not None, "checked by the config"
+        scale = workload.trace.rate_scale
+        grown = 1.0 if scale is None or scale.by == "compress" else scale.factor
+        requests = workload.requests or grown * len(rows)
+        span_ns = span_ns or float(0 if rows.arrival_ns is None else rows.arrival_ns[-1])
+    elif isinstance(arrivals, ClosedLoop):
+        requests = workload.requests or arrivals.users
+    elif isinstance(arrivals, AllAtOnce):
+        requests = workload.requests or 0
+    else:
+        requests = workload.requests or arrivals.mean_rate * span_ns / NS_PER_S
+        span_ns = span_ns or requests / arrivals.mean_rate * NS_PER_S
+    busy_steps = setup.num_engines * span_ns / setup.cost.recompute_ns(1)
+    return requests, min(busy_steps, requests * _output_tokens(workload, rows))
+
+
+def _pool_bytes(setup: Setup) -> float:
+    """Of the block ids of all engines, which policies that cache prefixes keep."""
+    caches = any(policy.config.traits.prefix_cache for policy in setup.resolved.policies)
+    return setup.num_engines * setup.kv.num_blocks * BLOCK_BYTES if caches else 0
+
+
+def _output_tokens(workload: WorkloadConfig, rows: TraceRows | None) -> float:
+    """The mean output of a request, of the class with the longest."""
+    lengths = [workload.lengths, *(traffic.lengths for traffic in workload.classes.values())]
+    means = [each.output.mean_tokens for each in lengths if isinstance(each, Lengths)]
+    return max([*means, *([] if rows is None else [float(rows.output_tokens.mean())])])

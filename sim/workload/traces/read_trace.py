@@ -1,0 +1,267 @@
+"""From a trace file to `TraceRows`: told apart, converted, sorted, sliced, with a note on everything that was done."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from batchsim.base.errors import TraceError
+from batchsim.base.units import MAX_TIME_NS, NS_PER_S, format_duration
+from batchsim.workload.traces.apart import rows_apart
+from batchsim.workload.traces.formats import UNUSED, Layout, lay_out
+from batchsim.workload.traces.scale import spread
+from batchsim.workload.traces.trace_config import TraceConfig
+from batchsim.workload.traces.trace_file import Source, open_source, reading, rows
+from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows
+from batchsim.workload.traces.values import UNIT_NS, clock_reader, hash_id_reader, token_reader
+
+
+@dataclass
+class _Loaded:
+    """The usable rows in file order, 8 bytes a value, and what became of the others."""
+
+    arrival_ns: array[int] = field(default_factory=lambda: array("q"))
+    prompt_tokens: array[int] = field(default_factory=lambda: array("q"))
+    output_tokens: array[int] = field(default_factory=lambda: array("q"))
+    hash_ids: array[int] = field(default_factory=lambda: array("q"))
+    hash_starts: array[int] = field(default_factory=lambda: array("q", [0]))
+    numbers: array[int] = field(default_factory=lambda: array("q"))  # of the rows in the file
+    seen: int = 0
+    broken: int = 0
+    first_broken: str = ""
+    zero_dropped: int = 0
+    prefill_only: int = 0
+
+
+def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool = False) -> TraceRows:
+    """The rows of a trace, sliced, and spread by `jitter` (the only use of `seed`); `rate_scale` is left to `rescale`.
+
+    `base` is the folder of relative paths. A row has at least 1 prompt and 1 output token. TraceError where the file
+    is missing, cannot be told, is broken, or nothing is left. A row a year or more from the others is broken like one
+    that cannot be read; for a `tolerant` reader it is a note, as long as times fit 64 bits.
+    """
+    with reading(base / config.path):
+        source = open_source(config, base)
+        layout = lay_out(source, config)
+        loaded = _load(source, layout, config)
+    _check_not_empty(source, config, loaded)
+    notes = [f"read as {layout.format}: {layout.reason}", *_load_notes(source, layout, loaded)]
+    if config.rows is not None and loaded.seen < config.rows[1] - config.rows[0]:
+        notes.append(f"rows [{config.rows[0]}, {config.rows[1]}] asked, the file ends after {loaded.seen:,} of them")
+    trace = _in_file_order(loaded, layout, config)
+    if layout.columns.arrival is None:
+        if config.time is not None or config.jitter:
+            raise TraceError(f"{source.path}: has no arrival times to slice or to jitter. Drop trace.time and jitter.")
+        notes.append("no arrival times: lengths only")
+        return replace(trace, arrival_ns=None, notes=(*notes, *_hash_notes(trace)))
+
+    arrival_ns = np.array(loaded.arrival_ns, dtype=np.int64)
+    _check_unit(source, layout, arrival_ns)
+    order, sort_notes = _time_order(arrival_ns)
+    arrival_ns, numbers = arrival_ns[order], np.array(loaded.numbers, dtype=np.int64)[order]
+    notes += sort_notes
+    near, apart_notes = _near(source, config, arrival_ns, numbers, tolerant)
+    trace = trace.picked(order, None).picked(near, None)
+    arrival_ns, numbers = arrival_ns[near] - arrival_ns[near][0], numbers[near]
+    kept, slice_notes = _time_slice(source, config, arrival_ns)
+    arrival_ns = arrival_ns[kept] - arrival_ns[kept.start]
+    if config.time is not None:
+        apart_notes += _near(source, replace(config, time=None), arrival_ns, numbers[kept], tolerant)[1]
+    notes = [*apart_notes, *notes, *slice_notes]
+    if layout.unit != "iso":
+        notes.append(f"{layout.columns.arrival} taken as {layout.unit}{_rate_text(arrival_ns)}")
+    trace = trace.picked(kept, arrival_ns)
+    hash_ids = None if trace.hash_ids is None else trace.hash_ids.compact()
+    trace = replace(trace, hash_ids=hash_ids, notes=(*notes, *_hash_notes(trace)))
+    return spread(trace, config.jitter, seed) if config.jitter else trace
+
+
+def _in_file_order(loaded: _Loaded, layout: Layout, config: TraceConfig) -> TraceRows:
+    """The rows as columns, without times and notes."""
+    hash_ids, tokens = None, layout.hash_block_tokens
+    if tokens is not None:
+        hash_ids = HashIds.of(tokens, np.array(loaded.hash_ids, np.int64), np.array(loaded.hash_starts, np.int64))
+    prompt, output = np.array(loaded.prompt_tokens, np.int64), np.array(loaded.output_tokens, np.int64)
+    return TraceRows(None, prompt, output, config.path, layout.format, hash_ids=hash_ids)
+
+
+def _hash_notes(trace: TraceRows) -> list[str]:
+    """What the rows share, where they say it."""
+    if trace.hash_ids is None:
+        return []
+    return [
+        f"prompts share beginnings by hash_ids, in units of {trace.hash_ids.block_tokens} tokens:"
+        f" {100 * trace.hash_ids.reused_share:.1f} % of the units stand in an earlier row; answers have no ids, so what"
+        " a model generated is found in no later prompt"
+    ]
+
+
+def recognise(path: Path) -> str:
+    """The format of the file and the reason, in a line. TraceError where it cannot be told or has no reader."""
+    with reading(path):
+        source = open_source(TraceConfig(str(path)), Path())
+        layout = lay_out(source, TraceConfig(str(path)))
+    if layout.ambiguous:
+        return f"mooncake (ms) or guidellm (s): {source.container} with {layout.reason}; state format or time_unit"
+    return f"{layout.format}: {layout.reason}"
+
+
+def _load(source: Source, layout: Layout, config: TraceConfig) -> _Loaded:
+    columns = layout.columns
+    names = [columns.prompt, columns.output] + ([columns.arrival] if columns.arrival is not None else [])
+    block_tokens = layout.hash_block_tokens
+    read_ids = None if columns.hash_ids is None else hash_id_reader(columns.hash_ids, block_tokens or 0)
+    names += [] if columns.hash_ids is None else [columns.hash_ids]
+    read_prompt, read_output = token_reader(columns.prompt), token_reader(columns.output)
+    # Where the unit is not known yet, ms will do: the rows are only read for the error that shows the rates.
+    read_clock = clock_reader(columns.arrival, layout.unit or "ms") if columns.arrival is not None else None
+    loaded = _Loaded()
+    lines, decode = rows(source, names)
+    start, stop = config.rows if config.rows is not None else (0, None)
+    for number, raw in islice(lines, start, stop):
+        loaded.seen += 1
+        try:
+            values = decode(raw)
+            prompt, output = read_prompt(values[0]), read_output(values[1])
+            arrival = read_clock(values[2]) if read_clock is not None else 0
+            ids = read_ids(values[-1], prompt) if read_ids is not None else ()
+        except ValueError as error:
+            _note_broken(loaded, f"{source.where(number)}: {error}", config)
+            continue
+        if prompt == 0 or output == 0:
+            if config.zero_lengths == "error":
+                raise TraceError(
+                    f"{source.where(number)}: {prompt} prompt and {output} output tokens. Write zero_lengths: drop, or"
+                    " prefill_only where only the output is 0."
+                )
+            if config.zero_lengths == "drop" or prompt == 0:
+                loaded.zero_dropped += 1
+                continue
+            loaded.prefill_only += 1
+            output = 1
+        loaded.prompt_tokens.append(prompt)
+        loaded.output_tokens.append(output)
+        loaded.numbers.append(number)
+        if read_clock is not None:
+            loaded.arrival_ns.append(arrival)
+        if read_ids is not None:
+            loaded.hash_ids.extend(ids)
+            loaded.hash_starts.append(len(loaded.hash_ids))
+    return loaded
+
+
+def _note_broken(loaded: _Loaded, message: str, config: TraceConfig) -> None:
+    if config.on_broken == "error":
+        raise TraceError(f"{message}. Correct it, or write on_broken: drop.")
+    loaded.broken += 1
+    loaded.first_broken = loaded.first_broken or message
+
+
+def _check_not_empty(source: Source, config: TraceConfig, loaded: _Loaded) -> None:
+    if loaded.prompt_tokens:
+        return
+    if loaded.seen == 0 and config.rows is not None:
+        raise TraceError(
+            f"{source.path}: no row from row {config.rows[0]:,} on, the file is shorter. Lower trace.rows."
+        )
+    if loaded.seen == 0:
+        raise TraceError(f"{source.path}: a header and no rows. A trace needs at least one row.")
+    first = f", the first {loaded.first_broken}" if loaded.broken else ""
+    raise TraceError(
+        f"{source.path}: no usable row of {loaded.seen:,}: {loaded.zero_dropped:,} with 0 tokens,"
+        f" {loaded.broken:,} broken{first}. Correct the file or trace.columns."
+    )
+
+
+def _load_notes(source: Source, layout: Layout, loaded: _Loaded) -> list[str]:
+    notes = []
+    if loaded.broken:
+        notes.append(f"{loaded.broken:,} of {loaded.seen:,} rows dropped as broken, the first {loaded.first_broken}")
+    if loaded.zero_dropped:
+        notes.append(f"{loaded.zero_dropped:,} of {loaded.seen:,} rows dropped: 0 prompt or output tokens")
+    if loaded.prefill_only:
+        notes.append(f"{loaded.prefill_only:,} of {loaded.seen:,} rows with 0 output tokens given 1 (prefill only)")
+    columns = layout.columns
+    used = (columns.arrival, columns.prompt, columns.output, columns.hash_ids)
+    notes += [f"{name} not used: {what}" for name, what in UNUSED.items() if name in source.names and name not in used]
+    return notes
+
+
+def _check_unit(source: Source, layout: Layout, arrival_ns: Ints) -> None:
+    """TraceError where the unit of the times cannot be told; shows the load that either unit would mean."""
+    arrival = layout.columns.arrival
+    if layout.whole_units and layout.unit in UNIT_NS and np.any(arrival_ns % UNIT_NS[layout.unit]):
+        raise TraceError(
+            f"{source.path}: {arrival} looks like {layout.unit} from the first row, but not all are integers. Write"
+            " time_unit: ms or s."
+        )
+    if not layout.ambiguous:
+        return
+    span_ns = int(arrival_ns.max() - arrival_ns.min())
+    rates = ""
+    if span_ns:
+        rate_rps = (len(arrival_ns) - 1) * NS_PER_S / span_ns
+        rates = f": ms would mean {rate_rps:.4g} requests/s, s {rate_rps / 1000:.4g}"
+    raise TraceError(
+        f"{source.path}: the unit of {arrival} cannot be told{rates}. Write time_unit: ms or s, or format: mooncake"
+        " (ms) or guidellm (s)."
+    )
+
+
+def _near(
+    source: Source, config: TraceConfig, arrival_ns: Ints, numbers: Ints, tolerant: bool
+) -> tuple[slice, list[str]]:
+    """The rows that lie less than a year from each other, all where `trace.time` may cut the others off; and a note."""
+    whole = slice(0, len(arrival_ns))
+    apart = rows_apart(arrival_ns, numbers)
+    if apart is None:
+        return whole, []
+    found = f"{source.where(int(numbers[apart.first]))}: {apart}"
+    if config.on_broken == "drop":
+        return apart.keep, [f"{apart.count:,} of {len(numbers):,} rows dropped for their times: {found}"]
+    fits = int(arrival_ns[-1]) - int(arrival_ns[0]) < MAX_TIME_NS
+    if fits and config.time is not None:
+        return whole, []
+    if fits and tolerant:
+        return whole, [f"{found}. A run asks to correct it, or for on_broken: drop"]
+    raise TraceError(f"{found}. Correct it, or write trace.on_broken: drop, which leaves such rows out.")
+
+
+def _time_order(arrival_ns: Ints) -> tuple[Ints | slice, list[str]]:
+    """The stable order by time, and notes on rows out of order and on equal times."""
+    notes = []
+    order: Ints | slice = slice(None)
+    backward = int(np.count_nonzero(arrival_ns[1:] < arrival_ns[:-1]))
+    if backward:
+        order = np.argsort(arrival_ns, kind="stable")
+        arrival_ns = arrival_ns[order]
+        notes.append(f"not in time order ({backward:,} steps back): sorted, equal times in file order")
+    equal = int(np.count_nonzero(arrival_ns[1:] == arrival_ns[:-1]))
+    if equal:
+        notes.append(
+            f"{equal:,} of {len(arrival_ns):,} rows arrive at the same time as the row before, kept in file order"
+        )
+    return order, notes
+
+
+def _time_slice(source: Source, config: TraceConfig, arrival_ns: Ints) -> tuple[slice, list[str]]:
+    """The rows inside `config.time`, and a note on its span."""
+    if config.time is None:
+        return slice(0, len(arrival_ns)), []
+    start_ns, stop_ns = config.time
+    asked = f"time [{format_duration(start_ns)}, {format_duration(stop_ns)}]"
+    first, last = (int(index) for index in np.searchsorted(arrival_ns, [start_ns, stop_ns]))
+    span = format_duration(int(arrival_ns[-1]))
+    if first == last:
+        raise TraceError(f"{source.path}: no row in {asked}; the trace lasts {span}. Widen trace.time.")
+    ended = f"; the trace lasts {span} only" if stop_ns > arrival_ns[-1] else ""
+    return slice(first, last), [f"{asked}: {last - first:,} of {len(arrival_ns):,} rows{ended}"]
+
+
+def _rate_text(arrival_ns: Ints) -> str:
+    span_ns = int(arrival_ns[-1])
+    return f": {(len(arrival_ns) - 1) * NS_PER_S / span_ns:.4g} requests/s on average" if span_ns else ""

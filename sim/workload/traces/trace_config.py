@@ -1,0 +1,146 @@
+"""How a scenario names a trace and what it wants done with it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from batchsim.base.ranges import Config, NonNegativeInt, PositiveInt, Range, check_ranges
+from batchsim.base.units import Duration, TraceDuration
+
+TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
+FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "qwen", "mapping"]
+
+Factor = Annotated[float, Range(0, 1e6, above=True)]
+"""On the rate of a trace."""
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Columns(Config):
+    """The columns (CSV, Parquet) or keys (JSON) that hold a request's arrival, prompt and output tokens.
+
+    `hash_ids` names the one that lists the blocks of the prompt, equal ids for equal text after equal text.
+    """
+
+    prompt: str
+    output: str
+    arrival: str | None = None
+    hash_ids: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [name for name in (self.arrival, self.prompt, self.output, self.hash_ids) if name is not None]
+        if len(set(names)) < len(names):
+            raise ValueError(f"columns {', '.join(names)} name one column twice. Each needs its own.")
+
+
+@dataclass(frozen=True)
+class RateScale(Config):
+    """`factor` times the load of a trace, and how it is made: there is no neutral way, so `by` has no default.
+
+    `compress` divides all gaps (bursts get sharper in time), `overlay` adds shifted copies of the trace (bursts are
+    smoothed, rows repeat), `thin` keeps a random share of the rows. `copies` lays copies over each other, each moved by
+    its own random time of at most `shift` either way and wrapped around, other times in every seed: the shape that is
+    longer than `shift` stays, bursts do not line up. Of the last copy a random share is kept where `factor` is no whole
+    number. `together` copies each move in step, so that bursts are as many times as dense.
+    """
+
+    factor: Factor
+    by: Literal["compress", "overlay", "thin", "copies"]
+    shift: Duration | None = None
+    together: Annotated[int, Range(1, 1_000_000)] = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if (self.by == "copies") != (self.shift is not None):
+            raise ValueError(
+                "rate_scale by copies needs shift, how far each is moved at most: shift: 2min, say."
+                if self.by == "copies"
+                else f"rate_scale.shift is for by: copies, not {self.by}. Drop it."
+            )
+        if self.together > 1 and self.by != "copies":
+            raise ValueError(f"rate_scale.together {self.together}: a number of copies, and only by copies.")
+        if self.by == "overlay" and not float(self.factor).is_integer():
+            raise ValueError(
+                f"rate_scale.factor {self.factor:g} by overlay: copies come whole. Write an integer, or by: compress."
+            )
+        if self.by == "thin" and self.factor > 1:
+            raise ValueError(
+                f"rate_scale.factor {self.factor:g} by thin: thinning cannot add requests. Write a factor of at most 1,"
+                " or by: compress or overlay."
+            )
+
+
+@dataclass(frozen=True)
+class TraceConfig(Config):
+    """A trace file and what is done to its rows.
+
+    `time_unit` is needed with `columns.arrival` and where a file's unit cannot be told. `rows` is `[start, stop)` of
+    the file's data rows; `time` is `[from, to)` after the earliest arrival. `jitter` spreads the arrivals of a coarse
+    clock over this interval. `zero_lengths`: rows with 0 tokens are dropped, refused, or, where the prompt is not
+    empty, given one output token (`prefill_only`). `on_broken` is also for rows whose times lie a year or more from
+    those of most, as a 0 among epoch times does. `sha256` is of the uncompressed content; `fetch` says where the
+    file is to be had. `prefix` says whether equal `hash_ids` make prompts share their beginnings: `auto` where the
+    trace has them, `hash_ids` demands them, with `ignore` no prompt shares anything. `hash_id_block_size` is the tokens
+    an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen.
+    """
+
+    path: str
+    format: FormatName = "auto"
+    columns: Columns | None = None
+    time_unit: TimeUnit | None = None
+    rows: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    time: tuple[TraceDuration, TraceDuration] | None = None
+    rate_scale: RateScale | None = None
+    jitter: Duration = 0
+    zero_lengths: Literal["drop", "prefill_only", "error"] = "drop"
+    on_broken: Literal["error", "drop"] = "error"
+    prefix: Literal["auto", "hash_ids", "ignore"] = "auto"
+    hash_id_block_size: PositiveInt | None = None
+    sha256: str | None = None
+    fetch: str | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.path or "\0" in self.path:
+            raise ValueError("trace.path is empty or holds a zero byte. Write the path of a file.")
+        self._check_columns()
+        if self.rows is not None and self.time is not None:
+            raise ValueError("trace: both rows and time are given. Slice by one of them.")
+        for name, window in (("rows", self.rows), ("time", self.time)):
+            if window is not None and not window[0] < window[1]:
+                unit = "" if name == "rows" else " ns"
+                raise ValueError(
+                    f"trace.{name} [{window[0]}, {window[1]}]{unit} holds nothing. End it after its start."
+                )
+        if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
+            raise ValueError(f"trace.sha256 {self.sha256!r} is not a SHA-256: 64 hexadecimal digits.")
+        self._check_prefix()
+
+    def _check_columns(self) -> None:
+        if self.columns is None:
+            if self.format == "mapping":
+                raise ValueError("trace.format mapping needs columns: {arrival: ..., prompt: ..., output: ...}.")
+            return
+        if self.format not in ("auto", "mapping"):
+            raise ValueError(f"trace.columns cannot go with format {self.format}, which knows its columns. Drop one.")
+        if self.columns.arrival is not None and self.time_unit is None:
+            raise ValueError(
+                f"trace.columns.arrival {self.columns.arrival!r} has no unit. Write time_unit: ns, us, ms, s or iso."
+            )
+        if self.columns.arrival is None and self.time_unit is not None:
+            raise ValueError(f"trace.time_unit {self.time_unit} goes with no column. Write columns.arrival or drop it.")
+
+    def _check_prefix(self) -> None:
+        size, named = self.hash_id_block_size, self.columns is not None and self.columns.hash_ids is not None
+        if size is not None and (self.prefix == "ignore" or (self.columns is not None and not named)):
+            raise ValueError("trace.hash_id_block_size is given and no hash_ids are read. Drop it, or read them.")
+        if named and size is None and self.prefix != "ignore":
+            raise ValueError(
+                "trace.columns.hash_ids does not say how many tokens an id stands for. Write hash_id_block_size: 512"
+                " (Mooncake), 64 (WEKA), 16 (Qwen) or what it is."
+            )
+        if self.prefix == "hash_ids" and self.columns is not None and not named:
+            raise ValueError("trace.prefix hash_ids needs columns.hash_ids, the name of the column that lists them.")

@@ -1,0 +1,244 @@
+"""The `workload:` block of a scenario: which requests come, when, and how patient their clients are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from batchsim.base.ranges import Config, PositiveInt, Priority, Range, check_ranges
+from batchsim.base.units import Duration, PartDuration, PositiveDuration, Rate, Share, format_duration
+from batchsim.workload.laws import Cv, Law
+from batchsim.workload.sharing import Sessions, SharedPrefix
+from batchsim.workload.tagged import ByKind
+from batchsim.workload.traces.trace_config import TraceConfig
+
+SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
+Users = Annotated[int, Range(1, 1_000_000)]
+"""Of a closed loop: each is an object while the loop runs."""
+MAX_REQUESTS = 20_000_000
+"""Of a run: about 1 GB of columns; more is a slip of a unit."""
+Requests = Annotated[int, Range(1, MAX_REQUESTS)]
+
+
+@dataclass(frozen=True)
+class PoissonArrivals(Config):
+    """Independent arrivals: exponential gaps."""
+
+    mean_rate: Rate
+    kind: Literal["poisson"] = "poisson"
+
+
+@dataclass(frozen=True)
+class GammaArrivals(Config):
+    """Independent gamma gaps with coefficient of variation `cv`: above 1 burstier than Poisson, below it smoother."""
+
+    mean_rate: Rate
+    cv: Cv
+    kind: Literal["gamma"] = "gamma"
+
+
+@dataclass(frozen=True)
+class ConstantArrivals(Config):
+    """Equal gaps, the first request at 0."""
+
+    mean_rate: Rate
+    kind: Literal["constant"] = "constant"
+
+
+@dataclass(frozen=True)
+class OnOffArrivals(Config):
+    """Markov-modulated: Poisson while on, silent while off; exponential sojourns with means `on` and `off`.
+
+    `mean_rate` is the rate over all time, so the rate while on is mean_rate (on + off) / on. A change of the rate
+    leaves the sojourns as they are.
+    """
+
+    mean_rate: Rate
+    on: PositiveDuration
+    off: PositiveDuration
+    kind: Literal["on_off"] = "on_off"
+
+
+@dataclass(frozen=True)
+class AllAtOnce(Config):
+    """Every request at time 0: offline work."""
+
+    kind: Literal["all_at_once"] = "all_at_once"
+
+
+@dataclass(frozen=True)
+class ClosedLoop(Config):
+    """Users who each send a request, wait for its end, think, and send the next. They are met amid a think time."""
+
+    users: Users
+    think_time: Duration
+    think_kind: Literal["constant", "exponential"] = "constant"
+    kind: Literal["closed_loop"] = "closed_loop"
+
+
+@dataclass(frozen=True)
+class TraceArrivals(Config):
+    """The trace's own times, and its own lengths where the workload gives none."""
+
+    kind: Literal["trace"] = "trace"
+
+
+Arrivals = Annotated[
+    PoissonArrivals | GammaArrivals | ConstantArrivals | OnOffArrivals | AllAtOnce | ClosedLoop | TraceArrivals,
+    ByKind(),
+]
+
+
+@dataclass(frozen=True)
+class Lengths(Config):
+    """Prompt and output lengths drawn independently."""
+
+    prompt: Law
+    output: Law
+    kind: Literal["laws"] = "laws"
+
+
+@dataclass(frozen=True)
+class TraceLengths(Config):
+    """Prompt and output of the same trace row, rows drawn with replacement."""
+
+    kind: Literal["trace"] = "trace"
+
+
+AnyLengths = Annotated[Lengths | TraceLengths, ByKind(default="laws")]
+
+
+@dataclass(frozen=True)
+class Patience(Config):
+    """How long after sending a client cancels a request that has not ended; without one, never."""
+
+    mean: PositiveDuration
+    kind: Literal["constant", "exponential"] = "constant"
+
+
+@dataclass(frozen=True)
+class TrafficClass(Config):
+    """A share of the requests. What it leaves out is the workload's; `slo` is read by the metrics."""
+
+    share: Share
+    priority: Priority = 0
+    lengths: AnyLengths | None = None
+    slo: str | None = None
+    deadline: PositiveDuration | None = None
+    patience: Patience | None = None
+    shared_prefix: SharedPrefix | None = None
+
+
+@dataclass(frozen=True)
+class Frontend(Config):
+    """Time outside the engine: a request reaches it `request` + `per_prompt_token` * prompt after it was sent.
+
+    Every piece of the response takes `per_chunk` back to the client. A pure delay: requests do not wait for another.
+    """
+
+    request: Duration = 0
+    per_prompt_token: PartDuration = 0
+    per_chunk: Duration = 0
+
+
+@dataclass(frozen=True)
+class WorkloadConfig(Config):
+    """The whole block.
+
+    Arrivals end with `duration` or after `requests`; a trace may also end by itself. The first `warmup` is left out of
+    the measured cohort. After the last arrival the run drains to its end; with `drain`, at most that long: what is open
+    then ends as unfinished and misses every objective. `output_cap` is what clients ask for at most: a number of
+    tokens, all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the
+    sending. `shared_prefix` and `sessions` say which prompts begin alike, for policies with a prefix cache; a trace may
+    say it itself. `prompt_scale` makes every prompt that many times as long, the text of `shared_prefix` aside.
+    """
+
+    arrivals: Arrivals
+    output_cap: PositiveInt | Literal["max_model_len", "exact"]
+    lengths: AnyLengths | None = None
+    trace: TraceConfig | None = None
+    duration: PositiveDuration | None = None
+    requests: Requests | None = None
+    warmup: Duration = 0
+    drain: Duration | None = None
+    classes: dict[str, TrafficClass] = field(default_factory=dict)
+    deadline: PositiveDuration | None = None
+    patience: Patience | None = None
+    frontend: Frontend = field(default_factory=Frontend)
+    shared_prefix: SharedPrefix | None = None
+    sessions: Sessions | None = None
+    prompt_scale: Annotated[float, Range(1e-3, 1e3)] = 1.0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        self._check_end()
+        self._check_lengths()
+        if self.sessions is not None:
+            self._check_sessions(self.sessions)
+        if "" in self.classes:
+            raise ValueError("a class has no name. Name it.")
+        if self.classes:
+            total = sum(traffic.share for traffic in self.classes.values())
+            if abs(total - 1) > SHARE_TOLERANCE:
+                raise ValueError(f"the shares of the classes add up to {100 * total:.6g}%. They must make 100%.")
+            self._check_rows_of_classes()
+
+    def _check_end(self) -> None:
+        kind, requests, duration = self.arrivals.kind, self.requests, self.duration
+        if kind == "all_at_once":
+            if requests is None or duration is not None or self.warmup:
+                raise ValueError("all_at_once takes requests, and neither duration nor warmup: it has no time span.")
+        elif requests is not None and duration is not None:
+            raise ValueError("both duration and requests are given. Keep the one that ends the arrivals.")
+        elif requests is None and duration is None and kind != "trace":
+            raise ValueError(f"{kind} arrivals have no end. Give a duration or a number of requests.")
+        if self.drain is not None and isinstance(self.arrivals, ClosedLoop) and duration is None:
+            raise ValueError("drain needs a duration: a closed loop of so many requests has no end to count it from.")
+        if duration is not None and self.warmup >= duration:
+            raise ValueError(
+                f"warmup {format_duration(self.warmup)} leaves nothing of the duration {format_duration(duration)}."
+                " Shorten it."
+            )
+        if isinstance(self.arrivals, ClosedLoop) and requests is not None and requests < self.arrivals.users:
+            raise ValueError(f"requests is {requests} for {self.arrivals.users} users. Give each at least one.")
+
+    def _check_lengths(self) -> None:
+        replay = self.arrivals.kind == "trace"
+        own = [traffic.lengths for traffic in self.classes.values()]
+        resamples = any(isinstance(lengths, TraceLengths) for lengths in [self.lengths, *own])
+        if replay and isinstance(self.lengths, TraceLengths):
+            raise ValueError("arrivals of kind trace take each row's own lengths. Leave lengths out.")
+        if self.lengths is None and not replay and (not own or None in own):
+            raise ValueError("lengths are missing. Write lengths: {prompt: ..., output: ...} or {kind: trace}.")
+        if self.trace is None and (replay or resamples):
+            raise ValueError("arrivals or lengths of kind trace need trace: {path: ...}.")
+        if self.trace is not None and not replay and not resamples:
+            raise ValueError("trace is given, but neither arrivals nor lengths are of kind trace. Use it or drop it.")
+        if self.trace is not None and not replay and self.trace.rate_scale is not None:
+            raise ValueError(f"trace.rate_scale changes the trace's times, but arrivals are {self.arrivals.kind}.")
+
+    def _check_rows_of_classes(self) -> None:
+        """A class that is drawn beside a trace's rows would get the lengths of all rows, and no class has those."""
+        replay = self.arrivals.kind == "trace"
+        drawn = {name: traffic.lengths or self.lengths for name, traffic in self.classes.items() if traffic.share}
+        of_rows = [name for name, own in drawn.items() if isinstance(own, TraceLengths) or (replay and own is None)]
+        if len(drawn) > 1 and len(of_rows) > (0 if replay else 1):
+            which = "every class" if replay else "all of them but one"
+            raise ValueError(
+                f"classes: {', '.join(of_rows)} would be drawn at random beside the rows of the trace, so that each had"
+                " the lengths of all rows. Write one trace file a class and run each by itself, or give"
+                f" {which} lengths: {{prompt: ..., output: ...}} of its own."
+            )
+
+    def _check_sessions(self, sessions: Sessions) -> None:
+        kind = self.arrivals.kind
+        if kind in ("trace", "all_at_once"):
+            raise ValueError(f"sessions need arrivals over time that are drawn, not {kind}. Write poisson, say.")
+        if isinstance(self.arrivals, ClosedLoop):
+            if sessions.think_time is not None or sessions.think_kind is not None:
+                raise ValueError("sessions.think_time is for open arrivals. Users think as arrivals.think_time says.")
+            return
+        if sessions.think_time is None:
+            raise ValueError(f"sessions with {kind} arrivals need think_time, from an answer to the next turn.")
+        if self.requests is not None:
+            raise ValueError(f"sessions with {kind} arrivals end with a duration, not with a number of requests.")
