@@ -1,5 +1,1 @@
-"""KV memory: how blocks are counted, given to sequences, and shared where a prefix cache finds them again."""
-
-from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
-
-__all__ = ["CountingKV", "KVBlockManager", "TableKV"]
+"""Prefix caches: KV blocks that are found and shared again, in the orders of vLLM, SGLang, TGI and TensorRT-LLM."""

@@ -1,0 +1,1 @@
+"""Schedulers of real systems, by their own parameter names and defaults."""

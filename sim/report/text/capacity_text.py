@@ -1,4 +1,4 @@
-"""The capacity of every policy for people, as JSON rows, and as a picture of all probes."""
+"""The capacity of every policy: as text for people, and as rows for JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why requests missed their objective, per policy and class: as data, table and picture. See `batchsim.explain`."""
+"""Why requests missed their objective, per policy and class: as data and as a table. See `batchsim.explain`."""
 
 from __future__ import annotations
 

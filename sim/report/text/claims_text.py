@@ -1,4 +1,4 @@
-"""The report on claims: a table of verdicts as plain text, and a picture of what was measured and what is claimed."""
+"""The report on claims: a table of verdicts as plain text, and the same as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace as text and as a picture: how its requests come, and how long they are."""
+"""A trace as text: how its requests come, and how long they are."""
 
 from __future__ import annotations
 
