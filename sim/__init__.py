@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from batchsim.base.version import VERSION
+
 if TYPE_CHECKING:
     from batchsim.report.pictures.capacity_picture import capacity_picture
     from batchsim.report.pictures.causes_picture import causes_picture as misses_picture
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from batchsim.study.planning.plan_tables import plan_tables
     from batchsim.study.sweep.points import Sweep
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "Precision": "batchsim.study.curves.precision",

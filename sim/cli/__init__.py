@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from batchsim.base.version import VERSION
 from batchsim.cli.calibrate import calibrate_app
 from batchsim.cli.capacity import capacity
 from batchsim.cli.claims import claims
@@ -27,6 +30,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _version(asked: bool) -> None:
+    """Prints the version and ends the program, if that was asked for."""
+    if asked:
+        typer.echo(f"batchsim {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What may stand before the command."""
+
+
 for command in (
     run,
     plan,
