@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
 
-.PHONY: help install demo demo-live test test-all test-rest mutants mutants-sample bench lint format clean
+.PHONY: help install demo demo-live test test-all test-rest test-wheel mutants mutants-sample bench lint format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
@@ -18,6 +18,7 @@ help:
 	@echo "make test      set up, then the fast tests, under 2 minutes"
 	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
 	@echo "make test-rest what of test-all make test has not run, as .ci/run does"
+	@echo "make test-wheel is what pip installs whole? In an empty environment, from another folder"
 	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour or two"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
@@ -61,6 +62,14 @@ test-all: $(ALL)
 test-rest: $(ALL)
 	$(PYTEST) -m "slow and not gpu" --numprocesses auto --dist loadfile --durations 40
 	$(PYTEST) $(NEED_TORCH) -m "not slow and not gpu" --numprocesses auto --dist loadfile
+
+WHEEL := build/wheel
+test-wheel:
+	rm -rf build
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt .
+	cd $(WHEEL) && bin/batchsim --version && bin/batchsim run bursty --set 'load={mean_rate: [2/s]}' --set seeds=1 --no-pictures
+	cd $(WHEEL) && bin/python -c 'from importlib import util, resources; assert not any(map(util.find_spec, ("sim", "calibrate", "scenarios"))); assert (resources.files("batchsim") / "py.typed").is_file()'
 
 mutants: $(TOOLS)
 	$(BIN)/python -m tests.mutants
