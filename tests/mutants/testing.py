@@ -145,7 +145,7 @@ def test(sources: dict[str, str], tester: Tester, folder: Path) -> None:
     os.chdir(folder)
     ours = (ROOT, ROOT / "tests")
     sys.path[:] = [str(folder), *(entry for entry in sys.path if Path(ROOT, entry).resolve() not in ours)]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "batchsim")]:
         del sys.modules[name]  # those of the copy are imported instead
     names = {test_file(name) for mutant in tester.mutants for name in tests_of(mutant.path)}
     arguments = ["-s", "-qq", "--disable-warnings", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
