@@ -9,13 +9,7 @@ from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, Rate, Share, time_text
 from batchsim.cost import CostConfig
 from batchsim.drive.fleet.fleet_plan import Replicas
-from batchsim.drive.fleet.routing import (
-    LeastTokensConfig,
-    PrefixAffinityConfig,
-    RandomConfig,
-    RoundRobinConfig,
-    ShortestQueueConfig,
-)
+from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 
@@ -105,9 +99,7 @@ class PlanConfig(Config):
     target: Target
     gpus: dict[str, GpuOffer]
     currency: str
-    router: Annotated[
-        RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig, ByKind()
-    ]
+    router: Annotated[RouterConfig, ByKind()]
     max_replicas: Replicas
     window: Annotated[Duration, Range(NS_PER_S, YEAR_NS, show=time_text)] = DEFAULT_WINDOW_NS
     growth: Growth = field(default_factory=lambda: Growth(0.0, 0))

@@ -10,14 +10,7 @@ from batchsim.base.ranges import Config, check_ranges
 from batchsim.base.units import format_duration
 from batchsim.cost import CostConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler, Replicas
-from batchsim.drive.fleet.routing import (
-    LeastTokensConfig,
-    PrefixAffinityConfig,
-    RandomConfig,
-    RoundRobinConfig,
-    RouterConfig,
-    ShortestQueueConfig,
-)
+from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.workload.tagged import ByKind
 
@@ -43,12 +36,7 @@ class ReplicasConfig(Config):
 
     count: Replicas | None = None
     groups: dict[str, ReplicaGroup] | None = None
-    router: (
-        Annotated[
-            RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig, ByKind()
-        ]
-        | None
-    ) = None
+    router: Annotated[RouterConfig, ByKind()] | None = None
     failures: tuple[Failure, ...] = ()
     lost: Lost | None = None
     autoscaler: Annotated[QueueScaler | KvScaler, ByKind()] | None = None
@@ -62,9 +50,9 @@ class ReplicasConfig(Config):
         if self.groups is not None and not all(name.strip() for name in self.groups):
             raise ValueError("groups: a group has an empty name. Name it, like {h200: {count: 2}}.")
         if self.router is None and self.plan.most > 1:
+            *others, last = ROUTERS
             raise ValueError(
-                f"router is missing, and {self.plan.most} replicas need one. Add it: round_robin, random,"
-                " shortest_queue, least_tokens or prefix_affinity."
+                f"router is missing, and {self.plan.most} replicas need one. Add it: {', '.join(others)} or {last}."
             )
         if self.autoscaler is not None:
             self._check_autoscaler(self.autoscaler)

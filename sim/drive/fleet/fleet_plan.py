@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-from batchsim.base.ranges import NonNegative, Range, check_ranges
+from batchsim.base.ranges import Config, NonNegative, Range, check_ranges
 from batchsim.base.units import Duration, PositiveDuration, Share
-
-STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 STARTING, UP, DRAINING, FAILED = "starting", "up", "draining", "failed"
 HELD = (STARTING, UP, DRAINING, FAILED)
@@ -22,26 +20,22 @@ Lost = Literal["retry", "fail"]
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(Config):
     """`replica` loses all it holds at `at` and takes requests again, with an empty cache, after `down_for`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     replica: Annotated[int, Range(0, 9_999)]
     at: Duration
     down_for: PositiveDuration
 
-    __post_init__ = check_ranges
-
 
 @dataclass(frozen=True, kw_only=True)
-class _Scaler:
+class _Scaler(Config):
     """Looks every `every` and adds a replica above, which takes requests after `cold_start`; removes one when it has
     been below at every look for `scale_down_delay`. One at a time, and always from `min` to `max` of them.
 
     A removed replica takes no new requests and goes when it is empty.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     every: PositiveDuration
     min: Replicas
     max: Replicas

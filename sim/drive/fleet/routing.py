@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from batchsim.base.ranges import PositiveInt, Range, check_ranges
+from batchsim.base.ranges import Config, PositiveInt, Range
 from batchsim.kernel.types import Request
-
-STRICT: dict[str, Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 class Router(Protocol):
@@ -39,50 +37,43 @@ class Router(Protocol):
 
 
 @dataclass(frozen=True)
-class RoundRobinConfig:
+class RoundRobinConfig(Config):
     """The next replica by number."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     kind: Literal["round_robin"] = "round_robin"
 
 
 @dataclass(frozen=True)
-class RandomConfig:
+class RandomConfig(Config):
     """Any replica, all equally likely."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     kind: Literal["random"] = "random"
 
 
 @dataclass(frozen=True)
-class ShortestQueueConfig:
+class ShortestQueueConfig(Config):
     """The replica with the fewest outstanding requests."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     kind: Literal["shortest_queue"] = "shortest_queue"
 
 
 @dataclass(frozen=True)
-class LeastTokensConfig:
+class LeastTokensConfig(Config):
     """The replica with the fewest outstanding tokens, prompts and output caps."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     kind: Literal["least_tokens"] = "least_tokens"
 
 
 @dataclass(frozen=True)
-class PrefixAffinityConfig:
+class PrefixAffinityConfig(Config):
     """One replica for each beginning of `prefix_tokens` tokens, within `load_factor` times the mean load.
 
     A shorter prompt counts as a beginning of its own length. Prompts that share nothing are spread by their ids.
     """
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
     prefix_tokens: PositiveInt
     load_factor: Annotated[float, Range(1, 1e6, above=True)]  # at 1 no replica holds more than its share
     kind: Literal["prefix_affinity"] = "prefix_affinity"
-
-    __post_init__ = check_ranges
 
 
 class RoundRobin:

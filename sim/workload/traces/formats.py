@@ -155,8 +155,9 @@ def _unit(source: Source, config: TraceConfig, name: str, unit: TimeUnit | None)
 def _recognised(source: Source, config: TraceConfig) -> Layout:
     names = set(source.names)
     listed = f"{source.container} with the columns"
-    for name in ("azure", "burstgpt", "vidur"):
-        columns, unit = _FORMATS[name]
+    for name, (columns, unit) in _FORMATS.items():
+        if columns is _TIMESTAMP_FAMILY:  # several formats have these names
+            continue
         if {columns.prompt, columns.output} <= names and columns.arrival in names:
             reason = f"{listed} {columns.arrival}, {columns.prompt}, {columns.output}"
             return Layout(name, columns, _unit(source, config, name, unit), reason)
