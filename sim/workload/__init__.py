@@ -1,1 +1,1 @@
-"""Who asks for what and when: arrivals, lengths, sessions, classes of traffic, closed loops; `traces` of files."""
+"""Which requests are sent when: arrivals, lengths, sessions, traffic classes, closed loops; `traces`: recorded ones."""

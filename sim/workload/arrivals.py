@@ -1,6 +1,6 @@
 """Arrival times of the open-loop processes.
 
-Each draws a process of unit rate and scales its time, so that at every load request i is the same request and bursts
+Each process is drawn at unit rate and its time scaled, so that at every load request i is the same request and bursts
 come in the same places.
 """
 
@@ -28,7 +28,7 @@ Process = PoissonArrivals | GammaArrivals | ConstantArrivals | OnOffArrivals
 
 
 def arrival_times_ns(process: Process, seed: int, duration_ns: int | None, requests: int | None) -> Ints:
-    """The sorted times of all arrivals before `duration_ns`, or of the first `requests`.
+    """The arrival times in ns from 0, sorted, as int64: all before `duration_ns`, or the first `requests`.
 
     Gamma gaps start with a full gap, not in the midst of one. ScenarioError if none arrives, or too many to hold.
     """
@@ -58,7 +58,7 @@ def arrival_times_ns(process: Process, seed: int, duration_ns: int | None, reque
 
 
 def check_count(requests: float) -> None:
-    """ScenarioError if a run of so many requests cannot be held."""
+    """ScenarioError if `requests` are more than a run can hold, MAX_REQUESTS."""
     if requests > MAX_REQUESTS:
         raise ScenarioError(
             f"workload: {requests:.3g} requests asked, at most {MAX_REQUESTS:,} are possible."
@@ -97,7 +97,7 @@ def _unit_gaps(process: Process, rng: np.random.Generator, size: int) -> Floats:
 
 
 class _OnOffClock:
-    """Turns time spent on into time: the alternation of exponential sojourns, begun in its stationary state."""
+    """Converts time spent in the on state of an on/off process to time of the run; begins in the stationary state."""
 
     def __init__(self, process: OnOffArrivals, seed: int, span_ns: float) -> None:
         cycles = span_ns / (process.on + process.off)
@@ -112,7 +112,7 @@ class _OnOffClock:
         self._ask = math.ceil(cycles) + 16
 
     def times_ns(self, on_ns: Floats, end_ns: float) -> Floats:
-        """When each amount of time on has passed; `on_ns` is sorted. Infinity where that is surely after `end_ns`."""
+        """The times in ns at which the process has been on for `on_ns` (sorted); inf where surely after `end_ns`."""
         inside = on_ns[: np.searchsorted(on_ns, end_ns)]
         times_ns = np.full(len(on_ns), np.inf)
         if len(inside):

@@ -30,7 +30,7 @@ def build_workload(
     base: Path,
     rows: TraceRows | None = None,
 ) -> BuiltWorkload:
-    """The workload of one point. ScenarioError or TraceError where it cannot be made.
+    """The workload of `config` at one load and seed. ScenarioError or TraceError where it cannot be made.
 
     `load` replaces one axis of the block (see `apply_load`). `base` is the folder that relative trace paths start
     from. `rows` is the trace as `read_trace` returned it for this seed, so that many points read it once.

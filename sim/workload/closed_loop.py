@@ -21,7 +21,7 @@ from batchsim.workload.traces.random_stream import random_stream
 from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, Ints, TraceRows
 from batchsim.workload.workload_config import ClosedLoop, Frontend, WorkloadConfig
 
-PILOT = 8192  # draws that stand for the loop in notes and means
+PILOT = 8192  # requests drawn as a sample of the loop, for notes and means
 TURNS_PER_BLOCK = 64  # drawn at once for a user, since a stream costs as much as many draws
 SESSIONS_PER_BLOCK = 16  # likewise
 MAX_INSTANT_TURNS = 1000  # of one user in a row without time passing: then it never will
@@ -30,7 +30,7 @@ _Turn = tuple[int, int, int, int, int, int]  # class, prompt, output, cap, patie
 
 @dataclass(frozen=True)
 class _Block:
-    """Turns of a user drawn at once, from `first` on: of some sessions, or ones that know nothing of each other."""
+    """Consecutive turns of a user, drawn at once, from turn `first` on: whole sessions, or independent requests."""
 
     number: int
     first: int
@@ -69,7 +69,7 @@ class Users:
         self._instant_turns: dict[int, int] = {}
 
     def start(self) -> Iterator[Arrival]:
-        """Everybody's first request by (arrival_ns, id), from the beginning whatever happened before."""
+        """Every user's first request, by (arrival_ns, id). Begins the loop anew, whatever was sent before."""
         self.num_sent = self.last_sent_ns = 0
         self._instant_turns.clear()
         first = [self._send(user, 0, 0) for user in range(self.loop.users)]
@@ -94,7 +94,7 @@ class Users:
         return following
 
     def turn(self, user: int, turn: int) -> _Turn:
-        """The marks of a user's request and the wait before it."""
+        """Class index, tokens of prompt, output and cap, patience and wait before it in ns, of a user's request."""
         block = self._block(user, turn)
         return block.turns[turn - block.first]
 
@@ -117,7 +117,7 @@ class Users:
                 return block
 
     def _text(self, user: int, turn: int) -> TokenIds | None:
-        """What the prompt of a user's turn shares; None: nothing."""
+        """The prompt's tokens by the texts they are part of, for prefix caches; None where the prompt shares none."""
         block, users = self._block(user, turn), self.loop.users
         row, marks = turn - block.first, block.drawn.marks
         if self._sessions is not None:
@@ -163,9 +163,9 @@ class Users:
         return _Block(number, first, list(zip(*(column.tolist() for column in columns), strict=True)), drawn)
 
     def _waits_ns(self, user: int, number: int, size: int) -> Ints:
-        """The think times before each turn; before turn 0 what is left of one when a user is met amid it.
+        """The think time in ns before each turn of a block; before turn 0 the rest of one, as the run begins amid it.
 
-        The rest of an exponential time is as long as the time; of a constant one it is uniform.
+        The rest of an exponential time has the law of the whole; the rest of a constant one is uniform.
         """
         rng = random_stream(self._seed, "think", user=user, block=number)
         if self.loop.think_kind == "exponential":
@@ -179,10 +179,10 @@ class Users:
 
 @dataclass(frozen=True)
 class ClosedLoopWorkload:
-    """Users who send when they were answered. `arrivals()` begins the loop anew, so one run at a time.
+    """A closed loop: each user sends the next request after the answer. `arrivals()` begins anew, so one run at a time.
 
     With a number of requests the window's end is the last sending so far: read it after the run. Lengths in `notes`,
-    `describe` and `mean_output_tokens` are those of a sample of their laws.
+    `describe` and `mean_output_tokens` are those of `pilot`, a sample of the requests.
     """
 
     users: Users
@@ -214,19 +214,19 @@ class ClosedLoopWorkload:
 
     @property
     def mean_output_tokens(self) -> dict[str, float]:
-        """The mean true output of each class."""
+        """The mean true output in tokens, by class name."""
         return self.source.mean_output_tokens(self.pilot)
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Everybody's first request by (arrival_ns, id)."""
+        """Every user's first request, by (arrival_ns, id)."""
         return self.users.start()
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
-        """The user's next request, or None at the end of the loop."""
+        """The next request of the user whose `request` ended at `now_ns`; None at the end of the loop."""
         return self.users.next(request, now_ns)
 
     def true_output_tokens(self, request: Request) -> int:
-        """The output length that the world knows."""
+        """The true output length in tokens, which the engine is not told."""
         turn, user = divmod(request.id, self.users.loop.users)
         return self.users.turn(user, turn)[2]
 

@@ -17,10 +17,8 @@ from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ra
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.traces.trace_rows import Ints
 
-"""What every config of a workload asks of the validator."""
-
 Cv = Annotated[float, Range(1e-3, 100)]
-"""Recorded traffic lies between 0.3 and 13; far outside, gamma draws lose all digits."""
+"""Coefficient of variation. Recorded traffic has 0.3 to 13; far outside, gamma draws lose all digits."""
 MeanTokens = Annotated[float, Range(1, INT32_MAX)]
 Weight = Annotated[float, Range(0, 1e12)]
 
@@ -133,14 +131,14 @@ def _check_mean(mean: float, low: int, high: int | None) -> None:
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """Lengths, and the whole numbers drawn before the law's min and max changed them."""
+    """Lengths in tokens; `drawn` are the same before they were clipped to the law's min and max."""
 
     tokens: Ints
     drawn: NDArray[np.float64] | Ints
 
 
 def draw_tokens(law: Law, rng: np.random.Generator, size: int) -> DrawnTokens:
-    """`size` lengths of `law`. The first n do not depend on `size`: every sampler takes its randomness in order."""
+    """`size` lengths in tokens. The first n do not depend on `size`: every sampler takes its randomness in order."""
     if isinstance(law, FixedTokens):
         return _unclipped(np.full(size, law.tokens))
     if isinstance(law, UniformTokens):

@@ -24,11 +24,11 @@ FOR_EVER_NS = np.iinfo(np.int64).max  # the patience of a client that never canc
 
 @dataclass(frozen=True)
 class Marks:
-    """Columns of drawn requests. `klass` indexes the classes; `asked_tokens` is the output before it was cut.
+    """Drawn requests as columns. `klass` is the index of the request class; `asked_tokens` the output before the cut.
 
     Length columns are in tokens, patience in ns or FOR_EVER_NS. `drawn_*` are lengths before the limits of their law.
-    A prompt begins with `group_tokens` of shared text number `group`; -1: with none. `context_tokens` of it are those
-    of earlier turns of its session.
+    A prompt begins with `group_tokens` of shared prefix number `group`; -1: with none. `context_tokens` of it are the
+    earlier turns of its session.
     """
 
     klass: Ints
@@ -45,22 +45,22 @@ class Marks:
 
     @property
     def own_tokens(self) -> Ints:
-        """What each prompt adds to what it shares."""
+        """Tokens of each prompt beyond its shared prefix and the earlier turns of its session."""
         return self.prompt_tokens - self.group_tokens - self.context_tokens
 
     def __len__(self) -> int:
         return len(self.klass)
 
     def picked(self, index: Ints) -> Marks:
-        """The requests `index`."""
+        """The requests at the rows `index`."""
         return Marks(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
 
 class MarkSource:
-    """Draws marks; every purpose has its stream, so that the n-th draw of one depends on nothing else.
+    """Draws the marks of requests, each purpose from a random stream of its own: its n-th draw depends on nothing else.
 
     `names` are the classes in the scenario's order, or one nameless class. `rows` is the trace, where one is used;
-    `of_rows`: the prompts and outputs of a replay are those of its rows.
+    `of_rows`: a replay takes the lengths of its rows, for one class at least.
     """
 
     def __init__(self, config: WorkloadConfig, rows: TraceRows | None, seed: int, max_model_len: int) -> None:
@@ -82,16 +82,16 @@ class MarkSource:
             self._prefixes = [(name, own) if own else ("", config.shared_prefix) for name, own in self._prefixes]
 
     def classes_of(self, size: int, *, user: int = 0, block: int = 0) -> Ints:
-        """The classes of `size` requests, or of as many users or sessions."""
+        """The class indices of `size` requests, or of as many users or sessions, drawn by the classes' shares."""
         uniform = random_stream(self._seed, "class", user=user, block=block).random(size)
         return np.searchsorted(self._edges, uniform, side="right")
 
     def draw(
         self, size: int, *, user: int = 0, block: int = 0, rows: TraceRows | None = None, klass: Ints | None = None
     ) -> Marks:
-        """`size` requests; the first n are the same for every size. `rows`: these lengths where the config has none.
+        """The marks of `size` requests, the first n being the same for every size.
 
-        `klass`: the classes where they are not drawn for each request.
+        `rows` gives the lengths where the config has none; `klass` the class indices, else drawn for each request.
         """
         stream = partial(random_stream, self._seed, user=user, block=block)
         if klass is None:
@@ -128,7 +128,7 @@ class MarkSource:
         return any(prefix is not None for _, prefix in self._prefixes)
 
     def _groups(self, klass: Ints, stream: Stream) -> tuple[Ints, Ints]:
-        """The shared text each prompt begins with, and its tokens; -1 and 0 without one. Texts are numbered through."""
+        """The number of each prompt's shared prefix, counted over all classes, and its tokens; -1 and 0 without one."""
         group, tokens = np.full(len(klass), -1), np.zeros(len(klass), np.int64)
         first: dict[str, int] = {}
         count = 0
@@ -174,11 +174,11 @@ class MarkSource:
         return DrawnTokens(tokens.astype(np.int64), drawn)
 
     def answered(self, asked: Ints) -> Ints:
-        """The outputs where the model has room for all that clients ask for."""
+        """`asked`, output lengths in tokens, cut to a cap in tokens; `max_model_len` cuts none of them."""
         return asked if isinstance(self.output_cap, str) else np.minimum(asked, self.output_cap)
 
     def with_prompts(self, marks: Marks, prompt: Ints, **shared: Ints) -> Marks:
-        """`marks` with other prompts, of which the columns `shared` say what they share."""
+        """`marks` with prompts of `prompt` tokens, and output and cap to fit; the columns `shared` replace theirs."""
         cut, cap = self._caps(prompt, marks.asked_tokens)
         return replace(marks, prompt_tokens=prompt, output_tokens=cut, max_output_tokens=cap, **shared)
 
@@ -223,7 +223,7 @@ class MarkSource:
         return Arrival(request, output, cancel_ns, None if sent_ns == arrival_ns else sent_ns)
 
     def mean_output_tokens(self, marks: Marks) -> dict[str, float]:
-        """The mean true output of each class; of a class that does not occur in `marks`, that of all."""
+        """The mean true output in tokens by class name; that of all requests for a class of which `marks` has none."""
         counts = np.bincount(marks.klass, minlength=len(self.names))
         totals = np.bincount(marks.klass, weights=marks.output_tokens, minlength=len(self.names))
         overall = float(marks.output_tokens.mean())

@@ -56,7 +56,7 @@ class OpenWorkload:
 
     @property
     def mean_output_tokens(self) -> dict[str, float]:
-        """The mean true output of each class."""
+        """The mean true output in tokens, by class name."""
         return self.source.mean_output_tokens(self.marks)
 
     def arrivals(self) -> Iterator[Arrival]:
@@ -80,7 +80,7 @@ class OpenWorkload:
                 yield make(number, *row, tokens=self._tokens(number) if shares else None)
 
     def _tokens(self, number: int) -> TokenIds | None:
-        """What the prompt of request `number` shares; None: nothing."""
+        """The prompt's tokens by the texts they are part of, for prefix caches; None where the prompt shares none."""
         marks = self.marks
         prompt = int(marks.prompt_tokens[number])
         if self.hash_ids is not None:
@@ -88,11 +88,11 @@ class OpenWorkload:
         return grouped(number, prompt, int(marks.group[number]), int(marks.group_tokens[number]))
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
-        """None: nobody waits for answers."""
+        """Always None: no request waits for an answer."""
         return None
 
     def true_output_tokens(self, request: Request) -> int:
-        """The output length that the world knows."""
+        """The true output length in tokens, which the engine is not told."""
         return int(self.marks.output_tokens[request.id])
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -154,9 +154,9 @@ def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | Non
 def _hash_ids(
     rows: TraceRows | None, replayed: TraceRows | None, source: MarkSource
 ) -> tuple[HashIds | None, list[str]]:
-    """The blocks of every request's prompt, and a note where the trace's are not used.
+    """The hash ids of every request's prompt, and a note where those of the trace are not used.
 
-    ScenarioError if the scenario says besides what prompts share.
+    ScenarioError if the scenario has a shared_prefix besides.
     """
     if rows is None or rows.hash_ids is None:
         return None, []
@@ -171,7 +171,7 @@ def _hash_ids(
 
 
 def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[str]]:
-    """The rows that `requests` or `duration` keep, and what to say about the others."""
+    """The rows that `requests` or `duration` keep, and notes on the others."""
     assert rows.arrival_ns is not None, "checked when read"
     keep, why = len(rows), ""
     if config.requests is not None:

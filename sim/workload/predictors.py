@@ -1,4 +1,4 @@
-"""Guesses of output lengths for policies that order by them. Their names stand in every table."""
+"""Predictors of output lengths, for policies that order requests by them. Their names stand in every table."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NOISE_BLOCK = 8192  # request ids whose noise is drawn at once
 
 @dataclass(frozen=True)
 class OracleConfig(Config):
-    """The true length."""
+    """Predicts the true output length."""
 
     kind: Literal["oracle"] = "oracle"
 
 
 @dataclass(frozen=True)
 class NoisyConfig(Config):
-    """The true length times exp(sigma Z), with Z standard normal and keyed by request id: right in the median."""
+    """Predicts the true output times exp(sigma Z), with Z standard normal, keyed by request id: right in the median."""
 
     sigma: Annotated[float, Range(0, 3, above=True)]  # at 3 a typical guess is off by 20 times
     kind: Literal["noisy"] = "noisy"
@@ -33,7 +33,7 @@ class NoisyConfig(Config):
 
 @dataclass(frozen=True)
 class ClassMeanConfig(Config):
-    """The mean true output of the request's class."""
+    """Predicts the mean true output of the request's class."""
 
     kind: Literal["class_mean"] = "class_mean"
 
@@ -42,7 +42,7 @@ PredictorConfig = Annotated[OracleConfig | NoisyConfig | ClassMeanConfig, ByKind
 
 
 class Oracle:
-    """Knows the truth."""
+    """The predictor of an OracleConfig. `predict` returns tokens, as those of the others do."""
 
     name = "oracle"
 
@@ -54,7 +54,7 @@ class Oracle:
 
 
 class Noisy:
-    """The truth times lognormal noise keyed by request id."""
+    """The predictor of a NoisyConfig."""
 
     def __init__(self, config: NoisyConfig, workload: BuiltWorkload) -> None:
         self.name = f"noisy (sigma {config.sigma:g})"
@@ -73,7 +73,7 @@ class Noisy:
 
 
 class ClassMean:
-    """Knows the class only."""
+    """The predictor of a ClassMeanConfig."""
 
     name = "class mean"
 

@@ -27,7 +27,7 @@ PILOT_SESSIONS = 1024  # a sample that stands for all in means: those that come 
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of some sessions, one session after the other; `first` is the row at which the session of each begins.
+    """The turns of some sessions, session by session; `first` has for each turn the row at which its session begins.
 
     `num_cut` sessions end before their last turn, because the model holds no more.
     """
@@ -40,7 +40,7 @@ class Turns:
         return len(self.first)
 
     def text(self, row: int, request_ids: range) -> TokenIds:
-        """The prompt of the turn at `row`, where the turns of its session have these ids from the first on."""
+        """The tokens of the prompt at `row`. `request_ids` are those of its session's turns, from the first on."""
         marks, start = self.marks, int(self.first[row])
         own, output = marks.own_tokens[start : row + 1], marks.output_tokens[start : row + 1]
         turns = [Turn(*turn) for turn in zip(request_ids, own.tolist(), output.tolist(), strict=False)]
@@ -57,7 +57,10 @@ def draw_turns(
     block: int = 0,
     klass: Ints | None = None,
 ) -> Turns:
-    """`count` sessions, the first n being the same for every count; `klass` has the class of each where it is known."""
+    """The turns of `count` sessions, the first n sessions being the same for every count.
+
+    `klass` has the class index of each session, else it is drawn.
+    """
     counts = draw_tokens(sessions.turns, random_stream(seed, "turns", user=user, block=block), count).tokens
     counts = np.minimum(counts, source.max_model_len)  # each turn brings a token or more, so no session has as many
     check_count(int(counts.sum()))
@@ -122,7 +125,7 @@ class OpenSessions:
 
     @property
     def mean_output_tokens(self) -> dict[str, float]:
-        """The mean true output of each class."""
+        """The mean true output in tokens, by class name."""
         return self.source.mean_output_tokens(self.turns.marks)
 
     def arrivals(self) -> Iterator[Arrival]:
@@ -136,7 +139,7 @@ class OpenSessions:
                 yield self._arrival(row, sent_ns)
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
-        """The session's next turn, or None after its last or the window's."""
+        """The session's next turn; None after the last, or where it would be sent at or after the window's end."""
         row = request.id + 1
         if row >= len(self.turns) or self.turns.first[row] == row:
             return None
@@ -144,7 +147,7 @@ class OpenSessions:
         return self._arrival(row, sent_ns) if sent_ns < self.window_ns[1] else None
 
     def true_output_tokens(self, request: Request) -> int:
-        """The output length that the world knows."""
+        """The true output length in tokens, which the engine is not told."""
         return int(self.turns.marks.output_tokens[request.id])
 
     def _arrival(self, row: int, sent_ns: int) -> Arrival:

@@ -13,9 +13,9 @@ from batchsim.base.units import Duration
 from batchsim.workload.laws import Law
 
 Groups = Annotated[int, Range(1, 1_000_000)]
-"""A table of chances is held of them."""
+"""Groups of prompts that begin alike; a table holds the chance of each."""
 Exponent = Annotated[float, Range(0, 10)]
-"""At 10 all but a thousandth falls to the first group already."""
+"""Zipf exponent of the groups: at 10 all but a thousandth of the prompts fall to the first group already."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SharedPrefix(Config):
     zipf: Exponent = 0.0
 
     def drawn(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The groups, from 0, for numbers uniform in [0, 1)."""
+        """The group, from 0, that each of `uniform` draws, random numbers in [0, 1)."""
         chances = np.arange(1, self.groups + 1, dtype=np.float64) ** -self.zipf
         edges = np.cumsum(chances / chances.sum())[:-1]
         return np.searchsorted(edges, uniform, side="right")

@@ -12,17 +12,17 @@ from batchsim.workload.traces.trace_rows import HashIds
 
 
 def own_text(request_id: int, tokens: int) -> Segment:
-    """Text that nobody else sends but who repeats this request's."""
+    """The beginning of a request's own text, which only later turns of its session repeat."""
     return prompt_stream(2 * request_id), 0, tokens
 
 
 def answer_to(request_id: int, tokens: int) -> Segment:
-    """What that request generates."""
+    """The first `tokens` that a request generates."""
     return output_stream(request_id), 0, tokens
 
 
 def shared_text(number: int, tokens: int) -> Segment:
-    """The beginning of group or block `number`."""
+    """The beginning of a text that many prompts share: of group `number`, or of block `number` of a trace."""
     return prompt_stream(2 * number + 1), 0, tokens
 
 
@@ -36,14 +36,14 @@ class Turn:
 
 
 def grouped(request_id: int, prompt_tokens: int, group: int, group_tokens: int) -> TokenIds | None:
-    """A prompt that begins with `group_tokens` of a group; None without a group (-1)."""
+    """The tokens of a prompt that begins with `group_tokens` of a group's text; None without a group (-1)."""
     if group < 0:
         return None
     return TokenIds.of([shared_text(group, group_tokens), own_text(request_id, prompt_tokens - group_tokens)])
 
 
 def conversation(group: int, group_tokens: int, turns: list[Turn]) -> TokenIds:
-    """The prompt of the last of `turns`: a group's text, if any (-1: none), every earlier turn and answer, its own."""
+    """The tokens of the last prompt: a group's text, if any (-1: none), every earlier turn and answer, its own text."""
     segments = [shared_text(group, group_tokens)] if group >= 0 else []
     for turn in turns[:-1]:
         segments += own_text(turn.request_id, turn.own_tokens), answer_to(turn.request_id, turn.output_tokens)
@@ -51,7 +51,7 @@ def conversation(group: int, group_tokens: int, turns: list[Turn]) -> TokenIds:
 
 
 def hashed(request_id: int, prompt_tokens: int, hash_ids: HashIds, row: int) -> TokenIds | None:
-    """A prompt of the blocks of that row of a trace, the last one cut to the prompt; what has no id is its own."""
+    """The tokens of a trace row's prompt: its blocks, the last one cut to fit, then own text. None without blocks."""
     size = hash_ids.block_tokens
     segments = [shared_text(number, size) for number in hash_ids.row(row)[: -(-prompt_tokens // size)]]
     if not segments:

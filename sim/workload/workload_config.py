@@ -14,9 +14,9 @@ from batchsim.workload.traces.trace_config import TraceConfig
 
 SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
 Users = Annotated[int, Range(1, 1_000_000)]
-"""Of a closed loop: each is an object while the loop runs."""
+"""Users of a closed loop: each is an object while the loop runs."""
 MAX_REQUESTS = 20_000_000
-"""Of a run: about 1 GB of columns; more is a slip of a unit."""
+"""Requests of a run: about 1 GB of columns; more is a slip of a unit."""
 Requests = Annotated[int, Range(1, MAX_REQUESTS)]
 
 
@@ -218,7 +218,7 @@ class WorkloadConfig(Config):
             raise ValueError(f"trace.rate_scale changes the trace's times, but arrivals are {self.arrivals.kind}.")
 
     def _check_rows_of_classes(self) -> None:
-        """A class that is drawn beside a trace's rows would get the lengths of all rows, and no class has those."""
+        """ValueError where classes would be drawn beside a trace's rows: each would get the lengths of all rows."""
         replay = self.arrivals.kind == "trace"
         drawn = {name: traffic.lengths or self.lengths for name, traffic in self.classes.items() if traffic.share}
         of_rows = [name for name, own in drawn.items() if isinstance(own, TraceLengths) or (replay and own is None)]

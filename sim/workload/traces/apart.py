@@ -12,10 +12,10 @@ from batchsim.workload.traces.trace_rows import Ints
 
 @dataclass(frozen=True)
 class Apart:
-    """The rows outside the largest stretch without a gap of a year. `keep` is that stretch, of rows in time order.
+    """`count` rows outside the largest stretch without a gap of a year. `keep` is that stretch, of rows in time order.
 
-    `first` is the place in time order of the one that stands first in the file; `away_ns` is how long before (below 0)
-    or after that stretch it lies.
+    `first` is the place in time order of the outside row that stands first in the file; `away_ns` is how long before
+    (below 0) or after the stretch that row lies.
     """
 
     keep: slice
@@ -24,7 +24,7 @@ class Apart:
     away_ns: int
 
     def __str__(self) -> str:
-        """What is odd about the first of them, to follow its place in the file."""
+        """What is odd about the row `first`; to be read after its place in the file."""
         side = "before" if self.away_ns < 0 else "after"
         others = f"; {self.count - 1:,} more lie a year or more from most" if self.count > 1 else ""
         return f"its time lies {format_duration(abs(self.away_ns))} {side} those of most rows{others}"

@@ -1,4 +1,4 @@
-"""The trace formats read, those known but not readable, and how a file is told by its columns.
+"""The trace formats read, those known but not readable, and how a file is recognised by its columns.
 
 Source: the column names and units of each tool's own documentation and code, 2023 to 2026.
 """
@@ -16,8 +16,8 @@ from batchsim.workload.traces.trace_file import Source
 class Layout:
     """How a file is read: format, columns, unit of its times, and why (the reason is part of the notes).
 
-    `unit` is None where there are no times, or where they are and nobody can tell (`ambiguous`). `whole_units`: the
-    unit was told by the times being integers, so all of them have to be. `hash_block_tokens` is how many tokens each
+    `unit` is None where there are no times, or where nothing says their unit (`ambiguous`). `whole_units`: the unit was
+    inferred from a time that is an integer, so all of them have to be. `hash_block_tokens` is how many tokens each
     id in `columns.hash_ids` stands for; None: no ids are read.
     """
 
@@ -95,7 +95,7 @@ _KNOWN: tuple[tuple[str, set[str], str], ...] = (
 
 
 def lay_out(source: Source, config: TraceConfig) -> Layout:
-    """How `source` is to be read under `config`. TraceError where it cannot be told, or a column is missing."""
+    """How `source` is to be read under `config`. TraceError where its format is unknown, or a column is missing."""
     if config.columns is not None:
         layout = Layout("mapping", config.columns, config.time_unit, "columns given")
     elif config.format == "auto":
@@ -187,7 +187,7 @@ def _timestamp_family(source: Source, config: TraceConfig) -> Layout:
 
 
 def _refuse_known(source: Source) -> None:
-    """TraceError if `source` is a format of someone's that holds no requests with lengths, or needs a mapping."""
+    """TraceError if `source` is of a known format that holds no requests with lengths, or needs a mapping."""
     names, first = set(source.names), source.first
     known = next(((name, advice) for name, needed, advice in _KNOWN if needed <= names), None)
     lists = [value for value in first.values() if isinstance(value, list) and value]

@@ -49,7 +49,7 @@ def summary(trace: TraceRows) -> dict[str, Any]:
 
 
 def _lengths(tokens: Ints) -> dict[str, float]:
-    """Mean, CV (population std) and linearly interpolated percentiles."""
+    """Mean, CV (population std), extremes and linearly interpolated percentiles of lengths in tokens."""
     quantiles = {name: float(np.percentile(tokens, percent)) for name, percent in _QUANTILES.items()}
     mean = float(tokens.mean())
     return {

@@ -1,4 +1,4 @@
-"""From a trace file to `TraceRows`: told apart, converted, sorted, sliced, with a note on everything that was done."""
+"""From a trace file to `TraceRows`: recognised, converted, sorted, sliced, with a note on everything that was done."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool
     """The rows of a trace, sliced, and spread by `jitter` (the only use of `seed`); `rate_scale` is left to `rescale`.
 
     `base` is the folder of relative paths. A row has at least 1 prompt and 1 output token. TraceError where the file
-    is missing, cannot be told, is broken, or nothing is left. A row a year or more from the others is broken like one
+    is missing, of unknown format or broken, or no row is left. A row a year or more from the others is broken like one
     that cannot be read; for a `tolerant` reader it is a note, as long as times fit 64 bits.
     """
     with reading(base / config.path):
@@ -90,7 +90,7 @@ def _in_file_order(loaded: _Loaded, layout: Layout, config: TraceConfig) -> Trac
 
 
 def _hash_notes(trace: TraceRows) -> list[str]:
-    """What the rows share, where they say it."""
+    """A note on how much of their prompts the rows share, where the trace has hash ids."""
     if trace.hash_ids is None:
         return []
     return [
@@ -101,7 +101,7 @@ def _hash_notes(trace: TraceRows) -> list[str]:
 
 
 def recognise(path: Path) -> str:
-    """The format of the file and the reason, in a line. TraceError where it cannot be told or has no reader."""
+    """The format of the file and the reason, in a line. TraceError where it is unknown or has no reader."""
     with reading(path):
         source = open_source(TraceConfig(str(path)), Path())
         layout = lay_out(source, TraceConfig(str(path)))
@@ -192,7 +192,7 @@ def _load_notes(source: Source, layout: Layout, loaded: _Loaded) -> list[str]:
 
 
 def _check_unit(source: Source, layout: Layout, arrival_ns: Ints) -> None:
-    """TraceError where the unit of the times cannot be told; shows the load that either unit would mean."""
+    """TraceError where the unit of the times is unknown; its text has the load that either unit would mean."""
     arrival = layout.columns.arrival
     if layout.whole_units and layout.unit in UNIT_NS and np.any(arrival_ns % UNIT_NS[layout.unit]):
         raise TraceError(
@@ -215,7 +215,7 @@ def _check_unit(source: Source, layout: Layout, arrival_ns: Ints) -> None:
 def _near(
     source: Source, config: TraceConfig, arrival_ns: Ints, numbers: Ints, tolerant: bool
 ) -> tuple[slice, list[str]]:
-    """The rows that lie less than a year from each other, all where `trace.time` may cut the others off; and a note."""
+    """The rows less than a year from each other, or all rows where `trace.time` may cut the others off; and notes."""
     whole = slice(0, len(arrival_ns))
     apart = rows_apart(arrival_ns, numbers)
     if apart is None:
@@ -232,7 +232,7 @@ def _near(
 
 
 def _time_order(arrival_ns: Ints) -> tuple[Ints | slice, list[str]]:
-    """The stable order by time, and notes on rows out of order and on equal times."""
+    """The indices that sort the rows by time, stably, and notes on rows out of order and on equal times."""
     notes = []
     order: Ints | slice = slice(None)
     backward = int(np.count_nonzero(arrival_ns[1:] < arrival_ns[:-1]))

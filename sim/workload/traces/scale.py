@@ -130,7 +130,7 @@ def _times(rows: TraceRows, what: str) -> Ints:
 
 
 def _period_ns(rows: TraceRows, arrival_ns: Ints, done: str) -> int:
-    """The time of one round: the span and a mean gap, so that rounds join at the mean rate."""
+    """The period in ns of a repeated trace: its span and a mean gap, so that rounds join at the mean rate."""
     span_ns = int(arrival_ns[-1] - arrival_ns[0])
     if span_ns == 0:
         raise TraceError(f"{rows.source}: all {len(rows):,} rows arrive at once; they cannot be {done}. Use more rows.")

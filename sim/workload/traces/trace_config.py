@@ -13,7 +13,7 @@ TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
 FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "qwen", "mapping"]
 
 Factor = Annotated[float, Range(0, 1e6, above=True)]
-"""On the rate of a trace."""
+"""Multiplies the rate of a trace."""
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 

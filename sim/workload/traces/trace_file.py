@@ -34,7 +34,7 @@ _JSON = json.JSONDecoder(**_READ, object_pairs_hook=unique_keys)
 
 
 def _whole(digits: str) -> int | Decimal:
-    """A whole number of a file; of more digits than Python's `int` takes, too, which whoever wants it then refuses."""
+    """The integer of a JSON number; a Decimal where it has more digits than `int` takes, for its reader to refuse."""
     return int(digits) if len(digits) < 1000 else Decimal(digits)
 
 
@@ -98,7 +98,7 @@ def open_source(config: TraceConfig, base: Path) -> Source:
 
 
 class _Unpacked(io.RawIOBase):
-    """The bytes of a gzipped file, and no more of them than a file may have: a short one can hold any number."""
+    """The uncompressed bytes of a gzipped file. OSError beyond TRACE_BYTES: a short file can unpack to any number."""
 
     def __init__(self, packed: BinaryIO) -> None:
         self._packed, self._file = packed, gzip.GzipFile(fileobj=packed)
@@ -194,7 +194,7 @@ def _first_record(line: str) -> dict[str, object]:
 def rows(source: Source, columns: Sequence[str]) -> tuple[Iterator[Row], Decode]:
     """The rows as `(number, raw)` and the function that takes a raw row's values of `columns`.
 
-    It raises ValueError on a row that is broken. Numbers count lines of text, from 1, or items. Use within `reading`.
+    The function raises ValueError on a broken row. Numbers count lines of text, from 1, or items. Use within `reading`.
     """
     if source.container == "Parquet":
         return _parquet_rows(source, columns), tuple

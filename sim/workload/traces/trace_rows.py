@@ -31,7 +31,7 @@ class HashIds:
 
     @classmethod
     def of(cls, block_tokens: int, ids: Ints, starts: Ints) -> HashIds:
-        """A row for each but the last of `starts`, in order; ids are renumbered from 0 in their order."""
+        """The hash ids of len(starts) - 1 rows, in order; ids are renumbered from 0, the lowest first."""
         rows = np.arange(len(starts) - 1)
         dense = np.unique(ids, return_inverse=True)[1].astype(np.int64)
         return cls(block_tokens, dense, starts, rows, np.zeros(len(rows), np.int64))
@@ -42,7 +42,7 @@ class HashIds:
         return (self.ids[self.starts[k] : self.starts[k + 1]] + self.copies[i] * self.span).tolist()
 
     def picked(self, index: Ints | slice, copies: Ints | None = None) -> HashIds:
-        """The rows `index`; `copies` says of each which copy it belongs to, those that it had being told apart too."""
+        """The rows at `index`. `copies` numbers the copy that each belongs to; copies of copies stay distinct."""
         mine = self.copies[index]
         if copies is not None:
             mine = mine + copies * (int(self.copies.max(initial=0)) + 1)
@@ -88,7 +88,7 @@ class TraceRows:
         return len(self.prompt_tokens)
 
     def picked(self, index: Ints | slice, arrival_ns: Ints | None, copies: Ints | None = None) -> TraceRows:
-        """The rows `index` at these times. `copies`: see `HashIds.picked`."""
+        """The rows at `index`, arriving at `arrival_ns`. `copies`: see `HashIds.picked`."""
         return replace(
             self,
             arrival_ns=arrival_ns,

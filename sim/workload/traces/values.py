@@ -45,7 +45,7 @@ def _number(value: object) -> Decimal | None:
 
 
 def token_reader(name: str) -> Callable[[object], int]:
-    """Reads the values of column `name` as token counts of 0 or more. The reader raises ValueError on others."""
+    """A reader of column `name`: a value to a token count of 0 or more, ValueError on any other."""
 
     def bad(value: object, why: str) -> NoReturn:
         raise ValueError(f"{name} is missing" if value is None or value == "" else f"{name} {shown(value)} is {why}")
@@ -71,10 +71,10 @@ def token_reader(name: str) -> Callable[[object], int]:
 
 
 def hash_id_reader(name: str, block_tokens: int) -> Callable[[object, int], list[int]]:
-    """Reads lists of ids, one a block of `block_tokens` of a prompt of so many tokens; a list may stand as its JSON.
+    """A reader of column `name`: (value, prompt tokens) to the list of its ids, one a block of `block_tokens`.
 
-    The last block may be cut, or have no id, as where only full blocks are hashed. The reader raises ValueError on
-    what is no such list.
+    A list may stand as its JSON text. The last block may be cut, or have no id, as where only full blocks are hashed.
+    The reader raises ValueError on what is no such list.
     """
 
     def ids(value: object, prompt_tokens: int) -> list[int]:
@@ -98,7 +98,7 @@ def hash_id_reader(name: str, block_tokens: int) -> Callable[[object, int], list
 
 
 def clock_reader(name: str, unit: str) -> Callable[[object], int]:
-    """Reads the values of column `name` as ns, exact to the ns. The reader raises ValueError on others.
+    """A reader of column `name`: a value to a time in ns, exact to the ns, ValueError on any other.
 
     `unit` is ns, us, ms, s, counted from any origin, or iso, which is read as ns since 1970.
     """
