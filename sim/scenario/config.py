@@ -1,4 +1,4 @@
-"""What a scenario says, checked and resolved: the frozen nouns the rest works with."""
+"""The dataclasses of a scenario: the file as written, and what follows from it, checked and resolved."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from batchsim.workload.traces.trace_config import Factor
 from batchsim.workload.workload_config import ClosedLoop, Users, WorkloadConfig
 
 CostFactor = Annotated[float, Range(0.01, 100)]
-"""Beyond these it is another machine: state its cost."""
+"""Multiplies every step's time. Beyond these bounds it is another machine: state its cost."""
 Seeds = Annotated[int, Range(1, 1_000_000)]
-"""Repetitions."""
+"""Repetitions of every point."""
 
 
 AUTO = "auto"
@@ -64,12 +64,12 @@ class LoadConfig(Config):
 
     @property
     def num_points(self) -> int:
-        """How many loads a policy gets where they are found."""
+        """How many loads a policy gets where the axis is `auto`."""
         return AUTO_POINTS if self.points is None else self.points
 
     @property
     def axis(self) -> tuple[str, tuple[float, ...]]:
-        """The name of the axis and its values; none yet where it is auto."""
+        """The name of the axis and its values; no values where it is `auto`."""
         for name in ("mean_rate", "users", "rate_scale"):
             values = getattr(self, name)
             if values is not None:
@@ -169,7 +169,7 @@ class ScenarioFile(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(ResolvedPolicy):
-    """One policy to run, as the scenario names it: `knobs` is what it says, for reports and hashes."""
+    """One policy to run. `policy` is its class, `knobs` its settings as the scenario writes them, for reports."""
 
     policy: Any
     knobs: dict[str, Any]
@@ -177,7 +177,7 @@ class PolicySpec(ResolvedPolicy):
 
 @dataclass(frozen=True)
 class Point:
-    """One simulation: a policy at a load with a seed."""
+    """One simulation: a policy at a load, a value on the scenario's load axis, with a seed."""
 
     spec: PolicySpec
     load: float
@@ -186,11 +186,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A checked scenario: `file` holds what was written, `text` and `plain` how, the rest follows from it.
+    """A checked scenario: `file` is its content, `text` the YAML as written, `plain` its values with --set applied.
 
     `base` is the folder that relative trace paths start from, `model_path` the catalog name or file of the model.
     `places` says where top keys and policies stand: `file:line`, or the option that set them. `overrides` are the texts
-    of --set, `trace_folders` where else a trace was looked for. `loads` is empty where they are yet to be found.
+    of --set, `trace_folders` where else a trace was looked for. `loads` is empty where the axis is `auto`.
     `variants` are the scenarios with each value of the key that it varies; empty if it varies none. `allow_code`:
     whether it may name policies by import path.
     """
@@ -213,7 +213,7 @@ class Scenario:
 
     @contextmanager
     def at(self, key: str) -> Iterator[None]:
-        """Puts before an error's text where `key`, a top one or `policies.LABEL`, stands."""
+        """A context whose errors begin with the place, `file:line`, of `key`, a top key or `policies.LABEL`."""
         try:
             yield
         except (ScenarioError, CalibrationError) as error:

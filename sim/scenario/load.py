@@ -204,7 +204,7 @@ def _lengthen_cost(document: Document) -> None:
 
 
 def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
-    """What may hold a `cost`, and where: the scenario, each of the GPUs of its plan, each group of its replicas."""
+    """Each mapping that may hold a `cost`, after its keys: the scenario, its plan's GPUs, its replicas' groups."""
     yield (), plain
     for key, kinds in (("plan", "gpus"), ("replicas", "groups")):
         owner = plain.get(key)
@@ -216,7 +216,7 @@ def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
 
 
 def _place_profile(cost: Any, folder: Path) -> None:
-    """Makes a profile's path one from the current folder, if its file stands beside the scenario."""
+    """Rewrites a profile's path to start from the current folder, if its file stands beside the scenario."""
     profile = cost.get("profile") if isinstance(cost, dict) else None
     if isinstance(profile, str) and profile.endswith(".json") and os.path.isfile(folder / profile):
         cost["profile"] = str(folder / profile)
@@ -324,7 +324,7 @@ def _policy(kind: str, where: str, allow_code: bool) -> tuple[Any, Any]:
 
 
 def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None:
-    """A policy that waits for more requests than there are users would wait for ever in a real engine."""
+    """ScenarioError for a policy that waits for more requests than users: for ever, in a real engine."""
     needs = spec.config.traits.waits_for
     if needs is not None and users < needs:
         raise ScenarioError(

@@ -53,7 +53,7 @@ class Setup:
 
     @classmethod
     def of(cls, scenario: Scenario) -> Setup:
-        """ScenarioError if model, GPU, KV memory and policies do not go together."""
+        """The setup of `scenario`. ScenarioError if model, GPU, KV memory and policies do not go together."""
         file = scenario.file
         with scenario.at("model"):
             model = read_model(scenario.model_path)
@@ -92,7 +92,7 @@ class Setup:
 
     @property
     def gpu(self) -> GpuSpec | None:
-        """The GPU that the cost is of; None where step times are stated, or a profile's GPU is not in the catalog."""
+        """The GPU whose step times are simulated; None where these are stated, or the catalog lacks a profile's GPU."""
         return None if self.cost.deployment is None else self.cost.deployment.gpu
 
     @property
@@ -108,7 +108,7 @@ class Setup:
         return self.scenario.cost.num_gpus
 
     def carrying(self, seed: int | None) -> Setup:
-        """This setup with the trace's rows for `seed`, which a machine without the file needs; or None: without any."""
+        """This setup with the trace's rows for `seed`, for a machine without the file; with None, without rows."""
         rows = _Trace(self.scenario)
         if seed is not None and self.scenario.file.workload.trace is not None:
             key = self.resolved.trace_seed(seed)
@@ -116,7 +116,7 @@ class Setup:
         return replace(self, resolved=replace(self.resolved, rows=rows))
 
     def new_kv(self, config: PolicyConfig) -> KVBlockManager:
-        """An empty pool of the kind that a policy's config asks for."""
+        """A block manager with all KV blocks free, of the kind that a policy's config asks for."""
         return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.resolved.num_swap_blocks, ids=False)
 
     def workload(self, load: float, seed: int) -> BuiltWorkload:
@@ -125,12 +125,12 @@ class Setup:
 
     @property
     def num_engines(self) -> int:
-        """The most that there can be at a time."""
+        """The most engines that there can be at a time."""
         replicas = self.scenario.file.replicas
         return 1 if replicas is None else replicas.plan.most
 
     def at_full_strength(self) -> Setup:
-        """With all the replicas there can be, of which none fails."""
+        """This setup with all the replicas there can be, of which none fails."""
         file = self.scenario.file
         if file.replicas is None:
             return self
@@ -151,7 +151,7 @@ class Setup:
                 )
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
-        """A new engine for one simulation."""
+        """A new engine under `spec` for one simulation of `workload`."""
         executor = SimExecutor(self.cost, self.max_model_len)
         return self.resolved.engine(resolved_policy(spec), workload, self.new_kv(spec.config), executor, self.cost)
 
@@ -214,7 +214,7 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
 
 
 def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
-    """Each with a setup of its own, as if the scenario were about one of its engines."""
+    """The groups of replicas, each with a setup of its own, as if the scenario were about one of its engines."""
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
     if replicas.groups is None:
         return (Group("", replicas.total, replace(setup, scenario=alone)),)
@@ -241,7 +241,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
 def resolve(scenario: Scenario) -> Resolved:
     """All that a machine needs to run `scenario` without reading YAML. Raises what `Setup.of` raises.
 
-    ScenarioError for one that only a simulation can run.
+    ScenarioError for a scenario that only a simulation can run.
     """
     setup = Setup.of(scenario)
     setup.check_can_be_real()
@@ -292,7 +292,7 @@ def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
 
 
 def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
-    """The stated blocks, else those a profile measured, else what model and GPU leave room for."""
+    """The KV blocks of one engine: as stated, else as measured by a profile, else what model and GPU leave room for."""
     kv, deployment, profile = scenario.file.kv, cost.deployment, cost.profile
     if kv.tokens is not None:
         return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")

@@ -1,4 +1,4 @@
-"""Whether a profile reaches to the longest prompt of a scenario, asked before its first point: all would fail there."""
+"""Checks before the first point that a profile was measured up to the longest prompt: else every point would fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_reach(setup: Setup, specs: Sequence[PolicySpec], load: float, seeds: I
     """ScenarioError, with the numbers and what to do, where a policy cannot compute the longest prompt within what the
     profile was measured on.
 
-    Asked of the requests that are known to be sent: all of open arrivals, the first of every session and user.
+    Checked are the requests that are known to be sent: all of open arrivals, the first of every session and user.
     `advice`, where given, takes the place of the cost's own on how to go beyond that.
     """
     engines = [group.setup for group in setup.groups] or [setup]
@@ -49,7 +49,7 @@ def _check(
     seed: int,
     advice: str,
 ) -> None:
-    """Runs `longest` alone under every policy, up to its first token."""
+    """Runs `longest` alone under every policy, up to its first token. ScenarioError if the cost does not reach it."""
     tokens = longest.prompt_tokens
     alone = Request(longest.id, 0, tokens, longest.max_output_tokens, longest.priority, longest.klass)
     for spec in specs:
@@ -64,7 +64,7 @@ def _check(
 
 
 def _whole(cost: Cost, tokens: int) -> ExtrapolationError | None:
-    """What the cost says of a prompt where all of it is too long, not only of the chunk that was the first to be."""
+    """The cost's error on a prompt of `tokens` as a whole, in place of that on its first chunk beyond; None without."""
     try:
         cost.recompute_ns(tokens)
     except ExtrapolationError as error:

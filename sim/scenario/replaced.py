@@ -13,7 +13,7 @@ LOADED = {
     "users": "workload.arrivals.users",
     "rate_scale": "workload.trace.rate_scale.factor",
 }
-"""What each load axis replaces. Arrivals need a rate or users all the same, so a file may hold both."""
+"""By load axis, the key that it replaces. Arrivals need a rate or users all the same, so a file may hold both."""
 
 PLANNED = {
     "load": "plan.target",
@@ -21,7 +21,7 @@ PLANNED = {
     "workload.trace.rate_scale": "plan.target",
     "cost": "plan.gpus",
 }
-"""What `batchsim plan` takes from its own block; a scenario has them for other commands."""
+"""By key of other commands, the key of the `plan:` block that `batchsim plan` reads in its place."""
 
 
 def replaced_by(key: str, plain: Mapping[str, Any]) -> str:
@@ -36,7 +36,7 @@ def replaced_by(key: str, plain: Mapping[str, Any]) -> str:
 
 
 def check_replaced(scenario: Scenario) -> None:
-    """ScenarioError, with its place, for a key that is set or varied to no effect, or is KV memory of two kinds."""
+    """ScenarioError, with its place, for a key that is set or varied to no effect, or KV memory stated twice."""
     for i, text in enumerate(scenario.overrides):
         for later in scenario.overrides[i + 1 :]:
             if f"{_key(text)}.".startswith(f"{_key(later)}."):

@@ -65,12 +65,12 @@ class ReplicasConfig(Config):
 
     @property
     def plan(self) -> FleetPlan:
-        """What becomes of the replicas."""
+        """The replicas over time: how many start, which fail, where their requests go, what scales them."""
         return FleetPlan(self.total, self.failures, self.lost, self.autoscaler)
 
     @property
     def chosen_router(self) -> RouterConfig:
-        """The router; where a single replica leaves nothing to choose, any."""
+        """The router; round robin where a single replica leaves nothing to choose."""
         return RoundRobinConfig() if self.router is None else self.router
 
     def _check_autoscaler(self, scaler: QueueScaler | KvScaler) -> None:

@@ -60,7 +60,7 @@ def _blamed(document: Document, path: Keys, item: ErrorDetails) -> Keys:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What validates JSON as the dataclass `kind`, made once."""
+    """The pydantic adapter that validates JSON as the dataclass `kind`, made once."""
     return TypeAdapter(kind)
 
 
