@@ -1,1 +1,1 @@
-"""What is measured, each thing defined once, and what is asked of it."""
+"""The metrics of a run, each defined once, and the objectives (SLOs) that they are judged by."""

@@ -66,7 +66,7 @@ PARTS = (
     "host_gap",
     "response_held",
 )
-"""The parts without their reasons."""
+"""The parts of a request's life, without their reasons."""
 
 NO_REPLICA = "no_replica"
 UNSTATED = "unstated"
@@ -74,9 +74,10 @@ UNSTATED = "unstated"
 
 
 class Piece(NamedTuple):
-    """Time of one part: parallel arrays, a row a request that may have some of it. Zeros are left in.
+    """Time that requests spent in one part of their lives: parallel arrays, a row a span or request; 0 ns is left in.
 
-    `paced`: it lies after the first token, where it counts for the pace of the answer and not for its start.
+    `request` is a row of the requests table, `blocker` the id of who took the place, or MISSING. `paced`: the time lies
+    after the first token, so that it counts for TPOT and not for TTFT.
     """
 
     part: str
@@ -87,7 +88,10 @@ class Piece(NamedTuple):
 
 
 def pieces(records: Records, per_chunk_ns: int = 0) -> Iterator[Piece]:
-    """The time of every request, part by part. `per_chunk_ns` is the front end's time to deliver one piece."""
+    """The time of all requests, part by part; a part may come more than once.
+
+    `per_chunk_ns` is the front end's time to deliver one piece of a response.
+    """
     for _, rows, engine in by_engine(records):
         for piece in _pieces(engine, per_chunk_ns):
             mine = rows[piece.request]
@@ -100,7 +104,7 @@ def pieces(records: Records, per_chunk_ns: int = 0) -> Iterator[Piece]:
 
 
 def _pieces(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
-    """Those of one engine's requests."""
+    """The pieces of one engine's requests, by their rows in its own table."""
     intervals = state_intervals(records)
     yield from _ends(records, per_chunk_ns)
     yield from _queue(records, intervals)
@@ -157,13 +161,13 @@ def _piece(part: str, request: Int, ns: Int, paced: NDArray[np.bool_] | None = N
 
 
 def _is_paced(records: Records, request: Int, start_ns: Int) -> NDArray[np.bool_]:
-    """Whether spans in one state lie after the first token. None lies across it: it is where a state changes."""
+    """Whether each span in one state lies after the first token, at which states change, so that no span is across."""
     first_ns = records.requests["first_token_ns"][request]
     return (first_ns != MISSING) & (start_ns >= first_ns)
 
 
 def _ends(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
-    """Before the arrival at the engine and after the last token."""
+    """The pieces before the arrival at the engine and after the last token."""
     requests = records.requests
     everyone = np.arange(len(requests))
     # The end of a run may come before requests that are still on their way have arrived.
@@ -188,9 +192,9 @@ def _span(start_ns: Int, end_ns: Int) -> Int:
 
 
 def _queue(records: Records, intervals: Intervals) -> Iterator[Piece]:
-    """From the arrival to the first state: the rest of the step that ran, then what held the head of the queue.
+    """The pieces from arrival to first state: the rest of the step that ran, then what held the head of the queue.
 
-    What nothing held is the host's where the very next step took it in; else its policy gave no reason.
+    Time that nothing held the queue is `host_gap` where the very next step took the request; else `queued:unstated`.
     """
     everyone = np.arange(len(records.requests))
     arrival, entered, until, soon = queueing(records, intervals)
@@ -207,7 +211,7 @@ def _queue(records: Records, intervals: Intervals) -> Iterator[Piece]:
 
 
 def _running(records: Records, intervals: Intervals) -> Iterator[Piece]:
-    """Own prefill and recompute, decode by what ran beside it, and what no step covers."""
+    """The pieces in steps: own prefill and recompute, decode by what ran beside it; and the gaps between steps."""
     steps = records.step_columns
     covers = {
         part: Coverage(steps["start_ns"][kind], steps["duration_ns"][kind])

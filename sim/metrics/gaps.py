@@ -34,7 +34,7 @@ def _gaps_of_engine(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArra
     request, first_ns, last_ns, lo, hi = _token_runs(records, spans, wanted, starts, ends)
     if not len(request):
         return np.empty(0), np.empty(0, dtype=np.int64)
-    # How many of them ran both in decode step k - 1 and in k, for k from 1 on.
+    # How many of the wanted requests ran both in decode step k - 1 and in k, for k from 1 on.
     change = np.zeros(len(starts) + 1, dtype=np.int64)
     in_group = hi > lo
     np.add.at(change, lo[in_group] + 1, 1)

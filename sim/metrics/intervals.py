@@ -18,12 +18,12 @@ CONFIDENCE = 0.95
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Of the 95 % t-interval of the mean of independent `values`, at least two of them."""
+    """Half the width of the 95 % t-interval of the mean of two or more independent `values`, in their unit."""
     return float(t_quantile(len(values)) * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def unseen(num_requests: float) -> float:
-    """The share that may miss, at 95 %, though none of so many requests did. Source: Clopper and Pearson 1934."""
+    """The share of requests that may miss, at 95 %, when none of `num_requests` did. Clopper and Pearson 1934."""
     return 1 - ((1 - CONFIDENCE) / 2) ** (1 / num_requests)
 
 
@@ -45,7 +45,7 @@ class Interval:
     def of(
         cls, values: Sequence[float], weights: Sequence[float] | None = None, num_requests: float | None = None
     ) -> Interval:
-        """With `weights` the weighted mean, whose spread is that of a ratio of means by its linear part.
+        """The interval of the mean of `values`; weighted, its spread is that of a ratio of means, to first order.
 
         Where values are shares of `num_requests` requests in all, the lower end is never above what as many without a
         miss show: values that are all alike have no spread, and prove no more than that.
@@ -80,7 +80,7 @@ class Difference:
 
 
 def paired(values: Mapping[int, float | None], others: Mapping[int, float | None]) -> Difference:
-    """`values` minus `others`, both by seed, over the seeds that both have."""
+    """The mean of `values` minus `others`, both by seed, over the seeds that both have."""
     seeds = sorted(set(values) & set(others))
     if not seeds:
         return Difference(None, None, 0, "no seed in common")

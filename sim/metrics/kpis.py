@@ -79,7 +79,7 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
 
 
 def _fleet_kpis(fleet: FleetInputs, requests: NDArray[np.void], span_ns: tuple[int, int]) -> dict[str, float | None]:
-    """Those that only several replicas have."""
+    """The metrics that only several replicas have, by name."""
     held_ns = int(fleet.replica_ns(span_ns, HELD).sum())
     starts = {max(span.start_ns, span_ns[0]) for span in fleet.spans}
     at_once = [sum(span.start_ns <= at < span.end_ns for span in fleet.spans) for at in starts if at < span_ns[1]]
@@ -134,7 +134,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _hit_rate(requests: NDArray[np.void]) -> float | None:
-    """Of requests that were never admitted nothing was looked up."""
+    """Tokens found in the prefix cache over the tokens that all admissions needed; None where nobody was admitted."""
     admitted = requests[requests["scheduled_ns"] != MISSING]
     found, first = int(admitted["cached_tokens_all"].sum()), int(admitted["cached_tokens"].sum())
     needed = int(admitted["prompt_tokens"].sum()) + int(admitted["recomputed_tokens"].sum()) + found - first

@@ -1,7 +1,7 @@
 """The latencies of a request, each defined once: a row of LATENCIES is its name, its words and its function.
 
-They are those of **delivery** to the client and count from the moment it sent the request, which is the arrival at the
-engine unless a front end stands before it. In ns here, in seconds in results.
+They are those of **delivery** to the client and count from when the client sent the request, which is the arrival at
+the engine unless a front end stands before it. In ns here, in seconds in results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Requests = NDArray[np.void] | Mapping[str, NDArray[Any]]
 """Columns of the requests table by name, of requests that finished: those of others mean nothing."""
 
 LATENCY_COLUMNS = ("sent_ns", "arrival_ns", "scheduled_ns", "first_delivery_ns", "delivered_ns", "output_tokens")
-"""Those of them that are read here."""
+"""The columns of the requests table that these latencies are made of."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ LATENCIES = {
     ),
     "norm_latency": Latency("normalised latency", "e2e / output tokens", _norm_latency, queues=True),
 }
-"""By name. One token, or a response delivered whole, has no tpot and no itl; every policy has a `norm_latency`."""
+"""The latencies by name. One token, or a response delivered whole, has no tpot and no itl; all have a norm_latency."""
 
 
 def values_ns(requests: Requests) -> dict[str, Ns]:
-    """ns of every request by latency, of those of which a request has one. A response sent whole still has a tpot."""
+    """By latency, the ns of every request; not of itl, which has many. A response sent whole still has a tpot."""
     return {name: latency.of(requests) for name, latency in LATENCIES.items() if latency.of is not None}

@@ -13,7 +13,10 @@ Int = NDArray[np.int64]
 
 
 class Intervals(NamedTuple):
-    """Maximal spans in one state, by request and time; parallel arrays. `request` is a row of `records.requests`."""
+    """Maximal spans in one state, by request and time; parallel arrays. `request` is a row of `records.requests`.
+
+    `reason` indexes `records.texts`. `blocker` is a request's id, or MISSING. `is_last`: the request's last span.
+    """
 
     request: Int
     state: NDArray[np.int32]
@@ -35,9 +38,9 @@ class Holds(NamedTuple):
 
 
 class Queueing(NamedTuple):
-    """A row a request: its arrival, from when and until when it stood in the queue, and whether the next step took it.
+    """A row a request: its arrival, from when and until when it stood in the queue. `soon`: the very next step took it.
 
-    It enters when the step that ran at its arrival ends.
+    A request enters the queue when the step that ran at its arrival ends.
     """
 
     arrival_ns: Int
@@ -47,7 +50,7 @@ class Queueing(NamedTuple):
 
 
 class Coverage:
-    """How much of [0, t) the spans of one kind cover, for any t; O(log spans) each, exact in ns."""
+    """How many ns of [0, t) the given spans cover, for any t; O(log spans) a question, exact."""
 
     def __init__(self, start_ns: Int, length_ns: Int) -> None:
         self._start_ns = np.ascontiguousarray(start_ns)
@@ -84,12 +87,12 @@ def state_intervals(records: Records) -> Intervals:
 
 
 def given_up(requests: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Those that got their last token, but whose held answer nobody waited for."""
+    """Which requests got their last token but never their answer: it was held back until they had ended otherwise."""
     return (requests["outcome"] != FINISHED) & (requests["last_token_ns"] != MISSING)
 
 
 def queueing(records: Records, intervals: Intervals) -> Queueing:
-    """When each request stood in the queue, of all requests."""
+    """When each request stood in the queue, a row for every request."""
     requests, steps = records.requests, records.step_columns
     arrival = requests["arrival_ns"] + requests["lag_ns"]
     until = requests["ended_ns"].copy()
@@ -108,7 +111,7 @@ def queueing(records: Records, intervals: Intervals) -> Queueing:
 
 
 def queue_holds(records: Records, intervals: Intervals) -> Holds:
-    """What held the queue and until when: the next reason, or the head it named left, if sooner."""
+    """What held the queue when. A reason holds until the next one, or until the head that it named left, if sooner."""
     blocked = records.states[records.states["state"] == BLOCKED]
     end_ns = int(records.requests["ended_ns"].max()) if len(blocked) else 0
     return Holds(
@@ -139,7 +142,7 @@ def _held_until(records: Records, intervals: Intervals, blocked: NDArray[np.void
 
 
 def step_kinds(records: Records) -> dict[str, NDArray[np.bool_]]:
-    """Which steps are of which part to one that could decode."""
+    """By part of the life of a request that could decode, which steps count for it (see `attribution`)."""
     decodes, chunks = records.step_columns["num_decode"] > 0, records.step_columns["num_chunks"] > 0
     return {
         "decode_alone": decodes & ~chunks,

@@ -37,7 +37,8 @@ Ns = NDArray[np.float64]
 class Measured:
     """One run's metrics by name; None where one is not defined, never 0 instead.
 
-    `few`: the percentiles with fewer than FEW_BEYOND observations beyond. `reasons`: outcome -> reason -> requests.
+    `few`: the names of percentiles with fewer than FEW_BEYOND observations beyond, too few to trust. `reasons`: outcome
+    -> reason -> requests.
     """
 
     values: dict[str, float | None]
@@ -147,7 +148,7 @@ def percentiles(
 
 
 def latencies_ns(inputs: PointInputs) -> dict[str, Ns]:
-    """ns of every request, by metric; NaN where the request did not finish or the metric is not defined for it."""
+    """By latency, the ns of every request; NaN where it did not finish or the latency is not defined for it."""
     r = inputs.records.requests
     finished = r["outcome"] == FINISHED
     defined = {name: finished & (inputs.streams or name != "tpot") for name in LATENCIES}
@@ -162,9 +163,9 @@ def _summarise(
     few: set[str],
     of: str = "",
 ) -> None:
-    """Adds mean and percentiles in seconds to `values`, None without observations; and to `few` the weak ones.
+    """Adds mean and percentiles in seconds to `values`, None without observations; and their names to `few`.
 
-    The names end with `of`.
+    In `few` are percentiles with fewer than FEW_BEYOND observations beyond. The names end with `of`.
     """
     keys = [f"{name}_p{percent}_s{of}" for percent in PERCENTILES]
     values |= dict.fromkeys((f"{name}_mean_s{of}", *keys))
@@ -197,7 +198,7 @@ def _counts(requests: NDArray[np.void], cohort: NDArray[np.bool_], missing: int)
 def _rates(
     inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[int, int], tpot: Ns
 ) -> dict[str, float | None]:
-    """Per second: of the cohort offered; of what completed inside the span and its tokens; and as one user sees it.
+    """Rates per second: requests of the cohort offered; requests and tokens completed inside the span; as users see.
 
     `user_tokens_per_s_p50` is 1 / median tpot: the pace of a response once it has begun.
     """
@@ -289,7 +290,7 @@ def _slo_groups(inputs: PointInputs) -> Iterable[tuple[Slo, NDArray[np.bool_]]]:
 
 
 def _warmup_needed_s(requests: NDArray[np.void], ttft: Ns) -> float | None:
-    """When, from the run's start, the first request is sent that MSER-5 leaves in, by TTFT in order of sending."""
+    """The warm-up in s that MSER-5 asks for, by TTFT in order of sending: when the first request it keeps was sent."""
     order = np.argsort(requests["sent_ns"], kind="stable")
     order = order[~np.isnan(ttft[order])]
     first = mser5(ttft[order])

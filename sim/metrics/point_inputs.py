@@ -17,8 +17,8 @@ from batchsim.metrics.slo import Slo
 class FleetInputs:
     """The replicas that wrote a run's records: arrays by replica number, and what each was doing when.
 
-    `group` is the name of its kind, "" where all are alike. Peaks are of all GPUs of a replica; None unless all are
-    known.
+    `group` is the name of each replica's kind, "" where all are alike. Peaks are of all GPUs of a replica; None unless
+    all are known.
     """
 
     group: tuple[str, ...]
@@ -29,7 +29,7 @@ class FleetInputs:
     spans: tuple[ReplicaSpan, ...]
 
     def replica_ns(self, span_ns: tuple[int, int], states: tuple[str, ...]) -> NDArray[np.int64]:
-        """How long each replica was in one of `states` within the span."""
+        """For each replica, the ns within the span in which its state was one of `states`."""
         total = np.zeros(len(self.group), np.int64)
         for span in self.spans:
             if span.state in states:
@@ -83,18 +83,18 @@ class PointInputs:
 
     @property
     def blocks_of_steps(self) -> int | NDArray[np.int64]:
-        """KV blocks of the engine of each step."""
+        """The size in blocks of the KV pool that each step ran with; one number for one engine."""
         return self.num_blocks if self.fleet is None else self.fleet.num_blocks[self._replicas.steps]
 
     def peak_of_steps(self, peak: str) -> float | NDArray[np.float64] | None:
-        """`peak_flops` or `memory_bandwidth` of the engine of each step; None unless all are known."""
+        """`peak_flops` or `memory_bandwidth` of the engine of each step; one number for one engine; None if unknown."""
         if self.fleet is None:
             return getattr(self, peak)
         by_replica = getattr(self.fleet, peak)
         return None if by_replica is None else by_replica[self._replicas.steps]
 
     def engine_ns(self, span_ns: tuple[int, int]) -> int:
-        """The time in which a step could have run: the span, times replicas that were up or draining."""
+        """The ns in which steps could have run: the span, times replicas that were up or draining."""
         if self.fleet is None:
             return span_ns[1] - span_ns[0]
         return int(self.fleet.replica_ns(span_ns, (UP, DRAINING)).sum())
@@ -118,12 +118,12 @@ class PointInputs:
 
 
 def span_of(inputs: PointInputs, cohort: NDArray[np.bool_]) -> tuple[int, int]:
-    """What rates and KPIs are taken over: the arrival window, or the makespan of work that arrives all at once."""
+    """(start, end) in ns that rates are taken over: the arrival window, or the makespan of work that comes at once."""
     return makespan(inputs.records, cohort) if inputs.all_at_once else inputs.window_ns
 
 
 def makespan(records: Records, cohort: NDArray[np.bool_]) -> tuple[int, int]:
-    """From the first of the cohort sent to the last delivered; without length if none was."""
+    """(start, end) in ns: when the first of the cohort was sent and the last delivered; of length 0 if none was."""
     mine = records.requests[cohort]
     if not len(mine):
         return 0, 0
@@ -137,5 +137,5 @@ def between(times: NDArray[np.int64], window_ns: tuple[int, int]) -> NDArray[np.
 
 
 def of_class(records: Records, name: str) -> NDArray[np.bool_]:
-    """Which requests are of that class."""
+    """Which requests are of the request class `name`."""
     return records.requests["klass"] == (records.texts.index(name) if name in records.texts else -1)

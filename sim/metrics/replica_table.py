@@ -60,7 +60,7 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
 
 
 def _of_replica(inputs: PointInputs, replica: int) -> PointInputs:
-    """What is known of one of the replicas."""
+    """`inputs` with the requests, steps and states of one replica alone."""
     records, fleet = inputs.records, inputs.fleet
     assert records.replicas is not None and fleet is not None, "asked of several replicas"
     tables = records.replicas

@@ -74,8 +74,8 @@ class Bound:
         return kept | np.isnan(values_ns)
 
     def margin(self, sample: Sample) -> float | None:
-        """By how much quantile or mean keeps the bound over all requests, below 0 where it does not; None without any
-        that it applies to."""
+        """By how much quantile or mean keeps the bound over all requests, below 0 where it does not; None if it
+        applies to no request."""
         values, weights, uncompleted = sample
         applies = ~np.isnan(values)
         values, weights = values[applies], None if weights is None else weights[applies]
@@ -127,8 +127,8 @@ class Slo:
         return kept
 
     def margin(self, samples: Mapping[str, Sample]) -> float | None:
-        """By how much the offered requests of `samples` keep it, the least of all bounds; None where one has none to
-        judge and no other is missed.
+        """By how much the offered requests of `samples` keep the objective, the least of all bounds; None where a bound
+        applies to no request and no other is missed.
 
         In the per-request form the samples are parallel arrays, one value a request.
         """
@@ -185,7 +185,7 @@ def parse_slo(text: str) -> Slo:
 
 
 class _Term(NamedTuple):
-    """The pieces of one bound: `of` is `mean`, `p99` or None for a bare one; where it and its limit begin."""
+    """One bound as text: `of` is `mean`, `p99` or None for one on each request. Columns count from 0."""
 
     of: str | None
     metric: str

@@ -12,7 +12,7 @@ UNSTABLE_COMPLETED_SHARE = 0.98  # of the arrivals of the window's second half
 """Completions below it do not keep up with arrivals; growth of the number in system must confirm it."""
 
 LONGEST_RUNNING_SHARE = 0.25
-"""Of the arrival window: the second half then sees at least two generations of requests."""
+"""A share of the arrival window: the second half then sees at least two generations of requests."""
 
 
 def is_unstable(requests: NDArray[np.void], window_ns: tuple[int, int]) -> bool:

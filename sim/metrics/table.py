@@ -28,8 +28,8 @@ STATISTICS = {
     "p95": "95th percentile",
     "p99": "99th percentile",
 }
-"""What is given of each latency. A percentile is the smallest observation that at least that share of the observations
-does not exceed."""
+"""The statistics of each latency. A percentile is the smallest observation that at least that share of the
+observations does not exceed."""
 
 Unit = Literal["s", "requests/s", "tokens/s", "share", "requests", "tokens", "blocks", "steps", "replicas", "yes or no"]
 Better = Literal["lower", "higher", ""]
@@ -68,7 +68,7 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """What stands above it in tables."""
+        """What stands above the metric in tables."""
         return self.short or self.words
 
 
@@ -212,4 +212,4 @@ METRICS = {
     for rows in (_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _PARTS, _JUDGED)
     for row in rows
 }
-"""By name."""
+"""All metrics of a run by name, in the order of the summary's columns."""
