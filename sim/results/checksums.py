@@ -1,7 +1,7 @@
 """Checksums by which readers notice what somebody changed: of every file of a run or point, and of what lists them.
 
-A list is JSON with a key `sha256` of its own: that of all else in it but keys that are null and PROVENANCE, which says
-only how it was made.
+A JSON object of facts carries its own checksum under the key `sha256`: that of all its other keys but null ones and
+PROVENANCE, which says only how it was made.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ _CHANGED = "it is not as it was written"
 
 
 def sealed(facts: dict[str, Any]) -> dict[str, Any]:
-    """`facts`, which have a form in JSON, with their checksum."""
+    """`facts`, which JSON can hold, with their own SHA-256 added under the key `sha256`."""
     return facts | {SEAL: _seal(json.loads(as_json(facts)))}
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What `sealed` gave, from a JSON file. OSError if it cannot be read, ValueError if it was changed."""
+    """The facts in a JSON file that `sealed` made. OSError if it cannot be read, ValueError if it was changed since."""
     facts = read_json(path)
     check_seal(facts)
     return facts
 
 
 def check_seal(facts: Any) -> None:
-    """ValueError unless `facts` are what `sealed` gave."""
+    """ValueError unless the checksum in `facts` is that of the rest, as `sealed` added it."""
     if not isinstance(facts, dict) or facts.get(SEAL) != _seal(facts):
         raise ValueError(_CHANGED)
 
 
 def file_facts(data: bytes) -> dict[str, Any]:
-    """The size and checksum of a file."""
+    """`bytes` and `sha256` of the file with the content `data`."""
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def read_checked(path: Path, said: dict[str, Any]) -> bytes:
-    """The bytes of a file of which `file_facts` said this. OSError if it cannot be read, ValueError if changed."""
+    """The bytes of a file of which `file_facts` said `said`. OSError if it cannot be read, ValueError if changed."""
     check_regular(path)
     size = path.stat().st_size
     if size == said["bytes"] and file_facts(data := read_bytes(path, size)) == said:

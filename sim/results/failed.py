@@ -16,7 +16,7 @@ class Failed:
     """A point that could not be simulated, and why in one line. Nothing of it is kept, so the next run tries again.
 
     The names are those of point.json: `policy` its label in the scenario, `name` that with the variant, `point` the
-    folder it would have had. `trace` is the traceback of an error that is none of batchsim's own. `vary` is the
+    folder it would have had. `trace` is the traceback of an error that is not one of batchsim's own. `vary` is the
     value of the key that the scenario varies. `nobody`: no request was sent after the warm-up.
     """
 
@@ -52,7 +52,7 @@ def points_failed(failed: Sequence[Failed], total: int) -> PointsFailed:
 
 
 def grouped(failed: Iterable[Failed]) -> list[tuple[str, str]]:
-    """(which points, why), one a policy and reason; reasons that differ in numbers alone are one, its first."""
+    """(which points, why) in words, one a policy and reason; of reasons that differ in numbers alone the first."""
     groups: dict[tuple[str, str], list[Failed]] = {}
     for each in failed:
         groups.setdefault((each.name, re.sub(r"\d+", "#", each.reason)), []).append(each)

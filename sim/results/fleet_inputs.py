@@ -13,7 +13,7 @@ from batchsim.scenario.point import Run, Setup
 
 
 def cost_terms(setup: Setup, records: Records) -> dict[str, NDArray[np.float64]]:
-    """What each step's time is made of, by the cost of the replica that ran it; terms that all of them have."""
+    """By term, for every step, what its time is made of by the cost of the replica that ran it; terms that all have."""
     if records.replicas is None or len(setup.groups) == 1:
         return (setup.groups[0].setup if setup.groups else setup).cost.explain(work_columns(records.step_columns))
     of_step = np.array([setup.groups.index(setup.group_of(n)) for n in range(setup.num_engines)])

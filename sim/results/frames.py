@@ -128,7 +128,7 @@ def lost_frame(records: Records) -> pd.DataFrame | None:
 
 _FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}
 LOST = "lost"
-"""The table that several replicas leave beside those."""
+"""The table that several replicas leave beside requests, steps and states."""
 
 
 def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
@@ -198,7 +198,7 @@ _CODES = ("klass", "tenant", "reason")
 
 
 def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArray[np.void]:
-    """The reverse of `_frame`."""
+    """The records that `_frame` made `frame` of; `texts` gives each text its code."""
     named = {"outcome": OUTCOME_NAMES, "state": STATE_NAMES}
     rows = np.empty(len(frame), dtype)
     for name in dtype.names or ():

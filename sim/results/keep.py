@@ -65,7 +65,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
 
 
 def metric_names(setup: Setup, point: Point) -> list[str]:
-    """What metrics of a point are called, those of classes and replicas too: measured of a run in which nobody came."""
+    """The names of a point's metrics, those of classes and replicas too, from measuring a run without any request."""
     workload, records, spans = setup.workload(point.load, point.seed), Recorder().records(), ()
     if setup.groups:
         records, spans = merged([EngineLife(0, records)]), (ReplicaSpan(0, UP, 0, 1),)
@@ -115,7 +115,7 @@ def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[
 
 
 def check_cohort(run: Run) -> None:
-    """NobodyToMeasure where nothing can be measured."""
+    """NobodyToMeasure where no request was sent in the arrival window, or the window has no length."""
     start_ns, end_ns = run.window_ns
     sent = run.records.requests["sent_ns"]
     if not ((sent >= start_ns) & (sent <= end_ns)).any() or (end_ns <= start_ns and not run.workload.all_at_once):
@@ -163,7 +163,7 @@ def keep_run(
 
 
 def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[Failed], reused: int) -> dict[str, Any]:
-    """What was run and how it was obtained."""
+    """The entries of manifest.json: what was run and how it was obtained."""
     scenario = setup.scenario
     return {
         "scenario_name": scenario.name,
@@ -286,7 +286,7 @@ def tabulate(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> tu
 
 
 def _head(each: dict[str, Any] | Failed) -> dict[str, Any]:
-    """What a point was: policy, load, variant, name, kind and the value of the varied key."""
+    """The entries that tell points apart: policy, load, variant, name, kind and the value of the varied key."""
     names = ("policy", "load", "variant", "name", "kind")
     if isinstance(each, Failed):
         return {name: getattr(each, name) for name in (*names, "vary")}
@@ -294,7 +294,7 @@ def _head(each: dict[str, Any] | Failed) -> dict[str, Any]:
 
 
 def _summary_row(runs: list[dict[str, Any]], failures: int, metrics: list[str]) -> dict[str, Any]:
-    """What the seeds of a point sum up to: no metric where any failed."""
+    """The columns of summary.csv for the seeds of a point: no metric where any failed."""
     row: dict[str, Any] = {"num_seeds": len(runs), "failed": failures}
     if failures:
         row |= {"unstable": False, "bound_by": "", "few": ""}
@@ -316,7 +316,7 @@ def best_variant(runs: Mapping[str, list[dict[str, Any]]]) -> str:
 
 
 def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
-    """How good a variant is at a load: stable, the SLO met, more within it, the lower normalised latency."""
+    """A sort key of variants, the best last: stable, the SLO met, more within it, the lower normalised latency."""
     combined = combine([_measured(run) for run in runs])
     latency = combined.mean["norm_latency_mean_s"]
     return (
@@ -328,7 +328,7 @@ def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
 
 
 def _details(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """By policy (and variant) and reason: the numbers of the first case."""
+    """By policy (and variant) and reason: the first case in words, with its numbers."""
     found: dict[str, dict[str, str]] = {}
     for result in results:
         for reason, text in result["details"].items():

@@ -24,7 +24,7 @@ from batchsim.metrics.slo import Slo
 
 @dataclass(frozen=True)
 class Tested:
-    """One load of a curve. `excess` is above 0 where the SLO is missed, and larger the further; None: unknown."""
+    """A tested load of a policy. `excess` is above 0 where the SLO is missed, larger the further; None: unknown."""
 
     load: float
     unstable: bool
@@ -74,16 +74,15 @@ class Landmarks:
 
 
 def marks(tested: list[Tested]) -> Landmarks:
-    """All three, of a curve from `curve`."""
+    """Knee, SLO crossing and instability of a curve as `curve` returns it."""
     return Landmarks(knee(tested), crossing(tested), unstable_from(tested))
 
 
 def curve(rows: Iterable[Mapping[str, Any]], slo: Slo | None) -> list[Tested]:
     """The loads of one policy from the lowest up, but for those at which a point failed.
 
-    `rows` are those of a summary, means over seeds by metric.
-
-    `slo` is the one objective of all requests; None where classes have their own.
+    `rows` are those of a summary, means over seeds by metric. `slo` is the one objective of all requests; None where
+    classes have their own.
     """
     tested = []
     for row in sorted(rows, key=lambda row: float(row["load"])):

@@ -35,7 +35,7 @@ class Kept(Played, Protocol):
 
 
 def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
-    """Writes the raw run, its tables and metrics, and a manifest whose `live` says how it went; reads them again.
+    """Writes the raw run, its tables and metrics, and a manifest whose `live` says how it went; returns these results.
 
     `live` holds device, weights, software, the reason of a cut run, the lag and, in `void`, why it does not count, ""
     if it does. ScenarioError where `out` cannot be written, or nobody was sent in the window: the raw run is there.
@@ -64,7 +64,7 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
 
 
 def _raw(home: Path, name: str) -> dict[str, str]:
-    """Where the run as it was made lies, and its checksum."""
+    """The manifest's entries on the raw run: its file below `home`, and its SHA-256."""
     return {"raw": name, "raw_sha256": file_hash(home / name)}
 
 

@@ -1,4 +1,4 @@
-"""Writes and reads the folder of one point. It is there whole or not at all, and says of each file how it must look.
+"""Writes and reads the folder of one point. It is there whole or not at all, and has size and checksum of each file.
 
 No file is forced to the disk: what a power cut leaves half-written does not match its checksum and is made again.
 """
@@ -29,7 +29,7 @@ class PackedPoint:
 
     @classmethod
     def of(cls, result: dict[str, Any], tables: dict[str, bytes]) -> PackedPoint:
-        """`result` with size and checksum of every table, and its own."""
+        """The point whose point.json is `result` with size and checksum of every table, and its own checksum."""
         return cls(sealed(result | {"files": {name: file_facts(data) for name, data in tables.items()}}), tables)
 
 

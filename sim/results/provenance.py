@@ -28,7 +28,7 @@ from batchsim.scenario import Point, PolicySpec
 from batchsim.scenario.point import Setup
 
 PROVENANCE = ("machine", "python", "packages", "code", "commit")
-"""What `provenance` tells: how a result was made, nothing of what it is."""
+"""The keys of `provenance`: how a result was made, nothing of what it is."""
 _SHOWN = 60  # letters of a version in a message
 _AXES = ("policies", "load", "seeds", "vary", "plan")  # which points there are, not what one is
 
@@ -96,7 +96,7 @@ def _file_hash(path: Path) -> str | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Where and by what a run was made."""
+    """Machine, Python, packages, code and commit that make a run here."""
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),

@@ -114,7 +114,7 @@ class Results:
     def best(self, load: float) -> str:
         """The policy that is stable, meets the SLO, has most requests within it, then the lowest time per token.
 
-        Those that failed come last.
+        Policies that failed come last.
         """
         keys = ["policy", "unstable", "slo_margin", "in_slo", "norm_latency_mean_s"]
         rows = self.summary.loc[self.summary["load"] == load, keys].fillna({"in_slo": 0.0})
@@ -138,7 +138,7 @@ class Results:
         ]
 
     def _failed_loads(self, policy: str) -> set[float]:
-        """Where a seed of the policy failed. With `best_of` only where the failure cost the row of the summary."""
+        """The loads at which a seed of the policy failed; with `best_of` only where that cost the summary's row."""
         rows = self.summary[(self.summary["policy"] == policy) & (self.summary["failed"] > 0)]
         return {float(load) for load in rows["load"]}
 
@@ -218,7 +218,7 @@ def curve_marks(results: Results) -> dict[str, Landmarks]:
 
 
 def varied(results: Results, policy: str) -> dict[str, Any] | None:
-    """What a policy of a run that varies a key is: `policy`, its label in the scenario; `value`, `kv`, `num_blocks`.
+    """Of a policy in a run that varies a key: `policy`, its label in the scenario; the `value`; `kv` and `num_blocks`.
 
     None where the run varies no key.
     """
@@ -240,7 +240,7 @@ def scenario_of(results: Results, policy: str) -> dict[str, Any]:
 
 
 def num_blocks(results: Results, policy: str) -> int:
-    """The size of the KV pool that a policy ran with."""
+    """The size in blocks of the KV pool that a policy ran with."""
     its = varied(results, policy)
     return int(results.manifest["num_blocks"] if its is None else its["num_blocks"])
 
