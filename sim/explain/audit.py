@@ -12,8 +12,8 @@ and the kinds are
 
     queue_held   the first in the queue could not come in. `delayed`: it alone; `waiting`: how many stood in the queue
                  for the first time as it began, itself included; `in_favour_of`: who stood in its way
-    overtaken    it arrived before them and came in after them. From its arrival at the engine until it came in, or
-                 ended; `count` is how many, `in_favour_of` the first MAX_LISTED of them by their start
+    overtaken    arrived before others and came in after them. From its arrival at the engine until it came in, or
+                 ended; `count` is how many overtook it, `in_favour_of` the first MAX_LISTED of them by their start
     preempted    lost its place and its KV, until it came back or ended; `in_favour_of`: the one that needed them, which
                  may be itself
     swapped      the same, its KV kept in host memory
@@ -86,7 +86,7 @@ def _order(event: Event) -> tuple[int, int, list[int]]:
 
 
 def _events(records: Records) -> list[Event]:
-    """Those of one engine."""
+    """The events of one engine, by (time_ns, kind, delayed)."""
     intervals = state_intervals(records)
     found = [*_held(records, intervals), *_overtaken(records, intervals), *_lost(records, intervals)]
     found += [*_left_out(records, intervals), *_not_finished(records)]
@@ -122,7 +122,7 @@ def _held(records: Records, intervals: Intervals) -> Iterator[Event]:
 
 
 def _overtaken(records: Records, intervals: Intervals) -> Iterator[Event]:
-    """By the latest arrival first: those met so far that started before the one at hand overtook it."""
+    """An event for each request that later arrivals overtook. From the last arrival back, so that these are known."""
     queue, ids = queueing(records, intervals), records.requests["request_id"]
     scheduled_ns = records.requests["scheduled_ns"]
     started: list[tuple[int, int]] = []  # (start, id) of the later arrivals
@@ -137,7 +137,7 @@ def _overtaken(records: Records, intervals: Intervals) -> Iterator[Event]:
 
 
 def _lost(records: Records, intervals: Intervals) -> Iterator[Event]:
-    """Spans without a place, and those in which a request was left out by name."""
+    """Events of spans in which a request was preempted, swapped out, or left out of steps by name."""
     ids = records.requests["request_id"]
     for k in np.flatnonzero(np.isin(intervals.state, (PREEMPTED, SWAPPED, SAT_OUT))):
         yield _event(
@@ -151,7 +151,7 @@ def _lost(records: Records, intervals: Intervals) -> Iterator[Event]:
 
 
 def _left_out(records: Records, intervals: Intervals) -> Iterator[Event]:
-    """Steps without any decode, while some could: one event for each row of steps with the same requests."""
+    """Events of steps without any decode while some request could: one for consecutive steps with the same requests."""
     steps, kinds = records.steps, step_kinds(records)
     decodes, prompts = _Inside(records, intervals, (DECODE,)), _Inside(records, intervals, (PREFILL, RECOMPUTE))
     last: Event | None = None
@@ -175,7 +175,7 @@ def _left_out(records: Records, intervals: Intervals) -> Iterator[Event]:
 
 
 class _Inside:
-    """Which requests are in one of `states` at a time; asked for times that never fall."""
+    """The requests in one of `states` at a time; the times asked for must not fall."""
 
     def __init__(self, records: Records, intervals: Intervals, states: tuple[int, ...]) -> None:
         mine = np.flatnonzero(np.isin(intervals.state, states))
@@ -186,7 +186,7 @@ class _Inside:
         self._inside: list[tuple[int, int]] = []
 
     def at(self, time_ns: int) -> list[int]:
-        """Ids in rising order."""
+        """The ids of the requests that are in one of the states at `time_ns`, in rising order."""
         while self._coming and self._coming[-1][0] <= time_ns:
             _, end_ns, id_ = self._coming.pop()
             self._inside.append((end_ns, id_))

@@ -42,9 +42,9 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Objectives:
-    """What the requests of a scenario are judged by, and of which of them: those sent at or after `warmup_ns`.
+    """The objectives of a scenario's requests. Only requests sent at or after `warmup_ns` are judged.
 
-    Those of a class in `class_slos` by its own, all others by `slo`.
+    Requests of a class in `class_slos` are judged by its own objective, all others by `slo`.
     """
 
     slo: Slo
@@ -55,7 +55,7 @@ class Objectives:
 
     @classmethod
     def of(cls, scenario: Mapping[str, Any]) -> Objectives:
-        """Those that a scenario's plain values state. ScenarioError if none of them bounds single requests."""
+        """The objectives that a scenario's plain values state. ScenarioError if none of them bounds single requests."""
         workload = scenario["workload"]
         classes = workload.get("classes") or {}
         own = {name: parse_slo(entry["slo"]) for name, entry in classes.items() if (entry or {}).get("slo")}
@@ -71,7 +71,7 @@ class Objectives:
         return found
 
     def groups(self, records: Records) -> list[tuple[tuple[Bound, ...], Flags]]:
-        """Each objective's bounds on requests, and the requests judged by it."""
+        """Each objective's bounds on requests, and a mask of the requests that it judges."""
         others, found = np.ones(len(records.requests), dtype=bool), []
         for name, slo in self.class_slos.items():
             mine = of_class(records, name)
@@ -80,7 +80,7 @@ class Objectives:
         return [*found, (_of_requests(self.slo), others)]
 
     def cohort(self, records: Records) -> Flags:
-        """The requests that are judged."""
+        """A mask of the requests that are judged: those sent after the warm-up."""
         return records.requests["sent_ns"] >= self.warmup_ns
 
 
@@ -139,14 +139,14 @@ def _of_requests(slo: Slo) -> tuple[Bound, ...]:
 
 
 def _is_whole(requests: NDArray[np.void]) -> Flags:
-    """Whether answers of several tokens were delivered in one piece; with a single token there is no telling."""
+    """Which requests had an answer of several tokens delivered in one piece; of a single token it cannot be known."""
     return (requests["output_tokens"] >= 2) & (requests["first_delivery_ns"] == requests["delivered_ns"])
 
 
 def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
-    """The latencies that a request can miss; NaN where no bound applies, inf where none can be kept.
+    """By latency, the ns of every request; NaN where no bound applies, inf where none can be kept.
 
-    Only those of finished requests mean anything.
+    Only values of finished requests mean anything.
     """
     values = values_ns(requests)
     values["tpot"][_is_whole(requests)] = np.inf
@@ -154,7 +154,7 @@ def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
 
 
 def _parts(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
-    """The parts' names in the order of PARTS, and ns by request and part before the first token and after it."""
+    """The parts' names in the order of PARTS; ns before, and ns after, the first token, both (requests, parts)."""
     found = sorted(pieces(records, per_chunk_ns), key=lambda piece: (PARTS.index(piece.part.split(":")[0]), piece.part))
     names = list(dict.fromkeys(piece.part for piece in found))
     sides = np.zeros((2, len(records.requests), len(names)), dtype=np.int64)
@@ -165,7 +165,7 @@ def _parts(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
 
 
 def _time_that_counts(metric: str, names: list[str], before: Int, after: Int, whole: bool) -> Int:
-    """ns by part, and last those of `whole_response`."""
+    """The ns of one request that count for `metric`, by part, and last those of `whole_response`."""
     if metric == "queue_time":
         waiting = [name.partition(":")[0] in ("queued", "waiting_step", "host_gap") for name in names]
         return np.where(waiting, np.append(before, 0), 0)

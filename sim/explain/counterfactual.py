@@ -84,7 +84,7 @@ class Counterfactual:
 
     @property
     def shared(self) -> set[int]:
-        """The requests that both sides judge: of one id and prompt, and sent at one time unless answers decide when."""
+        """The ids that both sides judge, of equal prompts, and sent at the same time unless answers decide when."""
         if not self.same_ids:
             return set()
         mine, theirs = (side.records.requests[side.judged] for side in (self.base, self.changed))
@@ -116,7 +116,7 @@ def counterfactual(
 
     A policy of the user's own, `module:Class`, is imported with `allow_code` alone.
 
-    ScenarioError for a change of no known key, one that is no change of this point, or a point that cannot be made.
+    ScenarioError for a change of an unknown key, a change that this point cannot have, or a point that cannot be made.
     """
     folders = [*folders, Path(str(resources.files(SHIPPED)))]
     plain = _found(scenario_of(results, policy), folders)

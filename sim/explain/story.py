@@ -21,8 +21,8 @@ from batchsim.metrics.lives import Holds, Int, Intervals, queue_holds, queueing,
 class Chapter:
     """A span of one request's life. `parts` maps parts of `batchsim.metrics.attribution` to ns and sums to its length.
 
-    `what` is a part without its reason, or `decode`. `head` is who stood first in the queue, `blocker` who took the
-    place, where there is one. `steps` counts the steps that started in it; 0 where the request took no part.
+    `what` is a part without its reason, or `decode`. `head` is the id of who stood first in the queue, `blocker` of who
+    took the place, where there is one. `steps` counts the steps that started in it; 0 where the request took no part.
     """
 
     what: str
@@ -49,7 +49,7 @@ class Story:
 
     @property
     def ns(self) -> int:
-        """From sending to delivery, or to the end of what was not delivered."""
+        """The length of the life in ns: from sending to delivery, or to the end of what was not delivered."""
         return sum(chapter.ns for chapter in self.chapters)
 
     def parts(self) -> dict[str, int]:
@@ -83,7 +83,7 @@ class Stories:
 
 
 class _OfEngine:
-    """Those of the requests that ended at one engine; `lost` has the lives that requests lost elsewhere."""
+    """Tells the lives of requests that ended at one engine; `lost` has the lives that requests lost elsewhere."""
 
     def __init__(self, records: Records, per_chunk_ns: int, lost: NDArray[np.void]) -> None:
         self.records = records
@@ -102,7 +102,7 @@ class _OfEngine:
         return Story(request_id, int(row["sent_ns"]), tuple(chapter for chapter in chapters if chapter.ns))
 
     def _before(self, i: int) -> list[Chapter]:
-        """On the way, and beside the step that ran on arrival."""
+        """The chapters before the queue: on the way, on replicas that failed, beside the step that ran on arrival."""
         row, (arrival, entered, _, _) = self.records.requests[i], self._queueing
         handed_ns = min(int(arrival[i]), int(row["ended_ns"]))
         sent_ns = min(int(row["sent_ns"]), handed_ns)
@@ -119,7 +119,7 @@ class _OfEngine:
         ]
 
     def _queued(self, i: int) -> list[Chapter]:
-        """A chapter for each thing that held the queue, and for the time between."""
+        """The chapters in the queue: one for each reason that held it, and for the time between."""
         queue, holds = self._queueing, self._holds
         now_ns, until_ns = int(queue.entered_ns[i]), int(queue.until_ns[i])
         free = "host_gap" if queue.soon[i] else named("queued", "")
@@ -174,7 +174,7 @@ class _OfEngine:
         return sum(int(self._kinds[part][low:high].sum()) for part in parts)
 
     def _after(self, row: NDArray[np.void]) -> list[Chapter]:
-        """From the last token on: the answer held back, and its last piece on the way."""
+        """The chapters from the last token on: the answer held back, and its last piece on the way."""
         if row["outcome"] == FINISHED:
             there_ns = int(row["delivered_ns"]) - self._per_chunk_ns
             held = _plain("response_held", int(row["ended_ns"]), there_ns)
