@@ -47,9 +47,10 @@ USE = ("engine_busy_share", "kv_utilisation_p99")
 
 @dataclass
 class PolicyCapacity:
-    """One policy, the best variant of it. `breaks` counts misses by (bound, cause) just above the capacity, or where no
-    load meets the SLO, at the lowest; `floor` are that load's latencies. `cost` is the share by which the capacity
-    moves where steps take as long as the cost's error allows at its ends, shortest steps first.
+    """The capacity of a policy, of its best variant. `breaks` counts misses by (bound, cause) at the load `breaks_at`,
+    just above the capacity, or the tried load that comes closest where none meets the SLO; `floor` are that load's
+    latencies in s, `grows` whether its queue grows. `at` is how the engine is used just below the capacity. `cost` is
+    the share by which the capacity moves where steps are as short, and as long, as the cost's error allows.
     """
 
     case: Case
@@ -72,7 +73,7 @@ class PolicyCapacity:
 
 @dataclass(frozen=True)
 class Change:
-    """One change, and the capacity with it; None where it was not found, and `why`."""
+    """One change of the scenario in words, and the capacity with it; None where it was not found, and `why`."""
 
     what: str
     load: float | None
@@ -81,7 +82,7 @@ class Change:
 
 @dataclass
 class CapacityStudy:
-    """All that was found. `rate` is requests/s of a load of 1, 1 where loads are rates already."""
+    """What a capacity search found, by policy. `rate` is the requests/s of a load of 1; 1 where loads are rates."""
 
     scenario: Scenario
     setup: Setup
@@ -106,7 +107,7 @@ class CapacityStudy:
 def find_capacities(
     scenario: Scenario, sweep: Sweep, *, policies: Sequence[str] = (), effort: Effort | None = None, extras: bool = True
 ) -> CapacityStudy:
-    """Searches every policy, or those named. Without `extras` only the capacities and their reasons."""
+    """The capacities of all policies, or of those named. Without `extras` nothing else but what breaks above them."""
     effort = effort or Effort()
     scenario = with_load(scenario)
     labels = _chosen(scenario, policies)
@@ -145,7 +146,7 @@ def _check_objectives(scenario: Scenario) -> None:
 
 
 def _error_of(setup: Setup) -> CostError | Unknown:
-    """The cost's error; of replicas with costs of their own the widest, unknown where that of one is."""
+    """The relative error of step times; of several kinds of replicas the widest, unknown where that of one is."""
     errors = [group.setup.cost.error for group in setup.groups] or [setup.cost.error]
     unknown = next((error for error in errors if isinstance(error, Unknown)), None)
     known = [error for error in errors if isinstance(error, CostError)]
@@ -177,7 +178,7 @@ def _search(setup: Setup, labels: Sequence[str], sweep: Sweep, effort: Effort) -
 
 
 def _found(case: Case) -> Capacity:
-    """What the search found; where loads are whole, the last that still passes, and the loads that are not certain."""
+    """What the search found; where loads are whole numbers, the highest that still passes, ends rounded outwards."""
     found = capacity(case.book)
     if not case.axis.whole or found.load is None:
         return found
@@ -186,7 +187,7 @@ def _found(case: Case) -> Capacity:
 
 
 def _merit(case: Case) -> tuple[float, float]:
-    """The capacity a quick search found; where none meets the SLO, how close one came."""
+    """A sort key of variants, the best last: the capacity; where no load meets the SLO, how close one came."""
     if not case.book:
         return 0.0, 0.0
     found = capacity(case.book)
@@ -194,7 +195,7 @@ def _merit(case: Case) -> tuple[float, float]:
 
 
 def _difference(one: PolicyCapacity, other: PolicyCapacity) -> Difference:
-    """Of two capacities, with an interval from the seeds that both had."""
+    """The capacity of `one` minus that of `other`, with an interval from the seeds that both had."""
     num_seeds, mean = min(one.found.num_seeds, other.found.num_seeds), None
     if one.found.load is not None and other.found.load is not None:
         mean = one.found.load - other.found.load
@@ -208,7 +209,7 @@ def _difference(one: PolicyCapacity, other: PolicyCapacity) -> Difference:
 
 
 def _explain(study: CapacityStudy, sweep: Sweep) -> None:
-    """What breaks just above every capacity, and how the engine is used below it."""
+    """Fills in, for every policy, what breaks just above its capacity, and how the engine is used below it."""
     below = []
     for policy in study.policies:
         load = policy.found.load

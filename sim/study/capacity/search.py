@@ -32,7 +32,7 @@ UP = (1.25, 1.25, 1.25, 1.5, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0)
 NEAR_DOWN = (0.93, 0.9, 0.85, *DOWN)  # from a load that is thought to be close
 NEAR_UP = (1.08, 1.12, 1.18, *UP)
 BELOW, ABOVE = (0.96, 0.92, 0.85, 0.75, 0.6, 0.4), (1.04, 1.08, 1.16, 1.3, 1.6, 2.0)
-"""Of the bracket's ends: where a load that is decided is looked for."""
+"""Factors on the bracket's ends, at which a load that is decided is looked for."""
 
 CHECKED_BELOW = (0.5, 0.2)  # of the capacity: whether a lower load fails
 _LARGEST = 50.0  # exponent: keeps an interval finite that says nothing
@@ -120,9 +120,12 @@ class Probe:
 
     @classmethod
     def of(cls, load: float, trials: Sequence[Trial], most: float) -> Probe:
-        """`most` is the largest margin that any trial had: what is lacking to it is taken for lognormal over seeds,
-        since one bad seed among many good ones says more of the others' luck than a t-interval hears. Of a share, `low`
-        is never above what as many requests without a miss show: seeds that are all alike prove no more than that."""
+        """The probe that `trials` at a load make; `most` is the largest margin that any trial had.
+
+        What is lacking to `most` is taken for lognormal over seeds, since one bad seed among many good ones says more
+        of the others' luck than a t-interval hears. Of a share, `low` is never above what as many requests without a
+        miss show: seeds that are all alike prove no more than that.
+        """
         weights = np.array([trial.requests for trial in trials], dtype=float)
         margins = np.array([trial.margin for trial in trials])
         mean = float((margins * weights).sum() / weights.sum())
@@ -140,7 +143,7 @@ class Probe:
 
     @property
     def passes(self) -> bool:
-        """What is more likely than not."""
+        """Whether the mean margin is 0 or more, and the queue grows in no more than half of the seeds."""
         return self.margin >= 0 and not self.grows
 
     @property
@@ -298,9 +301,9 @@ def _more_seeds(book: Book, num_seeds: int, effort: Effort) -> int:
 
 
 def capacity(book: Book, num_seeds: int | None = None, *, without: int | None = None) -> Capacity:
-    """What the trials in the book say; with `num_seeds`, the first seeds of the loads that have them all.
+    """The capacity that the trials in the book show; with `num_seeds`, the first seeds of the loads that have them all.
 
-    By default those seeds that the loads around the crossing have. `without` leaves one seed out.
+    By default the seeds that the loads around the crossing have. `without` leaves one seed out.
     """
     if num_seeds is None:
         low, high = _ends(probes(book))

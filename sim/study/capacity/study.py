@@ -106,7 +106,7 @@ def run_trials(
 ) -> None:
     """Runs trials and writes them into their books, the heaviest first so that parallel ones end together.
 
-    One with nobody to measure is a trial of no requests; if `tolerant`, it ends its case as a point that fails does.
+    A seed with nobody to measure is a trial of no requests; if `tolerant`, it ends its case like a point that fails.
     """
     trials = [(case, load, seed) for case, pairs in wanted for load, seed in pairs]
     trials.sort(key=lambda trial: -trial[1])
@@ -156,7 +156,7 @@ def with_load(scenario: Scenario) -> Scenario:
 
 
 def new_cases(setup: Setup, specs: Sequence[PolicySpec], effort: Effort, sweep: Sweep) -> list[Case]:
-    """A case for each, with its axis and its first load: a share of what the policy completes under overload."""
+    """A case for each of `specs`, with its axis and first load: a share of what the policy completes under overload."""
     scenario = setup.scenario
     axis, rate = _axis(setup)
     saturation: dict[str, float] = {}
@@ -172,7 +172,7 @@ def new_cases(setup: Setup, specs: Sequence[PolicySpec], effort: Effort, sweep: 
 
 
 def _saturations(setup: Setup, specs: Sequence[PolicySpec], sweep: Sweep) -> dict[str, float]:
-    """Requests per second that each completes when all of them wait from the start. ScenarioError where too few do."""
+    """By policy, requests/s completed when all requests wait from the start. ScenarioError where too few complete."""
     if setup.scenario.load_name == "mean_rate":
         lines = [Line(spec.name, spec.label, setup, (spec,)) for spec in specs]
         return saturations(lines, sweep.home, jobs=sweep.jobs, force=sweep.force)
@@ -185,7 +185,7 @@ def _saturations(setup: Setup, specs: Sequence[PolicySpec], sweep: Sweep) -> dic
 
 
 def rate_of(setup: Setup) -> float:
-    """Requests per second of a load of 1: what a factor on the trace's rate is of."""
+    """Requests per second of a load of 1: the trace's own where loads are factors on it, else 1."""
     if setup.scenario.load_name != "rate_scale":
         return 1.0
     first = min(setup.scenario.loads, default=ANY_LOAD)
@@ -258,7 +258,7 @@ def variant(case: Case, overrides: Sequence[str], start: float, effort: Effort =
 
 
 def ratio(found: Case, base: Case) -> float | None:
-    """The capacity of one over that of another, both of the same few seeds; None where either has none."""
+    """The capacity of `found` over that of `base`, both of the same few seeds; None where either has none."""
     num_seeds = min(QUICK.fewest, found.effort.fewest, base.effort.fewest)
     mine, theirs = (capacity(case.book, num_seeds).load for case in (found, base))
     return None if mine is None or theirs is None or found.failed else mine / theirs
@@ -268,8 +268,8 @@ def ratio(found: Case, base: Case) -> float | None:
 
 
 def misses(case: Case, load: float, home: Any) -> Counter[tuple[str, str]]:
-    """How often which bound was missed for which cause, over the first seeds of a load; empty where no request misses
-    by itself."""
+    """Misses by (metric of the bound, cause) over the first seeds of a load; empty where no request misses by
+    itself."""
     counted: Counter[tuple[str, str]] = Counter()
     try:
         objectives = Objectives.of(case.setup.scenario.plain)
@@ -284,7 +284,7 @@ def misses(case: Case, load: float, home: Any) -> Counter[tuple[str, str]]:
 
 
 def means(case: Case, load: float, names: Sequence[str]) -> dict[str, float | None]:
-    """The means of some metrics over the seeds of a load."""
+    """By metric, the means of `names` over the seeds of a load; None where no seed has a value."""
     trials = [case.results[load, seed]["values"] for seed in case.measured(load)]
     known = {name: [values[name] for values in trials if values[name] is not None] for name in names}
     return {name: float(np.mean(values)) if values else None for name, values in known.items()}

@@ -38,7 +38,7 @@ STATIC = ("transformers 8", "transformers 32", "transformers 128")
 
 
 def online(*rates_rps: float, seeds: int = 3) -> tuple[str, ...]:
-    """Poisson arrivals at these rates for five minutes, instead of a pile."""
+    """The overrides for Poisson arrivals at these rates for five minutes, instead of all requests at once."""
     listed = ", ".join(f"{rate:g}/s" for rate in rates_rps)
     window = ("requests=null", "duration=5min", "warmup=30s", "drain=1min", "arrivals={kind: poisson, mean_rate: 1/s}")
     return (*(f"workload.{key}" for key in window), f"load={{mean_rate: [{listed}]}}", f"seeds={seeds}")

@@ -92,7 +92,7 @@ def next_step_share(results: Results, policy: str, against: Sequence[str], load:
 def steps_missed(requests: pd.DataFrame, steps: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """For each request how many steps started from its arrival on before its first one, and how long it waited in ns.
 
-    Of one that never ran: until the end of its wait.
+    For a request that never ran: until the end of its wait, at least one step.
     """
     starts = np.sort(steps["start_ns"].to_numpy())
     arrived = requests["arrival_ns"].to_numpy()
@@ -130,7 +130,7 @@ def _unstable(results: Results, policy: str, load: float) -> bool:
 
 
 def _highest_rate(results: Results, policy: str) -> float:
-    """0 if there is none."""
+    """The highest tested load with a stable queue and a mean of at most LATENCY_BOUND_S a token; 0 if none."""
     table = results.summary
     good = (table["policy"] == policy) & ~table["unstable"] & (table["norm_latency_mean_s"] <= LATENCY_BOUND_S)
     return float(np.max(np.asarray(table["load"])[np.asarray(good)], initial=0.0))

@@ -31,7 +31,7 @@ from batchsim.study.sweep.searches import side_by_side
 from batchsim.workload.workload_config import ClosedLoop
 
 SATURATION = "saturation"
-"""Beside the points: the completion rate of every policy's overloaded run."""
+"""The folder beside the points that keeps the completion rate of every policy's overloaded run."""
 
 COARSE_FROM, COARSE_TO = 0.2, 1.1  # of saturation, evenly
 USERS_FROM, USERS_TO = 0.25, 2.0  # of the users at which a closed loop saturates: beyond it nothing breaks at once
@@ -41,12 +41,12 @@ NARROWEST = 0.015  # gaps below it, of their load, are not halved
 LOWEST = 1 / 15  # of saturation: where the SLO is not met there, it is met nowhere
 BEYOND = 1.5  # how far it is looked above the highest load where nothing ends there
 WORTH_OF_CROSSING, WORTH_OF_KNEE, WORTH_OF_EDGE, WORTH_OF_GROWING = 8.0, 3.0, 2.0, 0.1
-"""Of a gap of equal width: with the SLO crossing in it, beside the knee, below a growing queue, above; others 1."""
+"""Weights of gaps between loads: with the SLO crossing in it, beside the knee, below a growing queue, above; else 1."""
 
 
 @dataclass
 class LineSearch:
-    """One line's loads so far. `scale` is its saturation on the load axis, `saturation_rps` in requests/s."""
+    """One curve's loads so far. `scale` is its saturation on the load axis, `saturation_rps` the same in requests/s."""
 
     line: Line
     saturation_rps: float
@@ -54,7 +54,7 @@ class LineSearch:
     results: dict[float, list[dict[str, Any] | Failed]] = field(default_factory=dict)
 
     def tested(self) -> list[Tested]:
-        """The curve so far."""
+        """The loads simulated so far, from the lowest up."""
         rows = summary_rows(self.line.setup.scenario, [r for results in self.results.values() for r in results])
         return curve(rows, objective_of_all(self.line.setup.scenario))
 
@@ -211,7 +211,7 @@ def _scale(search: LineSearch) -> float:
 
 
 def _fewest_users(line: Line) -> int:
-    """One, or as many as the policy waits for, without whom no batch would ever fill."""
+    """The users of the lowest load: one, or as many as the policy waits for, without whom no batch would ever fill."""
     return max(spec.config.traits.waits_for or 1 for spec in line.specs)
 
 

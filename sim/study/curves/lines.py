@@ -14,7 +14,7 @@ from batchsim.scenario.point import Setup
 from batchsim.workload.open_loop import OpenWorkload
 
 ANY_LOAD = 1.0
-"""Of any axis: one user, a request a second, the trace as it is."""
+"""A load that every axis has: one user, a request a second, the trace as it is."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Line:
     value: Any = None
 
     def points(self, load: float) -> Iterator[tuple[Setup, Point]]:
-        """What is to be simulated for one load."""
+        """The points to simulate for one load: every seed and variant, each with its setup."""
         for seed in range(self.setup.scenario.file.seeds):
             for spec in self.specs:
                 yield self.setup, Point(spec, load, seed)

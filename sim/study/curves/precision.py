@@ -64,7 +64,7 @@ class Precision:
         return len(values) >= MIN_SEEDS and half_width(values) <= self.share * abs(float(np.mean(values)))
 
     def next_seeds(self, values: Sequence[float]) -> int:
-        """How many seeds there should be before the next look; as many as there are if they do."""
+        """How many seeds there should be before the next look; as many as there are if these are enough."""
         have = len(values)
         if have < MIN_SEEDS:
             return MIN_SEEDS
@@ -145,7 +145,7 @@ def _wanted(results: Sequence[Result], precision: Precision) -> list[tuple[Key, 
 
 
 def _by_load(results: Sequence[Result]) -> dict[float, dict[str, dict[str, list[Result]]]]:
-    """By load, policy and variant."""
+    """The results by load, policy and variant."""
     found: dict[float, dict[str, dict[str, list[Result]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for each in results:
         policy, load, variant = (
@@ -168,7 +168,7 @@ def _state(runs: Sequence[Result], values: Sequence[float] | None) -> str:
 
 
 def _values(runs: Sequence[Result], metric: str) -> list[float] | None:
-    """One a seed; None where a seed has none."""
+    """The metric's values, one a seed; None where a seed has none."""
     values = [run["values"][metric] for run in _whole(runs)]
     return None if None in values or not values else values
 

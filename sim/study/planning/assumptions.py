@@ -19,7 +19,7 @@ _ENERGY = "joules a step of its profile, while steps run; idle power is left out
 
 
 def assumptions(planned: Planned) -> list[dict[str, Any]]:
-    """Everything taken for granted, from the inputs to the machine."""
+    """Rows of everything that a plan takes for granted, from the inputs to the machine."""
     demand, plan = planned.demand, planned.demand.plan
     scenario = demand.scenario
     file, made = scenario.file, provenance()

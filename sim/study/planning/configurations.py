@@ -60,7 +60,7 @@ def configuration(planned: Planned, index: int) -> Row:
 
 
 def _one_less(planned: Planned, probe: GroupProbe | None) -> Row:
-    """What was shown of one replica less; all None where that is no replica."""
+    """Columns on the group with one replica less; all None where that is no replica."""
     row = interval_row("one_less", probe)
     if probe is None:
         return row | dict.fromkeys(("one_less_shown", "one_less_margin", "one_less_margin_low", "one_less_class"))
@@ -134,7 +134,7 @@ def interval_row(name: str, probe: GroupProbe | None) -> Row:
 
 
 def ends(probe: GroupProbe | None) -> dict[str, float | None]:
-    """Mean and ends; a share beyond 100 % cannot be, so that the interval ends there."""
+    """The mean share within the SLO and its interval's ends, by suffix of the column; the interval ends at 100 %."""
     if probe is None:
         return {"": None, "_low": None, "_high": None}
     found = probe.attainment
@@ -142,7 +142,7 @@ def ends(probe: GroupProbe | None) -> dict[str, float | None]:
 
 
 def output_tokens(planned: Planned, probe: GroupProbe) -> float:
-    """Output tokens of a request: as the trace says, or the mean of those drawn."""
+    """Mean output tokens of a request: as the trace says, or the mean of those drawn."""
     if planned.demand.output_tokens is not None:
         return planned.demand.output_tokens
     return float(np.mean([result["workload"]["mean_output_tokens"] for result in probe.results]))
@@ -155,7 +155,7 @@ def offered_rps(planned: Planned, probe: GroupProbe) -> float | None:
 
 
 def goodput_rps(planned: Planned, probe: GroupProbe) -> float | None:
-    """Those of the window's requests that meet their SLO, per second; what came in the warm-up is no part of it."""
+    """Requests per second of the window that meet their SLO; what came in the warm-up is no part of it."""
     offered, share = offered_rps(planned, probe), probe.attainment.mean
     return None if offered is None or share is None else offered * share
 

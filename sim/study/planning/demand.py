@@ -27,9 +27,9 @@ ONE_COPY = 2.0  # below so many copies of a trace the seeds hardly differ
 
 @dataclass(frozen=True)
 class Variation:
-    """What differs from the planned traffic: times the `traffic`, the dispersion of arrivals, the prompts.
+    """A change of the planned traffic: factors on its rate (`traffic`), the dispersion of arrivals, the prompt lengths.
 
-    `classes` keeps those alone. `cost_factor` makes every step take that many times as long.
+    `classes` keeps these request classes alone. `cost_factor` makes every step take that many times as long.
     """
 
     traffic: float = 1.0
@@ -81,7 +81,7 @@ class Demand:
         return self.load(change) / change.dispersion if self.slice_ns is not None else None
 
     def load(self, change: Variation) -> float:
-        """Where on the load axis the busiest window is under a change."""
+        """The load, on the load axis, of the busiest window under a change."""
         shares = {name: traffic.share for name, traffic in self.scenario.file.workload.classes.items()}
         kept = sum(shares[name] for name in change.classes) if change.classes else 1.0
         return self.peak * change.traffic * kept
@@ -91,7 +91,7 @@ class Demand:
         return None if self.slice_ns is not None else self.load(change)
 
     def overrides(self, change: Variation) -> list[str]:
-        """What makes the scenario one of the busiest window. ScenarioError where the change is not possible."""
+        """The overrides that leave the scenario the busiest window. ScenarioError where the change is not possible."""
         workload = self.scenario.file.workload
         texts = ["workload.requests=null"]
         if self.slice_ns is not None:
@@ -136,7 +136,7 @@ def demand_of(scenario: Scenario) -> Demand:
 
 
 def minutes(ns: int) -> str:
-    """`20 min` where a time is whole minutes."""
+    """A time in words: `20 min` where it is whole minutes."""
     return f"{ns // _MINUTE_NS} min" if ns and ns % _MINUTE_NS == 0 else format_duration(ns)
 
 
@@ -145,7 +145,7 @@ def _hour(hour: int) -> str:
 
 
 def _dispersed(arrivals: Any, change: Variation) -> list[str]:
-    """Arrivals of the same rate whose counts vary `dispersion` times as much, over long times."""
+    """The overrides for arrivals of the same rate whose counts vary `dispersion` times as much, over long times."""
     times = change.dispersion
     if times == 1:
         return []
@@ -218,7 +218,7 @@ def _traced(scenario: Scenario, plan: PlanConfig, factor: float) -> Demand:
 
 
 def _end_ns(scenario: Scenario, times: Ints) -> int:
-    """Where the workload's `duration` or number of `requests` ends the trace."""
+    """The time in ns at which the workload's `duration` or number of `requests` ends the trace."""
     workload = scenario.file.workload
     first = workload.trace.time[0] if workload.trace is not None and workload.trace.time is not None else 0
     if workload.duration is not None:
@@ -230,7 +230,7 @@ def _end_ns(scenario: Scenario, times: Ints) -> int:
 
 
 def _busiest(times: Ints, tokens: Ints, window_ns: int, warmup_ns: int) -> int:
-    """Where the window with the most tokens starts: at an arrival, late enough for the warm-up before it."""
+    """The start in ns of the window with the most tokens: an arrival late enough for the warm-up before it."""
     last = times[-1] + 1 - window_ns
     starts = times[(times >= times[0] + warmup_ns) & (times <= last)]
     if not len(starts):
@@ -268,6 +268,6 @@ def _mean_output(rows: TraceRows, inside: np.ndarray, cap: int | str) -> float:
 
 
 def _clock(ns: int) -> str:
-    """`01:02:03`, hours beyond a day going on."""
+    """A time of the trace as `01:02:03`, hours beyond a day going on."""
     seconds = round(ns / NS_PER_S)
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

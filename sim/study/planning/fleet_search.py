@@ -33,7 +33,7 @@ class Found:
 
 
 def judge(book: Book, ask: Ask) -> Search[GroupProbe]:
-    """Runs as many seeds as decide whether the group holds."""
+    """The probe of `ask` with as many seeds as decide whether the group holds."""
     seeds = book.seeds(ask.change)
     if 1 < len(seeds) <= ONE_SEED_DECIDES:
         yield [(ask, seeds[:1])]
@@ -45,7 +45,7 @@ def judge(book: Book, ask: Ask) -> Search[GroupProbe]:
 
 
 def whole(book: Book, ask: Ask) -> Search[GroupProbe]:
-    """Runs all seeds."""
+    """The probe of `ask` with all seeds."""
     yield [(ask, book.seeds(ask.change))]
     return book.probe(ask)
 
@@ -133,12 +133,15 @@ def _decided(
 
 
 def first_guess(per_replica: float, limit: int) -> int:
-    """Where a search starts; `per_replica` is the part of the traffic that saturates one replica."""
+    """The replicas at which a search starts; `per_replica` is the part of the traffic that saturates one replica."""
     return min(limit, max(1, math.ceil(1 / (FIRST_GUESS * per_replica))))
 
 
 def headroom(book: Book, group: GpuGroup) -> Search[list[GroupProbe]]:
-    """The group under ever more traffic, up to the first that it does not hold; one seed looks, all seeds decide."""
+    """The probes of a group under ever more traffic, up to the first that it does not hold.
+
+    One seed looks, all seeds decide.
+    """
     steps = [Ask(group, Variation(traffic=times)) for times in HEADROOM_STEPS]
     passed = 0
     while passed < len(steps) and (yield from first_seed_passes(book, steps[passed])):

@@ -59,7 +59,7 @@ class Planned:
     tiers: list[tuple[tuple[str, ...], Found]] = field(default_factory=list)
 
     def cost_error(self, index: int) -> CostError | Unknown:
-        """How far the step times of that configuration's GPU may be off."""
+        """How far the step times of a configuration's GPU may be off."""
         return self.book.setup(Ask(self.groups[index])).cost.error
 
     def held(self, index: int) -> GroupProbe | None:
@@ -67,7 +67,7 @@ class Planned:
         return self.found[index].holds
 
     def month(self, index: int) -> float:
-        """The cost a month of a configuration that holds."""
+        """The cost a month of a configuration that holds, in the plan's currency."""
         held = self.held(index)
         assert held is not None, "asked of configurations that hold"
         return cost_per_month(self.demand.plan.gpus[held.ask.group.gpu], held.ask.group.replicas)
@@ -122,7 +122,7 @@ def make_plan(
 
 
 def _merit(planned: Planned, index: int) -> tuple[float, float]:
-    """Cheaper is better; of the same price, the one with more requests within the SLO."""
+    """A sort key of configurations, the best first: the cheaper; of one price, the higher lower end of the margin."""
     probe = planned.held(index)
     assert probe is not None and probe.margin.low is not None, "asked of configurations that hold"
     return planned.month(index), -probe.margin.low
@@ -165,7 +165,7 @@ def _check_reach(book: Book, group: GpuGroup) -> None:
 
 
 def _saturations(book: Book, groups: Sequence[GpuGroup], jobs: int) -> list[float]:
-    """The highest completion rate of one replica of each, in requests/s."""
+    """The highest completion rate of one replica of each group, in requests/s."""
     runs = []
     for group in groups:
         setup = _for_a_guess(book.setup(Ask(group)))
@@ -179,7 +179,7 @@ def _saturations(book: Book, groups: Sequence[GpuGroup], jobs: int) -> list[floa
 
 
 def _for_a_guess(setup: Setup) -> Setup:
-    """`setup` beyond what its cost was measured on, and with the turns of its sessions as requests of their own."""
+    """`setup` with its cost extrapolated beyond what was measured, and turns of sessions as requests of their own."""
     if setup.cost.reach is not None:
         setup = Setup.of(changed(setup.scenario, ["cost.extrapolate=true"]))
     workload = replace(setup.resolved.workload, sessions=None)
@@ -215,7 +215,7 @@ def _tell_length(tell: Callable[[str], None], book: Book, peak_rps: float, repli
 
 
 def _look_around(planned: Planned, holding: list[int], best: int) -> None:
-    """Headroom of all that hold; for the favourites what changes break them; the rest for the recommended alone."""
+    """Fills in headroom of all groups that hold, what changes break the favourites, the rest for the best alone."""
     book, limit = planned.book, planned.demand.plan.max_replicas
     named: list[tuple[Any, Search[Any]]] = []
 
@@ -268,7 +268,7 @@ def tiers(scenario: Scenario) -> list[tuple[str, ...]]:
 
 
 def _share(planned: Planned, names: tuple[str, ...], group: GpuGroup) -> GpuGroup:
-    """Where the search for some classes' own group starts: at their share of the replicas."""
+    """The group at which the search for some classes alone starts: their share of the replicas of `group`."""
     classes = planned.demand.scenario.file.workload.classes
     share = sum(classes[name].share for name in names)
     return replace(group, replicas=max(1, round(group.replicas * share)))

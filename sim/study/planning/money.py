@@ -18,7 +18,7 @@ MILLION = 1e6
 
 
 def cost_per_hour(offer: GpuOffer, replicas: int) -> float:
-    """The price of all GPUs of a group for an hour, used or not."""
+    """The price of all GPUs of a group for an hour, used or not, in the plan's currency."""
     return offer.price * offer.gpus * replicas
 
 
@@ -46,7 +46,7 @@ def tier_replicas(counts: Sequence[int | None]) -> list[int]:
 
 
 def watts(energy: Mapping[str, Any] | None, samples: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
-    """The power of the steps whose energy a profile measured, `decode` and `prefill`: joules over the step's time.
+    """The power in W of the steps whose energy a profile measured, `decode` and `prefill`: joules over the step's time.
 
     None where it measured none, or not the time of these steps.
     """

@@ -25,9 +25,9 @@ def plan_tables(
 ) -> Tables:
     """The tables of the scenario's plan by name, rows as dicts; `configurations` says which group holds, and why not.
 
-    Simulations lie below `out` and are reused. ScenarioError where no plan can be made of the scenario; a traffic that
-    no group holds is none: it has no table `recommendation`. `tell` is called with how much is to be simulated, where
-    that is long; what is beyond `limits` is an error before.
+    Simulations lie below `out` and are reused. ScenarioError where no plan can be made of the scenario. A traffic that
+    no group holds is no error: there is no table `recommendation` then. `tell` is called with how much is to be
+    simulated, where that is long; what is beyond `limits` is an error before.
     """
     planned = make_plan(scenario, out=out, jobs=jobs, ray=ray, progress=progress, tell=tell, limits=limits)
     return tables_of(planned) | {"assumptions": assumptions(planned)}

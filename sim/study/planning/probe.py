@@ -36,7 +36,7 @@ class GpuGroup:
 
 @dataclass(frozen=True)
 class Ask:
-    """A group on the busiest window, or on what a change makes of it."""
+    """What to simulate: a group on the busiest window, or on what a change makes of it."""
 
     group: GpuGroup
     change: Variation = PLANNED
@@ -83,7 +83,7 @@ class GroupProbe:
 
     @property
     def num_requests(self) -> float:
-        """Those that were measured, over all seeds."""
+        """The requests that were measured, over all seeds."""
         return sum(result["values"]["cohort"] for result in self.results)
 
     @property
@@ -112,13 +112,13 @@ class GroupProbe:
         return "holds" if self.met else "fails" if self.missed else "not shown to hold"
 
     def of_class(self, name: str) -> Interval | None:
-        """As `attainment`, of one class; None where a seed has no request of it."""
+        """The share of a class's requests within the SLO; None where a seed has no request of that class."""
         values = [one.by_class[name] for one in self.observed]
         known = [value for value in values if value is not None]
         return Interval.of(known) if known and len(known) == len(values) else None
 
     def mean(self, metric: str) -> float | None:
-        """The mean over seeds; None where one has no value."""
+        """The mean of a metric over seeds; None where a seed has no value."""
         values = [result["values"].get(metric) for result in self.results]
         return None if None in values or not values else float(np.mean(values))
 
@@ -128,7 +128,7 @@ class GroupProbe:
 
 
 Search = Generator[list[tuple[Ask, tuple[int, ...]]], None, T]
-"""Yields what it wants to have run, and goes on when it is there; returns what it found."""
+"""A search: yields the asks and seeds that it wants run, goes on when they were, returns what it found."""
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Book:
     _observed: dict[tuple[Ask, int], list[Observed]] = field(default_factory=dict)
 
     def setup(self, ask: Ask) -> Setup:
-        """The scenario of an Ask. ScenarioError where its GPU, policy and memory do not go together."""
+        """The setup that simulates an Ask. ScenarioError where its GPU, policy and memory do not go together."""
         group, written = ask.group, self.demand.scenario.plain["plan"]
         offer = self.demand.plan.gpus[group.gpu]
         texts = [f"cost={_flow(written['gpus'][group.gpu]['cost'])}", *self.demand.overrides(ask.change)]
@@ -195,7 +195,7 @@ class Book:
                 self.results.setdefault(ask, {})[seed] = result
 
     def probe(self, ask: Ask) -> GroupProbe:
-        """What is known of an Ask by now."""
+        """What the simulations of an Ask have shown by now."""
         if ask in self.failed:
             return GroupProbe(ask, (), (), complete=True, failed=self.failed[ask].reason)
         found = self.results[ask]
@@ -208,7 +208,7 @@ class Book:
         return GroupProbe(ask, results, tuple(observed), complete=set(self.seeds(ask.change)) <= set(found))
 
     def probes(self) -> list[GroupProbe]:
-        """All of them, in the order in which they were asked for."""
+        """The probes of all Asks, in the order in which they were asked for."""
         return [self.probe(ask) for ask in self.asked]
 
     def _observe(self, ask: Ask, result: dict[str, Any]) -> list[Observed]:

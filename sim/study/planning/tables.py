@@ -264,7 +264,7 @@ def _sampling(planned: Planned, probe: GroupProbe) -> str:
 
 
 def _recommendation(planned: Planned) -> list[Row]:
-    """The numbers of the three sentences that no other table has."""
+    """One row: the numbers of the recommendation's three sentences that no other table has; none if no group holds."""
     if planned.best is None:
         return []
     held = planned.held(planned.best)
@@ -290,7 +290,7 @@ def _recommendation(planned: Planned) -> list[Row]:
 
 
 def _objective(planned: Planned) -> str:
-    """The SLO; where classes have their own, that these count."""
+    """The SLO as text; where classes have their own, words that say so."""
     file = planned.demand.scenario.file
     own = any(each.slo is not None for each in file.workload.classes.values())
     return "the SLO of their class" if own else file.slo

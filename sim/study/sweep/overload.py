@@ -13,9 +13,9 @@ from batchsim.study.sweep.pool import Killed, run_all
 
 
 def saturations(runs: Sequence[tuple[Setup, PolicySpec]], jobs: int) -> Iterator[tuple[int, float | str]]:
-    """Yields (index of the run, its requests/s) as runs end; in words why, where that cannot be told.
+    """Yields (index of the run, its requests/s, or in words why it has none) as runs end.
 
-    All replicas there can be serve, and none of them fails.
+    All replicas that there can be serve, and none of them fails.
     """
     for i, found in run_all(_saturation, runs, jobs):
         yield i, f"its worker process {found.how}: perhaps memory is short" if isinstance(found, Killed) else found

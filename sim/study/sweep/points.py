@@ -36,7 +36,7 @@ Progress = Callable[[int, int, str], None]
 """Called with points done, points in all, and what was done last."""
 
 _OF_THE_SCENARIO = (ScenarioError, TraceError, CalibrationError)
-"""Errors that no other point would be spared: they end the sweep at once."""
+"""Errors of the scenario, which every point would have: they end the sweep at once."""
 
 _FULL = {
     errno.ENOSPC: "the disk is full",

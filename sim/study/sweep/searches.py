@@ -12,7 +12,7 @@ T = TypeVar("T")
 def side_by_side(
     searches: Sequence[Generator[Trials, None, T]], run: Callable[[list[tuple[int, Trials]]], object]
 ) -> dict[int, T]:
-    """What the searches return, by their number.
+    """What the searches return, by their index in `searches`.
 
     A search yields the trials that it wants and goes on when they were made. `run` makes those of all searches at a
     time, so that processes do not wait for one another; a round in which nobody wants any is the last.

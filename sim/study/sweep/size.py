@@ -23,7 +23,7 @@ BLOCK_BYTES = 52
 
 @dataclass(frozen=True)
 class Limits:
-    """Simulations of a sweep, and bytes of all that run on this machine at a time; None: as many as they take."""
+    """Bounds of a sweep: its simulations, and the bytes of those that run on this machine at a time; None: no bound."""
 
     points: int = MAX_POINTS
     memory_bytes: int | None = None
@@ -56,7 +56,7 @@ def check_size(points: int, largest: Iterable[tuple[Setup, float]], *, jobs: int
 
 
 def largest_load(setup: Setup) -> float:
-    """The highest load of its scenario; where none is listed, that of its workload as it is written."""
+    """The highest load of the scenario; where none is listed, that of the workload as it is written."""
     arrivals, trace = setup.resolved.workload.arrivals, setup.resolved.workload.trace
     if setup.resolved.loads:
         return max(setup.resolved.loads)
@@ -70,7 +70,7 @@ def largest_load(setup: Setup) -> float:
 
 
 def expected(setup: Setup, load: float) -> tuple[float, float]:
-    """How many requests a point at `load` expects, and steps at most: one a token, none shorter than that of one token.
+    """(requests, steps) of a point at `load`. Steps at most: one an output token, none shorter than that of one token.
 
     Of a closed loop that ends with a duration the requests are its users, the least. Steps are not counted where
     nothing says how long the requests come.
@@ -97,7 +97,7 @@ def expected(setup: Setup, load: float) -> tuple[float, float]:
 
 
 def _pool_bytes(setup: Setup) -> float:
-    """Of the block ids of all engines, which policies that cache prefixes keep."""
+    """The bytes of the block ids of all engines, which policies that cache prefixes keep."""
     caches = any(policy.config.traits.prefix_cache for policy in setup.resolved.policies)
     return setup.num_engines * setup.kv.num_blocks * BLOCK_BYTES if caches else 0
 
