@@ -122,7 +122,7 @@ def _held(records: Records, intervals: Intervals) -> Iterator[Event]:
 
 
 def _overtaken(records: Records, intervals: Intervals) -> Iterator[Event]:
-    """An event for each request that later arrivals overtook. From the last arrival back, so that these are known."""
+    """An event for each request that later arrivals overtook, found from the last arrival back."""
     queue, ids = queueing(records, intervals), records.requests["request_id"]
     scheduled_ns = records.requests["scheduled_ns"]
     started: list[tuple[int, int]] = []  # (start, id) of the later arrivals

@@ -263,7 +263,7 @@ def _pinned(entry: Mapping[str, Any] | None, spec: PolicySpec) -> dict[str, Any]
 
 
 def _change(text: str, plain: Mapping[str, Any], spec: PolicySpec, setup: Setup) -> Change:
-    """What `KEY=VALUE` asks for; a value like `+20%` is of what the point had."""
+    """The change that `KEY=VALUE` asks for; a value like `+20%` is of what the point had."""
     key, _, value = (part.strip() for part in text.partition("="))
     path = key.split(".")
     if path[0] == "policies" and path[1] != spec.label:

@@ -28,7 +28,7 @@ class Intervals(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """What held the queue, in time: parallel arrays of disjoint spans. `head` is the id of the first in the queue."""
+    """What held the queue, in time: parallel arrays of disjoint spans. `head`, the first in it, and `blocker`: ids."""
 
     start_ns: Int
     end_ns: Int
@@ -142,7 +142,7 @@ def _held_until(records: Records, intervals: Intervals, blocked: NDArray[np.void
 
 
 def step_kinds(records: Records) -> dict[str, NDArray[np.bool_]]:
-    """By part of the life of a request that could decode, which steps count for it (see `attribution`)."""
+    """By part of `attribution`, a mask of the steps that count for it in the life of a request able to decode."""
     decodes, chunks = records.step_columns["num_decode"] > 0, records.step_columns["num_chunks"] > 0
     return {
         "decode_alone": decodes & ~chunks,

@@ -163,9 +163,9 @@ def _summarise(
     few: set[str],
     of: str = "",
 ) -> None:
-    """Adds mean and percentiles in seconds to `values`, None without observations; and their names to `few`.
+    """Adds mean and percentiles in seconds to `values`, None without observations, by names that end with `of`.
 
-    In `few` are percentiles with fewer than FEW_BEYOND observations beyond. The names end with `of`.
+    Names of percentiles with fewer than FEW_BEYOND observations beyond are added to `few`.
     """
     keys = [f"{name}_p{percent}_s{of}" for percent in PERCENTILES]
     values |= dict.fromkeys((f"{name}_mean_s{of}", *keys))

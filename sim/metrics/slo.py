@@ -114,7 +114,7 @@ class Slo:
 
     @property
     def per_request(self) -> bool:
-        """Whether one request can be said to meet it; only then does goodput exist."""
+        """Whether the objective is met or missed by single requests; only then does goodput exist."""
         return self.share is not None
 
     def passes(self, values_ns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
@@ -143,7 +143,7 @@ class Slo:
         return _signed(good >= rank(self.share, kept.size), good / kept.size - self.share)
 
     def met(self, samples: Mapping[str, Sample]) -> bool | None:
-        """Whether the margin is 0 or more; None where there is none."""
+        """Whether the margin of `samples` is 0 or more; None where there is no margin."""
         margin = self.margin(samples)
         return None if margin is None else margin >= 0
 

@@ -59,7 +59,7 @@ class LoadConfig(Config):
 
     @property
     def is_auto(self) -> bool:
-        """Whether the loads are yet to be found."""
+        """Whether the load axis is `auto`, so that the loads are yet to be found."""
         return AUTO in (self.mean_rate, self.users, self.rate_scale)
 
     @property
@@ -231,7 +231,7 @@ class Scenario:
 
     @property
     def auto(self) -> bool:
-        """Whether the loads are yet to be found."""
+        """Whether the load axis is `auto`, so that the loads are yet to be found."""
         return self.file.load is not None and self.file.load.is_auto
 
     def points(self) -> list[Point]:

@@ -267,7 +267,7 @@ def _vary(study: CapacityStudy, sweep: Sweep) -> None:
 
 
 def _change(what: str, case: Case, base: PolicyCapacity) -> Change:
-    """What a variant's quick search says, on the scale of the capacity that it is compared with."""
+    """The change `what` with the capacity of its quick search, on the scale of the capacity it is compared with."""
     if case.failed:
         return Change(what, None, case.failed)
     if not probes(case.book)[0].passes and len(case.book) == 1:

@@ -227,14 +227,14 @@ def _is_random(setup: Setup) -> bool:
 
 
 def has_shares(scenario: Scenario) -> bool:
-    """Whether the margin of its objectives can be that of a share of the requests, not of means alone."""
+    """Whether the margin of the scenario's objectives can be that of a share of the requests, not of means alone."""
     file = scenario.file
     texts = [file.slo, *(traffic.slo for traffic in file.workload.classes.values())]
     return any(not bound.mean for text in texts if text is not None for bound in parse_slo(text).bounds)
 
 
 def is_burstier_than_poisson(scenario: Scenario) -> bool:
-    """Whether its arrivals are drawn from a law with more variance than independent ones."""
+    """Whether the scenario's arrivals are drawn from a law with more variance than independent ones."""
     arrivals = scenario.file.workload.arrivals
     return isinstance(arrivals, OnOffArrivals) or (isinstance(arrivals, GammaArrivals) and arrivals.cv > 1)
 

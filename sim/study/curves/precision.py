@@ -103,7 +103,7 @@ def check_metric(line: Line, load: float, metric: str) -> None:
 
 
 def outcome(results: Sequence[Result], precision: Precision) -> dict[str, Any]:
-    """What was asked, and of every policy at every load how many seeds it has and how narrow its interval is.
+    """The precision asked, and of every policy at every load its number of seeds and how narrow its interval is.
 
     `state` is reached, budget (spent without reaching it), unstable, undefined (no such metric there) or failed.
     """

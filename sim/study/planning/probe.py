@@ -58,9 +58,9 @@ class Observed:
 
 @dataclass(frozen=True)
 class GroupProbe:
-    """What was seen of an Ask: a result for every seed that was run; `complete` if these are all that decide.
+    """What simulations of an Ask showed: a result for every seed that was run; `complete` if no other seed decides.
 
-    `failed` says why it could not be simulated, where that is so: it is then not shown to hold.
+    `failed` says why the group could not be simulated, where that is so: it is then not shown to hold.
     """
 
     ask: Ask
@@ -227,7 +227,7 @@ class Book:
 
 
 def drive(book: Book, searches: Sequence[Search[T]]) -> list[T]:
-    """What the searches return. Their wishes are run together, so that processes do not wait for one another."""
+    """What the searches return, in order. What all want is run together, so that no process waits for another."""
     found = side_by_side(searches, lambda wanted: book.run(wish for _, wishes in wanted for wish in wishes))
     return [found[number] for number in range(len(searches))]
 

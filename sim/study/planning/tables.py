@@ -166,7 +166,7 @@ def _growth(planned: Planned) -> list[Row]:
 
 
 def _classes(planned: Planned) -> list[Row]:
-    """What every class gets and costs on the recommended group."""
+    """A row a request class: what it gets and costs on the recommended group."""
     scenario = planned.demand.scenario
     order = tiers(scenario)
     if planned.best is None or not order:

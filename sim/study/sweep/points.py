@@ -171,7 +171,7 @@ def _tasks(wanted: Sequence[tuple[Setup, Point]], *, carry: bool) -> list[Task]:
 
 
 def run_point(task: Task) -> PackedPoint | Failed:
-    """What a worker does: simulates and measures one point. Raises what is wrong with the scenario itself."""
+    """One point, simulated and measured by a worker; Failed if it failed. Raises what is wrong with the scenario."""
     setup, point, name = _unpickled(task.setup, task.inputs), task.point, task.name
     try:
         return measured_point(setup, simulate_point(setup, point), name)
@@ -189,7 +189,7 @@ def run_point(task: Task) -> PackedPoint | Failed:
 
 @lru_cache(maxsize=4)
 def _unpickled(setup: bytes, inputs: str) -> Setup:
-    """One object a worker for all points of a setup, so that a trace is read once; another when `inputs` changed."""
+    """A task's setup: one object a worker for all its points, to read a trace once; another when `inputs` changed."""
     return pickle.loads(setup)
 
 

@@ -117,7 +117,7 @@ class _Worker:
 
 
 def _work(pipe: Connection, function: Callable[[Any], Any]) -> None:
-    """What a worker does: a task, its result, the next."""
+    """The loop of a worker process: takes a task, sends its result, until no task comes."""
     _live_with_the_parent()
     while True:
         try:
