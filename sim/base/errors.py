@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable
 
 MAX_SHOWN = 80
-"""Letters of a bad value that an error quotes."""
+"""The most letters of a bad value that an error message quotes."""
 
 
 def shown(value: object) -> str:
-    """`value` as an error quotes it: `cut`, texts in quotes."""
+    """The `repr` of `value` as an error message quotes it: on one line, with at most MAX_SHOWN letters."""
     try:
         return cut(repr(value))
     except RecursionError:
@@ -22,20 +22,20 @@ def shown(value: object) -> str:
 
 
 def cut(text: str, most: int = MAX_SHOWN) -> str:
-    """`text` that a user made up as an error gives it: on one line, with at most `most` letters."""
+    """A user's `text` as an error message gives it: on one line, with at most `most` letters."""
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 MAX_ECHO = 200
-"""Letters of any one text of a user's that a message repeats, wherever it quotes it."""
+"""The most letters that a message repeats in one place of any one text of a user's."""
 _LONG_WORD = re.compile(rf"\S{{{MAX_ECHO + 1},}}")
 
 
 def bounded(message: str, texts: Iterable[str] = ()) -> str:
-    """`message` on one line, with at most MAX_ECHO letters of a word, and of what it repeats of any of `texts`.
+    """`message` on one line, every word of it and all that it repeats of one of `texts` cut to MAX_ECHO letters.
 
-    What is longer loses its middle, so that a path keeps its folder and its file.
+    The cut takes out the middle, so that a path keeps its folder and its file.
     """
     message = " ".join(message.split())
     for text in texts:
@@ -46,7 +46,7 @@ def bounded(message: str, texts: Iterable[str] = ()) -> str:
 
 
 def _without(text: str, message: str) -> str:
-    """`message` with every stretch of more than MAX_ECHO letters that stands in `text` cut to that."""
+    """`message` with every stretch that also stands in `text` cut to MAX_ECHO letters."""
     at = 0
     while (end := at + MAX_ECHO + 1) <= len(message):
         if message[at:end] in text:
@@ -72,7 +72,7 @@ class ScenarioError(BatchsimError):
 
 
 class NobodyToMeasure(ScenarioError):  # noqa: N818
-    """A point has no request after its warm-up. A search goes to higher loads; for a run the scenario is wrong."""
+    """A run has no request after its warm-up. A capacity search then tries higher loads; else the scenario is wrong."""
 
 
 class TraceError(BatchsimError):
@@ -84,7 +84,7 @@ class CalibrationError(BatchsimError):
 
 
 class ExtrapolationError(BatchsimError):
-    """A batch lies outside what a profile was measured on. `advice`: how to go beyond that, the end of the message."""
+    """A batch lies outside what a profile was measured on. `advice`, the message's end, says how to extrapolate."""
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(message, advice)
@@ -100,7 +100,7 @@ class PolicyError(BatchsimError):
 
 
 class SchedulerStalled(BatchsimError):  # noqa: N818
-    """A scheduler has work, nothing else is due, and it asks for nothing: it would wait for ever."""
+    """A scheduler has work and gets nowhere: it waits though nothing is due, or preempts without end."""
 
 
 class PointsFailed(BatchsimError):  # noqa: N818

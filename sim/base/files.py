@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, TextIO
 from batchsim.base.errors import BatchsimError, ScenarioError, shown
 
 TEXT_BYTES = 1 << 26
-"""The most of a file that people write or a command prints: scenarios, recordings, profiles, manifests."""
+"""Size limit of a file that people write or a command prints: scenarios, recordings, profiles, manifests."""
 TABLE_BYTES = 1 << 32
-"""The most of a table of results, and of a file that carries tables."""
+"""Size limit of a table of results, and of a file that carries tables."""
 TRACE_BYTES = 1 << 38
-"""The most of a trace, which is read row by row."""
+"""Size limit of a trace, which is read row by row."""
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -39,7 +39,7 @@ _NAME_BYTES = 100  # of an unfinished file's name, which must not be longer than
 
 
 def told(error: Exception) -> str:
-    """What an error of reading or writing says, in a few words."""
+    """What went wrong in reading or writing a file, in a few words: an OSError's `strerror`, else the error's text."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -54,7 +54,7 @@ def check_regular(path: Path | str, limit: int | None = None) -> None:
 
 
 def open_file(path: Path | str, limit: int = TRACE_BYTES) -> BinaryIO:
-    """The open bytes of a regular file of at most `limit` bytes. OSError for anything else: it never waits."""
+    """A regular file of at most `limit` bytes, open for reading. OSError for anything else, without waiting for it."""
     check_regular(path, limit)  # before: to open some devices is to act on them
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -88,9 +88,9 @@ def read_json(path: Path | str, limit: int = TEXT_BYTES) -> Any:
 
 
 def parse_json(text: str, **options: Any) -> Any:
-    """The JSON value in `text`; `options` are those of `json.loads`. ValueError, in a few words, if it is none.
+    """The JSON value in `text`; `options` are those of `json.loads`. ValueError, in a few words, if it is no JSON.
 
-    An object that names something twice is none: the second would replace the first without a word.
+    An object with one key twice is refused: the second value would replace the first without a word.
     """
     try:
         return json.loads(text, object_pairs_hook=unique_keys, **options)
@@ -143,7 +143,7 @@ def _too_large(size: int, path: Path | str, limit: int) -> OSError:
 def writing(
     path: Path | str, advice: str = "Give another path.", error: type[BatchsimError] = ScenarioError
 ) -> Iterator[None]:
-    """`error`, which says in one line that `path` cannot be written, why, and `advice`, for an OSError of the block."""
+    """A context that raises an OSError of its block as `error`: `path` cannot be written, why, and `advice`."""
     try:
         yield
     except OSError as found:
@@ -152,7 +152,7 @@ def writing(
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` where the block ends well; else `path` stays as it was.
+    """A context with a file to write, which replaces `path` where the block ends well; else `path` stays as it was.
 
     Devices and pipes are written as they are. OSError where `path` cannot be written.
     """
@@ -223,7 +223,7 @@ def _probe(file: Path) -> None:
 
 
 def _unfinished(path: Path | str) -> tuple[Path, Path]:
-    """Where the file goes, through links, and beside it the file that is written first. OSError for a folder."""
+    """`path` with its links resolved, and the path of the temporary file beside it. OSError for a folder."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
@@ -232,7 +232,7 @@ def _unfinished(path: Path | str) -> tuple[Path, Path]:
 
 
 def _is_stream(path: Path | str) -> bool:
-    """Whether what is at `path` is written as it is: a device, a pipe, the shell's /dev/stdout."""
+    """Whether `path` is written in place, not replaced: a device, a pipe, the shell's /dev/stdout."""
     if os.path.isdir(path):
         return False
     return os.path.abspath(path).startswith(_STREAMS) or (os.path.exists(path) and not os.path.isfile(path))

@@ -35,7 +35,7 @@ def to_plain(value: object) -> Plain:
 
 
 def _stands(field: Field[Any], record: object) -> bool:
-    """Whether a field of a dataclass is written."""
+    """Whether `field` stands in the plain value of `record`: all do but those LEFT_OUT at their default."""
     return field.init and not (field.metadata == LEFT_OUT and getattr(record, field.name) == field.default)
 
 
@@ -73,7 +73,10 @@ def _refuse(value: object, where: str, expected: str) -> Any:
 def fields_from_plain(
     kind: Any, value: object, where: str = "", hints: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The fields of the dataclass `kind` from exactly their names; `hints` replaces those of some."""
+    """The arguments of the dataclass `kind` by name, from an object with exactly these keys.
+
+    `hints` replaces the types of some. ValueError as `from_plain`.
+    """
     if not isinstance(value, dict):
         return _refuse(value, where, f"the keys of {kind.__name__}")
     given = cast("dict[str, object]", value)
@@ -90,7 +93,7 @@ def fields_from_plain(
 
 
 def _record(hint: Any, value: object, where: str) -> Any:
-    """A dataclass; what its own checks say is headed by the path."""
+    """The dataclass `hint` from its plain value. A ValueError of its own checks is headed by the path."""
     values = fields_from_plain(hint, value, where)
     try:
         return hint(**values)

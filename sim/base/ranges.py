@@ -1,5 +1,5 @@
-"""Which numbers a config takes. Every numeric field of a `Config` is annotated with its range: one of these, of the
-quantities of `batchsim.base.units`, or a `Range` of its own. Numbers outside are refused.
+"""Which numbers a config takes. Every numeric field of a `Config` is annotated with its range: a type of this module,
+a quantity of `batchsim.base.units`, or a `Range` of its own. Numbers outside are refused.
 
 Ranges end where an engine, a column of the records or the arithmetic of 64-bit times ends, not where taste does.
 """
@@ -13,13 +13,13 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
 
 INT32_MAX = 2**31 - 1
-"""What engines, and columns of the records, hold a count in."""
+"""The largest count that engines, and columns of the records, can hold."""
 MAX_POINTS = 100_000
-"""Simulations of a sweep that are run without being allowed: days of them."""
+"""The most simulations that a sweep runs unless more are allowed by the user: days of them."""
 MAX_JOBS = 1_024
-"""Processes of a sweep: more than machines have cores."""
+"""The most worker processes of a sweep: more than machines have cores."""
 MAX_CHOICES = 1_000
-"""Of the lists of a policy's `best_of` together, and values of `vary`: each is a scenario that is read and checked."""
+"""The most combinations of a policy's `best_of`, and values of `vary`: each is a scenario to read and check."""
 _DIGITS = 20  # of a whole number that is shown as it is: all of 64 bits
 
 
@@ -63,7 +63,7 @@ class Range:
     def __get_pydantic_json_schema__(self, schema: object, handler: Callable[[object], dict[str, Any]]) -> Any:
         """What the schema of a scenario says of the field: numbers without a unit as JSON Schema does, others in words.
 
-        The protocol by which a validator picks it up, so that configs on the lowest floors need not import one.
+        The protocol by which a validator picks the range up, so that configs on the lowest floors need not import one.
         """
         found = handler(schema)
         if found.get("type") not in ("integer", "number"):
@@ -75,14 +75,14 @@ class Range:
 PositiveInt = Annotated[int, Range(1, INT32_MAX)]
 """A number of requests, tokens, blocks and the like, of which there is at least one."""
 NonNegativeInt = Annotated[int, Range(0, INT32_MAX)]
-"""Such a number where 0 means none, or off."""
+"""A number of requests, tokens, blocks and the like, where 0 means none, or off."""
 Priority = Annotated[int, Range(-(2**31), INT32_MAX)]
-"""Of a request."""
+"""The priority of a request, or a difference of two."""
 Levels = Annotated[int, Range(1, 1000)]
-"""Queues by priority, each of which is looked at in every step."""
+"""A number of priority levels, the queue of each of which is looked at in every step."""
 LevelsOrNone = Annotated[int, Range(0, 1000)]
 ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
-"""A fraction, written as one, of what may not be kept free as a whole."""
+"""A fraction written as a bare number, not a percentage: a part of the KV pool to keep free, which cannot be all."""
 NonNegative = Annotated[float, Range(0, 1e6)]
 """A factor that may be 0."""
 
@@ -99,8 +99,8 @@ def check_ranges(config: Any) -> None:
 class Config:
     """What a scenario is read into: a frozen dataclass that derives from this class.
 
-    From here it has that keys it does not know, values of another type and numbers outside their ranges are refused. A
-    `__post_init__` of its own calls `check_ranges` first.
+    This class refuses keys that are no fields, values of another type and numbers outside their ranges. A
+    `__post_init__` of a derived class calls `check_ranges` first.
     """
 
     __slots__ = ()
@@ -117,7 +117,7 @@ def _hints(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def numbers_of(kind: type) -> Iterator[tuple[str, Any, Range | None]]:
-    """(field, int or float, its range if it states one) of every number that the dataclass may hold."""
+    """(field, int or float, its range if it states one) of every number that the dataclass `kind` may hold."""
     for name, hint in _hints(kind):
         for number, within in _numbers(hint, None):
             yield name, number, within

@@ -64,7 +64,7 @@ def _scaled(text: object, what: str, example: str, table: dict[str, int], suffix
 
 
 def parse_duration_ns(text: object) -> int:
-    """`"50ms"` as 50_000_000. Units ns, us, ms, s, min, h. ValueError on anything else."""
+    """`"50ms"` as 50_000_000 ns. Units ns, us, ms, s, min, h. ValueError on anything else."""
     return round(_scaled(text, "time", "50ms", _TIME_NS))
 
 
@@ -164,19 +164,19 @@ def percent(share: float) -> str:
 Duration = Annotated[int, Quantity(parse_duration_ns, "50ms"), Range(0, YEAR_NS, show=time_text)]
 """Nanoseconds, written `50ms`."""
 PositiveDuration = Annotated[Duration, Range(1, YEAR_NS, show=time_text)]
-"""A time that cannot be 0."""
+"""Nanoseconds, at least 1."""
 StepDuration = Annotated[Duration, Range(1, 3600 * NS_PER_S, show=time_text)]
-"""What a whole step takes."""
+"""Nanoseconds that a whole step takes, at most an hour."""
 HostDuration = Annotated[Duration, Range(0, 3600 * NS_PER_S, show=time_text)]
-"""What the host takes beside a step's kernels."""
+"""Nanoseconds that the host takes beside a step's kernels."""
 PartDuration = Annotated[Duration, Range(0, NS_PER_S, show=time_text)]
-"""What a token, a sequence or a block adds to a step."""
+"""Nanoseconds that one token, sequence or block adds to a step."""
 TraceDuration = Annotated[Duration, Range(0, MAX_TIME_NS, show=time_text)]
-"""From the start of a trace, which may be a log of many years."""
+"""Nanoseconds from the start of a trace, which may be a log of many years."""
 Seconds = Annotated[float, Range(0, YEAR_NS / NS_PER_S)]
 """A time that a scenario writes as a bare number of seconds, as the system does whose knob it is."""
 Microseconds = Annotated[int, Range(0, YEAR_NS // 1000)]
-"""Likewise, of microseconds."""
+"""A time that a scenario writes as a bare number of microseconds, as the system does whose knob it is."""
 Rate = Annotated[float, Quantity(parse_rate_rps, "8/s"), Range(1e-6, 1e6, show=_with_unit("/s"))]
 """Requests per second, written `8/s`: from one in 12 days to more than any service has."""
 Size = Annotated[int, Quantity(parse_bytes, "32GB"), Range(0, 10**15, show=_with_unit("B"))]

@@ -24,7 +24,7 @@ _SHAPES: dict[str, tuple[str, str, int, int, int, int, int, int, int, int]] = {
 }
 
 MODELS: dict[str, ModelSpec] = {name: ModelSpec(name, *shape[1:]) for name, shape in _SHAPES.items()}
-"""All in bf16, none with tied embeddings."""
+"""The models of the catalog by name: all in bf16, none with tied embeddings."""
 
 MODEL_SOURCES: dict[str, str] = {name: f"huggingface.co/{shape[0]} config.json" for name, shape in _SHAPES.items()}
 
@@ -152,7 +152,7 @@ GPUS: dict[str, GpuSpec] = {
 
 
 def load_model(name_or_path: str) -> ModelSpec:
-    """The model of that name or path, as `read_model` has it; ScenarioError too if no cost can time its steps."""
+    """The model of that name or path, as by `read_model`; ScenarioError too if no cost model can time its steps."""
     model = read_model(name_or_path)
     model.check_timed()
     return model
@@ -194,6 +194,6 @@ def load_gpu(name: str) -> GpuSpec:
 
 
 def _known(name: str, names: Iterable[str]) -> str:
-    """What to write instead of `name`."""
+    """The advice for an unknown `name`: the nearest of `names`, or all of them."""
     near = difflib.get_close_matches(name.lower(), list(names), n=1)
     return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(names)}."

@@ -27,7 +27,10 @@ def count_at(config: Mapping[str, object], key: str, name: str, default: int | N
 
 
 def window_told(config: Mapping[str, object], model_type: str) -> str:
-    """Which key asks for windowed attention; empty if none. The qwen types name a window yet may switch it off."""
+    """Which key of `config` asks for sliding-window attention, in words; "" if none does.
+
+    The qwen types name a window yet may switch it off.
+    """
     layers = config.get("layer_types")
     if isinstance(layers, list) and any(kind != "full_attention" for kind in cast("list[object]", layers)):
         return "layer_types holds others than full_attention"
@@ -37,7 +40,7 @@ def window_told(config: Mapping[str, object], model_type: str) -> str:
 
 
 def read_layers(config: Mapping[str, object], name: str, plain: Layers) -> tuple[Layers, ...]:
-    """All layers in order, those that follow each other and are alike as one; () where all are as in `plain`.
+    """The layers in order, each run of equal ones as one `Layers`; () where all are as in `plain`.
 
     ScenarioError, headed `name`, for a kind that is not known, or for which a number is missing.
     """
@@ -51,7 +54,7 @@ def read_layers(config: Mapping[str, object], name: str, plain: Layers) -> tuple
 def _attention(
     config: Mapping[str, object], name: str, full: GroupedAttention
 ) -> Callable[[int], GroupedAttention | LatentAttention]:
-    """The attention of a layer by its number."""
+    """A function from the index of a layer to its attention."""
     if config.get("kv_lora_rank"):
         latent = LatentAttention(
             full.num_heads,
@@ -80,7 +83,7 @@ def _attention(
 
 
 def _mlp(config: Mapping[str, object], name: str, dense: DenseMlp) -> Callable[[int], DenseMlp | Experts]:
-    """The MLP of a layer by its number."""
+    """A function from the index of a layer to its MLP."""
     key = next((key for key in _EXPERTS if config.get(key)), None)
     if key is None:
         return lambda i: dense

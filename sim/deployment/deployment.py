@@ -8,14 +8,14 @@ from batchsim.base.errors import ScenarioError
 from batchsim.deployment.model import DTYPE_BYTES, GpuSpec, ModelSpec
 
 RESERVE_BYTES = 2_600_000_000
-"""What an engine needs besides weights and KV: CUDA context, workspaces, the activations and logits of its largest
-step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of 16 on an H200 at 0.90, as
-expected of a measured engine there. An engine's own number, from its start-up log, is better than this."""
+"""Bytes of each GPU that an engine needs besides weights and KV: CUDA context, workspaces, the activations and logits
+of its largest step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of 16 on an
+H200 at 0.90, as expected of a measured engine there. An engine's own number, from its start-up log, is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvBudget:
-    """KV blocks of one engine, and in `terms` the sum they come from. With `tp` GPUs each holds a part of a block."""
+    """KV blocks of one engine, and in `terms` the sum they come from. With `tp` GPUs each has a part of every block."""
 
     num_blocks: int
     block_size: int
@@ -31,7 +31,7 @@ class KvBudget:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One engine's model, GPUs and types of numbers. ScenarioError if the model cannot be cut so.
+    """One engine's model, GPUs and data types. ScenarioError if the model cannot be split over `tp` GPUs.
 
     `gpu` None: not in the catalog, and neither its memory nor its speed is known. `engine`: name and version of the
     software, "" where none in particular is meant. `tp`: GPUs that share every layer. `weight_dtype` and `kv_dtype`:
@@ -75,14 +75,14 @@ class Deployment:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of a token's keys and values on each GPU; fewer KV heads than GPUs are copied."""
+        """Bytes of a token's keys and values on each GPU, all layers; fewer KV heads than GPUs are replicated."""
         return self.model.kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype or self.model.dtype]
 
     def derive_kv(
         self, *, utilisation: float = 0.90, block_size: int = 16, reserve_bytes: int = RESERVE_BYTES
     ) -> KvBudget:
         """The blocks of `block_size` tokens that weights and `reserve_bytes` leave of the share `utilisation` of each
-        GPU's memory. ScenarioError, saying what is missing, if that is not one."""
+        GPU's memory. ScenarioError, saying what is missing, if there is no room for one block."""
         gpu, model = self.gpu, self.model
         assert gpu is not None, "whoever asks knows the GPU"
         free_bytes = int(gpu.memory_bytes * utilisation) - self.weight_bytes - reserve_bytes
@@ -98,7 +98,7 @@ class Deployment:
         raise ScenarioError(f"{model.name} on {gpu.name}: {short}: {terms}. {advice}")
 
     def _fits(self, tp: int, utilisation: float, block_size: int, reserve_bytes: int) -> bool:
-        """Whether `tp` GPUs leave room for a block."""
+        """Whether on `tp` GPUs there is room for one KV block beside weights and reserve."""
         assert self.gpu is not None
         try:
             wider = replace(self, tp=tp)

@@ -13,9 +13,10 @@ from batchsim.base.ranges import NonNegativeInt, PositiveInt, check_ranges
 
 @dataclass(frozen=True, slots=True)
 class GroupedAttention:
-    """Query heads in groups, each of which shares one head of keys and values; `window` tokens back at most, None: all.
+    """Grouped-query attention: query heads in groups, each of which shares one head of keys and values.
 
-    Multi-head and multi-query attention are the ends: as many KV heads as heads, and one.
+    Multi-head and multi-query attention are the ends: as many KV heads as heads, and one. `window`: the most tokens
+    back that a query reads (sliding-window attention); None: all.
     """
 
     num_heads: PositiveInt
@@ -27,11 +28,11 @@ class GroupedAttention:
     __post_init__ = check_ranges
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Weights of the matrices for queries, keys, values and output."""
+        """Number of weights of one layer's matrices for queries, keys, values and output."""
         return 2 * hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
 
     def kv_elements(self, tp: int = 1) -> int:
-        """Numbers of a token's keys and values on each of `tp` GPUs; fewer KV heads than GPUs are copied."""
+        """Elements of a token's keys and values in one layer on each of `tp` GPUs; fewer KV heads are replicated."""
         return 2 * max(1, self.num_kv_heads // tp) * self.head_dim
 
 
@@ -39,8 +40,8 @@ class GroupedAttention:
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, 2024): all heads' keys and values of a token are made of one vector.
 
-    `kv_rank` is its width, beside a rotary key of `rope_dim` that all heads share. A head's keys have `nope_dim` more,
-    its values `value_dim`. `q_rank` None: queries are not compressed.
+    `kv_rank` is the width of that vector, beside a rotary key of `rope_dim` that all heads share. A head's keys have
+    `nope_dim` more, its values `value_dim`. `q_rank` None: queries are not compressed.
     """
 
     num_heads: PositiveInt
@@ -54,7 +55,7 @@ class LatentAttention:
     __post_init__ = check_ranges
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Weights of the matrices down to the vectors, up from them and out, and of the vectors' norms."""
+        """Number of weights of one layer's matrices down to the vectors, up from them and out, and of their norms."""
         query = self.num_heads * (self.nope_dim + self.rope_dim)
         queries = hidden_size * query if self.q_rank is None else self.q_rank * (hidden_size + 1 + query)
         keys = hidden_size * (self.kv_rank + self.rope_dim) + self.kv_rank
@@ -62,7 +63,7 @@ class LatentAttention:
         return queries + keys + up + self.num_heads * self.value_dim * hidden_size
 
     def kv_elements(self, tp: int = 1) -> int:
-        """Numbers of a token's vector and rotary key, of which every GPU has a copy."""
+        """Elements of a token's vector and rotary key in one layer, of which every GPU has a copy."""
         return self.kv_rank + self.rope_dim
 
 
@@ -81,8 +82,8 @@ class DenseMlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """`count` gated MLPs of `width`, of which a router sends each token through `per_token`, and one of `shared_width`
-    through which all go."""
+    """A mixture of experts: `count` gated MLPs of `width`, of which a router sends each token through `per_token`, and
+    one of `shared_width` through which all tokens go."""
 
     count: PositiveInt
     per_token: PositiveInt
@@ -93,7 +94,7 @@ class Experts:
     __post_init__ = check_ranges
 
     def num_parameters(self, hidden_size: int) -> int:
-        """All experts and the router."""
+        """Number of weights of one layer's experts, all of them, and router."""
         return hidden_size * (3 * (self.count * self.width + self.shared_width) + self.count)
 
 

@@ -34,7 +34,7 @@ _REFUSED = {
     "mlp_bias": "biases on the MLP matrices",
 }
 _DROPPABLE = {"quantization_config": "16-bit weights", "attention_bias": "no biases", "mlp_bias": "no biases"}
-"""Keys without which a config.json is that of a model that is understood, and what that one has instead."""
+"""Keys of a config.json without which its model can be timed, and what the model then has instead."""
 
 _STATED = (
     "State them: cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of the"
@@ -46,8 +46,8 @@ _STATED = (
 class ModelSpec:
     """A decoder, with the field names of its config.json; `dtype` is that of weights and KV cache alike.
 
-    `layers`, in order, where they are not alike or not dense with full attention, which the fields before tell; else
-    (). `untimed`: why no cost can time its steps, with the ways out; "" where one can.
+    `layers`: the layers in order, where they differ or are not dense with full attention; () where the fields before
+    say all. `untimed`: why no cost model can time a step, with the ways out; "" where one can.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ModelSpec:
 
     @classmethod
     def _read(cls, config: Mapping[str, object], name: str) -> ModelSpec:
-        """All fields but the last two."""
+        """The shape in `config` without `layers` and `untimed`."""
         dtype = config.get("torch_dtype", config.get("dtype"))
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
             raise ScenarioError(f"{name}: torch_dtype is {dtype!r}. Write one of {', '.join(DTYPE_BYTES)}.")
@@ -120,12 +120,12 @@ class ModelSpec:
 
     @property
     def kinds(self) -> tuple[Layers, ...]:
-        """All layers in order, those that follow each other and are alike as one."""
+        """The layers in order, each run of equal ones as one `Layers`."""
         attention = GroupedAttention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
         return self.layers or (Layers(self.num_hidden_layers, attention, DenseMlp(self.intermediate_size)),)
 
     def check_timed(self) -> None:
-        """ScenarioError, with the reason and the ways out, unless costs can time its steps."""
+        """ScenarioError, with the reason and the ways out, unless cost models can time the model's steps."""
         if self.untimed:
             raise ScenarioError(self.untimed)
 
@@ -136,7 +136,7 @@ class ModelSpec:
 
     @property
     def kv_size(self) -> int:
-        """Width of all key heads together; that of the values is the same."""
+        """Width of all key heads together; all value heads have the same."""
         return self.num_key_value_heads * self.head_dim
 
     @property
@@ -145,18 +145,18 @@ class ModelSpec:
 
     @property
     def layer_matmul_parameters(self) -> int:
-        """Weights of the four matmuls of one layer: qkv, o, gate-up, down."""
+        """Number of weights of the four matmuls of one layer: qkv, o, gate-up, down."""
         attention = self.hidden_size * (self.q_size + 2 * self.kv_size) + self.q_size * self.hidden_size
         return attention + 3 * self.hidden_size * self.intermediate_size
 
     @property
     def head_parameters(self) -> int:
-        """Weights of the output projection, which a step reads whether or not it is tied to the embedding."""
+        """Number of weights of the output projection, which a step reads whether or not tied to the embedding."""
         return self.vocab_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, exactly for the known types; biases and norms of others may be missing."""
+        """Number of all parameters, exact for model types that can be timed; others may lack biases and norms."""
         layer = 2 * self.hidden_size  # norms
         if _QKV_BIAS.get(self.model_type, False):
             layer += self.q_size + 2 * self.kv_size
@@ -175,21 +175,21 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers, while it is in their windows."""
+        """Bytes of one token's keys and values in all layers, on one GPU, while the token is in their windows."""
         return self.kv_elements() * self.dtype_bytes
 
     def kv_elements(self, tp: int = 1) -> int:
-        """Numbers that each of `tp` GPUs keeps of a token, in all layers."""
+        """Elements of a token's KV that each of `tp` GPUs keeps, in all layers."""
         return sum(each.count * each.attention.kv_elements(tp) for each in self.kinds)
 
     @property
     def matmul_flops_per_token(self) -> int:
-        """Of the layers' matmuls; the output projection costs 2 × `head_parameters` more for a sampled token."""
+        """FLOPs of the layers' matmuls; the output projection costs 2 × `head_parameters` more for a sampled token."""
         return 2 * self.num_hidden_layers * self.layer_matmul_parameters
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """For one query token reading one key: scores and weighted sum, all heads and layers."""
+        """FLOPs of one query token reading one key: scores and weighted sum, all heads and layers."""
         return 4 * self.num_hidden_layers * self.q_size
 
     def same_shape(self, other: ModelSpec) -> bool:
@@ -224,8 +224,9 @@ class Efficiencies:
 
     The shares are of the sheet's peak or bandwidth. `gemm_ns` and `attention_ns` are constants of a layer,
     `sequence_ns` is a layer's cost of one more sequence in its attention. `error_p50` and `error_p95` are the absolute
-    relative errors of what was `compared` on the models `held_out`, which took no part in the fit. `models` are all of
-    both; other models, other types than `dtype` and more than one GPU were not compared: no error of theirs is known.
+    relative errors of what was `compared` on the models `held_out`, which took no part in the fit. `models` are those
+    fitted on and those held out; other models, other types than `dtype` and more than one GPU were not compared: their
+    error is not known.
     """
 
     matmul: float
