@@ -10,11 +10,11 @@ from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Request
 
 _OWN_KEYS = 1 << 64
-"""Keys from here on are of requests that share nothing; hashes are smaller."""
+"""Keys from here on are of requests that share no tokens (`tokens` None); hashes are smaller."""
 
 
 class ChainKeys:
-    """The keys of the blocks of a request's tokens, its prompt and then what it generates, made when needed."""
+    """The keys of a request's KV blocks, those of its prompt and then of its output, made when needed."""
 
     __slots__ = ("_block_size", "_keys", "_output", "_prompt_tokens", "_rest", "_segments")
 
@@ -27,7 +27,7 @@ class ChainKeys:
         self._keys, self._rest = _prompt_keys(self._segments, block_size)
 
     def up_to(self, count: int) -> list[int]:
-        """The keys of the first `count` blocks at least; not to be changed."""
+        """The keys of at least the first `count` blocks, in order; the list is not to be changed."""
         keys, size = self._keys, self._block_size
         while len(keys) < count:
             at = len(keys) * size - self._prompt_tokens  # of the block's first token in the output
@@ -39,13 +39,13 @@ class ChainKeys:
         return keys
 
     def begun(self, num_tokens: int) -> int:
-        """The key of the block that the first `num_tokens` tokens begin and do not fill."""
+        """The key of the partial block at the end of the first `num_tokens` tokens."""
         full = num_tokens // self._block_size
         before = self.up_to(full)[full - 1] if full else 0
         return hash((before, *self._parts(full * self._block_size, num_tokens)))
 
     def _parts(self, start: int, end: int) -> tuple[int, ...]:
-        """Tokens `start` to `end` - 1 as stream, index of the first, number, and so on."""
+        """Tokens `start` to `end` - 1, flat: stream, index of the first token, number of tokens, next stream, ..."""
         at, parts = self._prompt_tokens, ()
         if end > at:
             first = max(start - at, 0)
@@ -68,12 +68,12 @@ def keys_of(request: Request, block_size: int) -> ChainKeys | range:
 
 
 def own_key(request: Request) -> int:
-    """The key of the first block of a request that shares nothing; the next ones follow."""
+    """The key of the first block of a request that shares no tokens; those of its next blocks count up from it."""
     return _OWN_KEYS + (request.id << 32)
 
 
 def _prompt_keys(segments: tuple[tuple[int, int, int], ...], block_size: int) -> tuple[list[int], tuple[int, ...]]:
-    """Chained keys of the full blocks, and what the block begun last holds, as stream, start, length, ...
+    """The chained keys of a prompt's full blocks, and the tokens of its partial last one: stream, start, length, ...
 
     A block within one segment is hashed as (key before, stream, start), any other as (key before, parts).
     """

@@ -12,7 +12,7 @@ from batchsim.kv.radix_cache import RadixKV
 from batchsim.kv.reuse_tree import ReuseTreeKV
 
 MAX_IDS = 2**24
-"""Of a pool: a gigabyte of ids, for 268 million tokens in blocks of 16."""
+"""The most blocks of a pool that keeps their ids: a gigabyte of ids, for 268 million tokens in blocks of 16."""
 
 
 @overload

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class FreeQueue:
-    """Free blocks in order of reuse: a stack of blocks never published, then the published ones, oldest first.
+    """Ids of free blocks in order of reuse: a stack of those never published, then the published ones, oldest first.
 
-    Blocks enter at both ends and leave at the head or, when found again, anywhere. Entries of those that left are
-    dropped late, so that runs of blocks move as slices.
+    A published block can be found by its contents. Blocks enter at both ends and leave at the head or, when found
+    again, anywhere. Entries of blocks that left are dropped late, so that runs of blocks move as slices.
     """
 
     __slots__ = ("_first", "_gone", "_head", "_last", "_num_gone")
@@ -20,21 +20,22 @@ class FreeQueue:
         self._num_gone = 0
 
     def put_first(self, blocks: list[int]) -> None:
-        """The last of `blocks` becomes the next one taken."""
+        """Puts blocks never published at the head, so that the last of `blocks` is the next one taken."""
         self._first += blocks
 
     def put_last(self, blocks: list[int]) -> None:
+        """Puts `blocks` at the tail, in this order."""
         self._last += blocks
 
     def remove(self, block: int) -> None:
-        """Takes out a published block. Amortised O(1)."""
+        """Takes a published block out of its place, since it was found again. Amortised O(1)."""
         self._gone[block] = self._gone.get(block, 0) + 1
         self._num_gone += 1
         if self._num_gone > 1000 + len(self._last) // 2:
             self._last, self._head = self._drop_void(self._last[self._head :]), 0
 
     def take(self, count: int) -> tuple[list[int], list[int]]:
-        """`count` blocks from the head on: those never published, and the published ones. There must be as many."""
+        """Takes `count` blocks, which must be there, from the head: (those never published, those published)."""
         first = self._first
         if not first and not self._gone:
             head, self._head = self._head, self._head + count
@@ -59,7 +60,7 @@ class FreeQueue:
             self._head = 0
 
     def blocks(self) -> list[int]:
-        """All of it, in order of reuse."""
+        """All free blocks, in order of reuse."""
         gone, num_gone = dict(self._gone), self._num_gone
         published = self._drop_void(self._last[self._head :])
         self._gone, self._num_gone = gone, num_gone

@@ -19,9 +19,10 @@ from batchsim.kv.free_queue import FreeQueue
 class BlockHashKV:
     """A `KVBlockManager` whose blocks are found again by their contents. Keeps block ids, so both drivers can use it.
 
-    Blocks of a sequence without token identity can be found by nobody else, so they are published only when it gives
-    them up and will come back: `free`, and not `end`. Blocks that the group grew by are dealt out when it next matters.
-    There is no swap in vLLM V1: `swap_out` never finds room.
+    Blocks of a sequence that shares no tokens (`Request.tokens` None) can be found by nobody else, so they are
+    published only when it gives them up and will come back: `free`, and not `end`. Blocks by which the decode group
+    grew leave the queue only when ids or queue are next looked at. There is no swap in vLLM V1: `swap_out` never finds
+    room.
     """
 
     __slots__ = (
@@ -71,7 +72,7 @@ class BlockHashKV:
     def lookup(self, seq: Sequence) -> int:
         """How many of the known tokens of `seq` are cached: whole blocks from the front, never all tokens.
 
-        Changes nothing that could be seen. Asked again for the same sequence it walks only what changed meanwhile.
+        Changes nothing that could be seen. Asked again for the same sequence, only what changed meanwhile is walked.
         """
         self._deal()
         request = seq.request
@@ -125,7 +126,7 @@ class BlockHashKV:
         return True
 
     def _unused(self, search: _Search, have: int) -> int:
-        """How many of the first `have` hits nobody uses; counted anew only after some were given back."""
+        """How many of the first `have` hit blocks no sequence holds; recounted only after blocks were given back."""
         if search.counted != (self._moves, have):
             users = self._users
             search.unused = sum([not users[block] for block in search.hits[:have]])
@@ -143,7 +144,7 @@ class BlockHashKV:
     # ---- the running
 
     def allocate(self, seq: Sequence, num_tokens: int) -> bool:
-        """As in the protocol; the full blocks of the tokens that are known become published."""
+        """As `KVBlockManager.allocate`; full blocks of known tokens become published."""
         self._deal()
         holding = self._held.get(seq)
         if holding is None:
@@ -197,7 +198,7 @@ class BlockHashKV:
         self._give_back(seq, returns=True)
 
     def end(self, seq: Sequence) -> None:
-        """As `free`, of a sequence that will not come back: cheaper where nobody else could find its blocks."""
+        """As `free`, for a sequence that will not come back: cheaper where nobody else could find its blocks."""
         self._give_back(seq, returns=False)
 
     def _give_back(self, seq: Sequence, *, returns: bool) -> None:
@@ -252,7 +253,7 @@ class BlockHashKV:
                 self._search.settled = False
 
     def _take(self, count: int) -> list[int]:
-        """The next `count` blocks of the free queue, no longer to be found under their keys."""
+        """Takes the next `count` blocks of the free queue, no longer to be found under their keys, and returns them."""
         if count <= 0:
             return []
         self.num_free -= count
@@ -297,9 +298,9 @@ class BlockHashKV:
 
 
 class _Holding:
-    """The blocks of one sequence. The first `published` are in the index.
+    """The block table of one sequence. The first `published` of its blocks are in the index.
 
-    Of a sequence that shares nothing, `full` blocks at least would be, and are put there when it gives them up.
+    A sequence that shares no tokens has at least its first `full` blocks put there when it gives them up.
     """
 
     __slots__ = ("full", "keys", "published", "sharing", "table")
@@ -318,7 +319,7 @@ class _Holding:
 
 
 class _Search:
-    """The hits of one lookup, and how far they still hold."""
+    """The blocks that the last lookup hit, and how many of them still hold."""
 
     __slots__ = ("_at", "_valid", "counted", "echoes", "hits", "keys", "limit", "missing", "seq", "settled", "unused")
 
@@ -341,7 +342,7 @@ class _Search:
         return len(self.hits)
 
     def walk(self, index: dict[int, int | dict[int, None]]) -> None:
-        """Finds the hits beyond those that hold."""
+        """Looks up the blocks behind the hits that still hold, up to the first one missing or the limit."""
         hits, at = self.hits, self._at
         for block in hits[self._valid :]:
             del at[block]
@@ -361,7 +362,7 @@ class _Search:
         self.settled = True
 
     def lost(self, block: int) -> None:
-        """`block` can no longer be found."""
+        """Notes that `block` can no longer be found: if it was a hit, the hits from it on no longer hold."""
         number = self._at.get(block)
         if number is not None and number < self._valid:
             self._valid = number

@@ -17,7 +17,7 @@ from batchsim.kv.radix_tree import Node, RadixTree
 
 
 class _Holding:
-    """What a sequence holds: its table, of which the first `shared` pages are the tree's, locked up to `node`."""
+    """The block table of one sequence; its first `shared` pages are the tree's, locked from the root to `node`."""
 
     __slots__ = ("node", "shared", "table")
 
@@ -28,9 +28,9 @@ class _Holding:
 
 
 class RadixKV:
-    """A `KVBlockManager` with block ids, given out when asked for: a step of the group is O(1) while pages last.
+    """A `KVBlockManager` with block ids, given out when asked for: a decode step is O(1) while pages last.
 
-    `num_free` counts pages that are free or in the tree without a lock. There is no swap: it never finds room.
+    `num_free` counts pages that are free or in the tree without a lock. There is no swap: `swap_out` never finds room.
     """
 
     __slots__ = (
@@ -84,11 +84,11 @@ class RadixKV:
     # ---- the cache
 
     def lookup(self, seq: Sequence) -> int:
-        """Cached tokens of `seq`: whole pages from the front, never all it knows. Changes nothing, recency neither."""
+        """Cached tokens of `seq`: whole pages from the front, never all known ones. Changes nothing, nor recency."""
         return self._tree.find(known_tokens(seq, self._tree.whole_pages(seq.num_tokens - 1)))
 
     def match(self, seq: Sequence, limit: int) -> int:
-        """As `lookup`, but of the first `limit` known tokens, and it counts as a use: SGLang's match.
+        """As `lookup`, but of the first `limit` known tokens, and counted as a use of their pages: SGLang's match.
 
         While nothing else was walked over, asking again costs nothing.
         """
@@ -212,7 +212,7 @@ class RadixKV:
         assert owed == self._owed <= len(self._free)
 
     def _room(self, seq: Sequence) -> int:
-        """Tokens that the pages of a member hold: one more than are computed once the group grew for this step."""
+        """Tokens that the pages of `seq`, which decodes, hold: one above the computed once the group grew in a step."""
         group = seq.group
         assert group is not None
         return seq.num_computed_tokens + (group.step == self._room_step)

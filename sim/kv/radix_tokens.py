@@ -14,7 +14,7 @@ Run = tuple[Segment, ...]
 def known_tokens(seq: Sequence, num_tokens: int) -> Run:
     """The first `num_tokens` known tokens of `seq`: its prompt, then its output.
 
-    A prompt without identity is a stream of its own, numbered below 0, so that the sequence finds itself alone.
+    A prompt that shares no tokens is a stream of its own, numbered below 0, so that only its own sequence finds it.
     """
     request = seq.request
     if request.tokens is None:
@@ -27,7 +27,7 @@ def known_tokens(seq: Sequence, num_tokens: int) -> Run:
 
 
 def head(run: Run, num_tokens: int) -> Run:
-    """The first `num_tokens` tokens, or all if there are fewer."""
+    """The first `num_tokens` tokens of `run`, or all if there are fewer."""
     left = num_tokens
     for i, (stream, start, length) in enumerate(run):
         if length >= left:
@@ -37,7 +37,7 @@ def head(run: Run, num_tokens: int) -> Run:
 
 
 def tail(run: Run, num_tokens: int) -> Run:
-    """What follows the first `num_tokens` tokens."""
+    """The tokens of `run` behind its first `num_tokens`."""
     left = num_tokens
     for i, (stream, start, length) in enumerate(run):
         if length > left:
@@ -47,7 +47,7 @@ def tail(run: Run, num_tokens: int) -> Run:
 
 
 def common_tokens(one: Run, other: Run) -> int:
-    """How many tokens two runs begin with alike."""
+    """Length of the longest common prefix of two runs, in tokens."""
     common = 0
     for (stream, start, length), (other_stream, other_start, other_length) in zip(one, other, strict=False):
         if stream != other_stream or start != other_start:

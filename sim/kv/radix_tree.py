@@ -14,7 +14,10 @@ from batchsim.kv.radix_tokens import Run, common_tokens, head, tail
 
 
 class Node:
-    """A run of pages below `parent`; `children` by the tokens of their first page. `locks` counts sequences below."""
+    """A run of pages below `parent`; `children` by the tokens of their first page.
+
+    `locks` counts the sequences that hold this node or one below it, `used` is the last walk over it.
+    """
 
     __slots__ = ("blocks", "children", "key", "locks", "parent", "queued", "used")
 
@@ -29,11 +32,11 @@ class Node:
 
     @property
     def evictable(self) -> bool:
-        """Whether it is a leaf that nobody locks."""
+        """Whether the node is a leaf, not the root, that no sequence locks."""
         return not self.locks and not self.children and self.parent is not None
 
     def path_blocks(self) -> list[int]:
-        """The pages from the root to here, in token order."""
+        """The ids of the pages from the root to this node's last, in token order."""
         node, parts = self, list[list[int]]()
         while node.parent is not None:
             parts.append(node.blocks)
@@ -63,7 +66,7 @@ class RadixTree:
         return nodes
 
     def whole_pages(self, num_tokens: int) -> int:
-        """The tokens of the whole pages among `num_tokens`."""
+        """`num_tokens` rounded down to whole pages, in tokens."""
         return num_tokens // self.block_size * self.block_size
 
     def find(self, run: Run) -> int:
@@ -78,7 +81,10 @@ class RadixTree:
         return hit
 
     def descend(self, run: Run) -> tuple[Node, int]:
-        """Where the cached part of `run`, whole pages, ends, split there, and its tokens. A use of that path."""
+        """The node at whose end the cached part of `run` ends, and that part's length in whole pages' tokens.
+
+        `run` has whole pages. A node that goes on otherwise is split. Counts as a use of the path.
+        """
         self.now += 1
         node, hit, page = self.root, 0, self.block_size
         while run and (child := node.children.get(head(run, page))) is not None:
@@ -91,7 +97,7 @@ class RadixTree:
         return node, hit
 
     def add_leaf(self, parent: Node, key: Run, blocks: list[int]) -> Node:
-        """A new leaf without locks, younger than all that was walked over so far."""
+        """A new leaf without locks below `parent`, used later than all nodes walked over so far."""
         self.now += 1
         leaf = Node(key, blocks, parent, self.now)
         parent.children[head(key, self.block_size)] = leaf
@@ -118,7 +124,7 @@ class RadixTree:
             node = node.parent
 
     def evict(self, num_blocks: int) -> list[int]:
-        """Takes out nodes of at least `num_blocks` pages, or all without locks, and returns their pages."""
+        """Takes out nodes of at least `num_blocks` pages, or all without locks; returns the ids of their pages."""
         freed: list[int] = []
         while len(freed) < num_blocks and self._leaves:
             used, _, node = heappop(self._leaves)

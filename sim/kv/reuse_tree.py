@@ -1,16 +1,17 @@
 """KV blocks with block reuse as TensorRT-LLM of 2025 does it, in GPU memory only.
 
-The full blocks of a prompt enter a tree when all of the prompt is computed. When a sequence gives its blocks up, all
-that hold its known tokens but the last do, the begun one too and those of a prompt half computed. A block's parent
-holds the tokens before its own. Of several blocks with equal tokens only the first is in the tree. A full block is
-found by its tokens; a begun one by a sequence whose tokens but the last end exactly there, which takes it for itself
-and out of the tree. Freed blocks go to the tail of one queue, each sequence's last block first, in the tree or not; new
-ones come from its head. A block handed out anew leaves the tree with all that is below it, which its holders keep.
+The full blocks of a prompt enter a tree when all of the prompt is computed. When a sequence gives its blocks up, those
+of all its known tokens but the last enter too, a partial last block and those of a prompt half computed included. A
+block's parent holds the tokens before its own. Of several blocks with equal tokens only the first is in the tree. A
+full block is found by its tokens; a partial one by a sequence whose tokens but the last end exactly there, which takes
+it for itself and out of the tree. Freed blocks go to the tail of one queue, each sequence's last block first, in the
+tree or not; new ones come from its head. A block handed out anew leaves the tree with all blocks below it, which the
+sequences that hold them keep.
 Source: cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (002ba6a7), evictionPolicy.cpp (fc07e755).
 Simplifies: what is below a block leaves the tree only, as in later versions: 002ba6a7 takes it from the queue as well
-and never gives it back. Later ones store an output's blocks as they fill, which nobody asks for before its request has
-ended. Of a block no part is found but all that it holds (enable_partial_reuse); no retention priorities. A live
-executor refuses a block found that was never computed, where the engine reads it.
+and never gives it back. Later versions store an output's blocks as they fill, which nobody asks for before its request
+has ended. A block is found by all tokens that it holds, never by a part (enable_partial_reuse off); no retention
+priorities. A live executor refuses a block found that was never computed, where the engine reads it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _ROOT = -1
 class ReuseTreeKV:
     """A `KVBlockManager` whose blocks are found again by their tokens. Keeps block ids, so both drivers can use it.
 
-    A sequence is known from its first lookup to `end`. Nobody but itself finds the blocks of one without token
-    identity, so they enter the tree only when it will come back: at `free`. Blocks that the group grew by are dealt out
-    when it next matters. There is no swap: `swap_out` never finds room.
+    Keys of a sequence are kept from its first lookup to `end`. Blocks of a sequence that shares no tokens
+    (`Request.tokens` None) can be found by nobody else, so they enter the tree only when it will come back: at `free`.
+    Blocks by which the decode group grew leave the queue only when ids, queue or tree are next looked at. There is no
+    swap: `swap_out` never finds room.
     """
 
     __slots__ = (
@@ -79,8 +81,8 @@ class ReuseTreeKV:
     # ---- the tree
 
     def lookup(self, seq: Sequence) -> int:
-        """How many of the known tokens of `seq` are cached: full blocks from the front, and a begun one that holds all
-        the rest but the last token, which is never cached.
+        """How many of the known tokens of `seq` are cached: full blocks from the front, and a partial one that holds
+        all the rest but the last token, which is never cached.
         """
         most = seq.num_tokens - 1
         hits = min(self._hits(seq), most // self.block_size)
@@ -161,7 +163,7 @@ class ReuseTreeKV:
             self._give_back(seq)
 
     def end(self, seq: Sequence) -> None:
-        """As `free`, of a sequence that will not come back, and which may hold nothing: forgets it."""
+        """As `free`, for a sequence that will not come back and may hold nothing: its keys are forgotten."""
         self._deal()
         if seq in self._held:
             if seq.request.tokens is not None:
@@ -217,15 +219,15 @@ class ReuseTreeKV:
         return known.hits
 
     def _begun(self, seq: Sequence, num_tokens: int, hits: int) -> int | None:
-        """The begun block, held by nobody, that ends with token `num_tokens` of `seq`; None if the tree has none, or
-        not all full blocks before it, of which it has `hits`.
+        """The partial block, held by nobody, that ends with token `num_tokens` of `seq`; None if the tree has none, or
+        has not all full blocks before it but `hits` of them.
         """
         if hits != num_tokens // self.block_size or num_tokens % self.block_size == 0:
             return None
         return self._index.get(self._known[seq].begun(num_tokens))
 
     def _store(self, seq: Sequence, num_tokens: int) -> None:
-        """Puts the blocks of the first `num_tokens` tokens of `seq` into the tree, a begun one too."""
+        """Puts the blocks of the first `num_tokens` tokens of `seq` into the tree, a partial last one too."""
         known, table, full = self._known[seq], self._held[seq], num_tokens // self.block_size
         keys = list(known.keys_up_to(full)[:full])
         if num_tokens % self.block_size:
@@ -269,7 +271,7 @@ class ReuseTreeKV:
                 self._held[seq].append(block)
 
     def _take(self, count: int) -> list[int]:
-        """The next `count` blocks of the queue, out of the tree."""
+        """Takes the next `count` blocks from the queue, and out of the tree, and returns them."""
         if count <= 0:
             return []
         self.num_free -= count
@@ -307,10 +309,10 @@ class _Known:
         self.seen: tuple[int, int] | None = None
 
     def keys_up_to(self, count: int) -> list[int] | range:
-        """The keys of the first `count` blocks at least."""
+        """The keys of at least the first `count` blocks."""
         return self._keys.up_to(count) if isinstance(self._keys, ChainKeys) else self._keys
 
     def begun(self, num_tokens: int) -> int:
-        """The key of the block that the first `num_tokens` tokens begin and do not fill."""
+        """The key of the partial block at the end of the first `num_tokens` tokens."""
         keys = self._keys
         return keys.begun(num_tokens) if isinstance(keys, ChainKeys) else keys[(1 << 31) + num_tokens]
