@@ -1,7 +1,7 @@
-"""What a step costs: `cost:` of a scenario, made into a `Cost`.
+"""Cost models, which predict the duration of a step: `cost:` of a scenario, made into a `Cost`.
 
-A new kind is a file with its cost, which derives from `Cost`, and its config: a frozen dataclass with a `kind`, the
-number of GPUs of one engine and `build`. Here it becomes a member of `CostConfig`.
+A new kind is a file with its class, which derives from `Cost`, and its config: a frozen dataclass with a `kind`, the
+number of GPUs of one engine and `build`. The config then becomes a member of `CostConfig`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COSTS: dict[str, type[CostConfig]] = {
     next(str(field.default) for field in fields(config) if field.name == "kind"): config
     for config in get_args(CostConfig)
 }
-"""By `kind`."""
+"""The config class of every `kind`."""
 
 __all__ = [
     "COSTS",
@@ -51,9 +51,9 @@ __all__ = [
 
 
 def long_form(name: str) -> dict[str, Any]:
-    """What `cost: NAME` stands for: the roofline of a GPU, or a profile, shipped or in a .json file.
+    """The keys that `cost: NAME` stands for: those of a GPU's roofline, or of a profile, shipped or in a .json file.
 
-    ScenarioError if there is neither.
+    ScenarioError if there is neither of that name.
     """
     if name in GPUS:
         return {"kind": "roofline", "gpu": name}
@@ -69,9 +69,9 @@ def long_form(name: str) -> dict[str, Any]:
 def build_cost(
     config: str | CostConfig, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None
 ) -> Cost:
-    """The cost that `config` asks for; a string is the short form, see `long_form`.
+    """The cost model that `config` asks for; a string is the short form, see `long_form`.
 
-    ScenarioError if GPU or profile are not known, the model cannot be cut as asked, or is not that of the profile;
+    ScenarioError if the GPU or profile is not known, or the model cannot be split as asked or is not the profile's;
     CalibrationError if the profile cannot be read.
     """
     if isinstance(config, str):

@@ -1,4 +1,4 @@
-"""What is asked of any cost, and what holds of one that does not say."""
+"""`Cost`, the protocol of every cost model, with the answers of one that does not say."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from batchsim.kernel.types import CostModel, StepEstimator
 
 
 class Cost(CostModel, StepEstimator, Protocol):
-    """What steps cost: a class of its own for each kind, which derives from this one.
+    """A cost model: predicts the durations of steps. Every kind is a class that derives from this one.
 
-    It has `step_ns`, the estimates `recompute_ns` and `swap_ns`, and the last three methods here; a property it
-    replaces where it knows better.
+    A kind has `step_ns`, the estimates `recompute_ns` and `swap_ns`, and the last three methods here; it replaces a
+    property where it knows better.
     """
 
     @property
     def deployment(self) -> Deployment | None:
-        """The model and GPUs whose steps it times; None where times are stated, of no model and no GPU."""
+        """The model and GPUs whose steps are timed; None where times are stated, of no model and no GPU."""
         return None
 
     @property
     def profile(self) -> Profile | None:
-        """The profile whose times these are, unchanged; None for any other cost."""
+        """The profile that the times come from, unchanged; None for any other kind."""
         return None
 
     @property
     def reach(self) -> Hull | None:
-        """How large steps may be, beyond which ExtrapolationError is raised; None: as large as one likes."""
+        """The largest steps that can be timed, beyond which ExtrapolationError is raised; None: no limit."""
         return None
 
     @property
@@ -39,8 +39,9 @@ class Cost(CostModel, StepEstimator, Protocol):
         return Unknown("nobody measured it")
 
     def explain(self, columns: Columns) -> Terms:
-        """What the time of recorded steps is made of: ns arrays `weights, kv_reads, matmul, attention, host, swap,
-        other`, which sum to `step_ns`, and `flops` and `bytes` of the useful work; zero where not known."""
+        """What the time of recorded steps is made of: arrays of ns, an element a step, `weights, kv_reads, matmul,
+        attention, host, swap, other`, which sum to `step_ns`, and `flops` and `bytes` of the useful work; zero where
+        not known."""
         ...
 
     def describe(self) -> str:

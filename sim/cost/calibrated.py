@@ -43,16 +43,17 @@ T = TypeVar("T")
 
 
 _Segment = tuple[float, float, float, float, float, float]
-"""(first, last, alone, per_token, least, attention): so many decodes with a total context from `first` to `last` cost,
-in a step of them alone, max(least, alone + per_token · context); `attention` is the part of `alone` that stays in a
-step with chunks. A bare tuple, since every step reads one."""
+"""(first, last, alone, per_token, least, attention): one straight piece of the time in ns of a given number of decodes
+over their total context in tokens. From `first` to `last` a step of decodes alone takes max(least, alone + per_token ·
+context); `attention` is the part of `alone` that stays in a step with chunks. A bare tuple, since every step reads
+one."""
 
 _Rows = int | tuple[int, int]
-"""Decodes and rows of padding; and the rows that attention has, where these are others."""
+"""Decodes plus rows of padding; as a pair with the rows that attention has, where attention has another number."""
 
 
 class Calibrated(Cost):
-    """The cost of steps on what `profile` was measured on.
+    """The durations of steps on the executor, model and GPU that `profile` was measured on.
 
     ExtrapolationError from `step_ns` and `recompute_ns` outside the profile's hull, unless `extrapolate`: then the last
     segments go on. `host` replaces the profile's host term. `block_size` and `max_model_len` are those of the run, the
@@ -99,7 +100,7 @@ class Calibrated(Cost):
     # ---- one step
 
     def step_ns(self, batch: Batch) -> int:
-        """The step's duration, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
+        """The step's duration in ns, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
         rows = batch.num_decode + batch.pad_decode_rows
         if rows:
             context = batch.context_tokens + batch.pad_context_tokens
@@ -122,8 +123,8 @@ class Calibrated(Cost):
         return int(ns) or 1
 
     def recompute_ns(self, num_tokens: int) -> int:
-        """Computing `num_tokens` of one sequence from the first on and nothing else, in as many steps as that takes
-        with at most the tokens measured in one, and with warm caches."""
+        """ns of computing the first `num_tokens` of one sequence and nothing else, in as many steps as that takes with
+        at most the tokens measured in one, and with warm caches."""
         hull, chunk = self.profile.hull, self.profile.costs.chunk_attention
         if not self.extrapolate:
             self._check(num_tokens, hull.max_chunk_context, *_CHUNK)
@@ -136,12 +137,12 @@ class Calibrated(Cost):
         return int(ns)
 
     def swap_ns(self, num_blocks: int) -> int:
-        """Moving `num_blocks` over the host link; CalibrationError if neither measured nor known of the GPU."""
+        """ns of moving `num_blocks` over the host link; CalibrationError if neither measured nor known of the GPU."""
         base, per_block = self._swap_parts()
         return int(base + per_block * num_blocks) if num_blocks else 0
 
     def _chunks_ns(self, batch: Batch, rows: int, attention: float) -> float:
-        """A step with chunks beside `rows` decodes whose attention costs `attention`; without its swaps.
+        """ns of a step with chunks beside `rows` decodes whose attention takes `attention` ns; without its swaps.
 
         A row of padding is a chunk of its own.
         """
@@ -167,16 +168,16 @@ class Calibrated(Cost):
         return self._total(self._launched(kernel) + alone, rows + chunks, prefill)
 
     def _launched(self, kernel: float) -> float:
-        """Kernels launched op by op, not as a graph."""
+        """ns of kernels that take `kernel` ns back to back, launched op by op, not as a graph."""
         return max(kernel, self.profile.costs.launch_ns)
 
     def _total(self, kernel: float, rows: int, prefill: int) -> float:
-        """Kernels and host together."""
+        """ns of a step whose kernels take `kernel` ns, with the host's time for `rows` and `prefill` tokens."""
         host = self.host.base + self.host.per_sequence * rows + self.host.per_token * prefill
         return kernel + host if self.host.mode == "serial" else max(kernel, host)
 
     def _matmuls(self, tokens: int, rows: int) -> float:
-        """Layers and head of a step launched op by op."""
+        """ns of the layers on `tokens` and the head on `rows`, in a step launched op by op."""
         costs = self.profile.costs
         if tokens not in self._layers:
             self._layers[tokens] = costs.in_situ * costs.layers.at_one(tokens)
@@ -185,14 +186,14 @@ class Calibrated(Cost):
         return self._layers[tokens] + self._head[rows]
 
     def _with_reads(self, batch: Batch, rows: int) -> _Rows:
-        """`rows` decodes, and how many attention has where their padding reads more than they could."""
+        """`rows`; with the rows of attention, where padding reads more context than its own rows could."""
         pad, most = batch.pad_context_tokens, self._most
         if most is None or pad <= most * batch.pad_decode_rows:
             return rows
         return rows, batch.num_decode - (-pad // most)
 
     def _find(self, key: _Rows, context: int) -> _Segment:
-        """The segment of so many decodes that holds `context`. ExtrapolationError outside the hull."""
+        """The segment for `key` decodes that holds a total `context` in tokens. ExtrapolationError outside the hull."""
         rows, reads = (key, key) if isinstance(key, int) else key
         if not self.extrapolate:
             self._check(rows, self.profile.hull.max_sequences, *_DECODES)
@@ -206,7 +207,7 @@ class Calibrated(Cost):
         return segments[i]
 
     def _segments_of(self, rows: int, reads: int) -> list[_Segment]:
-        """All segments of `rows` decodes, `reads` for attention, in order of context."""
+        """All segments for `rows` decodes, of which attention has `reads`, in order of context."""
         costs = self.profile.costs
         knots = costs.decode_attention.context
         ns = [costs.in_situ * alone for alone in costs.decode_attention.row(reads)]
@@ -231,7 +232,11 @@ class Calibrated(Cost):
         return segments
 
     def _held(self, rows: T, reads: T) -> T:
-        """Those that `decode` goes by: a graph holds all rows of attention; on a CPU only decodes have layers."""
+        """The number of rows at which the curve `costs.decode` is read; for numbers, or arrays of one a step.
+
+        On a GPU `reads`, since the graph that is replayed holds all rows of attention; on a CPU, without graphs,
+        `rows`, since further rows see attention only.
+        """
         return rows if self.profile.hardware.get("device") == "cpu" else reads
 
     def _check(self, asked: float, limit: float, what: str, option: str) -> None:
@@ -245,7 +250,7 @@ class Calibrated(Cost):
         )
 
     def _swap_parts(self) -> tuple[float, float]:
-        """ns of a step that swaps, and of each of its blocks."""
+        """(ns of a step that swaps at all, ns of each block that it moves)."""
         swap = self.profile.costs.swap
         if swap is not None:
             return swap.base, swap.per_block * self.block_bytes / (
@@ -266,8 +271,8 @@ class Calibrated(Cost):
         sum to `step_ns`, and `flops` and `bytes` of the useful work.
 
         `weights` is the matmuls' time at one token, `matmul` what more tokens add; `kv_reads` and `attention` are the
-        attention of decodes and of chunks; `other` is what a step waits for its launches, and what one of chunks alone
-        takes besides. With an overlapped host, `host` is the part of it that the kernels do not hide.
+        attention of decodes and of chunks; `other` is what a step waits for its launches, and what a step of chunks
+        alone takes besides. With an overlapped host, `host` is the part of its time that the kernels do not hide.
         """
         work = padded_work(columns)
         terms = self._kernels(columns, work)
@@ -280,11 +285,11 @@ class Calibrated(Cost):
         return terms
 
     def kernel_ns(self, columns: Columns) -> Floats:
-        """The kernels of each step, in ns; outside the hull too."""
+        """ns of each step's kernels; outside the hull too."""
         return sum(self._kernels(columns, padded_work(columns)).values(), np.zeros(len(columns["num_decode"])))
 
     def host_ns(self, columns: Columns) -> Floats:
-        """The whole host time of each step, in ns, hidden or not."""
+        """ns of each step's host time, hidden behind kernels or not."""
         return self._host(columns, padded_work(columns))
 
     def _host(self, columns: Columns, work: Work) -> Floats:
@@ -292,7 +297,7 @@ class Calibrated(Cost):
         return host.base + host.per_sequence * work.rows + host.per_token * columns["num_prefill_tokens"]
 
     def _kernels(self, columns: Columns, work: Work) -> Terms:
-        """The kernels' terms of `explain`; `work` is that of `padded_work`."""
+        """The kernels' terms of `explain`; `work` is `padded_work(columns)`."""
         costs = self.profile.costs
         decodes, chunks = columns["num_decode"] + columns["pad_decode_rows"], chunk_rows(columns)
         reads = attention_rows(columns, self._most)
@@ -347,12 +352,12 @@ class Calibrated(Cost):
 
     @property
     def error(self) -> CostError | Unknown:
-        """What the profile's file says of it, as far as it is of this host."""
+        """The error that the profile's file states, as far as the host term is the profile's own."""
         host = "" if self.host == self.profile.costs.host else "stated"
         return error_of(self.profile, host=host, beyond=self.extrapolate)
 
     def sources(self) -> list[str]:
-        """Lines on where the numbers come from and what they are not. The first tells the contents apart."""
+        """Lines on where the numbers come from and what they are not. The first has a digest of the profile."""
         p, host, hull = self.profile, self.host, self.profile.hull
         digest = hashlib.sha256(p.to_json().encode()).hexdigest()[:12]
         beyond = "; extrapolated beyond" if self.extrapolate else ""
@@ -376,13 +381,13 @@ _SEQUENCES = ("sequences in a step", "--max-seqs")
 _TOKENS = ("tokens in a step", "--max-batched-tokens")
 _CONTEXT = ("mean context tokens of the decodes", "--max-model-len")
 _CHUNK = ("tokens of one prompt", "--max-model-len")
-"""What a limit of the hull is of, and the option of `batchsim calibrate` that raises it."""
+"""Of each limit of the hull: what it limits, and the option of `batchsim calibrate` that raises it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig(Config):
-    """`cost: NAME` or a path to a profile, or its long form. `extrapolate` continues the curves beyond what was
-    measured; `host` replaces the profile's host time."""
+    """`cost:` as the name of a shipped profile or the path of one, or the long form of that. `extrapolate` continues
+    the curves beyond what was measured; `host` replaces the profile's host time."""
 
     profile: str
     kind: Literal["profile"] = "profile"
@@ -392,7 +397,7 @@ class ProfileConfig(Config):
     num_gpus: ClassVar[int] = 1
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Calibrated:
-        """The cost from the profile. CalibrationError if it cannot be read, or is not of `model`."""
+        """The cost model from the profile. CalibrationError if the profile cannot be read, or is not of `model`."""
         profile = load_profile(self.profile)
         check_model(profile, model)
         host = None if self.host is None else self.host.term()

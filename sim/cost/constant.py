@@ -20,7 +20,7 @@ STATED = Unknown("step times are stated")
 
 @dataclass(frozen=True, slots=True)
 class Constant(Cost, Config):
-    """Every step takes `step`, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
+    """Every step takes `step` ns, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
 
     step: StepDuration
     kind: Literal["constant"] = "constant"
@@ -41,7 +41,7 @@ class Constant(Cost, Config):
         return 0
 
     def explain(self, columns: Columns) -> Terms:
-        """All of each step under `other`; zero work, since nothing is known of it."""
+        """The whole time of each step under `other`; `flops` and `bytes` are zero, since nothing is known of them."""
         other = np.full(len(columns["num_decode"]), float(self.step))
         return _all_terms(columns, {"other": other})
 
@@ -58,9 +58,9 @@ class Constant(Cost, Config):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Cost, Config):
-    """`base` + parts for each token computed, sequence, context token that a decode reads, and block swapped.
+    """A step takes `base` + a part for each token computed, sequence, context token that a decode reads, block swapped.
 
-    Padding counts as work. Parts are whole nanoseconds.
+    Padding counts as work. All are whole nanoseconds.
     """
 
     base: StepDuration
@@ -77,7 +77,7 @@ class Linear(Cost, Config):
         return self
 
     def step_ns(self, batch: Batch) -> int:
-        """The step's duration, at least 1. O(1) without swaps."""
+        """The step's duration in ns, at least 1. O(1) without swaps."""
         rows = batch.num_decode + batch.pad_decode_rows
         tokens = rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
         context = batch.context_tokens + batch.pad_context_tokens
@@ -88,14 +88,14 @@ class Linear(Cost, Config):
         return ns
 
     def recompute_ns(self, num_tokens: int) -> int:
-        """A step that computes `num_tokens` of one sequence and nothing else."""
+        """ns of a step that computes `num_tokens` of one sequence and nothing else."""
         return self.base + self.per_token * num_tokens + self.per_sequence
 
     def swap_ns(self, num_blocks: int) -> int:
         return self.per_swapped_block * num_blocks
 
     def explain(self, columns: Columns) -> Terms:
-        """Tokens under `matmul`, context under `kv_reads`, the rest under `other`; zero work, it is not known."""
+        """ns of tokens under `matmul`, of context under `kv_reads`, the rest under `other`; no `flops` and `bytes`."""
         work = padded_work(columns)
         known = {
             "matmul": self.per_token * work.tokens * 1.0,
@@ -121,6 +121,6 @@ class Linear(Cost, Config):
 
 
 def _all_terms(columns: Columns, known: Terms) -> Terms:
-    """Every term that `explain` promises, zero where not known."""
+    """Every term that `Cost.explain` promises, an element a step, zero where not in `known`."""
     zeros = np.zeros(len(columns["num_decode"]))
     return {name: known.get(name, zeros) for name in (*TIME_TERMS, "flops", "bytes")}

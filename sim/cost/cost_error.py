@@ -9,7 +9,9 @@ from typing import Any
 from batchsim.cost.profile import Profile
 
 IMPORTED_SHARE = 0.20
-"""Of step time. Source: the same matmul differs by 3-20 % between versions of vLLM in the imported kernel tables."""
+"""The error assumed of imported profiles, as a share of step time.
+
+Source: the same matmul differs by 3-20 % between versions of vLLM in the imported kernel tables."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ def symmetric(share: float, source: str) -> CostError:
 
 
 def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostError | Unknown:
-    """What a profile's own file says of its error.
+    """The error of step times that a profile's own file states, or why none is known.
 
-    `host` says where the host's time is from if not from the profile; `beyond`: steps may lie outside what it holds.
+    `host` says where the host's time is from if not from the profile; `beyond`: steps may lie outside its hull.
 
     Measured: the biases on held-out steps, whole and by region, widened by the median error, since a run dwells in
     regions of its own. Imported: what versions of one kernel differ by.
@@ -70,6 +72,6 @@ def _beyond(beyond: bool) -> str:
 
 
 def _spread(rows: Iterable[Mapping[str, Any]], median: float, source: str) -> CostError:
-    """From the least to the largest real over predicted time that the rows' biases tell, 1 among them."""
+    """From the least to the largest real / predicted time in the rows' biases, 1 included, each widened by `median`."""
     factors = [1.0, *(1 / (1 + float(row["bias"])) for row in rows)]
     return CostError(min(factors) - 1 - median, max(factors) - 1 + median, source)

@@ -19,14 +19,14 @@ Floats = NDArray[np.float64]
 
 
 Ns = Annotated[float, Range(0, 1e15)]
-"""Of a part of a step: eleven days, as long as no step takes."""
+"""Nanoseconds of a part of a step: up to eleven days, as long as no step takes."""
 Knots = tuple[Annotated[float, Range(0, 1e15)], ...]
-"""Where was measured, of what a curve is over."""
+"""The points at which was measured, as values of the quantity (tokens, rows, context) that a curve is over."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """ns at increasing x."""
+    """A measured curve: `ns[i]` at `x[i]`, x increasing."""
 
     x: Knots
     ns: tuple[Ns, ...]
@@ -57,8 +57,8 @@ class Curve:
         return self.ns[i] * (1 - share) + self.ns[j] * share
 
     def holding(self, x: NDArray[Any]) -> Floats:
-        """ns at the smallest knot that is not below each x, as of a graph that x rows are padded to; x within the
-        knots."""
+        """ns at the smallest knot that is not below each x, the size of the captured graph to which x rows are padded;
+        x within the knots."""
         return np.array(self.ns)[np.searchsorted(self.x, x)]
 
     def holding_one(self, x: float) -> float:
@@ -68,7 +68,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Grid:
-    """ns[i][j] at sequences[i] and a mean context of context[j] tokens."""
+    """A measured surface: `ns[i][j]` at `sequences[i]` and a mean context of `context[j]` tokens."""
 
     sequences: tuple[PositiveInt, ...]
     context: Knots
@@ -100,7 +100,10 @@ class Grid:
 
 
 def _table(x: NDArray[Any]) -> NDArray[np.int64] | None:
-    """0, 1, ... to the largest of x, where x holds each whole number several times on average; else None."""
+    """0, 1, ... to the largest of x, where x has several elements for each of these on average; else None.
+
+    A curve is then cheaper to compute once for each and to index by x.
+    """
     if x.dtype.kind != "i" or not len(x) or x.min() < 0 or _SEVERAL * (x.max() + 1) > len(x):
         return None
     return np.arange(x.max() + 1)
@@ -110,7 +113,8 @@ _SEVERAL = 4
 
 
 def _between(knots: Sequence[float], x: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
-    """The two knots around each x, and how far x is from the first to the second: above 1 beyond the last."""
+    """The indices of the two knots around each x, and the share of the way between them at which x is: above 1 beyond
+    the last knot."""
     if (table := _table(x)) is not None:
         i, j, share = _between(knots, table)
         return i[x], j[x], share[x]
@@ -131,6 +135,6 @@ def _between_one(knots: Sequence[float], x: float) -> tuple[int, int, float]:
 
 
 def _check_knots(name: str, knots: Sequence[float]) -> None:
-    """ValueError unless there are some, and they increase."""
+    """ValueError, headed `name`, unless there are knots, and they increase."""
     if not knots or any(a >= b for a, b in pairwise(knots)):
         raise ValueError(f"{name} does not increase: {list(knots[:8])}")

@@ -53,7 +53,7 @@ _LINE = 200  # letters from which a JSON value is broken into its items
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """ns of the attention of a prefill chunk: of the chunk, of its tokens, and of each query-key pair."""
+    """ns of the attention of prefill chunks: for each chunk, for each of its tokens, and for each query-key pair."""
 
     per_chunk: Ns
     per_token: Ns
@@ -64,7 +64,7 @@ class ChunkCost:
 
 @dataclass(frozen=True)
 class HostTerm:
-    """ns a step spends outside its kernels; `per_token` is of prefill tokens.
+    """ns that a step spends on the host, outside its kernels; `per_token` is for each prefill token.
 
     `serial`: after the kernels. `overlapped`: beside them, so that the longer of the two counts. `assumed`: nobody
     measured it.
@@ -81,7 +81,7 @@ class HostTerm:
 
 @dataclass(frozen=True)
 class SwapCost:
-    """ns of a step that swaps: once, and for every block that crosses the host link, either way."""
+    """ns that swapping adds to a step: once, and for every block that crosses the host link, either way."""
 
     base: Ns
     per_block: Ns
@@ -92,13 +92,14 @@ class SwapCost:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The parts of a step's time.
+    """The parts of a step's time, in ns.
 
     `layers` is over the tokens of the step, `head` over its rows of logits. `decode`, if any, holds layers and head of
-    decode-only steps by graph size: a step takes the time of the smallest that holds its rows, and one with more rows
-    than the largest is launched op by op. `decode_attention` is beyond these. `launch_ns` is the least that the kernels
-    of a step launched op by op take. `prefill_ns` is what a step of chunks alone takes besides: as a rule it follows a
-    rest, with cold caches, for the host too. `in_situ` is the time of kernels inside an engine over that back to back.
+    decode-only steps by size of the captured graph: a step takes the time of the smallest that holds its rows, and one
+    with more rows than the largest is launched op by op. `decode_attention` comes on top of these. `launch_ns` is the
+    least that the kernels of a step launched op by op take. `prefill_ns` is what a step of chunks alone takes besides:
+    as a rule such a step follows a rest, with cold caches, the host's too. `in_situ` is the time of kernels inside an
+    engine over their time back to back.
     """
 
     layers: Curve
@@ -120,7 +121,8 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Hull:
-    """How far was measured: decodes of a step, tokens of a step, mean context of its decodes, prefix + chunk."""
+    """The largest that was measured: sequences and tokens of a step, mean context tokens of its decodes, tokens of a
+    chunk with the prefix before it."""
 
     max_sequences: PositiveInt
     max_tokens: PositiveInt
@@ -181,7 +183,7 @@ class Profile:
         return Deployment(self.model, None if self.gpu is None else GPUS.get(self.gpu), self.executor)
 
     def to_json(self) -> str:
-        """The file's text; equal profiles give equal bytes."""
+        """The profile as the text of its JSON file; equal profiles give equal bytes."""
         return _text({"format": FORMAT, "version": VERSION} | cast("dict[str, Any]", to_plain(self)), 0) + "\n"
 
     @classmethod
@@ -226,13 +228,13 @@ class StatedHost(Config):
 
 
 def profile_names() -> list[str]:
-    """The profiles that come with batchsim."""
+    """The names of the profiles that come with batchsim."""
     folder = resources.files(SHIPPED) / "profiles"
     return sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """The shipped profile of that name, else the one in that file. CalibrationError in one line."""
+    """The shipped profile of that name, else the one in that file. CalibrationError, in one line, if there is none."""
     name = str(name_or_path)
     path = Path(str(resources.files(SHIPPED) / "profiles" / f"{name}.json")) if name in profile_names() else Path(name)
     try:

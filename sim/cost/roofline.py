@@ -55,7 +55,7 @@ HOST_LINK_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class HostCost(Config):
-    """Time a step spends outside large kernels, serial with them: base + per sequence + per prompt token.
+    """ns that a step spends outside large kernels, serial with them: base + per sequence + per prompt token.
 
     The defaults are assumed, not measured: launches, small kernels and sampling are expected to add 0.4-0.8 ms to the
     sum of a step's large kernels, and bookkeeping some microseconds a sequence. A calibrated profile replaces them.
@@ -72,7 +72,7 @@ class HostCost(Config):
 
 @dataclass(frozen=True, slots=True)
 class RooflineConfig(Config):
-    """`cost: h200`, or its long form. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85."""
+    """`cost: h200`, or the long form of that. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85."""
 
     gpu: str
     kind: Literal["roofline"] = "roofline"
@@ -86,7 +86,7 @@ class RooflineConfig(Config):
         return self.tp
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Roofline:
-        """The cost of `model` on the GPU. ScenarioError if the GPU is not known, or the model cannot be cut so."""
+        """The cost model of `model` on the GPU. ScenarioError if the GPU is not known, or the model cannot be split."""
         bandwidth = self.swap_bandwidth
         return Roofline(
             model, load_gpu(self.gpu), tp=self.tp, host=self.host, swap_bandwidth=bandwidth, block_size=block_size
@@ -94,7 +94,7 @@ class RooflineConfig(Config):
 
 
 class KernelCosts(NamedTuple):
-    """Coefficients in ns of one GPU's part of a step. `layers` and `head` are those of their matmuls: time of the
+    """Coefficients in ns of one GPU's part of a step. `layers` and `head` have three of their matmuls: time of the
     weight bytes, of the activation bytes of a row, of the arithmetic of a row."""
 
     layers: tuple[float, float, float]
@@ -109,7 +109,8 @@ class KernelCosts(NamedTuple):
 
     @classmethod
     def of(cls, model: ModelSpec, gpu: GpuSpec, tp: int) -> KernelCosts:
-        """Those of `model` cut over `tp` GPUs: matrices and heads are divided, activations between them are not."""
+        """The coefficients of `model` split over `tp` GPUs: matrices and heads are divided, activations between them
+        are not."""
         e, layers, hidden, width = gpu.efficiencies, model.num_hidden_layers, model.hidden_size, model.dtype_bytes
         weight_byte, kv_byte = (NS_PER_S / (share * gpu.memory_bandwidth) for share in (e.weights, e.kv))
         flop = NS_PER_S / (e.matmul * gpu.peak_flops)
@@ -144,7 +145,8 @@ class KernelCosts(NamedTuple):
 def _step_ns(
     coefficients: tuple[float, ...], tokens: int, rows: int, context: int, pairs: int, prefill_tokens: int
 ) -> float:
-    """Kernels and host of a step that runs anything. The linear terms are already gathered by what they multiply."""
+    """ns of kernels and host of a step that runs anything. `coefficients` are `Roofline._coefficients`, the linear ones
+    already summed by what they multiply."""
     a, b, c, d, e, f, constant, per_token, per_row, per_context, per_pair, per_prefill = coefficients
     x = a + b * tokens
     y = c * tokens
@@ -169,14 +171,14 @@ def _step_ns(
 def _matmul_ns(
     coefficients: tuple[float, float, float], rows: NDArray[Any]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Time of the bytes alone, and of the matmuls: the columns' counterpart of the first lines of `_step_ns`."""
+    """(ns of the bytes alone, ns of the matmuls), an element a step: for columns what `_step_ns` begins with."""
     fixed, per_row, arithmetic = coefficients
     moved, computed = fixed + per_row * rows, arithmetic * rows
     return moved, np.sqrt(np.sqrt(moved**4 + computed**4))
 
 
 class Roofline(Cost):
-    """The cost of steps of `model` on `tp` GPUs. The coefficients are made once; `step_ns` only reads them."""
+    """The durations of steps of `model` on `tp` GPUs. The coefficients are made once; `step_ns` only reads them."""
 
     __slots__ = (
         "_coefficients",
@@ -228,7 +230,7 @@ class Roofline(Cost):
         self._decode_ns: dict[int, float] = {}
 
     def step_ns(self, batch: Batch) -> int:
-        """The step's duration, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
+        """The step's duration in ns, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
         rows = batch.num_decode + batch.pad_decode_rows
         context = batch.context_tokens + batch.pad_context_tokens
         chunks = batch.chunks
@@ -250,28 +252,28 @@ class Roofline(Cost):
         return int(ns)
 
     def kernel_ns(self, batch: Batch) -> int:
-        """Matmuls and attention of the step, without elementwise kernels, all-reduces, host and swap."""
+        """ns of the step's matmuls and attention, without elementwise kernels, all-reduces, host and swap."""
         gemm, attention = self.kernel_parts(columns_of(batch))
         return int(gemm[0] + attention[0])
 
     def host_ns(self, batch: Batch) -> int:
-        """The host's part of the step."""
+        """ns of the host's part of the step."""
         rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
         return self.host.base + self.host.per_sequence * rows + self.host.per_token * batch.num_prefill_tokens
 
     def swap_ns(self, num_blocks: int) -> int:
-        """Moving `num_blocks` over the host link, one way; with tensor parallelism each GPU moves its part."""
+        """ns of moving `num_blocks` over the host link, one way; with tensor parallelism each GPU moves its part."""
         return int(num_blocks * self.block_bytes * NS_PER_S / self.swap_bandwidth)
 
     def recompute_ns(self, num_tokens: int) -> int:
-        """A step that computes `num_tokens` of one sequence from the first on, and nothing else."""
+        """ns of a step that computes the first `num_tokens` of one sequence, and nothing else."""
         return int(_step_ns(self._coefficients, num_tokens, 1, 0, num_tokens * (num_tokens + 1) // 2, num_tokens))
 
     def _kernels(self) -> KernelCosts:
         return KernelCosts.of(self.deployment.model, self.gpu, self.deployment.tp)
 
     def kernel_parts(self, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """ns of matmuls and of attention of each step, constants included; what public kernel tables hold."""
+        """(ns of matmuls, ns of attention), an element a step, constants included: what public kernel tables hold."""
         k, t = self._kernels(), self.explain(columns)
         busy = padded_work(columns).tokens > 0
         attention_constants = k.attention_constant * busy + k.attention_per_row * padded_work(columns).rows

@@ -14,7 +14,7 @@ from batchsim.kernel.types import Batch
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Cost):
-    """`cost` with every time of it, swaps and estimates too, multiplied by `factor`."""
+    """The cost model `cost` with all its times, swaps and estimates too, multiplied by `factor`."""
 
     cost: Cost
     factor: float
@@ -29,7 +29,7 @@ class Scaled(Cost):
         return round(self.factor * self.cost.swap_ns(num_blocks))
 
     def explain(self, columns: Columns) -> Terms:
-        """The terms of the cost, its times scaled; the work is the same."""
+        """The terms of `cost`: the times multiplied by `factor`, `flops` and `bytes` as they are."""
         terms = self.cost.explain(columns)
         return {name: ns * self.factor if name in TIME_TERMS else ns for name, ns in terms.items()}
 
@@ -49,5 +49,5 @@ class Scaled(Cost):
 
     @property
     def error(self) -> CostError | Unknown:
-        """That of the cost: stretching makes it neither better nor worse known."""
+        """The error of `cost`: a stretched step time is neither better nor worse known."""
         return self.cost.error

@@ -26,19 +26,20 @@ WORK_COLUMNS = (
     "pad_context_tokens",
     "swap_blocks",
 )
-"""What of a step record says how much it had to do: the keys of `Columns`."""
+"""The columns of a step record that say how much work the step had: the keys of `Columns`."""
 
 TIME_TERMS = ("weights", "kv_reads", "matmul", "attention", "host", "swap", "other")
 """The ns terms of `explain`, which sum to the step's duration."""
 
 
 def work_columns(steps: NDArray[np.void] | Columns) -> Columns:
-    """The work of recorded steps, as int64: products of two columns of 32 bits would not fit."""
+    """The work columns of recorded steps, as int64: products of two columns of 32 bits would not fit."""
     return {name: steps[name].astype(np.int64, copy=False) for name in WORK_COLUMNS}
 
 
 class Work(NamedTuple):
-    """Arrays of one length: tokens through the layers, rows sampled, context read by decodes, pairs of the chunks."""
+    """Work of steps, an element a step: tokens through the layers, rows sampled, context tokens that decodes read,
+    query-key pairs of the chunks."""
 
     tokens: NDArray[Any]
     rows: NDArray[Any]
@@ -49,7 +50,7 @@ class Work(NamedTuple):
 def prefill_pairs(batch: Batch) -> int:
     """Query-key pairs of the chunks: a chunk of n tokens after c computed ones has n·c + n(n+1)/2. No padding.
 
-    The settled counter is the computed one, since a sequence with a chunk is in no decode group.
+    `settled_computed_tokens` is c, since a sequence with a chunk is in no decode group.
     """
     pairs = 0
     for seq, n in batch.chunks:
@@ -63,7 +64,10 @@ def swap_blocks(batch: Batch) -> int:
 
 
 def padded_pairs(pairs: int, num_rows: int, num_tokens: int, pad_tokens: int) -> int:
-    """`pairs` with those of the padding: `num_rows` chunks and rows of padding, all of one length, as whole prompts."""
+    """Query-key pairs with padding: of `num_rows` chunks and rows of padding, taken as whole prompts of one length.
+
+    At least `pairs`, those of the chunks without padding.
+    """
     if not pad_tokens:
         return pairs
     length = (num_tokens + pad_tokens) // num_rows
@@ -71,7 +75,7 @@ def padded_pairs(pairs: int, num_rows: int, num_tokens: int, pad_tokens: int) ->
 
 
 def attention_rows(columns: Columns, most: int | None) -> NDArray[np.int64]:
-    """The rows that attention of decodes has in each step: decodes, rows of padding, and rows that read padding only.
+    """How many rows the attention of decodes has in each step: decodes, rows of padding, rows that read padding only.
 
     The rule of batchsim's executor: the rows of padding read all of `pad_context_tokens`, evenly; where that is above
     `most` tokens a row (the longest sequence less one), as few further rows as possible help. Those see attention only,
@@ -82,7 +86,7 @@ def attention_rows(columns: Columns, most: int | None) -> NDArray[np.int64]:
 
 
 def chunk_rows(columns: Columns) -> NDArray[np.int64]:
-    """The rows that attention of chunks has in each step: chunks, and whole rows of padding."""
+    """How many rows the attention of chunks has in each step: chunks, and whole rows of padding."""
     return columns["num_chunks"] + columns["pad_prefill_rows"]
 
 
@@ -135,7 +139,7 @@ def padded_work(columns: Columns) -> Work:
 
 
 def useful_flops_bytes(model: ModelSpec, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Operations of each step's useful work, and the bytes of weights and KV it reads; on all GPUs together.
+    """(FLOPs of each step's useful work, bytes of weights and KV that it reads), on all GPUs together.
 
     A step of padding alone reads the weights too.
     """
