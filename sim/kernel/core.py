@@ -69,7 +69,7 @@ class EngineCore:
     def cancel(self, request_id: int, now_ns: int) -> None:
         """Ends an open request at its client's wish: at `now_ns`, or with the step that runs then, whose finish wins.
 
-        One that has ended is left alone. O(open requests).
+        A request that has ended is left alone. O(open requests).
         """
         for seq in self.journal.lives:
             if seq.request.id == request_id:
@@ -87,12 +87,13 @@ class EngineCore:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, those not let in yet among them."""
+        """Number of requests that wait, those still in the inbox among them."""
         return self.scheduler.num_waiting + len(self._inbox)
 
     @property
     def next_timer_ns(self) -> int | None:
-        """When the next deadline or cancel of a request still alive falls due, or the run stops with work left."""
+        """The time in ns at which a request still alive next reaches its deadline or cancel, or the run stops with work
+        left; None if nothing is due."""
         due_ns = self._next_cancel_ns()
         if self.stop_ns is None or not self.journal.lives:
             return due_ns
@@ -105,7 +106,10 @@ class EngineCore:
         return timers[0][0] if timers else None
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        """Lets in what is due and asks the scheduler. Raises SchedulerStalled if it would wait for ever."""
+        """Applies cancels, deadlines and arrivals due, then returns the scheduler's next step, or how long it waits.
+
+        `drain`: no arrival will come until this engine acts. SchedulerStalled if the scheduler would wait for ever.
+        """
         if self._inbox or self._timers or self.stop_ns is not None:
             self.events = self.enter_due(now_ns)
             if self._stopped:
@@ -124,7 +128,8 @@ class EngineCore:
         return work
 
     def enter_due(self, now_ns: int) -> list[EngineEvent]:
-        """Lets in what is due and returns what became of it. Clients who are told may send at this same instant."""
+        """Applies cancels, deadlines and arrivals due and returns what became of requests. Clients who are told may
+        send at this same instant."""
         if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
             self._take_due(now_ns)
         if self.stop_ns is not None and now_ns >= self.stop_ns:
@@ -140,7 +145,7 @@ class EngineCore:
         return events
 
     def execute(self, batch: Batch, now_ns: int) -> int:
-        """Runs the step that `schedule` returned, starting at `now_ns`; returns its end."""
+        """Runs the step that `schedule` returned, starting at `now_ns`; returns its end in ns."""
         result: StepResult = self.executor.execute(batch)
         end_ns = now_ns + result.duration_ns
         if end_ns > MAX_TIME_NS:
@@ -170,7 +175,7 @@ class EngineCore:
     def leap(self, batch: Batch, end_ns: int, horizon_ns: float, cost: CostModel) -> int:
         """Repeats the step just executed while the next would start before `horizon_ns` and ends nobody.
 
-        Writes the same rows as stepping would. Returns the end of the last step.
+        Writes the same rows as stepping would. Returns the end of the last step in ns.
         """
         group, scheduler = batch.decodes, self.scheduler
         if group is None or batch.chunks or self._in_flight[-1][1] or not batch.num_decode:
@@ -196,7 +201,7 @@ class EngineCore:
         return end_ns
 
     def complete(self, now_ns: int) -> list[EngineEvent]:
-        """Ends the step that runs longest: tokens are emitted, the policy frees the finished, responses go out.
+        """Ends the oldest step in flight: tokens are emitted, the policy frees the finished, responses go out.
 
         Returns what happened since events were last returned.
         """
@@ -213,7 +218,7 @@ class EngineCore:
         return events
 
     def close(self, now_ns: int, reason: str) -> None:
-        """Ends everything still open as `unfinished`, answers being held too; KV memory in use is not returned."""
+        """Ends every open request as `unfinished`, those with a response held back too; KV in use is not freed."""
         self._stopped = True
         for _, _, arrival in sorted(self._inbox):
             self.journal.begin(Sequence(arrival.request), arrival)
@@ -222,9 +227,9 @@ class EngineCore:
             self._end(seq, now_ns, Unfinished, reason)
 
     def fail(self, now_ns: int, reason: str) -> list[Arrival]:
-        """Ends everything open as `unfinished`, the running step cut at `now_ns` and its tokens lost.
+        """Ends every open request as `unfinished`, the running step cut at `now_ns` and its tokens lost.
 
-        Returns what was open, in order of entering.
+        Returns the arrivals of these requests, in order of entering.
         """
         if self._in_flight:
             batch, _ = self._in_flight.popleft()
@@ -240,7 +245,7 @@ class EngineCore:
     # ---- one instant
 
     def _take_due(self, now_ns: int) -> None:
-        """Timers due, then arrivals due, until neither is: an arrival may bring a deadline that has passed already."""
+        """Applies timers due, then arrivals due, until none is: an arrival may bring a deadline that has passed."""
         timers, inbox = self._timers, self._inbox
         while True:
             while timers and timers[0][0] <= now_ns:
@@ -299,7 +304,9 @@ class EngineCore:
     # ---- counters
 
     def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
-        """Moves computed tokens on and gives a token to those that reached their known ones: (pairs, sampled).
+        """Counts the chunks as computed, and a new token for each sequence whose last known token is in its chunk.
+
+        Returns the chunks' query-key pairs and how many sequences got a token.
 
         PolicyError for chunks no engine could run: a policy may be a user's own, and what it got wrong must not become
         a result.
@@ -358,13 +365,13 @@ class EngineCore:
         return PolicyError(f"{type(self.scheduler).__name__}: {what}. Correct the policy.")
 
     def check_returned(self) -> None:
-        """Raises PolicyError unless, with nobody left, all KV memory has come back."""
+        """Raises PolicyError, at the end of a run that was not stopped, unless all KV memory has come back."""
         kv = self.scheduler.kv
         if not self._stopped and (kv.num_free, kv.num_swap_free) != (kv.num_blocks, kv.num_swap_blocks):
             raise self._policy_error(f"{kv.num_free} of {kv.num_blocks} KV blocks are free after the last request")
 
     def _respond(self, responses: list[Sequence], now_ns: int) -> None:
-        """Sends what the policy releases, but for answers whose clients have given up."""
+        """Finishes the requests whose responses the policy sends, but for those whose clients have given up."""
         for seq in responses:
             if seq in self.journal.lives:
                 self._end(seq, now_ns, Finished, self._cut(seq))
@@ -378,7 +385,8 @@ class EngineCore:
         return CAP_CUT
 
     def _tell_tokens(self, batch: Batch) -> None:
-        """Who got a token in the step that has ended; members of the decode group in every step that was leapt over."""
+        """Adds a Tokens event for each sequence that got tokens in the step that has ended; a decode got one in every
+        step that was leapt over."""
         group = batch.decodes
         if group is not None:
             for seq in group.members:
@@ -389,7 +397,7 @@ class EngineCore:
     def _end(
         self, seq: Sequence, now_ns: int, ended: type[Finished | Rejected | Cancelled | Unfinished], reason: str
     ) -> None:
-        """Ends a request and says so."""
+        """Ends the request of `seq` and adds the event, an `ended`."""
         self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams)
         self.executor.end(seq)
         self.events.append(ended(seq.request, reason))
@@ -405,7 +413,7 @@ class SimExecutor:
         self._ends: list[tuple[int, int, int, Sequence]] = []  # (group step, order, epoch, sequence)
 
     def begin(self, seq: Sequence, output_tokens: int | None) -> None:
-        """The length at which the engine stops: the true one, the client's cap, the policy's, or the model's limit."""
+        """Notes the output length at which `seq` ends: its true one, the client's cap, the policy's or the model's."""
         request = seq.request
         if output_tokens is None:
             raise ValueError(f"request {request.id} has no output length; a simulation needs one")

@@ -14,7 +14,7 @@ from batchsim.kernel.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """`request` has `count` more output tokens, emitted when the step ended. Told only to drivers that ask for it."""
+    """`request` has `count` more output tokens, emitted when the step ended. Only for drivers with `tells_tokens`."""
 
     request: Request
     count: int
@@ -35,28 +35,28 @@ class Ended:
 
 
 class Finished(Ended):
-    """All its tokens are out, and delivered as far as the engine goes."""
+    """All tokens of the request are out, and delivered as far as the engine goes."""
 
     __slots__ = ()
     outcome = FINISHED
 
 
 class Rejected(Ended):
-    """It never ran: too long, or the queue was full."""
+    """The request never ran: it was too long, or the queue was full."""
 
     __slots__ = ()
     outcome = REJECTED
 
 
 class Cancelled(Ended):
-    """Its client gave up, or its deadline passed."""
+    """The request's client gave up, or its deadline passed."""
 
     __slots__ = ()
     outcome = CANCELLED
 
 
 class Unfinished(Ended):
-    """The run, or the replica, ended before it did."""
+    """The run, or the replica, ended before the request did."""
 
     __slots__ = ()
     outcome = UNFINISHED

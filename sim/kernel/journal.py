@@ -1,7 +1,7 @@
 """Journal: what becomes of every request, written to the records as it happens.
 
-It reads the batch and the sequences and never decides anything: a sequence's `state` is derived here from what each
-batch says changed, so that no policy has to report states, only reasons.
+The journal reads the batch and the sequences and never decides anything: a sequence's `state` is derived here from what
+each batch says changed, so that no policy has to report states, only reasons.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from batchsim.kernel.record import (
 from batchsim.kernel.types import Arrival, Batch, Event, Scheduler, Sequence
 
 ENDED = -1
-"""The state of a sequence that has produced its last token or was given up; one begins in state 0, queued."""
+"""The state of a sequence that has produced its last token or was given up; a sequence begins in state 0, queued."""
 
 Reasons = dict[Sequence, tuple[str, int | None]]
 """Why a policy changed a sequence's state in one call, and which request stood in its way."""
@@ -75,7 +75,7 @@ class Journal:
     def step(
         self, scheduler: Scheduler, batch: Batch, start_ns: int, duration_ns: int, pairs: int, sampled: int
     ) -> None:
-        """One row of STEP_COLUMNS."""
+        """Writes the row of a step, in the order of STEP_COLUMNS."""
         swap_blocks = 0
         if batch.swap_out or batch.swap_in:
             swap_blocks = sum(n for _, n in batch.swap_out) + sum(n for _, n in batch.swap_in)
@@ -88,11 +88,11 @@ class Journal:
         )  # fmt: skip
 
     def blocked(self, event: Event, now_ns: int) -> None:
-        """The head of the queue, or what blocks it, changed."""
+        """Notes that the head of the queue, or what blocks it, changed."""
         self.recorder.state(now_ns, event.seq.request.id, BLOCKED, event.reason, event.blocker)
 
     def scheduled(self, batch: Batch, now_ns: int, reasons: Reasons) -> None:
-        """State rows from what the batch, about to run at `now_ns`, says changed."""
+        """Writes the state changes that the batch, about to run at `now_ns`, brings."""
         row = self.recorder.state
         swapped_out = {seq for seq, _ in batch.swap_out}
         for seq in batch.preempted:
@@ -140,7 +140,7 @@ class Journal:
                 row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("token_budget", None)))
 
     def tokens(self, batch: Batch, finished: list[Sequence], now_ns: int) -> None:
-        """The step's tokens are out at `now_ns`: first ones, last ones, and prefills that go on to decode."""
+        """Notes what the step's tokens, out at `now_ns`, change: first and last ones, prefills that go on to decode."""
         for seq in batch.sampled:
             life = self.lives[seq]
             if life.first_token_ns == MISSING:
@@ -157,7 +157,8 @@ class Journal:
                 self.recorder.state(now_ns, seq.request.id, DECODE)
 
     def end(self, seq: Sequence, now_ns: int, outcome: int, reason: str, *, streams: bool) -> None:
-        """Writes the request's row and forgets it. A finished one is delivered now, or was with its last token."""
+        """Writes the row of the request of `seq` and forgets it. A finished request is delivered now, or where the
+        policy `streams` was with its last token."""
         life = self.lives.pop(seq)
         self.prefilling.pop(seq, None)
         finished = outcome == FINISHED

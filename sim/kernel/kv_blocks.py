@@ -42,7 +42,7 @@ class KVBlockManager(Protocol):
         ...
 
     def grow_group(self, group: DecodeGroup) -> bool:
-        """Room for one more token of every member; False, and nothing changed, if blocks are short."""
+        """Takes blocks for one more token of every member; False, and nothing changed, if blocks are short."""
         ...
 
     def free(self, seq: Sequence) -> None:
@@ -54,7 +54,7 @@ class KVBlockManager(Protocol):
         ...
 
     def swap_in(self, seq: Sequence) -> int | None:
-        """Moves `seq` back and returns the blocks moved; None, and nothing changed, if blocks are short."""
+        """Moves `seq` back to the GPU and returns the blocks moved; None, and nothing changed, if blocks are short."""
         ...
 
 
@@ -62,7 +62,7 @@ class BlockTables(KVBlockManager, Protocol):
     """A manager that knows which blocks hold what, as a live executor needs it."""
 
     def table(self, seq: Sequence) -> list[int]:
-        """The block ids of `seq` in token order; not to be changed."""
+        """The block ids of `seq` in token order; the list is not to be changed."""
         ...
 
     def swap_table(self, seq: Sequence) -> list[int]:
@@ -231,7 +231,7 @@ def never_fits(kv: KVBlockManager, seq: Sequence, max_model_len: int) -> Event |
 
 
 def check_pool(num_blocks: int, block_size: int, num_swap_blocks: int) -> None:
-    """ValueError for a pool that is none."""
+    """ValueError unless the pool has at least one block of at least one token, and no negative swap."""
     if num_blocks < 1 or block_size < 1 or num_swap_blocks < 0:
         raise ValueError(
             f"{num_blocks} KV blocks of {block_size} tokens with {num_swap_blocks} swap blocks:"

@@ -10,14 +10,14 @@ from batchsim.base.ranges import Config
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What drivers, KV memory and reports ask of any policy; the defaults hold for one that does not say.
+    """What drivers, KV memory and reports ask of any policy; the defaults hold for a policy that does not say.
 
     `max_num_seqs`: the most sequences that run at once, by which slot occupancy is measured; None: no such limit.
     `max_num_batched_tokens`: the most tokens of a step; None: no such limit.
     `waits_for`: requests without which no batch ever starts; None: a batch starts with fewer, at once or after a time.
     `prefix_cache`: the kind of KV manager that finds prompts' prefixes again (`batchsim.kv.choice.new_kv`); "": none
-    does. `needs_predictor`: it asks a predictor for output lengths. `needs_swap_space`: it moves KV to host memory.
-    `knobs`: names of its numbers that `batchsim capacity` doubles and halves, one at a time, in this order.
+    does. `needs_predictor`: the policy asks a predictor for output lengths. `needs_swap_space`: it moves KV to host
+    memory. `knobs`: names of its numbers that `batchsim capacity` doubles and halves, one at a time, in this order.
     """
 
     max_num_seqs: int | None = None
@@ -30,9 +30,9 @@ class Traits:
 
 
 class PolicyConfig(Config):
-    """The knobs of a policy: its own frozen dataclass, which derives from this class.
+    """The knobs of a policy: each policy has its own frozen dataclass, which derives from this class.
 
-    What does not fit is refused as by any `Config`; a `__post_init__` of its own calls that one first.
+    What does not fit is refused as by any `Config`; a `__post_init__` of a derived class calls that of `Config` first.
     """
 
     @property

@@ -107,7 +107,8 @@ pack_step = _STEP.pack
 class Replicas:
     """The replica of every row of the tables; MISSING for requests that never left the router.
 
-    `lost` has a row for each life that a request lost with its replica and began again; its own row is in `requests`.
+    `lost` has a row for each attempt that a request lost with its replica and began anew elsewhere, and `of_lost` that
+    replica; the last attempt is the row in `requests`.
     """
 
     requests: NDArray[np.int32]
@@ -139,7 +140,7 @@ class Records:
         return columns(self.steps)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All of it as arrays that `np.savez` keeps without pickling."""
+        """Tables, texts and details as arrays by name, which `np.savez` keeps without pickling."""
         words = json.dumps({"texts": self.texts, "details": self.details}, ensure_ascii=False)
         return {"requests": self.requests, "steps": self.steps, "states": self.states, "words": np.array(words)}
 
@@ -197,7 +198,7 @@ class Recorder:
         )
 
     def request(self, *row: int) -> None:
-        """One row of REQUEST_COLUMNS."""
+        """Writes the row of a request, in the order of REQUEST_COLUMNS."""
         self._requests += _REQUEST.pack(*row)
 
     def cut_last_step(self, end_ns: int) -> None:
@@ -207,7 +208,7 @@ class Recorder:
         struct.pack_into("<q", self.step_rows, at + 8, end_ns - start_ns)
 
     def unserved(self, arrival: Arrival, now_ns: int, outcome: int, reason: str) -> None:
-        """The row of a request that ended at `now_ns` without having reached an engine."""
+        """Writes the row of a request that ended at `now_ns` without having reached an engine."""
         request, never = arrival.request, (MISSING,) * 5
         self.request(
             request.id,
@@ -230,7 +231,7 @@ class Recorder:
         )
 
     def __len__(self) -> int:
-        """Rows of requests."""
+        """Number of rows of requests."""
         return len(self._requests) // _REQUEST.size
 
     @property
@@ -238,7 +239,7 @@ class Recorder:
         return len(self.step_rows) // _STEP.size
 
     def drain(self) -> Records:
-        """The tables so far, which this recorder forgets: an engine that runs on for days need not grow.
+        """The tables so far, which this recorder then forgets: an engine that runs on for days need not grow.
 
         The codes of texts stay what they are, and `texts` holds all of them.
         """
@@ -248,7 +249,7 @@ class Recorder:
         return drained
 
     def records(self) -> Records:
-        """The tables. Steps and states share this recorder's memory: nothing can be recorded after it."""
+        """The tables. Steps and states share this recorder's memory: nothing can be recorded after this call."""
         requests = np.frombuffer(self._requests, REQUEST_DTYPE)
         return Records(
             requests=requests[np.argsort(requests["request_id"], kind="stable")],

@@ -1,4 +1,4 @@
-"""Which tokens a prompt is made of, as far as sharing is concerned: segments of numbered streams.
+"""Token identities: which tokens a prompt shares with others, as segments of numbered streams.
 
 Token `i` of stream `s` is one and the same token wherever it occurs. What a request generates is a stream too, so that
 a later prompt can hold it. Streams are numbered from 0: even ones are prompts', odd ones are requests' outputs.
@@ -30,7 +30,10 @@ class TokenIds:
 
     @classmethod
     def of(cls, segments: list[Segment]) -> TokenIds:
-        """With neighbours of one stream joined. ValueError for a stream, index or length that is none."""
+        """The tokens of `segments`, neighbours that continue one stream joined.
+
+        ValueError for a negative stream or index, or a length below 1.
+        """
         joined: list[Segment] = []
         for stream, start, length in segments:
             if stream < 0 or start < 0 or length < 1:

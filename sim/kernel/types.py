@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Request:
     """What a client sent, as far as a scheduler may know it. Times in ns since the start of the run.
 
-    `tokens` says which tokens the prompt shares with others; None: none, with nobody. `ignore_eos`: it was asked to
-    generate all of `max_output_tokens`, whatever it says.
+    `klass` is the name of the request's class, `tenant` that of the customer who sent it; "": of none.
+    `tokens` says which tokens the prompt shares with others; None: none, with nobody. `ignore_eos`: the client asked
+    for all of `max_output_tokens`, whether or not an end-of-sequence token comes before.
     """
 
     id: int
@@ -263,7 +264,7 @@ def by_order(seq: Sequence) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing to run. Wake the scheduler at `until_ns`, or at the next arrival if that is sooner or it is None."""
+    """Nothing to run. The scheduler is asked again at the next arrival, or at `until_ns`, if not None and sooner."""
 
     until_ns: int | None = None
 
@@ -313,11 +314,11 @@ class StepEstimator(Protocol):
     """What a policy may ask about costs before it decides."""
 
     def recompute_ns(self, num_tokens: int) -> int:
-        """Time of computing `num_tokens` of one sequence anew."""
+        """ns of computing `num_tokens` of one sequence anew."""
         ...
 
     def swap_ns(self, num_blocks: int) -> int:
-        """Time of moving `num_blocks` KV blocks over the host link, one way."""
+        """ns of moving `num_blocks` KV blocks over the host link, one way."""
         ...
 
 
@@ -405,7 +406,7 @@ class CostModel(Protocol):
     """Predicts the duration of a step from its useful and its padded work."""
 
     def step_ns(self, batch: Batch) -> int:
-        """The step's duration in ns, at least 1: GPU, host and swap terms together."""
+        """The duration of the step `batch` in ns, at least 1: GPU, host and swap terms together."""
         ...
 
 
@@ -417,5 +418,5 @@ class Workload(Protocol):
         ...
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
-        """Told that `request` ended for its client; closed-loop users answer with their next request."""
+        """The request that follows on the end of `request` for its client, as from closed-loop users; None if none."""
         ...
