@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Followed:
-    """The engine and version that a policy follows. `schedules`: how many recorded ones it was compared with and makes
-    again; TensorRT-LLM's are of its C++ sources typed anew and compiled, the others of the engine itself.
-    `differs`: from the engine as it is shipped, in words for a table; "" if in nothing.
+    """The engine and version that a policy follows. `schedules`: how many recorded schedules it was compared with and
+    makes again; TensorRT-LLM's are of its C++ sources typed anew and compiled, the others of the engine itself.
+    `differs`: how the policy differs from the engine as shipped, in words for a table; "" if in nothing.
     """
 
     engine: str

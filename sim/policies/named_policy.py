@@ -27,8 +27,8 @@ _LETTERS = 200  # of what an import says
 def find_policy(kind: str, *, allow_code: bool) -> tuple[type[PolicyConfig], Any]:
     """Config and class of a registered policy, or of a user's own named `module:Class`.
 
-    With `allow_code` its module is imported; without it is refused. ScenarioError then, and for what is no policy or
-    cannot be imported, whatever its module does.
+    With `allow_code` the module is imported; without, a user's own policy is refused. ScenarioError then, and for what
+    is no policy or cannot be imported, whatever the module does.
     """
     if kind in POLICIES:
         return POLICIES[kind]
@@ -67,9 +67,9 @@ def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
 
 @contextmanager
 def _own_code(kind: str) -> Generator[None]:
-    """Makes one ScenarioError of whatever the block raises or ends with, and of nothing else that it does.
+    """A context for importing a user's code, which makes one ScenarioError of whatever its block raises or exits with.
 
-    Ctrl-C stays one. What the block prints goes to stderr, and only if it ends well.
+    Ctrl-C stays Ctrl-C. What the block prints goes to stderr, and only if it ends well.
     """
     held = _Held(sys.stderr)
     with _watched() as pressed, redirect_stdout(held), redirect_stderr(held):

@@ -103,7 +103,7 @@ class Continuous(FirstCome):
         return True
 
     def _refusal(self, seq: Sequence) -> Event | None:
-        """The rejection of a sequence that no step could start; None if one could."""
+        """The rejection of a sequence that no step could start; None if some step could."""
         reserve, prompt = self.config.reserve_tokens, seq.request.prompt_tokens
         if reserve is not None and self.most_tokens(seq) > reserve:
             detail = f"{self.most_tokens(seq)} tokens need KV, reserve_tokens {reserve}"
@@ -114,7 +114,8 @@ class Continuous(FirstCome):
         return None
 
     def _admit(self, left: int, chunks: list[tuple[Sequence, int]]) -> str:
-        """Admits from the head while it fits; returns why it stopped, "" if nobody is left."""
+        """Admits from the head of the queue, into `chunks`, within `left` tokens; returns why the next one does not
+        fit, "" if nobody is left."""
         kv, config, waiting = self.kv, self.config, self.waiting
         while waiting:
             if len(self.running) >= config.max_num_seqs:
@@ -131,7 +132,7 @@ class Continuous(FirstCome):
         return ""
 
     def _compute(self, seq: Sequence, left: int, chunks: list[tuple[Sequence, int]]) -> int:
-        """Schedules what `left` tokens allow of a prompt; returns the tokens taken."""
+        """Adds to `chunks` what `left` tokens allow of the prompt of `seq`; returns the tokens taken."""
         n = min(self.partial[seq], left)
         self.partial[seq] -= n
         chunks.append((seq, n))

@@ -122,7 +122,7 @@ class Dynamic:
         return self.levels[0 if self.config.priority_levels is None else seq.request.priority]
 
     def _next_timeout_ns(self) -> int | None:
-        """When the next queue timeout falls due; the head of a level is its oldest."""
+        """The time in ns at which the next queue timeout falls due, if any; the head of a level is its oldest."""
         limit_ns = self.config.max_queue_time
         if limit_ns is None:
             return None
@@ -165,7 +165,8 @@ class Dynamic:
         return self.batch.start(rows, cut)
 
     def _size_to_send(self, pending: int, grows: bool, delayed: bool, drain: bool) -> int:
-        """How many of the `pending` to send now; 0 to wait. `delayed`: the oldest has waited `max_queue_delay`."""
+        """How many of the `pending` requests to send now; 0: wait. `grows`: the batch could still grow, `delayed`: the
+        oldest has waited `max_queue_delay`."""
         reached = bisect_right(self._preferred, pending)
         # A delay of 0 never counts as exceeded in Triton: preferred sizes go first under it.
         if reached and (not delayed or self.config.max_queue_delay == 0):

@@ -9,10 +9,10 @@ from batchsim.kernel.types import Batch, Event, PolicyContext, Sequence
 
 
 class FirstCome:
-    """A queue whose head nobody overtakes, and the running of one engine.
+    """A queue whose head nobody overtakes, and the running sequences of one engine.
 
-    `partial` are the running whose prompt or recompute is not done, each with how many of its tokens are meant, as the
-    scheduler counts them.
+    `partial` are the running whose prompt or recompute is not done, each with a number of tokens: of the known, those
+    left or the next chunk, as each scheduler counts.
     """
 
     streams = True
@@ -45,7 +45,7 @@ class FirstCome:
         return []
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        """Frees the finished, lets done prompts decode; returns the finished, whose responses are out."""
+        """Frees the finished, lets done prompts decode; returns the finished, whose responses are sent now."""
         for seq in finished:
             self.release(seq)
         for seq in batch.sampled:
@@ -60,7 +60,7 @@ class FirstCome:
         return min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
 
     def start_running(self, seq: Sequence, num_tokens: int) -> None:
-        """Makes `seq` the last of the running, `num_tokens` of it being partial."""
+        """Makes `seq` the last of the running, with `num_tokens` as its entry in `partial`."""
         seq.order = self._admitted
         self._admitted += 1
         self.running[seq] = None
@@ -75,7 +75,8 @@ class FirstCome:
         del self.running[seq]
 
     def note_blocked(self, reason: str, ahead: int | None = None) -> None:
-        """Notes an event where the head is newly blocked, or for a new `reason`; `ahead` is the request to blame."""
+        """Adds a `blocked` event if the head of the queue or its `reason` is a new one; `ahead` is the id of the
+        request in its way."""
         blocked = (self.waiting[0], reason) if self.waiting else None
         if blocked is not None and blocked != self._blocked:
             self.events.append(Event("blocked", *blocked, blocker=ahead))

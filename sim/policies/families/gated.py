@@ -116,7 +116,7 @@ class Gated:
         return finished
 
     def _let_in(self) -> str:
-        """Lets in who waits if the gate is open; returns what stops those who stay, if any do."""
+        """Admits the waiting if the gate is open; returns what stops those who stay, "" if nobody does."""
         if self.num_running > self.config.open_at:
             return "gate"
         while self.waiting and self.num_running < self.config.max_num_seqs:

@@ -1,4 +1,4 @@
-"""What the preemptive family chooses by: its knobs, the order of its queues, its victims, recompute against swap."""
+"""The choices of the preemptive family: its knobs, the order of its queues, its victims, recompute against swap."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def check_context(config: PreemptiveConfig, context: PolicyContext) -> None:
 
 
 class WaitingQueue:
-    """A strict queue by `fcfs`, `priority`, `sjf` or `srpt`; ties by arrival, then id. The preempted regain theirs.
+    """A strict queue by `fcfs`, `priority`, `sjf` or `srpt`; ties by arrival, then id, of the preempted too.
 
-    `sjf` goes by the predicted output tokens, `srpt` by those still to come when it was queued.
+    `sjf` orders by the predicted output tokens, `srpt` by those still to come when the sequence was queued.
     """
 
     def __init__(self, order: str, predictor: LengthPredictor | None) -> None:
@@ -96,7 +96,7 @@ class WaitingQueue:
         return heappop(self._heap)[1]
 
     def remove(self, seq: Sequence) -> bool:
-        """Whether `seq` was here; it no longer is. O(queue)."""
+        """Takes `seq` out; returns whether it was in the queue. O(queue)."""
         kept = [entry for entry in self._heap if entry[1] is not seq]
         found = len(kept) < len(self._heap)
         if found:
@@ -127,7 +127,8 @@ def next_victim(
     classes: dict[int, dict[Sequence, None]],
     predictor: LengthPredictor | None,
 ) -> Sequence:
-    """Who gives up its blocks: `newest`, `lowest_priority` or `most_remaining`; the newest of equals.
+    """The running sequence that gives up its blocks by `rule`: `newest`, `lowest_priority` or `most_remaining`; of
+    equals the newest.
 
     `running` and each of `classes` (the running by priority) are in order of admission. O(running) for
     `most_remaining` alone.

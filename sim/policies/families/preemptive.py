@@ -165,7 +165,7 @@ class Preemptive:
             self._preempt(victim, "kv_blocks", short, step, now_ns)
 
     def _make_way(self, step: _Step, now_ns: int) -> Sequence | None:
-        """The head that has waited its time and can now come in, once its victims have been preempted; or None.
+        """The head that has waited `preempt_after` and, its victims preempted, can now come in; None if there is none.
 
         Preempts the fewest, least important and newest first, and nobody if even all of them would not do.
         """
@@ -247,7 +247,7 @@ class Preemptive:
     # ---- the waiting
 
     def _let_in(self, step: _Step, urgent: Sequence | None) -> None:
-        """Brings in the urgent one, then the swapped, then the waiting, each in their order while they fit."""
+        """Admits the urgent sequence, then the swapped, then the waiting, each queue in its order while heads fit."""
         waiting, swapped = self.waiting, self.swapped
         if urgent is not None:
             self._bring_in(swapped if swapped and swapped.head() is urgent else waiting, step)
@@ -308,16 +308,16 @@ class Preemptive:
         step.left -= n
 
     def _foremost(self) -> Sequence | None:
-        """The head that may preempt for importance: of equals, the swapped one."""
+        """The most important head of the swapped and the waiting, which may preempt: of equals, the swapped one."""
         heads = [queue.head() for queue in (self.swapped, self.waiting) if queue]
         return min(heads, key=lambda seq: seq.request.priority, default=None)
 
     def _due_at(self, seq: Sequence) -> int:
-        """When `seq`, waiting, will have waited for `preempt_after`."""
+        """The time in ns at which the waiting `seq` will have waited for `preempt_after`."""
         return self._waits_since.get(seq, seq.request.arrival_ns) + (self.config.preempt_after or 0)
 
     def _next_due(self, now_ns: int) -> int | None:
-        """When the foremost head will fall due; None if it has already, so that this step took care of it."""
+        """The time in ns at which the foremost head may preempt; None if past, so that this step took care of it."""
         head = self._foremost()
         due_ns = None if head is None else self._due_at(head)
         return due_ns if due_ns is not None and due_ns > now_ns else None

@@ -1,4 +1,4 @@
-"""Strict queues of waiting sequences: only the head may be taken, and who is preempted is put back."""
+"""Strict queues of waiting sequences: only the head may be taken, and a preempted sequence is put back."""
 
 from __future__ import annotations
 

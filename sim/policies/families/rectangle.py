@@ -20,9 +20,10 @@ Respond = Literal["batch_end", "row_end"]
 
 
 class Rectangle:
-    """One batch at a time: `rows` are its sequences in batch order, ended ones included; empty when none runs.
+    """The running batch, whose KV is a rectangle of rows by tokens: `rows` are its sequences in batch order, ended ones
+    included; empty when no batch runs.
 
-    `row_tokens` reserves that many tokens a row instead of the rectangle; the policy then admits only what fits in it.
+    `row_tokens` reserves that many tokens a row instead of the rectangle; the policy then admits only what fits.
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class Rectangle:
         return bisect_right(range(1, len(candidates) + 1), self.kv.num_free, key=blocks)
 
     def why_not(self, head: Sequence) -> str:
-        """The reason for which `head`, the first in the queue, waits."""
+        """The reason, for the records, for which `head`, the first in the queue, waits."""
         if not self.rows:
             return "batch_window"
         return "kv_blocks" if head in self._cut else "batch_running"
 
     def start(self, rows: list[Sequence], cut: list[Sequence], copies: int = 0) -> Batch:
-        """Reserves the KV of `rows`, which must fit, and returns their prefill step. `cut` are those KV kept out.
+        """Reserves the KV of `rows`, which must fit, and returns their prefill step. `cut` found no KV and wait.
 
         `copies` further rows, of the last one's prompt, compute until the batch ends and hold no KV: for systems that
         pad the number of rows. Under `finished_rows: hold` only, and for rows of one length, by padding or as they are.
@@ -110,7 +111,7 @@ class Rectangle:
         )
 
     def repeat(self, batch: Batch) -> bool:
-        """Always after a decode step: the reserved KV needs no growth and nobody joins."""
+        """As `Scheduler.repeat`; True after any decode step: the reserved KV needs no growth and nobody joins."""
         if batch.chunks:
             return False
         batch.again()

@@ -1,4 +1,4 @@
-"""Batches that were formed before the engine can run them, and run whole, one after the other.
+"""Closed batches, here called sealed: formed before the engine can run them, and run whole, one after the other.
 
 What Triton calls payloads, TensorFlow Serving closed batches and Ray Serve formed batches: their members are fixed
 while others still wait for a batch. Each runs to its end as a rectangle (see `rectangle.py`) whose ended rows compute
@@ -19,14 +19,14 @@ from batchsim.policies.families.rectangle import Padding, Rectangle, Respond
 
 @dataclass(eq=False, slots=True)
 class QueuedBatch:
-    """A batch that waits to run. One that is not sealed may still get rows."""
+    """A batch that waits to run. Unless it is sealed (closed), rows may still be added."""
 
     rows: dict[Sequence, None] = field(default_factory=dict[Sequence, None])
     is_sealed: bool = True
 
 
 class SealedBatches:
-    """The waiting batches in the order in which they run, and the one that runs.
+    """The closed batches that wait, in the order in which they run, and the one that runs.
 
     `allowed_sizes` rise; a batch of another size is filled up to the next one with copies of its last row.
     """
@@ -61,14 +61,14 @@ class SealedBatches:
         return next(iter(self.batches[0].rows)) if self.batches else None
 
     def put(self, rows: Iterable[Sequence], *, is_sealed: bool = True) -> None:
-        """Queues a batch; without rows, none."""
+        """Queues a batch of `rows`; nothing if there are none."""
         batch = QueuedBatch(is_sealed=is_sealed)
         self.extend(batch, rows)
         if batch.rows:
             self.batches.append(batch)
 
     def extend(self, batch: QueuedBatch, rows: Iterable[Sequence]) -> None:
-        """More rows for a batch that is not sealed."""
+        """Adds `rows` to a waiting batch that is not sealed."""
         for seq in rows:
             batch.rows[seq] = None
             self._batch_of[seq] = batch
@@ -84,14 +84,15 @@ class SealedBatches:
         return True
 
     def pop(self) -> list[Sequence]:
-        """Takes the next batch out of the queue."""
+        """Takes the next batch out of the queue and returns its sequences."""
         rows = list(self.batches.popleft().rows)
         for seq in rows:
             del self._batch_of[seq]
         return rows
 
     def start(self) -> Batch:
-        """Starts the next batch, or what of it fits the KV pool: its prefill step. Only while none runs."""
+        """Starts the next batch, or the first rows of it that fit the KV pool; returns the prefill step. Only while no
+        batch runs."""
         rows = self.pop()
         count = self.rectangle.fitting(rows)
         rest = rows[count:]
@@ -101,7 +102,10 @@ class SealedBatches:
         return self.rectangle.start(rows[:count], rest, self._copies(count))
 
     def blocked(self, head: Sequence | None, reason: str | None = None) -> Event | None:
-        """The event for `head`, the first of all that wait, if it or its reason has changed; None: of the batches."""
+        """The `blocked` event if `head`, the first request of all that wait, or its reason has changed; else None.
+
+        `reason` None: that for which the batch of `head` waits.
+        """
         before, self._blocked = self._blocked, None
         if head is None:
             return None

@@ -140,7 +140,8 @@ class Static:
         return self.batch.start(rows, candidates[count:])
 
     def _candidates(self) -> list[Sequence]:
-        """Those of the next batch if KV takes them, the most entitled first."""
+        """The sequences of the next batch, should KV take them all: by arrival, or by nearness in prompt length to the
+        oldest."""
         size = self.config.batch_size
         if not self.config.group_by_length:
             return list(islice(self.waiting, size))

@@ -138,7 +138,7 @@ class RayServe:
         self._left_ns = now_ns
 
     def _let_in(self) -> None:
-        """Lets those outside take the places of those that left."""
+        """Lets requests at the proxy take the places of those that have left the replica."""
         if self._left:
             self._ongoing -= self._left
             self._left = 0
@@ -154,7 +154,7 @@ class RayServe:
             self.loop.put(seq, at_ns)
 
     def _run_loop(self, until_ns: int) -> None:
-        """All that the loop does before `until_ns`."""
+        """Does all that the loop does before `until_ns`, and takes over the batches it made and what failed."""
         loop = self.loop
         while True:
             loop.run(until_ns)
@@ -181,9 +181,10 @@ class RayServe:
 
 
 class _Loop:
-    """The loop that forms batches, replayed: it acts at each arrival and when its timer ends, and at no other time.
+    """Ray's loop that forms batches, replayed: it acts at each arrival and when its timer ends, and at no other time.
 
-    `sealed` and `failed` hold what it has made since they were last taken. `due_ns` is when its timer ends.
+    `sealed` are the batches closed, `failed` the requests too large for one, since these lists were last taken.
+    `due_ns` is when the timer of the open batch ends; None without one.
     """
 
     def __init__(self, config: RayServeConfig) -> None:
@@ -205,17 +206,17 @@ class _Loop:
 
     @property
     def head(self) -> Sequence | None:
-        """The first of those that are not sealed."""
+        """The first request that is in no closed batch yet."""
         return next(iter(self._members), None)
 
     def put(self, seq: Sequence, at_ns: int) -> None:
-        """Queues `seq` at `at_ns`, or now if that is past. All before that instant must have been run."""
+        """Queues `seq` at `at_ns`, or at the loop's own time if that is later. The loop must have run up to then."""
         self.at_ns = max(self.at_ns, at_ns)
         self._queue.append(seq)
         self._members[seq] = None
 
     def cancel(self, seq: Sequence) -> bool:
-        """Marks `seq`, which keeps its place; False if it is not here."""
+        """Marks `seq` as cancelled, which keeps its place; False if it is not queued or in the open batch."""
         if seq not in self._members:
             return False
         del self._members[seq]
@@ -230,7 +231,7 @@ class _Loop:
             self._seal()
 
     def _take(self) -> None:
-        """Takes what is queued at this instant, until a batch is sealed."""
+        """Takes what is queued at this instant, until a batch is closed or a request fails."""
         queue = self._queue
         if not self._batch:
             first = queue.popleft()

@@ -28,10 +28,10 @@ from batchsim.policies.families.sealed import SealedBatches
 
 @dataclass(frozen=True)
 class TfServingConfig(PolicyConfig):
-    """Knobs by the names of its batching parameters, with its defaults.
+    """Knobs by the names of TensorFlow Serving's batching parameters, with its defaults.
 
-    `num_batch_threads` is the number of CPUs there. It has no default here and must be stated as 1, since more than one
-    batch in flight is not simulated. `max_execution_batch_size` None: `max_batch_size`.
+    `num_batch_threads` is the number of CPUs by its default; here it must be stated as 1, since more than one batch in
+    flight is not simulated. `max_execution_batch_size` None: `max_batch_size`.
     """
 
     num_batch_threads: Literal[1] | PositiveInt
@@ -76,7 +76,7 @@ class TfServingConfig(PolicyConfig):
 
     @property
     def rows(self) -> int:
-        """Of a full batch."""
+        """The number of rows of a full batch."""
         return self.max_execution_batch_size or self.max_batch_size
 
 
@@ -145,7 +145,7 @@ class TfServing:
     # ---- what the thread does
 
     def _take(self, now_ns: int) -> Batch | Idle:
-        """The next batch that can be run, or until when the open one is waited for."""
+        """The prefill step of the next batch that can run, or the wait for the timeout of the open one."""
         while True:
             if not self.closed.batches:
                 if not self.open:
@@ -158,7 +158,7 @@ class TfServing:
                 return self.closed.start()
 
     def _trim(self, now_ns: int) -> None:
-        """Closes the open batch; under BATCH_DOWN what passes the last allowed size opens the next one."""
+        """Closes the open batch; under BATCH_DOWN the rows beyond the largest allowed size in it open the next one."""
         allowed, size = self.config.allowed_batch_sizes, len(self.open)
         at = bisect_right(allowed, size)
         if self.config.batch_padding_policy != "BATCH_DOWN" or not at or allowed[at - 1] == size:
@@ -175,7 +175,7 @@ class TfServing:
         self.open = {}
 
     def _reject_unequal(self) -> bool:
-        """Rejects the front batch if its prompts differ in length."""
+        """Rejects the front batch if its prompts differ in length; returns whether it did."""
         lengths = {seq.request.prompt_tokens for seq in self.closed.batches[0].rows}
         if len(lengths) == 1:
             return False

@@ -29,7 +29,7 @@ _NO_CAP = 1 << 62
 
 @dataclass(frozen=True)
 class VllmConfig(PolicyConfig):
-    """Knobs by vLLM's names. Defaults are its own for an online server on a GPU of 70 to 160 GB other than the A100.
+    """Knobs by vLLM's names, with its defaults for an online server on a GPU of 70 to 160 GB other than the A100.
 
     `async_scheduling` is on in vLLM where it can be, and `prefill_schedule_interval` may be more than 1 there; neither
     is simulated. None stands for max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for
@@ -194,7 +194,8 @@ class Vllm:
         return threshold
 
     def _extend_running(self, cap: int) -> tuple[list[tuple[Sequence, int]], int] | None:
-        """Schedules all running sequences at once; None, and nothing changed, if any must be cut short or sit out."""
+        """Schedules all running sequences at once: their chunks, and the tokens left of the budget; None, and nothing
+        changed, if any must be cut short or sit out."""
         kv, group = self.kv, self.group
         left = self._step_tokens - len(group.members)
         if self.stalled:
@@ -222,7 +223,7 @@ class Vllm:
         return chunks, left
 
     def _walk_running(self, cap: int, preempted: list[Sequence]) -> tuple[list[tuple[Sequence, int]], int]:
-        """Schedules running sequences one by one in vLLM's order, preempting for blocks; O(running)."""
+        """As `_extend_running`, but one by one in vLLM's order, preempting for blocks; O(running)."""
         kv, by_priority = self.kv, self.config.policy == "priority"
         left = self._step_tokens
         order = list(self.running)
@@ -284,7 +285,8 @@ class Vllm:
     def _admit(
         self, cap: int, left: int, chunks: list[tuple[Sequence, int]], cached: list[tuple[Sequence, int]]
     ) -> str:
-        """Admits from the head while it fits; returns why it stopped, "" if nobody is left."""
+        """Admits from the head of the queue, into `chunks` and `cached`, within `left` tokens; returns why the next one
+        does not fit, "" if nobody is left."""
         config, waiting, cache = self.config, self.waiting, self.cache
         while waiting:
             if left <= 0:
@@ -313,7 +315,7 @@ class Vllm:
         return ""
 
     def _room(self, seq: Sequence, n: int, hit: int) -> bool:
-        """Allocates for `n` tokens after `hit` cached ones if vLLM's admission gate lets it."""
+        """Allocates for `n` tokens after `hit` cached ones if vLLM's admission gate lets `seq` in; whether it did."""
         kv, spare = self.kv, self._watermark_blocks if self.running else 0
         must_fit = seq.num_tokens if self.config.scheduler_reserve_full_isl else hit + n
         if self.cache is not None:
@@ -334,5 +336,6 @@ class Vllm:
 
 
 def _importance(seq: Sequence) -> tuple[int, int]:
-    """Larger is less important; the id is not part of vLLM's key, so ties go to the first in running order."""
+    """The key by which running sequences are compared: larger is less important. vLLM's has no id, so of equals the
+    first in running order is taken."""
     return seq.request.priority, seq.request.arrival_ns

@@ -19,7 +19,8 @@ from batchsim.policies.systems.sglang.waiting_queue import Waiting
 
 @dataclass
 class Prefill:
-    """A prefill batch: its chunks, with their pages; what of them was cached; the decodes that made way for it."""
+    """A prefill batch: `chunks` as (sequence, tokens), `cached` as (sequence, tokens found in the radix cache), and
+    `victims`, the decodes retracted for it."""
 
     chunks: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
     cached: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
@@ -27,10 +28,11 @@ class Prefill:
 
 
 class PrefillAdder:
-    """`chunked` is the one whose prompt is cut, `why` the reason that the last batch took no more.
+    """Forms prefill batches. `chunked` is the sequence whose prompt is cut, `why` the reason for which the last batch
+    took no more.
 
-    Of each request it keeps the tokens and the cached ones as they were when last matched: what it must make way for
-    is told by these, stale as they may be.
+    Of each request the adder keeps the numbers of known and of cached tokens as they were when last matched: for these,
+    stale as they may be, decodes must make way.
     """
 
     def __init__(
@@ -81,13 +83,14 @@ class PrefillAdder:
         return made
 
     def forget(self, seq: Sequence) -> None:
-        """`seq` has ended."""
+        """Drops what is kept of `seq`, which has ended."""
         self._matched.pop(seq, None)
         if seq is self.chunked:
             self.chunked = None
 
     def retracted(self, seq: Sequence) -> None:
-        """`seq` is about to be taken off: what is known of it is as old as its prefill or its last mixed step."""
+        """Notes the tokens of `seq`, about to be retracted, as SGLang knows them: as of its prefill or its last mixed
+        step."""
         if self._preempts:
             tokens, group = self._matched[seq][0], self._batch.group
             if (since := group.step - self._mixed_step) <= group.gained(seq):
@@ -95,7 +98,7 @@ class PrefillAdder:
             self._matched[seq] = (tokens, 0)
 
     def decodes_ride(self) -> None:
-        """The decodes ride along in the batch just made."""
+        """Notes that the decodes ride along in the batch just made."""
         self._mixed_step = self._batch.group.step
 
     # ---- one batch
@@ -107,7 +110,7 @@ class PrefillAdder:
         return PrefillBudget(self._kv, config.max_prefill_tokens, self._chunk, reserved, num_mixed)
 
     def _allocate(self, chunks: list[tuple[Sequence, int]]) -> None:
-        """Pages for `chunks`. Before it gives them out SGLang evicts for a page more for each than are tokens."""
+        """Takes pages for `chunks`. Before that SGLang evicts, for each chunk, for a page more than its tokens need."""
         kv = self._kv
         if self._cache is not None and chunks:
             spare = len(chunks) if kv.block_size > 1 else 0
@@ -140,7 +143,8 @@ class PrefillAdder:
         return True
 
     def _admit(self, budget: PrefillBudget, made: Prefill, ratio: float) -> None:
-        """Admits from the head until one does not fit; says why in `why`, and in `full` if only leaving helps."""
+        """Admits from the head of the queue until one does not fit; sets `why`, and the batch's `full` if no prefill
+        can be made until somebody leaves."""
         batch, waiting, most = self._batch, self._waiting, self._config.prefill_max_requests
         completion = Completion(ratio)
         while len(waiting):
@@ -164,14 +168,14 @@ class PrefillAdder:
                 return
 
     def _match(self, seq: Sequence) -> int:
-        """The cached tokens of `seq`, one less than it knows at most; it counts as a use of them."""
+        """The cached tokens of `seq`, at most all known ones but one; counts as a use of them."""
         hit = 0 if self._cache is None else self._cache.match(seq, seq.num_tokens - 1)
         if self._preempts:
             self._matched[seq] = (seq.num_tokens, hit)
         return hit
 
     def _add(self, seq: Sequence, hit: int, budget: PrefillBudget, made: Prefill, completion: Completion) -> str:
-        """Admits the head of the queue; or returns why not, and nothing changed."""
+        """Admits the head of the queue and returns ""; or returns why it does not fit, and nothing changed."""
         if self._cache is not None:
             self._cache.take(seq, hit)  # what it would use cannot be evicted for it
         lacking = seq.num_tokens - hit
@@ -194,7 +198,7 @@ class PrefillAdder:
         return ""
 
     def _fitting(self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill) -> tuple[str, int]:
-        """Why `seq` does not fit, or "", and how many of its `lacking` tokens the chunk takes."""
+        """(why `seq` does not fit, or "", how many of its `lacking` tokens the chunk takes)."""
         page = self._kv.block_size
         expected = min(max(seq.max_output_tokens - seq.num_output_tokens, 0), CLIP_MAX_NEW_TOKENS)
         if lacking + expected + page >= budget.left_total:
@@ -211,7 +215,7 @@ class PrefillAdder:
     def _whole_or_cut(
         self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill, completion: Completion
     ) -> tuple[str, int]:
-        """As `_fitting`, for one that ignores the end of its text, without the cache: until when it runs is known."""
+        """As `_fitting`, for a request with `ignore_eos` and no cache: how long it runs is known."""
         need = budget.paged(lacking) + self._kv.block_size
         if need > min(budget.left_now, budget.left_total):
             return "kv_blocks", 0
@@ -224,7 +228,7 @@ class PrefillAdder:
     def _make_way(self, seq: Sequence, budget: PrefillBudget, victims: list[Sequence], ratio: float) -> bool:
         """Retracts decodes so much less important that `seq` may take their places; False, and none, if too few.
 
-        The least important first, of equals the last to enter, until their expected tokens do.
+        The least important first, of equals the last to enter, until the tokens expected of them suffice.
         """
         batch, entered = self._batch, self._waiting.entered
         sign = 1 if self._config.schedule_low_priority_values_first else -1

@@ -15,7 +15,7 @@ NEAR_WHOLE = 1e-3  # far above what the order of adding floats can change
 
 
 class RunningBatch:
-    """The decodes. `full` says why no prefill is tried until somebody leaves; "" where one is."""
+    """The sequences that decode. `full` is why no prefill is tried until somebody leaves; "" where prefill is tried."""
 
     __slots__ = ("_cache", "_first", "_kv", "_next", "full", "group", "growth")
 
@@ -35,7 +35,7 @@ class RunningBatch:
         return sorted(self.group.members, key=by_order)
 
     def join(self, seq: Sequence) -> None:
-        """`seq`, whose prompt is done, decodes from the next step on; its place was given by `place`."""
+        """Lets `seq`, whose prompt is done, decode from the next step on; its place was given by `place`."""
         self.group.join(seq)
         self.growth.join(seq, self.group.step)
 
@@ -53,7 +53,7 @@ class RunningBatch:
         self._evict_for(self._kv.blocks_for(RETRACT_DECODE_STEPS * len(self)))
 
     def place(self, chunks: list[tuple[Sequence, int]], *, ahead: bool) -> None:
-        """Gives those of a prefill batch their places: behind the decodes, or `ahead` of those that ride along."""
+        """Gives the sequences of a prefill batch their places: behind the decodes, or `ahead` of those riding along."""
         if ahead:
             self._first -= len(chunks)
             self._number([seq for seq, _ in chunks], self._first)
@@ -71,13 +71,15 @@ class RunningBatch:
             seq.order = start + i
 
     def reserved_for(self, seq: Sequence, ratio: float) -> float:
-        """KV tokens that one decode is expected to need still: its output tokens at `ratio`, unless it ignores EOS."""
+        """KV tokens that `seq` is expected to need still: `ratio` of its output tokens left, all with `ignore_eos`."""
         return self.growth.of(seq, self.group.step, ratio)
 
     def reserved(self, ratio: float, *, exact: bool) -> float:
-        """The sum of `reserved_for`; to the last digit of SGLang's, whose floats are added row by row, where it counts.
+        """The sum of `reserved_for` over the decodes, in KV tokens; to the last digit as SGLang adds it, row by row,
+        where that digit counts.
 
-        It is compared with whole tokens, so it counts near one, and where it will be changed (`exact`). O(1) elsewhere.
+        The sum is compared with whole tokens, so the digit counts near one, and where the sum will be changed
+        (`exact`). O(1) elsewhere.
         """
         step, growth = self.group.step, self.growth
         reserved = growth.reserved(step, ratio)
@@ -86,10 +88,10 @@ class RunningBatch:
         return sum([growth.of(seq, step, ratio) for seq in self.rows()])
 
     def grow(self) -> bool:
-        """Pages for one more token of every decode; False, and nothing changed, if they are short.
+        """Takes pages for one more token of every decode; False, and nothing changed, if they are short.
 
-        Before it gives them out SGLang evicts until a page a decode is free, whether or not it needs one. O(1) while
-        so many are.
+        Before that SGLang evicts until a page for each decode is free, whether or not it needs one. O(1) while so many
+        are.
         """
         group = self.group
         if group.blocks_due() > self._kv.num_free:

@@ -64,7 +64,7 @@ class Sglang:
 
     @property
     def group(self) -> DecodeGroup:
-        """The decodes."""
+        """The decode group of the running batch."""
         return self.batch.group
 
     @property
@@ -174,7 +174,8 @@ class Sglang:
         return made
 
     def _let_ride(self) -> bool:
-        """Room for a token of every decode beside the prefill batch; False, and they sit it out, if pages are short."""
+        """Takes pages for a token of every decode beside the prefill batch; False, and the decodes sit the step out, if
+        pages are short."""
         self.batch.evict_for_growth()
         if not self.batch.grow():
             return False
@@ -182,7 +183,7 @@ class Sglang:
         return True
 
     def _make_decodes_fit(self, preempted: list[Sequence]) -> None:
-        """Pages for a token of every decode, retracting as many as it takes; nobody decodes if none fits."""
+        """Takes pages for a token of every decode, retracting decodes until they suffice; adds these to `preempted`."""
         batch = self.batch
         if batch.grow():
             self.ratio.decay()
@@ -209,14 +210,16 @@ class Sglang:
             batch.grow()
 
     def _worth(self, seq: Sequence) -> tuple[int, int, int]:
-        """The larger, the longer it decodes on: most output tokens, then the shortest prompt."""
+        """The key by which decodes are spared from retraction, the largest longest: by priority where
+        `retraction_policy` says so, then most output tokens, then the shortest prompt."""
         priority = 0
         if self.config.retraction_policy == "priority":
             priority = -seq.request.priority if self._low_first else seq.request.priority
         return priority, seq.num_output_tokens, -seq.request.prompt_tokens
 
     def _never_fits(self, seq: Sequence) -> bool:
-        """Rejects `seq` if it does not fit the whole pool: SGLang would keep it at the head of the queue for ever."""
+        """Rejects `seq` if it does not fit the whole pool, and returns whether it did so: SGLang would keep such a
+        request at the head of the queue for ever."""
         pool, page = self.kv.num_blocks * self.kv.block_size, self.kv.block_size
         tokens, to_come = seq.num_tokens, seq.max_output_tokens - seq.num_output_tokens
         if self._cache is None and seq.request.ignore_eos:

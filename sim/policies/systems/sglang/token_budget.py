@@ -30,22 +30,22 @@ class NewTokenRatio:
         self.current = self._init
 
     def decay(self) -> None:
-        """After a decode step that retracted nobody."""
+        """Lowers the ratio after a decode step that retracted nobody."""
         self.current = max(self.current - self._decay, self._min)
 
     def reset(self) -> None:
-        """When the engine has nothing to do."""
+        """Sets the ratio back to its start, as when the engine has nothing to do."""
         self.current = self._init
 
     def after_retraction(self, output_tokens: int, max_new_tokens: int, num_left: int) -> None:
-        """Set anew by what the `num_left` requests that stay have generated and may generate in all."""
+        """Sets the ratio by the tokens that the `num_left` remaining requests have generated and may in all."""
         self.current = min((output_tokens + RETRACT_DECODE_STEPS * num_left) / (max_new_tokens + 1), 1.0)
 
 
 class Growth:
-    """Output tokens that the decodes may still generate, clipped each; O(1) but for long ones.
+    """Output tokens that the decodes may still generate, each clipped to CLIP_MAX_NEW_TOKENS; O(1) but for long ones.
 
-    For a decode its output cap less what it has generated, plus the group's step, stays the same while it decodes.
+    A decode's output cap less what it has generated, plus the group's step, stays the same while it decodes.
     """
 
     __slots__ = ("_at", "_fixed", "_long", "_sum")
@@ -57,7 +57,7 @@ class Growth:
         self._sum = 0
 
     def join(self, seq: Sequence, step: int) -> None:
-        """`seq` has joined the group at its `step`."""
+        """Adds `seq`, which has joined the group at its `step`."""
         remaining = seq.max_output_tokens - seq.num_output_tokens
         self._at[seq] = remaining + step
         self._sum += remaining + step
@@ -67,18 +67,18 @@ class Growth:
             self._fixed[seq] = remaining + step
 
     def leave(self, seq: Sequence) -> None:
-        """`seq` leaves the group."""
+        """Takes out `seq`, which leaves the group."""
         self._sum -= self._at.pop(seq)
         self._long.pop(seq, None)
         self._fixed.pop(seq, None)
 
     def of(self, seq: Sequence, step: int, ratio: float) -> float:
-        """What is reserved for one: its tokens at `ratio`, or all if it ignores the end of its text."""
+        """KV tokens reserved for the decode `seq`: `ratio` of what it may still generate, or all with `ignore_eos`."""
         tokens = min(self._at[seq] - step, CLIP_MAX_NEW_TOKENS)
         return float(tokens) if seq.request.ignore_eos else tokens * ratio
 
     def tokens(self, step: int) -> int:
-        """Of all, at the group's `step`."""
+        """Output tokens that all decodes may still generate at the group's `step`."""
         total = self._sum - len(self._at) * step
         clip = CLIP_MAX_NEW_TOKENS + step
         for seq, at in list(self._long.items()):
@@ -89,13 +89,13 @@ class Growth:
         return total
 
     def reserved(self, step: int, ratio: float) -> float:
-        """What is reserved for all; as a float it may differ from SGLang's sum, row by row, in its last digits."""
+        """KV tokens reserved for all decodes; may differ from SGLang's float sum, row by row, in the last digits."""
         fixed = sum([min(at - step, CLIP_MAX_NEW_TOKENS) for at in self._fixed.values()])
         return (self.tokens(step) - fixed) * ratio + fixed
 
 
 class Completion:
-    """Plays one prefill batch through to the end, for requests that ignore the end of their text; of no others."""
+    """Plays the requests of one prefill batch through to their ends, which with `ignore_eos` are known beforehand."""
 
     __slots__ = ("_ratio", "_rows")
 
@@ -135,10 +135,10 @@ def _tokens_to_come(row: tuple[float, int]) -> float:
 
 
 class PrefillBudget:
-    """The budgets of one prefill batch. A request is charged for its chunk in whole pages, each budget alike.
+    """The budgets of one prefill batch, in tokens. Each is charged for a request's chunk alike, in whole pages.
 
-    `offset` is what of the free KV tokens is spoken for: chunks of this batch with a page each, the outputs of those
-    whose prompt ends in it, and the expected growth of the running.
+    `offset` is how many of the free KV tokens are spoken for: chunks of this batch with a page each, the outputs of
+    requests whose prompt ends in it, and the expected growth of the running.
     """
 
     __slots__ = ("_kv", "_now_offset", "_page", "chunked", "left_chunk", "left_input", "offset")
@@ -166,7 +166,7 @@ class PrefillBudget:
 
     @property
     def left_now(self) -> int:
-        """As `left_total`, but nothing is kept for output tokens."""
+        """As `left_total`, but with nothing kept for output tokens."""
         return self._kv.num_free * self._page - self._now_offset
 
     @property
@@ -176,15 +176,16 @@ class PrefillBudget:
 
     @property
     def no_tokens(self) -> bool:
-        """Whether the input or the chunk is used up."""
+        """Whether the budget of the batch's input tokens or that of its chunks is used up."""
         return self.left_input <= 0 or self.left_chunk <= 0
 
     def paged(self, num_tokens: int) -> int:
-        """`num_tokens` up to a whole page."""
+        """`num_tokens` rounded up to whole pages, in tokens."""
         return -(-num_tokens // self._page) * self._page
 
     def charge(self, num_tokens: int, max_new_tokens: int) -> None:
-        """For a chunk of a request that may then generate `max_new_tokens`; 0 for one that is not its last."""
+        """Charges a chunk of `num_tokens` of a request that may then generate `max_new_tokens`; 0 for a chunk that is
+        not the prompt's last."""
         tokens = self.paged(num_tokens)
         self.offset += tokens + self._page + max_new_tokens
         self._now_offset += tokens + self._page

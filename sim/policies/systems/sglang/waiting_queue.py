@@ -22,8 +22,8 @@ IN_BATCH_TOKENS = 32  # a request with at most so many cached tokens waits for o
 class Waiting(ABC):
     """A queue by first come or by some order; `arrange` sorts anew and is called before each prefill batch.
 
-    Where that does not look into the `cache` anyway, every REFRESH_PASSES-th time the prefixes of the first
-    PREFIX_MATCH_MAX are used, the head's last, so that they are evicted from the tail on.
+    Where sorting does not look into the `cache` anyway, every REFRESH_PASSES-th time the cached prefixes of the first
+    PREFIX_MATCH_MAX requests count as used, the head's last, so that they are evicted from the tail on.
     """
 
     def __init__(self, cache: RadixKV | None) -> None:
@@ -46,7 +46,7 @@ class Waiting(ABC):
 
     @abstractmethod
     def first(self, num: int) -> list[Sequence]:
-        """The first `num`, or all if there are fewer, in order."""
+        """The first `num` requests, or all if there are fewer, in order."""
 
     @abstractmethod
     def _insert(self, seq: Sequence, entry: int) -> None: ...
@@ -58,11 +58,11 @@ class Waiting(ABC):
         self._insert(seq, self._num_entries)
 
     def entered(self, seq: Sequence) -> int:
-        """The how-manieth entry the last one of `seq` was, which may have left the queue."""
+        """The serial number of the last entry of `seq`, which may have left the queue since."""
         return self._entries[seq]
 
     def forget(self, seq: Sequence) -> None:
-        """`seq`, not queued, has ended."""
+        """Drops what is kept of `seq`, which is not queued and has ended."""
         del self._entries[seq]
 
     def arrange(self) -> None:
@@ -136,7 +136,7 @@ class ByPriority(Waiting):
 class ByPrefix(Waiting):
     """`lpm`: most cached tokens first. `shortest-prefill-first`: fewest uncached first, ties in order of entering.
 
-    Both put last those that had better wait for another waiting one to compute their common prefix. O(queue) to
+    Both put last the requests that had better wait for another waiting one to compute their common prefix. O(queue) to
     arrange; lpm leaves a queue longer than PREFIX_MATCH_MAX as it is.
     """
 

@@ -16,12 +16,13 @@ Chunks = list[tuple[Sequence, int]]
 
 
 def lacking(seq: Sequence) -> int:
-    """Known tokens of `seq`, which does not decode, that are not computed yet."""
+    """Number of known tokens of `seq`, which does not decode, that are not computed yet."""
     return seq.num_tokens - seq.settled_computed_tokens
 
 
 def first_come(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks:
-    """Each in turn takes what it lacks of `capacity` tokens; what is cut is cut to whole units, and may be nothing.
+    """Chunks of `capacity` tokens in all: each prompt in turn takes what it lacks; one that is cut is cut to whole
+    units, and may get nothing.
 
     Reads no further than the capacity lasts. What a cut leaves over goes to those behind.
     """
@@ -38,7 +39,8 @@ def first_come(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks
 
 
 def equal_progress(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks:
-    """Everybody in turn gets one more unit (its last one may be short), until nobody's next one fits `capacity`."""
+    """Chunks of `capacity` tokens in all: each prompt in turn gets one more unit (its last one may be short), until
+    nobody's next one fits."""
     sizes = dict.fromkeys(contexts, 0)
     if sum(map(lacking, sizes)) <= capacity:
         return [(seq, lacking(seq)) for seq in sizes]
@@ -58,8 +60,8 @@ def equal_progress(contexts: Iterable[Sequence], capacity: int, unit: int) -> Ch
 def unfinished_first(chunks: Chunks) -> Chunks:
     """`chunks` with those that end a prompt behind those that do not, as std::partition of libstdc++ puts them.
 
-    The first that ends one changes places with the last that does not, the second with the last but one, until they
-    meet. To be asked before hits in a prefix cache shorten anything.
+    The first that ends a prompt changes places with the last that does not, the second with the last but one, until
+    they meet. To be asked before hits in a prefix cache shorten anything.
     """
     ends = [n == lacking(seq) for seq, n in chunks]
     first = [i for i, last in enumerate(ends) if last]
@@ -72,7 +74,7 @@ def unfinished_first(chunks: Chunks) -> Chunks:
 
 
 class Waiting:
-    """Requests that hold no KV, in order of arrival: those never started, and those paused, which keep their place."""
+    """Requests that hold no KV, in order of arrival: never started ones, and paused ones, which keep their place."""
 
     def __init__(self) -> None:
         self._fresh: dict[Sequence, None] = {}
@@ -88,7 +90,7 @@ class Waiting:
         return merge(self._paused.copy(), self._fresh, key=by_order)
 
     def head(self) -> Sequence | None:
-        """The first one, None if nobody waits."""
+        """The first request; None if nobody waits."""
         return next(iter(self), None)
 
     def push(self, seq: Sequence) -> None:
@@ -96,11 +98,11 @@ class Waiting:
         self._fresh[seq] = None
 
     def put_back(self, seq: Sequence) -> None:
-        """Takes in a paused one, at its place."""
+        """Takes in a paused request, at its place by arrival."""
         insort(self._paused, seq, key=by_order)
 
     def remove(self, seq: Sequence) -> None:
-        """Forgets one that starts or is cancelled."""
+        """Takes out a request that starts or is cancelled."""
         if seq in self._fresh:
             del self._fresh[seq]
         else:

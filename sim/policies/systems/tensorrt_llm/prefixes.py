@@ -13,9 +13,10 @@ from batchsim.kv.reuse_tree import ReuseTreeKV
 
 
 class Prefixes:
-    """Of one step: the first blocks that its prompts will add to the tree, and who waits for which request's.
+    """Which prompts of one step will add which first block to the reuse tree, and `waits_for`: for each prompt that
+    waits for such a block, the id of the request that adds it.
 
-    Begins with the prompts that are computed in part. Told of those that wait in their order, each once or, as
+    `computing` are the prompts computed in part. Waiting prompts are asked about in their order, each once or, as
     TensorRT-LLM does after a pause, once more. All blocks are those missing when the step began.
     """
 
@@ -29,12 +30,12 @@ class Prefixes:
                 self._makes(seq)
 
     def note(self, waiting: Iterable[Sequence]) -> None:
-        """Looks up now what `waiting` lack, before the KV of somebody paused changes it."""
+        """Looks up now which block each of `waiting` lacks, before the KV of a paused request changes the tree."""
         for seq in waiting:
             self._first_missing(seq)
 
     def must_wait(self, seq: Sequence) -> bool:
-        """Whether `seq` waits in this step for a block that an earlier one makes; else it makes its own.
+        """Whether `seq` waits in this step for a block that an earlier prompt makes; else `seq` will make it.
 
         Asked a second time, `seq` waits for its own block, if it lacks a full one.
         """

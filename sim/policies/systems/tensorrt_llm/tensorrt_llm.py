@@ -174,16 +174,16 @@ class TensorrtLlm:
             yield seq
 
     def _active(self) -> Iterator[Sequence]:
-        """Those that wait and have one of the `max_batch_size` places, which go by arrival and are kept to the end."""
+        """The waiting that have one of the `max_batch_size` places, which go by arrival and are kept to the end."""
         return islice(self.waiting, self.config.max_batch_size - len(self.running))
 
     def _room(self) -> int:
-        """Blocks that nobody holds, nor has reserved."""
+        """Number of blocks that nobody holds or has reserved."""
         return self.kv.num_free if self._evicts else self.kv.num_free - self._to_come
 
     def _need(self, seq: Sequence) -> int:
-        """Blocks without which `seq`, which does not decode, does not run: of its known tokens, or where nobody is
-        paused of all to come."""
+        """Number of further blocks without which `seq`, which does not decode, does not run: those for its known
+        tokens, or, where nobody is ever paused, for its whole output cap too."""
         if self._evicts:
             return self._blocks_for_step(seq)
         return self._blocks_at_end(seq) - self.kv.held(seq)
@@ -193,7 +193,8 @@ class TensorrtLlm:
         return self.kv.blocks_for(min(request.prompt_tokens + request.max_output_tokens, self.max_model_len))
 
     def _fit_by_pausing(self, preempted: list[Sequence]) -> list[Sequence]:
-        """MAX_UTILIZATION: who fits, by arrival. Pauses the last started for blocks; the list then ends before it."""
+        """MAX_UTILIZATION: the requests that fit, by arrival. For want of blocks the last started are paused, into
+        `preempted`; the list then ends before them."""
         kv, fitting, used = self.kv, list[Sequence](), 0
         started = sorted(self.running, key=by_order)
         self._prefixes.note(seq for seq in self.waiting if seq.order < started[-1].order)
@@ -231,8 +232,8 @@ class TensorrtLlm:
     # ---- stage 2: who runs in this step
 
     def _with_tokens(self, fitting: list[Sequence]) -> list[Sequence]:
-        """The prompts of `fitting`. Without chunks tokens go by arrival until someone finds too few: decodes from there
-        on are left out of this step, those before are in it again.
+        """The prompts of `fitting` for which tokens are left. Without chunks, tokens go by arrival until someone finds
+        too few: decodes from there on are left out of this step, those before are in it again.
         """
         left, whole = self.config.max_num_tokens, not self.config.enable_chunked_prefill
         contexts: list[Sequence] = []
@@ -258,7 +259,7 @@ class TensorrtLlm:
             self.events.append(Event("sat_out", seq, "token_budget"))
 
     def _micro_batch(self, contexts: Iterable[Sequence], capacity: int) -> Chunks:
-        """What runs of `contexts` in `capacity` tokens: whole prompts until one does not fit, or chunks."""
+        """The chunks of `contexts` that run in `capacity` tokens: whole prompts until one does not fit, or cut ones."""
         if self.config.enable_chunked_prefill:
             cut = equal_progress if self.config.context_chunking_policy == "EQUAL_PROGRESS" else first_come
             return unfinished_first(cut(contexts, capacity, self.kv.block_size)) if capacity else []
@@ -290,7 +291,7 @@ class TensorrtLlm:
     def _start(self, chunks: Chunks) -> list[tuple[Sequence, int]]:
         """Allocates the prompts that start, as far as they are not cached, and shortens their chunks to what is left.
 
-        Returns what each found in the cache.
+        Returns (sequence, tokens) for each that found some in the cache.
         """
         cached: list[tuple[Sequence, int]] = []
         for i, (seq, n) in enumerate(chunks):

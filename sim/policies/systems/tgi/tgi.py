@@ -23,7 +23,7 @@ from batchsim.policies.families.first_come import FirstCome
 from batchsim.policies.systems.tgi.tgi_config import TgiConfig
 
 _Chosen = list[tuple[Sequence, int, int]]
-"""Those of the next prefill, with the tokens of their first chunk and those found in the cache before it."""
+"""The sequences of the next prefill: (sequence, tokens of its first chunk, tokens found in the cache before it)."""
 
 
 class Tgi(FirstCome):
@@ -123,7 +123,7 @@ class Tgi(FirstCome):
     # ---- what the queue gives
 
     def _next_batch(self, first: bool) -> tuple[_Chosen, str]:
-        """Takes the next prefill from the front of the queue, with its chunks; and why the head then waits."""
+        """Takes the next prefill from the front of the queue; returns its sequences and why the head then waits."""
         config, waiting = self.config, self.waiting
         if not waiting:
             return [], ""
@@ -158,7 +158,8 @@ class Tgi(FirstCome):
         return chosen, reason
 
     def _fitting(self, max_size: int | None, budget: int) -> tuple[_Chosen, str]:
-        """Those at the front of the queue that fit, each with the blocks of its whole life; and why no more do."""
+        """The sequences at the front of the queue that fit, each given the blocks of its whole life, and why no more
+        do."""
         chosen: _Chosen = []
         left, longest, new_tokens = budget, 0, 0
         room = self.total_tokens - self._running_tokens() if self.config.requires_padding else 0
@@ -187,10 +188,10 @@ class Tgi(FirstCome):
         return chosen, ""
 
     def _allocate(self, seq: Sequence) -> int | None:
-        """Takes the blocks of the whole life of `seq`; the prompt tokens it need not compute, None if blocks are short.
+        """Takes the blocks of the whole life of `seq`; returns its cached prompt tokens, None if blocks are short.
 
-        A prompt that is cached to its end computes its last token anew. One that finds too few blocks leaves the cache
-        evicted.
+        A prompt that is cached to its end computes its last token anew. Where blocks are short the cache has been
+        evicted all the same.
         """
         most, prompt, hit = self.most_tokens(seq), seq.request.prompt_tokens, 0
         if self._cache is not None:
@@ -208,7 +209,7 @@ class Tgi(FirstCome):
         return min(hit, prompt - 1)
 
     def _prefill(self, chosen: _Chosen) -> Batch:
-        """One forward of the chosen prompts; with chunking all that runs takes part."""
+        """The step of the chosen prompts; with chunking all that runs takes part."""
         cached = [(seq, hit) for seq, _, hit in chosen if hit]
         if self.config.support_chunking:
             chunks = list(self.partial.items())
@@ -229,7 +230,8 @@ class Tgi(FirstCome):
     # ---- sizes
 
     def _running_tokens(self) -> int:
-        """Padded: the running batch at its worst, every row as long as the longest and all outputs still to come."""
+        """Tokens of the running batch at its worst, where it is padded: every row as long as the longest, and all
+        output tokens still to come."""
         rows, longest, to_come = len(self.running), 0, 0
         for seq in self.running:
             longest = max(longest, seq.num_tokens)

@@ -17,7 +17,8 @@ from batchsim.kernel.types import Event, Sequence
 
 @dataclass(frozen=True)
 class ModelQueuePolicy(Config):
-    """What holds for the queue of a level; 0 is no timeout and no limit. `timeout_action` is of its timed-out ones."""
+    """The limits of one priority level's queue, by Triton's names; 0: no timeout, no limit. `timeout_action` is what
+    happens to a request that timed out."""
 
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
     default_timeout_microseconds: Microseconds = 0
@@ -26,14 +27,14 @@ class ModelQueuePolicy(Config):
 
     @property
     def forbids_prefetching(self) -> bool:
-        """Whether the queue may lose requests other than to a batch."""
+        """Whether the queue may refuse or lose requests other than to a batch, so that no payload is formed ahead."""
         return self.default_timeout_microseconds != 0 or self.allow_timeout_override or self.max_queue_size != 0
 
 
 class PriorityQueues:
-    """The waiting requests by level, 1 first. Within a level: those in order, then those that were DELAYed.
+    """The waiting requests by level, 1 first. Within a level: requests in order, then those DELAYed by a timeout.
 
-    Timeouts are looked at by `scan` only, and only as far as it gets.
+    Timeouts are looked at by `scan` only, and only as far as the scan gets.
     """
 
     def __init__(self, policies: list[ModelQueuePolicy]) -> None:
@@ -48,11 +49,11 @@ class PriorityQueues:
 
     @property
     def first(self) -> Sequence | None:
-        """The first in the order of scanning."""
+        """The first request in the order of scanning."""
         return next((s for level in self._levels for s in (*islice(level.queue, 1), *islice(level.delayed, 1))), None)
 
     def put(self, seq: Sequence, number: int) -> Event | None:
-        """Queues `seq` at level `number`, from 1; the rejection if that queue is full."""
+        """Queues `seq` at level `number`, from 1; returns the rejection if that queue is full, else None."""
         level = self._levels[number - 1]
         most, timeout_us = level.policy.max_queue_size, level.policy.default_timeout_microseconds
         if most and len(level.queue) + len(level.delayed) >= most:
@@ -70,13 +71,13 @@ class PriorityQueues:
             del level.delayed[seq]
 
     def timeout_ns(self, seq: Sequence) -> int | None:
-        """When `seq`, which waits, times out; None if never."""
+        """The time in ns at which `seq`, which waits, times out; None if never."""
         return self._level_of[seq].queue.get(seq)
 
     def scan(
         self, now_ns: int, accepts: Callable[[list[Sequence], Sequence], bool]
     ) -> tuple[list[Sequence], bool, list[Event]]:
-        """Those from the first on that join a batch, whether one waits next that does not, and the rejections.
+        """(the requests from the first on that join a batch, whether the next one waits but may not join, rejections).
 
         `accepts(found, seq)` says whether `seq` may join those found before it. O(found and timed-out ones + levels).
         """
@@ -116,7 +117,7 @@ class PriorityQueues:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """`queue`: each request with when it times out, None if never. `delayed`: those that have."""
+    """`queue`: each request with the time in ns at which it times out, None if never. `delayed`: timed-out ones."""
 
     policy: ModelQueuePolicy
     queue: dict[Sequence, int | None]

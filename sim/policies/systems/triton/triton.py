@@ -160,7 +160,7 @@ class Triton:
     # ---- the batcher
 
     def _wake_until(self, until_ns: int) -> None:
-        """Lets a batcher that forms payloads ahead do what it would have before `until_ns`, at the time it would."""
+        """Lets a batcher that forms payloads ahead do what it would have done before `until_ns`, at its time."""
         if not self.config.prefetches:
             return  # an idle instance is asked at each instant that matters
         while self._next_ns is not None and self._next_ns < until_ns:
@@ -204,7 +204,7 @@ class Triton:
         return not (equal and first and first[0].request.prompt_tokens != seq.request.prompt_tokens)
 
     def _to_send(self, size: int, pending: list[Sequence], is_cut: bool, now_ns: int) -> tuple[int, bool]:
-        """How many of `pending` join the payload of `size` rows now, and whether that saturates it.
+        """(how many of `pending` join the payload of `size` rows now, whether that saturates the payload).
 
         Nobody and not saturated: the batcher waits, and `_next_ns` says until when.
         """

@@ -25,7 +25,7 @@ class VidurScheduler(FirstCome):
     def refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a sequence that could not end even alone; None if it could.
 
-        Alone it still needs a free block before its last decode step, whatever room its last block has.
+        Even then a sequence needs a free block before its last decode step, whatever room its last block has.
         """
         refusal = never_fits(self.kv, seq, self.max_model_len)
         tokens = self.most_tokens(seq)
@@ -53,7 +53,8 @@ class VidurScheduler(FirstCome):
         return seq
 
     def grow_decodes(self) -> list[Event]:
-        """A block for every decode that needs one; the preemptions it took, in order. O(1) where blocks are ample."""
+        """Takes a block for every decode that needs one; returns the preemptions for that, in order. O(1) where blocks
+        are ample."""
         kv, group = self.kv, self.group
         if kv.num_free > group.blocks_due():  # then each decode finds a free block, needed or not
             kv.grow_group(group)

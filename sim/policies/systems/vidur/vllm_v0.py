@@ -69,7 +69,8 @@ class VllmV0(VidurScheduler):
         return Batch(self.group, [], 0, preempted=[event.seq for event in preemptions])
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> str:
-        """Admits from the head while it fits; returns why it stopped, "" if nobody is left."""
+        """Admits from the head of the queue, into `chunks`; returns why the next one does not fit, "" if nobody is
+        left."""
         longest = 0
         while self.waiting:
             tokens = self.waiting[0].num_tokens
