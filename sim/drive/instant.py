@@ -16,7 +16,7 @@ from batchsim.kernel.types import Batch, Idle
 
 
 class Wait(Enum):
-    """What a driver is to do before it sends the time back, besides running a Batch or resting for an Idle.
+    """What a driver is to do before it sends the loop the time, besides running a Batch or resting for an Idle.
 
     ENTER: submit every arrival that is due. SETTLE: have all other engines of this instant let theirs in, and submit
     what that brought. THROUGH: nothing is left to do and nothing will come; end, or wait for what comes nevertheless.
@@ -45,7 +45,7 @@ class Driver(Protocol):
 def crank(
     core: EngineCore, driver: Driver, *, drains: Callable[[], bool] | None = None, settles: bool = False
 ) -> Generator[Wait | Idle | Batch, int, None]:
-    """Runs `core` for ever. Yields what to wait for; takes the time, in ns, at which that is over.
+    """Runs `core` for ever. Yields what to wait for; is sent the time, in ns, at which that is over.
 
     For an Idle the driver waits until its `until_ns` or the next arrival, whichever is sooner; for a Batch it executes
     the step, waits for its end and sends that. `drains` says whether no arrival will come until this engine acts, which
@@ -77,7 +77,7 @@ def crank(
 
 
 def _until_a_timer(idle: Idle, timer_ns: int | None) -> Idle:
-    """The wait that ends with the next deadline or cancel too."""
+    """`idle`, ending at `timer_ns`, the next deadline or cancel, where that is sooner."""
     if timer_ns is None or (idle.until_ns is not None and idle.until_ns <= timer_ns):
         return idle
     return Idle(timer_ns)

@@ -34,12 +34,14 @@ STALLED, POLICY_FAILED, STEP_FAILED, LOAD_SOURCE_FAILED = (
 
 LAG_PERCENT = 99
 MAX_LAG_SHARE = 0.05
-"""Of the mean TTFT: a 99th percentile of the lag beyond a step and this share of it would show in the results."""
+"""Share of the mean TTFT: a load source whose 99th percentile of lag is beyond a step and this share would show in the
+results."""
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """How a run ended: when, in ns, and why it was cut ("" if it was not). `error` is what cut it, but for Ctrl-C.
+    """How a run ended: when, in ns, and the `reason` why it was cut, "" if it was not. `error` is what was raised then,
+    None for Ctrl-C.
 
     `rested` are the indices of the steps before which nothing was to be run: the time since the step before them is
     not the host's.
@@ -53,7 +55,8 @@ class LiveRun:
 
 @dataclass
 class _Progress:
-    """Where the loop is: the rested steps so far, whether the next is one, and whether device or policy is at work."""
+    """Where the loop is: the steps so far that came after a rest, whether the next one will, and whether the device is
+    at work."""
 
     rested: list[int] = field(default_factory=list[int])
     rests: bool = False
@@ -86,7 +89,7 @@ class _CtrlC:
         self._asked = True
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if Ctrl-C came since."""
+        """Raises KeyboardInterrupt if a Ctrl-C was held back."""
         if self._asked:
             raise KeyboardInterrupt
 
@@ -132,7 +135,7 @@ def _reason(error: Exception, source: Source, progress: _Progress) -> str:
 
 
 def _run(core: EngineCore, source: Source, clock: Clock, ctrl_c: _CtrlC, progress: _Progress) -> int:
-    """Waits for what the loop names; notes its progress as it goes and returns the end."""
+    """Waits for what the loop names until all is done; notes the `progress` and returns the end in ns."""
     loop, now_ns = crank(core, source), 0
     wait = next(loop)
     while wait is not THROUGH:
@@ -152,7 +155,7 @@ def _run(core: EngineCore, source: Source, clock: Clock, ctrl_c: _CtrlC, progres
 
 
 def _step(core: EngineCore, batch: Batch, clock: Clock, progress: _Progress) -> int:
-    """Runs one step; returns its end, when the clock is there."""
+    """Runs one step; returns its end in ns, once the clock is there."""
     progress.executing = True
     end_ns = core.execute(batch, clock.now_ns())
     progress.executing = False
@@ -164,7 +167,7 @@ def _step(core: EngineCore, batch: Batch, clock: Clock, progress: _Progress) -> 
 
 
 def sent_lags_ns(records: Records) -> list[int]:
-    """The load source's lag with every request that it sent, ascending."""
+    """By how many ns the load source was late with each request that it sent, ascending."""
     requests = records.requests
     return sorted(requests["lag_ns"][requests["ended_ns"] >= requests["arrival_ns"]].tolist())
 

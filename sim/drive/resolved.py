@@ -38,7 +38,7 @@ _ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
 
 @dataclass(frozen=True)
 class ResolvedPolicy:
-    """One policy to run: a label with one set of knobs, which `config` holds, a `PolicyConfig` of the policy's own.
+    """One policy to run: a label with one set of knobs, held by `config`, the policy's own `PolicyConfig`.
 
     `variant` names the choice where `best_of` listed several.
     """
@@ -58,11 +58,11 @@ class ResolvedPolicy:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A scenario ready to run. `num_blocks` None: it states no KV memory; a profile or the machine decides.
+    """A scenario ready to run. `num_blocks` None: no KV memory is stated; a profile or the machine decides.
 
-    `rows` are the usable rows of its trace by seed, under 0 alone where no jitter moves them; {} without a trace.
-    `load_name` is the axis of `loads`, "" without. `profile` is the JSON object of the cost's profile where the
-    scenario's cost is one.
+    `rows` are the usable rows of its trace by seed, under 0 alone where no jitter moves arrivals; {} without a trace.
+    `load_name` is the axis of `loads`, "" without. `profile` is the JSON object of the profile from which the
+    scenario's cost is; None for another cost.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Resolved:
             )
 
     def trace_seed(self, seed: int) -> int:
-        """Under which seed `rows` has the trace: its own where jitter moves the arrivals, else 0."""
+        """The key of `rows` for a run's `seed`: that seed where jitter moves the arrivals, else 0."""
         trace = self.workload.trace
         return seed if trace is not None and trace.jitter else 0
 
@@ -131,7 +131,7 @@ class Resolved:
         workload: BuiltWorkload | None,
         estimator: StepEstimator | None,
     ) -> Scheduler:
-        """A new scheduler of `policy`. Without a workload its predictor only stands in for one."""
+        """A new scheduler of `policy`. Without a workload one that predicts lengths can be built but not run."""
         predictor: LengthPredictor | None = None
         if policy.predictor is not None:
             predictor = _Unasked() if workload is None else build_predictor(policy.predictor, workload)
@@ -177,7 +177,7 @@ class Resolved:
         return found[0]
 
     def to_json(self) -> str:
-        """All of it; `from_json` gives an equal object. ScenarioError if a policy's knobs have no plain form."""
+        """This object as JSON; `from_json` gives an equal one. ScenarioError if a policy's knobs have no plain form."""
         seeds = range(self.seeds) if self.workload.trace is not None else range(0)
         rows = {self.trace_seed(seed): self._trace_rows(seed) for seed in seeds}
         try:
@@ -189,7 +189,7 @@ class Resolved:
 
     @classmethod
     def from_json(cls, text: str, source: str, *, allow_code: bool = False) -> Resolved:
-        """What `to_json` wrote. ScenarioError, headed by `source`, for anything else.
+        """The object that `to_json` wrote. ScenarioError, headed by `source`, for anything else.
 
         Users' own policies, `module:Class`, are imported with `allow_code` alone.
         """
@@ -218,7 +218,7 @@ class _Unasked:
 
 @dataclass(frozen=True)
 class _Table:
-    """A trace's rows as JSON holds them."""
+    """The rows of a trace as JSON holds them: `TraceRows` with lists for arrays."""
 
     arrival_ns: list[int] | None
     prompt_tokens: list[int]
@@ -239,7 +239,7 @@ class _Table:
         return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids)
 
     def rows(self) -> TraceRows:
-        """The columns as arrays; ValueError if they differ in length."""
+        """The `TraceRows` of this table; ValueError if its columns differ in length."""
         columns = (self.arrival_ns or self.prompt_tokens, self.prompt_tokens, self.output_tokens)
         times, prompt, output = (np.array(column, np.int64) for column in columns)
         lists, size = self.hash_ids, self.hash_block_tokens
@@ -254,6 +254,6 @@ class _Table:
 
 
 def _with_config(policy: ResolvedPolicy, allow_code: bool) -> ResolvedPolicy:
-    """`policy`, whose config is plain, with the config of its kind."""
+    """`policy`, whose `config` is a plain value, with the `PolicyConfig` of its kind made of that."""
     config = find_policy(policy.kind, allow_code=allow_code)[0]
     return replace(policy, config=from_plain(config, policy.config, f"{policy.label}.config"))

@@ -13,7 +13,8 @@ from batchsim.kernel.record import FINISHED, Records
 from batchsim.workload.workload_config import AllAtOnce, TraceLengths
 
 REQUESTS, BATCHES = 1000, 10
-"""Of the overloaded run: at least that many requests, and that many times what the largest batch holds."""
+"""The requests of an overloaded run for each engine: REQUESTS, or BATCHES times the most sequences that run at once in
+any policy, whichever is more."""
 
 _FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains the batch is left out
 
@@ -21,7 +22,7 @@ _FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains th
 def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
     """`resolved` with requests of the same lengths and classes, all there at the start, and nobody giving up.
 
-    So many for each of its `engines`.
+    Their number grows with `engines`, between which they will be divided.
     """
     slots = [policy.config.traits.max_num_seqs or 0 for policy in resolved.policies]
     workload = resolved.workload

@@ -30,7 +30,7 @@ class Phase(simpy.Event):
 
 
 def simulate(core: EngineCore, workload: Workload, *, leap: bool = True) -> int:
-    """Runs `workload` through `core`, whose executor is a SimExecutor, to its end; returns the end in ns.
+    """Runs `workload` through `core`, whose executor is a SimExecutor, to its end; returns that time in ns.
 
     `leap=False` makes every step a SimPy event of its own; the records are the same.
     """
@@ -106,7 +106,7 @@ class _Run:
         self.end_ns = now_ns
 
     def _execute(self, batch: Batch, now_ns: int) -> int:
-        """Runs the step, and those alike after it that nothing can fall into; returns the end."""
+        """Runs the step, and after it identical ones up to the next event; returns the end of the last in ns."""
         end_ns = self.core.execute(batch, now_ns)
         if self.cost is None:
             return end_ns
@@ -114,7 +114,7 @@ class _Run:
         return self.core.leap(batch, end_ns, next_ns if timer_ns is None else min(next_ns, timer_ns), self.cost)
 
     def _rest(self, idle: Idle, now_ns: int) -> Generator[simpy.Event, Any, None]:
-        """Until the next arrival or the time of `idle`."""
+        """Waits until the next arrival or the time of `idle`."""
         if idle.until_ns is None and not self.streams:
             return
         self.wake = self.env.event()

@@ -20,8 +20,8 @@ from batchsim.kernel.events import EngineEvent, Tokens
 from batchsim.kernel.types import Arrival, Workload
 
 SWITCH_S = 1e-4
-"""How long the load source's thread waits at most for the interpreter's lock while the engine's thread computes; by
-Python's default of 5 ms it would be that late."""
+"""Seconds for which the load source's thread waits at most for the interpreter's lock while the engine's thread
+computes; by Python's default of 5 ms requests would be sent that late."""
 
 
 class Clock(Protocol):
@@ -64,14 +64,14 @@ class WallClock:
 class Source(Protocol):
     """Where an engine's requests come from, in the time of one clock: a workload, or whoever sends to an endpoint.
 
-    `failure` is what broke it, None while nothing has.
+    `failure` is the error that broke the source; None while nothing has.
     """
 
     @property
     def failure(self) -> Exception | None: ...
 
     def hand_over(self, core: EngineCore) -> int:
-        """Submits to `core` what has arrived, and returns the time in ns, which is no earlier. Raises its failure."""
+        """Submits to `core` what has arrived, and returns the time in ns, which is no earlier. Raises `failure`."""
         ...
 
     def is_over(self) -> bool:
@@ -83,7 +83,7 @@ class Source(Protocol):
         ...
 
     def wait(self, until_ns: int | None) -> None:
-        """Returns when something arrives, or at `until_ns`; at once where neither will be."""
+        """Returns when something arrives, or at `until_ns`, if not None; at once where neither will be."""
         ...
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class Inbox(Protocol):
 class Traffic:
     """A workload's arrivals in time order: those known in advance and those that responses cause.
 
-    `failure` is what the workload raised: it is not asked any more, and what it gave before can still be submitted.
+    `failure` is what the workload raised: it is not asked any more, and arrivals that it gave can still be submitted.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -130,7 +130,7 @@ class Traffic:
 
     @property
     def next_ns(self) -> int | None:
-        """The time of the next arrival; None when no more will come unless something is answered."""
+        """The time in ns of the next arrival; None when no more will come unless something is answered."""
         return self._ahead[0][0] if self._ahead else None
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
@@ -173,7 +173,7 @@ class Inline:
         self.tell = self._traffic.tell
 
     def hand_over(self, core: EngineCore) -> int:
-        """Submits what is due and returns the time."""
+        """Submits what is due and returns the time in ns."""
         now_ns = self._clock.now_ns()
         self._traffic.submit_due(core, now_ns)
         return now_ns
@@ -203,7 +203,7 @@ class Inline:
 class LoadThread:
     """Sends arrivals at their intended times from a thread of its own and notes when it really did.
 
-    One lock guards the workload and what has been sent and not yet been taken; the engine's wait ends with a sending.
+    One lock guards the workload and what was sent and is not yet handed over; a sending ends the engine's wait.
     """
 
     def __init__(self, workload: Workload, clock: Clock) -> None:
@@ -243,7 +243,7 @@ class LoadThread:
         self._sent.append(replace(arrival, submitted_ns=self._clock.now_ns()))
 
     def hand_over(self, core: EngineCore) -> int:
-        """Submits what was sent and returns the time, which is no earlier. Raises what broke the load source."""
+        """Submits what was sent and returns the time in ns, which is no earlier. Raises what broke the load source."""
         with self._changed:
             if self._failure is not None:
                 raise self._failure
@@ -281,7 +281,7 @@ class LoadThread:
         sys.setswitchinterval(self._switch_s)
 
     def submit_rest(self, core: EngineCore) -> None:
-        """Submits all that has not been taken or sent. After `stop`."""
+        """Submits all that was not handed over or sent. After `stop`."""
         for arrival in self._sent:
             core.submit(arrival)
         self._traffic.submit_rest(core)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Trip:
-    """A client's request on its way: what it was, and what became of it before the dispatch at hand."""
+    """A client's request in flight: its first arrival, and its time at the router and on failed replicas so far."""
 
     __slots__ = ("arrival", "failover_ns", "num_retries", "router_ns", "since_ns")
 
@@ -32,7 +32,7 @@ class Trip:
         self.router_ns = self.failover_ns = self.num_retries = 0
 
     def now(self, now_ns: int) -> Arrival:
-        """The arrival at a replica, or its end at the router, at `now_ns`."""
+        """The request as it arrives at a replica, or ends at the router, at `now_ns`, with all its times so far."""
         first = self.arrival
         if not self.num_retries and not self.router_ns and now_ns == first.request.arrival_ns:
             return first
@@ -47,7 +47,7 @@ class Trip:
 
 
 class Clients:
-    """The processes of the arrivals and of the router, and every request between its sending and its end."""
+    """The processes of the arrivals and of the router; `trips` are the requests between their sending and their end."""
 
     def __init__(self, fleet: Fleet, router: Router, workload: Workload) -> None:
         self.fleet = fleet
@@ -92,7 +92,7 @@ class Clients:
             knock.succeed()
 
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells router and clients what `engine` ended."""
+        """Tells router and clients which requests `engine` has ended."""
         for event in events:
             if not isinstance(event, Tokens):
                 self.router.answered(event.request, engine.slot.number)
@@ -117,7 +117,7 @@ class Clients:
             self.fleet.check_done()
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
-        """To a replica, or back into the wait for one."""
+        """Sends a request to a replica, or lets it wait at the router where none is up."""
         trip = self.trips[request_id]
         if not self.fleet.up:
             self._hold(request_id, trip, now_ns)
@@ -131,7 +131,7 @@ class Clients:
         engine.rouse()
 
     def _hold(self, request_id: int, trip: Trip, now_ns: int) -> None:
-        """Waits for a replica, no longer than the request's own timers and the run's end allow."""
+        """Lets a request wait at the router, no longer than its own timers and the run's end allow."""
         trip.since_ns = now_ns
         self.held[request_id] = None
         request, cancel_ns = trip.arrival.request, trip.arrival.cancel_ns
@@ -143,7 +143,7 @@ class Clients:
                 self.fleet.at(due_ns, lambda o=outcome, r=reason: self._give_up(trip, o, r))
 
     def release(self) -> None:
-        """A replica is up: what waited for one is dispatched at this instant."""
+        """Dispatches at this instant the requests that waited for a replica, since one is up."""
         now_ns, held, self.held = int(self.fleet.env.now), self.held, {}
         for request_id in held:
             trip = self.trips[request_id]
@@ -162,7 +162,7 @@ class Clients:
         self.fleet.check_done()
 
     def retry(self, engine: Engine, lost: list[Request], now_ns: int) -> None:
-        """What `engine` held goes back to the router."""
+        """Sends `lost`, the requests that the failed `engine` held, back to the router."""
         for request in lost:
             self.router.answered(request, engine.slot.number)
             engine.lost.add(request.id)

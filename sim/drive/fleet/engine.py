@@ -23,7 +23,7 @@ Steps = Generator[simpy.Event, Any, None]
 
 
 class Slot:
-    """A replica by its number: what it is doing since when; `state` is "" while it is not there."""
+    """The place of a replica by its number: its `state` since `since_ns`; "" while there is no replica."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -62,7 +62,7 @@ class Engine:
         return self.asked_to_drain
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells router and clients what happened."""
+        """Tells router and clients what happened in this engine."""
         self.fleet.clients.tell(self, events, now_ns)
 
     def process(self) -> Steps:
@@ -91,7 +91,7 @@ class Engine:
             wait = loop.send(int(env.now))
 
     def _execute(self, batch: Batch, now_ns: int) -> int:
-        """Runs the step, and those alike after it that nothing can fall into; returns the end."""
+        """Runs the step, and after it identical ones up to the next event; returns the end of the last in ns."""
         core, fleet = self.core, self.fleet
         end_ns = core.execute(batch, now_ns)
         if not fleet.leap:
@@ -101,13 +101,13 @@ class Engine:
         return core.leap(batch, end_ns, horizon_ns if timer_ns is None else min(horizon_ns, timer_ns), cost)
 
     def _through(self) -> None:
-        """Nothing is left to do unless something still comes from elsewhere."""
+        """Retires the replica if it drains, and ends the run if all is done: this engine has nothing left to do."""
         if self.slot.state == DRAINING:
             self.fleet.retire(self.slot)
         self.fleet.check_done()
 
     def _rest(self, idle: Idle | None, now_ns: int) -> Steps:
-        """Until the next arrival, or the time of `idle`."""
+        """Waits until the next arrival, or the time of `idle`."""
         self.wake = self.fleet.env.event()
         self.fleet.rouse_undrained()
         if self.wake is None:

@@ -1,4 +1,4 @@
-"""What becomes of replicas in time: how many there are, when which fails, when a scaler adds or removes one."""
+"""The plan of a fleet: how many replicas there are, when which fails, when an autoscaler adds or removes one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HELD = (STARTING, UP, DRAINING, FAILED)
 """The states in which a replica has its GPUs, and costs."""
 
 Replicas = Annotated[int, Range(1, 10_000)]
-"""Each is an engine with a KV pool of its own."""
+"""A number of replicas, each an engine with a KV pool of its own."""
 
 Lost = Literal["retry", "fail"]
 """What becomes of requests in flight on a replica that fails: sent anew to another, from the start; or unfinished."""
@@ -30,8 +30,9 @@ class Failure(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class _Scaler(Config):
-    """Looks every `every` and adds a replica above, which takes requests after `cold_start`; removes one when it has
-    been below at every look for `scale_down_delay`. One at a time, and always from `min` to `max` of them.
+    """An autoscaler. It looks at its signal every `every` ns: above `above` it adds a replica, which takes requests
+    after `cold_start`; when every look for `scale_down_delay` has found the signal below `below`, it removes one. One
+    at a time, and always from `min` to `max` of them.
 
     A removed replica takes no new requests and goes when it is empty.
     """
@@ -50,7 +51,7 @@ class _Scaler(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueScaler(_Scaler):
-    """By the requests that wait, in engines and at the router, for each replica that is up or starting."""
+    """An autoscaler by the requests that wait, in engines and at the router, for each replica up or starting."""
 
     above: NonNegative
     below: NonNegative
@@ -64,8 +65,10 @@ class QueueScaler(_Scaler):
 
 @dataclass(frozen=True, kw_only=True)
 class KvScaler(_Scaler):
-    """By the share of KV blocks in use at the look, as a mean over the replicas that take requests. Blocks that only a
-    prefix cache still holds are free. (The time that steps take says nothing: an engine that batches is busy with one.)
+    """An autoscaler by the share of KV blocks in use at the look, as a mean over the replicas that take requests.
+
+    Blocks that only a prefix cache still holds are free. (The share of time spent in steps says nothing: an engine that
+    batches is as busy with one request.)
     """
 
     above: Share
@@ -92,13 +95,13 @@ class FleetPlan:
 
     @property
     def most(self) -> int:
-        """The largest number of replicas there can be."""
+        """The largest number of replicas that there can be at once."""
         return self.count if self.scaler is None else self.scaler.max
 
 
 @dataclass(frozen=True)
 class ReplicaSpan:
-    """A replica was `starting`, `up`, `draining` or `failed` from `start_ns` to `end_ns`."""
+    """A replica was in a `state`, `starting`, `up`, `draining` or `failed`, from `start_ns` to `end_ns`."""
 
     replica: int
     state: str

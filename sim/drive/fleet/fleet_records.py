@@ -1,8 +1,8 @@
 """The records of several engines as one, and as each engine left them.
 
-In one they are Records with `replicas`: requests by id, steps by start, states in the order of time; where that is
+As one they are Records with `replicas`: requests by id, steps by start, states in the order of time; where that is
 equal, by replica. A request that was lost with its replica and sent to another has one row, that of the last replica;
-the rows of the lives it lost are kept apart, since the states and steps of the failed engine speak of them.
+its rows on the failed ones are kept apart, since the states and steps of the failed engines speak of them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def merged(lives: list[EngineLife]) -> Records:
 
 
 def _recoded(rows: NDArray[np.void], texts: tuple[str, ...], codes: dict[str, int], table: str) -> NDArray[np.void]:
-    """`rows` with the codes of their own `texts` replaced by those of all."""
+    """`rows` of the table `table` with the codes of their own `texts` replaced by those that `codes` gives the texts."""
     if not _TEXTS[table] or tuple(codes)[: len(texts)] == texts:
         return rows
     new, found = np.array([codes[text] for text in texts], np.int32), rows.copy()
@@ -75,7 +75,8 @@ def _recoded(rows: NDArray[np.void], texts: tuple[str, ...], codes: dict[str, in
 
 
 class OfEngine(NamedTuple):
-    """The records of one engine, and where its requests stand in those of all: -1 for lives that were lost."""
+    """The records of one engine, and for each of its requests the row in the records of all: -1 where the request was
+    lost with the replica and went on elsewhere."""
 
     replica: int
     rows: NDArray[np.int64]
@@ -83,8 +84,8 @@ class OfEngine(NamedTuple):
 
 
 def by_engine(records: Records) -> Iterator[OfEngine]:
-    """The records of each engine from its start to its end or failure; in one of replica MISSING, what only the router
-    saw. Of one engine without a router: all of it.
+    """The records of each engine from its start to its end or failure; under replica MISSING those of requests that
+    only the router saw. Without a router: `records` as one engine's.
     """
     replicas = records.replicas
     if replicas is None:

@@ -103,7 +103,7 @@ class Random:
 
 @dataclass
 class _Outstanding:
-    """What each replica was given and has not answered."""
+    """How much, in requests or tokens, each replica was given and has not answered yet."""
 
     by_replica: dict[int, int] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ class _Outstanding:
         self.by_replica[replica] = self.by_replica.get(replica, 0) + amount
 
     def least(self, up: Sequence[int]) -> int:
-        """The replica with the least; the lowest number of those."""
+        """The replica of `up` with the least outstanding; of equals the lowest number."""
         return min(up, key=lambda replica: (self.by_replica.get(replica, 0), replica))
 
 
@@ -172,7 +172,7 @@ class PrefixAffinity:
         self._requests.add(replica, -1)
 
     def _key(self, request: Request) -> str:
-        """Equal for prompts that begin alike, as far as that is looked at."""
+        """A text that is equal for prompts with equal first `prefix_tokens` tokens; unique where none are shared."""
         if request.tokens is None:
             return f"request {request.id}"
         left, segments = self._config.prefix_tokens, []
@@ -184,7 +184,7 @@ class PrefixAffinity:
 
 
 def _hash(seed: int, key: str, number: int) -> int:
-    """A number from 0 to 2^64 − 1 that its arguments alone decide."""
+    """A number from 0 to 2^64 − 1 that depends on the arguments alone."""
     return int.from_bytes(blake2b(f"{seed}|{key}|{number}".encode(), digest_size=8).digest(), "little")
 
 
@@ -197,4 +197,4 @@ ROUTERS: dict[str, tuple[Any, Any]] = {
     "least_tokens": (LeastTokensConfig, LeastTokens),
     "prefix_affinity": (PrefixAffinityConfig, PrefixAffinity),
 }
-"""By kind: the config and the router."""
+"""(config class, router class) of every `kind`."""

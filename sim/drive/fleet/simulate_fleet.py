@@ -30,7 +30,7 @@ from batchsim.kernel.types import Workload
 
 @dataclass(frozen=True)
 class FleetRun:
-    """The records of all replicas as one, when the last request ended, and what each replica was doing when."""
+    """The records of all replicas as one, the time in ns at which the last request ended, and each replica's states."""
 
     records: Records
     end_ns: int
@@ -117,12 +117,12 @@ class Fleet:
         return sorted(lives, key=lambda life: life.replica) + router
 
     def close_spans(self, end_ns: int) -> None:
-        """Ends what the replicas are doing at `end_ns`."""
+        """Ends the span of every replica's present state at `end_ns`."""
         for slot in self.slots:
             self._become(slot, "", end_ns)
 
     def check_done(self) -> bool:
-        """Whether every request has ended and none will come."""
+        """Whether every request has ended and none will come; if so, the run is done."""
         if self.clients.streams or self.clients.trips:
             return False
         if not self.done.triggered:
@@ -150,7 +150,7 @@ class Fleet:
                 engine.rouse()
 
     def horizon_ns(self) -> float:
-        """Up to when nothing can happen that an engine in a step must know of at a step's end."""
+        """The time in ns up to which nothing can happen that an engine must know of at the end of a step."""
         if self.feeds_back:
             return self.env.peek()
         return min(self.clients.next_known_ns, self.control_ns[0] if self.control_ns else inf)
@@ -180,7 +180,7 @@ class Fleet:
         slot.state, slot.since_ns = state, now_ns
 
     def _put_up(self, slot: Slot) -> None:
-        """A new engine takes requests from now on."""
+        """Starts a new engine for the replica, which takes requests from now on."""
         now_ns = int(self.env.now)
         self._become(slot, UP, now_ns)
         slot.engine = Engine(self, slot, self.new_engine(slot.number))
@@ -206,7 +206,7 @@ class Fleet:
         return act
 
     def retire(self, slot: Slot) -> None:
-        """Takes a replica without work away."""
+        """Removes a replica without work at once."""
         if slot.engine is not None:
             slot.engine.alive, slot.engine = False, None
         self._become(slot, "", int(self.env.now))
@@ -236,7 +236,10 @@ class Fleet:
         self.at(now_ns + scaler.every, self._look)
 
     def _signal(self) -> float:
-        """What the scaler goes by; without a replica to count by, infinite if anything waits."""
+        """What the scaler compares: requests waiting for each replica, or the mean share of KV blocks in use.
+
+        Where there is no such replica: infinite if anything waits, else 0.
+        """
         waiting = len(self.clients.held) + sum(e.core.num_waiting for e in self._engines if e.alive)
         if isinstance(self.plan.scaler, QueueScaler):
             part, whole = waiting, sum(slot.state in (UP, STARTING) for slot in self.slots)
@@ -250,12 +253,12 @@ class Fleet:
         return part / whole
 
     def _started(self, slot: Slot, since_ns: int) -> None:
-        """The cold start that began at `since_ns` is over, unless the replica was taken away meanwhile."""
+        """Ends the cold start that began at `since_ns`, unless the replica was removed meanwhile."""
         if slot.state == STARTING and slot.since_ns == since_ns:
             self._put_up(slot)
 
     def _remove(self, slot: Slot, now_ns: int) -> None:
-        """No new requests for a replica; it goes when it is empty."""
+        """Sends no new requests to a replica and removes it when it is empty."""
         if slot.engine is None or not slot.engine.core.has_work:
             self.retire(slot)
             return
