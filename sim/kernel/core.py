@@ -92,8 +92,7 @@ class EngineCore:
 
     @property
     def next_timer_ns(self) -> int | None:
-        """The time in ns at which a request still alive next reaches its deadline or cancel, or the run stops with work
-        left; None if nothing is due."""
+        """The time in ns of the next deadline or cancel of a live request, or of the run's stop with work left."""
         due_ns = self._next_cancel_ns()
         if self.stop_ns is None or not self.journal.lives:
             return due_ns
@@ -106,9 +105,9 @@ class EngineCore:
         return timers[0][0] if timers else None
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        """Applies cancels, deadlines and arrivals due, then returns the scheduler's next step, or how long it waits.
+        """Applies cancels, deadlines and arrivals due, then returns the scheduler's step or wait.
 
-        `drain`: no arrival will come until this engine acts. SchedulerStalled if the scheduler would wait for ever.
+        SchedulerStalled if it would wait for ever.
         """
         if self._inbox or self._timers or self.stop_ns is not None:
             self.events = self.enter_due(now_ns)
@@ -128,8 +127,7 @@ class EngineCore:
         return work
 
     def enter_due(self, now_ns: int) -> list[EngineEvent]:
-        """Applies cancels, deadlines and arrivals due and returns what became of requests. Clients who are told may
-        send at this same instant."""
+        """Applies what is due, as `schedule`; returns the events. Clients told of these may send at this instant."""
         if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
             self._take_due(now_ns)
         if self.stop_ns is not None and now_ns >= self.stop_ns:
@@ -304,9 +302,7 @@ class EngineCore:
     # ---- counters
 
     def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
-        """Counts the chunks as computed, and a new token for each sequence whose last known token is in its chunk.
-
-        Returns the chunks' query-key pairs and how many sequences got a token.
+        """Counts chunks as computed, with a token for each that ends its sequence's known ones: (pairs, tokens).
 
         PolicyError for chunks no engine could run: a policy may be a user's own, and what it got wrong must not become
         a result.
@@ -385,8 +381,7 @@ class EngineCore:
         return CAP_CUT
 
     def _tell_tokens(self, batch: Batch) -> None:
-        """Adds a Tokens event for each sequence that got tokens in the step that has ended; a decode got one in every
-        step that was leapt over."""
+        """Adds a Tokens event for each sequence that got tokens: a decode one in every step that was leapt over."""
         group = batch.decodes
         if group is not None:
             for seq in group.members:

@@ -65,7 +65,7 @@ def merged(lives: list[EngineLife]) -> Records:
 
 
 def _recoded(rows: NDArray[np.void], texts: tuple[str, ...], codes: dict[str, int], table: str) -> NDArray[np.void]:
-    """`rows` of the table `table` with the codes of their own `texts` replaced by those that `codes` gives the texts."""
+    """`rows` of `table` with the codes of their own `texts` replaced by those that `codes` gives the texts."""
     if not _TEXTS[table] or tuple(codes)[: len(texts)] == texts:
         return rows
     new, found = np.array([codes[text] for text in texts], np.int32), rows.copy()
