@@ -73,7 +73,7 @@ def check_context(config: PreemptiveConfig, context: PolicyContext) -> None:
 
 
 class WaitingQueue:
-    """A strict queue by `fcfs`, `priority`, `sjf` or `srpt`; ties by arrival, then id, of the preempted too.
+    """A queue by `fcfs`, `priority`, `sjf` or `srpt`; equals by arrival, then id. Preempted ones regain their place.
 
     `sjf` orders by the predicted output tokens, `srpt` by those still to come when the sequence was queued.
     """
