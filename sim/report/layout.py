@@ -1,4 +1,4 @@
-"""Lines of plain text that fit where they are written to: long ones broken between words, cells aligned, none cut."""
+"""Lines of plain text that fit the output's width: long ones are broken between words, cells aligned, none is cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Grid = list[list[str]]
 
 
 def width() -> int:
-    """Columns of a line: WIDTH, or on a terminal its own (COLUMNS, where that is set), at least MIN_WIDTH."""
+    """Columns of an output line: WIDTH, or on a terminal the terminal's (COLUMNS, where set), at least MIN_WIDTH."""
     return max(shutil.get_terminal_size((WIDTH, 24)).columns, MIN_WIDTH) if sys.stdout.isatty() else WIDTH
 
 
@@ -47,10 +47,11 @@ def filled(text: str, indent: str, first: str = "") -> list[str]:
 
 
 def aligned(grid: Grid, *, left: Sequence[int] = (0, -1), spare: Sequence[str] = (), close: bool = False) -> list[str]:
-    """The rows as lines: columns `left` to the left, the others to the right.
+    """The rows of `grid`, its first the headings, as lines: columns `left` set to the left, the others to the right.
 
-    Where they are too wide the columns headed `spare` are left out one by one; columns stand closer, if `close`; then
-    words of those to the left, the widest first, go on in further lines; then columns do, the first before each part.
+    A table too wide for the output first loses its columns headed `spare`, one by one; then, if `close`, the gap
+    between columns is 1 letter; then the left-set columns wrap, the widest first; at last the table is split into parts
+    one below another, each beginning with the first column.
     """
     most, columns = width(), len(grid[0])
     words = [column % columns for column in left]
@@ -73,7 +74,7 @@ def aligned(grid: Grid, *, left: Sequence[int] = (0, -1), spare: Sequence[str] =
 
 
 def _parts(shown: list[int], widths: list[int], most: int, gap: int) -> list[list[int]]:
-    """The columns of each part of a table, all of them in one if that fits."""
+    """The column numbers of each part that a table is split into to fit `most` letters; one part if all columns fit."""
     first, *others = shown
     parts = [[first]]
     for column in others:
@@ -86,7 +87,7 @@ def _parts(shown: list[int], widths: list[int], most: int, gap: int) -> list[lis
 
 
 def _row(cells: list[str], widths: list[int], left: list[bool], gap: int) -> list[str]:
-    """One row, over several lines where a cell of words is wider than its column."""
+    """One row of a table as lines: several where the text of a left-set cell is wider than its column."""
     broken = [
         textwrap.wrap(c, w, break_long_words=False, break_on_hyphens=False) for c, w in zip(cells, widths, strict=True)
     ]
@@ -103,7 +104,7 @@ def _total(widths: list[int], gap: int) -> int:
 
 
 def listed(line: str, parts: Sequence[str]) -> str:
-    """The parts after the line's beginning, and on further lines where they do not fit; none is broken."""
+    """`line` followed by `parts`, on further lines where they do not fit; no part is broken."""
     lines = [line]
     for part in parts:
         separator = "  " if lines[-1] == line else "   "

@@ -1,4 +1,4 @@
-"""Text as Markdown shows it letter by letter: labels are a user's, and a page made of them is read in a browser."""
+"""Markdown that shows text letter by letter: labels are a user's own, and a page made of them is read in a browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def escaped(text: str) -> str:
 
 
 def markdown_table(headings: Sequence[str], numeric: Sequence[bool], rows: Sequence[Sequence[str]]) -> str:
-    """The cells as a table, those of `numeric` columns to the right."""
+    """A Markdown table of `headings` and `rows` of cells; the columns flagged in `numeric` are set to the right."""
     rules = ["---:" if right else "---" for right in numeric]
     lines = [list(map(escaped, headings)), rules, *(list(map(escaped, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

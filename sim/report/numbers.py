@@ -1,4 +1,4 @@
-"""Numbers as people read them: to the digits that their interval leaves, never rounded to all or nothing."""
+"""Numbers as people read them: to the digits that their confidence interval leaves, never rounded to all or nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DASH = "–"
 
 
 def rounded(value: float, ci: float, scale: float) -> str:
-    """`48 ± 2`: the interval to one digit, the value to the same place but with two to four digits."""
+    """`48 ± 2`: value and half-width, times `scale`; `ci` to one digit, the value to its place but with two to four."""
     value, ci = value * scale, ci * scale
     lead = math.floor(math.log10(abs(value))) if value else 0
     place = lead - 2  # three digits where there is no interval
@@ -20,7 +20,7 @@ def rounded(value: float, ci: float, scale: float) -> str:
 
 
 def time_text(seconds: float, ci: float) -> str:
-    """`610 ± 90 ms`, `2.4 ± 0.3 s`."""
+    """`610 ± 90 ms`, `2.4 ± 0.3 s`: a time with the half-width of its interval, both in seconds."""
     if math.isnan(seconds):
         return DASH
     unit, scale = ("s", 1) if seconds >= 1 else ("ms", 1e3)
@@ -28,12 +28,12 @@ def time_text(seconds: float, ci: float) -> str:
 
 
 def per_token_text(seconds: float) -> str:
-    """`0.012`: seconds to two digits, the interval left to the pictures."""
+    """`0.012`: seconds per token to two digits, without the interval, which pictures show."""
     return DASH if math.isnan(seconds) else f"{float(f'{seconds:.2g}'):g}"
 
 
 def percent_text(share: float) -> str:
-    """`99.4 %`, `41 %`, `0`: never rounded up to all nor down to nothing."""
+    """`99.4 %`, `41 %`, `0`: a share from 0 to 1 in percent, never rounded up to 100 nor down to 0."""
     if math.isnan(share):
         return DASH
     if share in (0, 1):

@@ -1,4 +1,4 @@
-"""What pictures and tables read off a run's results: which points count, which load to show, how loads are written."""
+"""Reading a run's results for pictures and tables: which points count, which load to show, how loads are written."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Sweep:
-    """One policy over the tested loads, from the lowest up; arrays have an entry a load.
+    """One policy's results over the tested loads, from the lowest load up; arrays have an entry for each load.
 
-    `name` is the policy's label, or says that its best variant changes with the load; `labels` has the label by load.
-    `label` is the policy's in the scenario, without the `value` of the varied key; None where it has none.
-    `meets_slo`: stable, and the mean margin of the SLO over the seeds is not below 0. `failed`: how many seeds failed;
-    where any did, there is no metric.
+    `name` is the policy's label, or says that its best variant changes with the load; `labels` are the variants' labels
+    by load. `label` is the policy's name in the scenario, without the varied key's `value`; that is None where the
+    policy lacks the key. `meets_slo`: stable, and the SLO margin, averaged over seeds, is not below 0. `failed` is the
+    number of seeds that failed; metrics are missing where it is not 0.
     """
 
     policy: str
@@ -46,27 +46,27 @@ class Sweep:
     value: Any
 
     def values(self, metric: str) -> Floats:
-        """The mean over seeds, NaN where it is not defined."""
+        """The metric's mean over seeds at each load, NaN where it is not defined."""
         return column(self.rows, metric)
 
     def stable(self, metric: str) -> Floats:
-        """The mean over seeds, NaN also where the point is unstable: such a point is no point of a curve."""
+        """The metric's mean over seeds at each load, NaN also where the load is unstable: no point of a curve."""
         return np.where(self.unstable, np.nan, self.values(metric))
 
     def half_width(self, metric: str) -> Floats:
-        """Half the 95 % interval over seeds, NaN with one seed."""
+        """Half the 95 % interval of the metric over seeds at each load, NaN with one seed."""
         return column(self.rows, f"{metric}_ci")
 
     def few(self, metric: str) -> Flags:
-        """Whether fewer than 20 observations lie beyond this percentile."""
+        """For each load, whether fewer than 20 observations lie beyond the percentile that `metric` names."""
         return np.array([metric in few.split() for few in texts(self.rows, "few")], dtype=bool)
 
     def index(self, load: float) -> int:
-        """Where `load`, one of those tested with this policy, stands in the arrays."""
+        """Index of `load`, one of this policy's tested loads, in the arrays."""
         return int(np.flatnonzero(self.loads == load)[0])
 
     def tested(self, load: float) -> bool:
-        """Whether this policy was run at `load`: where loads were found for each, not all have all."""
+        """Whether this policy was run at `load`: where the run finds loads for each policy, they differ."""
         return bool((self.loads == load).any())
 
     @property
@@ -76,7 +76,7 @@ class Sweep:
 
 
 def sweeps(results: Results) -> list[Sweep]:
-    """A Sweep a policy, in the scenario's order."""
+    """The Sweep of each policy, in the scenario's order."""
     summary = results.summary
     owners, loads = np.array(texts(summary, "policy")), column(summary, "load")
     found = []
@@ -105,8 +105,7 @@ def sweeps(results: Results) -> list[Sweep]:
 
 
 def systems_note(results: Results) -> str:
-    """What must stand beside two or more real systems, and beside one that is not as its engine is shipped; empty for
-    other runs."""
+    """The caveat for a run of several real serving systems, or of one not configured as shipped; else empty."""
     kinds = set(texts(results.summary, "kind"))
     systems = {kind: FOLLOWED[kind] for kind in POLICIES if kind in kinds and kind in FOLLOWED}
     differing = [f"{kind} {followed.differs}" for kind, followed in systems.items() if followed.differs]
@@ -116,7 +115,7 @@ def systems_note(results: Results) -> str:
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:
-    """A numeric column as floats. ScenarioError if there is none."""
+    """Column `name` of `frame` as float64, NaN for missing values. ScenarioError if there is no such column."""
     if name not in frame:
         raise ScenarioError(
             f"summary.csv, points.csv or a table has no column {name}: another version of batchsim wrote it. Run the"
@@ -126,39 +125,39 @@ def column(frame: pd.DataFrame, name: str) -> Floats:
 
 
 def texts(frame: pd.DataFrame, name: str) -> list[str]:
-    """A column as strings."""
+    """Column `name` of `frame` as strings."""
     return [str(value) for value in frame[name]]
 
 
 def num_seeds(results: Results) -> int:
-    """Over how many seeds the summary's means are taken."""
+    """How many seeds the means in the summary are taken over, at most."""
     return int(column(results.summary, "num_seeds").max())
 
 
 def seeds_text(results: Results, load: float | None = None) -> str:
-    """`3 seeds`, or `5–11 seeds` where points have different numbers; of one load where it is given."""
+    """`3 seeds`, or `5–11 seeds` where points have different numbers; with `load`, of the points at that load."""
     counts = column(results.summary, "num_seeds")
     counts = counts if load is None else counts[column(results.summary, "load") == load]
-    counts = counts[counts > 0] if counts.any() else counts  # points that failed have none
+    counts = counts[counts > 0] if counts.any() else counts  # a point that failed has 0 seeds
     fewest, most = int(counts.min()), int(counts.max())
     return f"{fewest}–{most} seeds" if fewest < most else f"{most} seed{'s' if most != 1 else ''}"
 
 
 def tested_loads(results: Results) -> Floats:
-    """The loads of the run, from the lowest up."""
+    """The distinct loads of the run, from the lowest up."""
     return np.unique(column(results.summary, "load"))
 
 
 def sweeps_at(results: Results, load: float) -> list[Sweep]:
-    """A Sweep a policy that was run at `load`, in the scenario's order."""
+    """The Sweep of each policy that was run at `load`, in the scenario's order."""
     return [sweep for sweep in sweeps(results) if sweep.tested(load)]
 
 
 def load_to_show(results: Results, policy: str | None = None) -> float:
-    """The highest load at which at least one policy meets the SLO; without any, the middle one (the lower of two).
+    """The highest load at which at least one policy meets the SLO; if none does, the middle load (the lower of two).
 
-    Where policies have loads of their own, it is one that at least half of them have, or else as many as can be; and
-    where `policy` does not have it, the one that this rule gives for that policy alone. Loads at which every policy
+    Where each policy has loads of its own, only loads count that at least half of the policies have, or as many as
+    possible; if `policy` lacks the chosen load, the rule is applied to that policy alone. Loads at which every policy
     failed do not count.
     """
     if policy is not None:
@@ -178,7 +177,7 @@ def load_to_show(results: Results, policy: str | None = None) -> float:
 
 
 def check_load(results: Results, load: float, policy: str | None = None) -> None:
-    """ScenarioError unless the run has points at `load`, of `policy` where one is named."""
+    """Raises ScenarioError unless the run has points at `load`, of `policy` where one is named."""
     loads = tested_loads(results)
     own = next((sweep for sweep in sweeps(results) if sweep.policy == policy), None)
     if own is not None and load in loads and not own.tested(load):
@@ -196,27 +195,27 @@ def check_load(results: Results, load: float, policy: str | None = None) -> None
 
 
 def is_auto(results: Results) -> bool:
-    """Whether the loads were found by the run, for each policy its own."""
+    """Whether the run itself found the loads, for each policy its own."""
     return "saturation_rps" in results.manifest
 
 
 def load_name(results: Results) -> str:
-    """What the loads are: `mean_rate` (requests/s), `users`, `rate_scale` (of a trace), or empty for a single load."""
+    """The load axis: `mean_rate` (requests/s), `users`, `rate_scale` (of a trace), or empty for a single load."""
     return texts(results.summary, "load_name")[0]
 
 
 def load_text(name: str, load: float) -> str:
-    """A load as people say it: `8 req/s`, `64 users`, `2× the trace's rate`; for a single nameless load, words."""
+    """A load in words: `8 req/s`, `64 users`, `2× the trace's rate`; `the scenario's load` if the axis has no name."""
     units = {"mean_rate": f"{load:g} req/s", "users": f"{load:g} users", "rate_scale": f"{load:g}× the trace's rate"}
     return units.get(name, "the scenario's load")
 
 
 def at_load(name: str, load: float) -> str:
-    """The load as a place: `at 8 req/s offered`, `with 64 users`."""
+    """A load as an adverbial: `at 8 req/s offered`, `with 64 users`."""
     places = {"mean_rate": f"at {load_text(name, load)} offered", "users": f"with {load_text(name, load)}"}
     return places.get(name, f"at {load_text(name, load)}")
 
 
 def short_load(name: str, load: float) -> str:
-    """A load as the label of a point: `8`, `2×`; empty for a single nameless load."""
+    """A load as the label of a point: `8`, `2×`; empty if the axis has no name."""
     return f"{load:g}×" if name == "rate_scale" else f"{load:g}" if name else ""

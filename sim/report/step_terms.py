@@ -1,4 +1,4 @@
-"""What each recorded step's time was made of, where that can be known: measured of a live run, else from the cost."""
+"""The parts of each recorded step's time: measured in a live run, else from the cost model if that still agrees."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from batchsim.results.read import Results
 
 _ANY_POLICY = ("policies={gated: {}}", "kv.swap_space=0GB", "vary=null")
-"""Terms are the cost's alone: no policy is asked, least of all one whose code is a user's own."""
+"""Overrides that replace the scenario's policies, whose code may be a user's own: the cost alone matters here."""
 _ROUNDING_NS = len(TIME_TERMS)
 
 
 def step_terms(results: Results, records: Records, replica: int | None = None) -> dict[str, NDArray[np.float64]]:
-    """ns a step by term; empty where they are not known. `replica`: whose records these are, where there are several.
+    """ns of each recorded step by part of its time; empty where the parts are not known. `replica` is the one that
+    `records` are of, if there are several.
 
-    Of a live run: `kernel` and `host`, which it measured. Of a simulated one the terms of its cost model, and only if
-    they sum to every recorded duration: with another profile or catalog than the run's they would explain nothing.
+    For a live run: `kernel` and `host`, as measured. For a simulated one the terms of its cost model, and only if they
+    sum to every recorded duration: after a change of profile or catalog they would explain nothing.
     """
     live = results.manifest.get("live")
     if live is not None:
@@ -46,7 +47,7 @@ def step_terms(results: Results, records: Records, replica: int | None = None) -
 
 
 def _measured(path: Path, sha256: str, num_steps: int) -> dict[str, NDArray[np.float64]]:
-    """The times of a live run's steps; empty without its file. ScenarioError for a file of another run."""
+    """Kernel and host ns of each live step; empty if there is no file. ScenarioError if its hash is not `sha256`."""
     if not path.exists():
         return {}
     try:

@@ -31,7 +31,7 @@ STEPS = 1
 """The engine's thread; lanes of requests are numbered from 1."""
 _HEAD = '{"displayTimeUnit":"ms","otherData":'
 FIRST_BYTES = (_HEAD.encode(), b"\x1f\x8b")
-"""Of every trace: plain, and packed."""
+"""First bytes of every trace file: plain, and gzipped."""
 
 Event = dict[str, Any]
 Window = tuple[int, int]
@@ -58,10 +58,10 @@ def timeline_events(
     per_chunk_ns: int = 0,
     first_lane: int = 1,
 ) -> Iterator[Event]:
-    """The events of a run, or of what of it lies within `window_ns`; slices across its edges are cut there.
+    """The Chrome trace events of a run, or of the part within `window_ns`; slices across its edges are cut there.
 
-    `num_blocks` is the size of the KV pool; `terms` says what each step's time is made of, in ns, if that is known.
-    `per_chunk_ns` is the front end's time to deliver one piece. Lanes are numbered from `first_lane` on.
+    `num_blocks` is the size of the KV pool; `terms` are the parts of each step's time in ns, if known. `per_chunk_ns`
+    is the front end's time to deliver one piece of a response. Lanes of requests are numbered from `first_lane` on.
     """
     window = window_ns if window_ns is not None else (0, _end_ns(records))
     yield _name("process_name", ENGINE, 0, "engine")
@@ -75,9 +75,9 @@ def timeline_events(
 
 
 def write_timeline(events: Iterable[Event], path: Path, facts: dict[str, Any]) -> dict[str, int]:
-    """Writes the trace, whole or not at all, packed if `path` ends in .gz; returns how many events each phase has.
+    """Writes the trace, whole or not at all, gzipped if `path` ends in .gz; returns the number of events by phase.
 
-    `facts` go to its `otherData`. OSError where `path` cannot be written.
+    `facts` go to the trace's `otherData`. OSError where `path` cannot be written.
     """
     counts: dict[str, int] = {}
     with replacing_text(path, packed=path.suffix == ".gz") as file:
@@ -92,7 +92,7 @@ def write_timeline(events: Iterable[Event], path: Path, facts: dict[str, Any]) -
 
 
 def _end_ns(records: Records) -> int:
-    """When the last thing of the run was over."""
+    """Time of the run's last event, ns: a step's end, a request's end or a delivery."""
     ends = [int(records.requests[name].max()) for name in ("ended_ns", "delivered_ns") if len(records.requests)]
     if len(records.steps):
         ends.append(int(records.steps["start_ns"][-1] + records.steps["duration_ns"][-1]))
@@ -113,7 +113,7 @@ def _steps(steps: NDArray[np.void], window: Window, terms: dict[str, NDArray[np.
 
 
 def _counters(steps: NDArray[np.void], num_blocks: int, window: Window) -> Iterator[Event]:
-    """Each counter where it changes: at the start of a step, and tokens at the end of one after which the engine rests.
+    """Counter events where a value changes: at a step's start; tokens also at its end, if the engine rests after it.
 
     A rest is a gap longer than the step: in a live run the host takes some time between any two.
     """
@@ -167,7 +167,7 @@ def _requests(records: Records, window: Window, per_chunk_ns: int, first_lane: i
 
 
 def _facts(records: Records, i: int) -> dict[str, Any]:
-    """What a click on a life shows."""
+    """The request's facts that the viewer shows on a click on its slice."""
     row = records.requests[i]
     facts: dict[str, Any] = {"outcome": OUTCOME_NAMES[int(row["outcome"])]}
     facts |= {name: records.texts[row[name]] for name in ("reason", "klass", "tenant") if records.texts[row[name]]}
@@ -179,7 +179,7 @@ def _facts(records: Records, i: int) -> dict[str, Any]:
 
 
 class _Lanes:
-    """Gives each life the lowest lane that is free; lives must come by their start."""
+    """Assigns each request the lowest lane free for its whole life; requests must come in order of their start."""
 
     def __init__(self, first: int) -> None:
         self._free: list[int] = []
@@ -187,7 +187,7 @@ class _Lanes:
         self._count = first - 1
 
     def take(self, start_ns: int, end_ns: int) -> tuple[int, bool]:
-        """A lane, and whether it is a new one."""
+        """(lane, whether it was never used before) for a life from `start_ns` to `end_ns`."""
         while self._busy and self._busy[0][0] <= start_ns:
             heappush(self._free, heappop(self._busy)[1])
         is_new = not self._free
@@ -200,7 +200,7 @@ class _Lanes:
 
 
 class _States:
-    """The spans inside lives: on the way, on arrival, in the queue, in each state, and the answer held back."""
+    """The spans inside a request's life: on the way, waiting for a step, queued, in each state, response held back."""
 
     def __init__(self, records: Records, per_chunk_ns: int) -> None:
         self.records = records
@@ -217,7 +217,7 @@ class _States:
             self.queued.setdefault(int(id_), {})[part.partition(":")[2]] = int(ns) / 1e6
 
     def of(self, i: int) -> Iterator[tuple[str, Window, dict[str, Any]]]:
-        """Name, span and facts of each, in time, of the request in row `i`."""
+        """(name, span in ns, arguments) of each state of the request in row `i`, in order of time."""
         row, its, texts = self.records.requests[i], self.intervals, self.records.texts
         before = "elsewhere" if row["num_retries"] or row["router_ns"] else "frontend"
         args = {name.replace("_ns", "_ms"): int(row[name]) / 1e6 for name in ("router_ns", "failover_ns") if row[name]}
@@ -253,7 +253,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _us(ns: int) -> float:
-    """The float of which a reader that multiplies by 1000 and cuts gets `ns` again."""
+    """Microseconds of `ns` as a float from which a reader that multiplies by 1000 and truncates gets `ns` again."""
     us = ns / 1000
     return us if int(us * 1000.0) == ns else math.nextafter(us, math.inf)
 
@@ -263,7 +263,7 @@ def _counter(name: str, at_ns: int, values: dict[str, int]) -> Event:
 
 
 def _slice(name: str, pid: int, tid: int, span: Window, window: Window, args: dict[str, Any]) -> tuple[Event, Event]:
-    """Begin and end of a slice, cut to the window; a cut one tells its own times. What lies inside it goes between."""
+    """Begin and end of a slice, cut to the window; a cut one has its true span as arguments. Nested ones go between."""
     start_ns, end_ns = max(span[0], window[0]), min(span[1], window[1])
     if (start_ns, end_ns) != span:
         args = args | {"from_us": _us(span[0]), "to_us": _us(span[1])}

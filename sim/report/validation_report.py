@@ -1,4 +1,4 @@
-"""All that a validation has found, as one value and as one JSON document."""
+"""All findings of a validation, as one value and as one JSON document."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NUMBERS = re.compile(r"\[\s*(-?\d+(?:,\s+-?\d+)*)\s*\]")
 
 @dataclass(frozen=True)
 class Validation:
-    """Every point of a validation. `heading` says what ran on what; `made` is the provenance, for the JSON.
+    """All points of a validation. `heading` names the scenario and the machine; `made` is the provenance, for the JSON.
 
-    `saturation_rps` has the rate of every policy's saturation, empty where the load axis is not a rate.
+    `saturation_rps` is each policy's saturation in requests/s, empty where the load axis is not a rate.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Validation:
         return verdicts(self.points, self.bounds)
 
     def where(self, point: PointReport) -> str:
-        """The point in words: `static at 12.3 req/s (50% of saturation)`."""
+        """The point's policy and load in words: `static at 12.3 req/s (50% of saturation)`."""
         share = "" if point.share is None else f" ({point.share:.0%} of saturation)"
         return f"{point.policy.name} at {load_text(self.load_name, float(f'{point.load:.4g}'))}{share}"
 
     def warnings(self) -> list[str]:
-        """What keeps points or runs from being judged."""
+        """Lines on the points and runs that cannot be judged, and why."""
         lines = []
         for point in self.points:
             where = self.where(point)
@@ -61,7 +61,7 @@ class Validation:
 
 
 def to_json(found: Validation) -> str:
-    """The whole validation; lists of numbers on one line each. Times in ns, errors and shares as fractions."""
+    """The whole validation as JSON; lists of numbers on one line each. Times in ns, errors and shares as fractions."""
     whole = {
         "name": found.name,
         "scenario": found.scenario,
@@ -116,7 +116,7 @@ def _run(run: LiveRun) -> dict[str, Any]:
 
 
 def _side(records: Records) -> dict[str, Any]:
-    """What one run did, in short, and when the load source really handed every request over."""
+    """One run in numbers; `actual_arrival_ns` is when the load source really submitted each request."""
     requests = records.requests
     return {
         "num_steps": len(records.steps),

@@ -16,7 +16,7 @@ NEARLY_ALL = 0.9999
 
 @dataclass(frozen=True)
 class Cell:
-    """A value of a table as shown, and where it stands there."""
+    """One value of a plan's table as shown, and its place: `row` of `table`, from 0, and `column`."""
 
     table: str
     row: int
@@ -26,12 +26,12 @@ class Cell:
 
     @property
     def source(self) -> str:
-        """`what_if.csv#3,attainment`: the file, the row from 1 below its head, the column."""
+        """The cell's place in the files, like `what_if.csv#3,attainment`: file, row from 1 below the head, column."""
         return f"{self.table}.csv#{self.row + 1},{self.column}"
 
 
 def share(value: float) -> str:
-    """`99.42 %`, never rounded up to all."""
+    """`99.42 %`: a share from 0 to 1 in percent, never rounded up to 100."""
     return f">{100 * NEARLY_ALL:.2f} %" if NEARLY_ALL < value < 1 else f"{100 * value:.4g} %"
 
 
@@ -61,7 +61,9 @@ def signed(value: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """`heading` above the values, `show` for one, `meaning` for the glossary; without one, it explains itself."""
+    """How one column is shown: its `heading`, `show` which turns a value into text, and `meaning` for the glossary,
+    empty for a heading that explains itself.
+    """
 
     heading: str
     show: Callable[[Any], str] = plain
@@ -176,7 +178,7 @@ COLUMNS: dict[str, Column] = {
     "growth_per_month": Column("growth", share),
 }
 
-_QUANTITIES = {  # rows of sureness hold values of several kinds
+_QUANTITIES = {  # a row of table `sureness` says by its `quantity` of what kind its values are
     "attainment": ("requests within the SLO", share),
     "step_time": ("step times", signed),
     "replicas": ("replicas needed", number),
@@ -187,13 +189,13 @@ _MONEY += ("cost_per_month_by_use",)
 
 
 def heading(column: str, currency: str) -> str:
-    """A column's heading, money with its currency."""
+    """The column's heading; for a sum of money followed by the currency in brackets."""
     name = COLUMNS[column].heading
     return f"{name} ({currency})" if column in _MONEY else name
 
 
 def cell(tables: Tables, table: str, row: int, column: str) -> Cell:
-    """One value as shown; `–` where there is none."""
+    """The value of `table` at `row` (from 0) and `column` as shown; `–` where the table has none."""
     values = tables[table][row]
     value = values[column]
     show = COLUMNS[column].show
@@ -207,6 +209,6 @@ def cell(tables: Tables, table: str, row: int, column: str) -> Cell:
 
 
 def glossary(shown: Sequence[str]) -> list[Row]:
-    """What the columns that a report shows mean, in their order."""
+    """Rows of term and meaning for the columns `shown` that need explaining, in that order."""
     found = {COLUMNS[name].heading: COLUMNS[name].meaning for name in shown if COLUMNS[name].meaning}
     return [{"term": term, "meaning": meaning} for term, meaning in found.items()]

@@ -1,4 +1,4 @@
-"""The report as Markdown: the same sections, sentences and tables as the page."""
+"""A plan's report as Markdown: the same sections, sentences and tables as the HTML page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from batchsim.report.page.sections import Section, Sentence, TableView
 
 
 def markdown(name: str, sections: list[Section], files: list[str]) -> str:
-    """The whole text; pictures are files beside it."""
+    """The whole report as Markdown text; the pictures it shows are files beside it."""
     blocks = [
         f"# Capacity plan: {escaped(name)}",
         "Simulated by batchsim. Every number is a cell of a table beside this file.",

@@ -20,7 +20,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d")
 
 
 def draw_pictures(tables: Tables, currency: str) -> dict[str, tuple[str, str]]:
-    """By name: what it shows, and the picture as SVG."""
+    """For each picture's name its caption and the picture itself as SVG."""
     drawn = {
         "pareto": ("Cost a month against goodput in the busiest window", _pareto),
         "replicas": ("Requests within the SLO against the number of replicas", _replicas),
@@ -43,14 +43,14 @@ def _svg(fig: Figure) -> str:
 
 
 def _planned(tables: Tables) -> list[Row]:
-    """The probes of the traffic that is planned for, unchanged, that were decided."""
+    """The decided probes of the traffic planned for, without any change: rows of table `probes`."""
     unchanged: dict[str, Any] = {"traffic": 1.0, "dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
     rows = [row for row in tables["probes"] if all(row[name] == value for name, value in unchanged.items())]
     return [row for row in rows if row["attainment"] is not None and row["holds"] is not None]
 
 
 def _look(tables: Tables) -> dict[tuple[str, str], tuple[str, str]]:
-    """Colour by GPU, marker by policy."""
+    """(colour, marker) of each (GPU, policy): the colour is the GPU's, the marker the policy's."""
     gpus = list(dict.fromkeys(row["gpu"] for row in tables["configurations"]))
     policies = list(dict.fromkeys(row["policy"] for row in tables["configurations"]))
     return {
@@ -117,7 +117,7 @@ def _pareto(tables: Tables, currency: str) -> Figure:
 
 
 def _frontier(ax: Axes, rows: list[Row]) -> None:
-    """A step line through what nothing as cheap exceeds."""
+    """Draws the Pareto frontier as a step line: the configurations whose goodput none as cheap exceeds."""
     best, points = -1.0, []
     for row in sorted(rows, key=lambda row: (row["cost_per_month"], -row["goodput_rps"])):
         if row["goodput_rps"] > best:

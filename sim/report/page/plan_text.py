@@ -1,4 +1,4 @@
-"""What `batchsim plan` prints: a line a configuration, the three sentences, what would break them."""
+"""What `batchsim plan` prints: a line for each configuration, the changes that break the plan, the three sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from batchsim.report.page.sections import recommendation
 
 
 def plan_text(tables: Tables, currency: str) -> str:
-    """The plan as text, as wide as the output."""
+    """The plan's tables and recommendation as text, wrapped to the output's width."""
     gpu, policy = (
         max(len(head), *(len(row[head.lower()]) for row in tables["configurations"])) for head in ("GPU", "policy")
     )
@@ -37,7 +37,9 @@ def plan_text(tables: Tables, currency: str) -> str:
 
 
 def _one_less(row: Row) -> str:
-    """`99.33 % not shown to hold (−0.4 %)`: what is within the SLO, what that shows, the lower end of its margin."""
+    """A configuration with one replica less: `99.33 % not shown to hold (−0.4 %)`, the requests within the SLO, the
+    verdict, and the lower end of the margin.
+    """
     if row["one_less"] is None:
         return row["one_less_shown"] or "–"
     least = "" if row["one_less_margin_low"] is None else f" ({COLUMNS['margin_low'].show(row['one_less_margin_low'])})"
@@ -45,6 +47,6 @@ def _one_less(row: Row) -> str:
 
 
 def plan_json(tables: Tables, currency: str) -> dict[str, object]:
-    """The tables and the sentences, for other programs."""
+    """The plan's tables and its recommendation in sentences as JSON values, for other programs."""
     sentences = [sentence_text(sentence) for sentence in recommendation(tables, currency)]
     return {"currency": currency, "recommendation": sentences, "tables": tables}

@@ -1,4 +1,4 @@
-"""What stands in a report, in its order: sentences, pictures and tables, all of whose numbers are cells."""
+"""The sections of a plan's report in order: sentences, pictures and tables; all numbers in them are cells of tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Sentence = list[str | Cell]
 
 @dataclass(frozen=True)
 class TableView:
-    """A table as shown: some of its columns, some of its rows."""
+    """A table of the plan as the report shows it: some of its columns, some of its rows."""
 
     name: str
     headings: tuple[str, ...]
@@ -19,13 +19,13 @@ class TableView:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers."""
+        """For each column, whether it holds numbers."""
         return tuple(any(row[i].is_number for row in self.rows) for i in range(len(self.headings)))
 
 
 @dataclass(frozen=True)
 class Section:
-    """`pictures` are (name, what they show)."""
+    """One section of the report; `pictures` are pairs of name and caption."""
 
     title: str
     sentences: list[Sentence] = field(default_factory=list)
@@ -79,13 +79,13 @@ CLASSES = (
 SURENESS = ("gpu", "policy", "error", "quantity", "low", "planned", "high", "source")
 SHOWN = list(dict.fromkeys((*HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES)))
 
-_ALWAYS = ("energy_kwh_per_1m_output_tokens",)  # a dash says that the profile measured no power
+_ALWAYS = ("energy_kwh_per_1m_output_tokens",)  # shown though empty: its dash means that no power was measured
 
 
 def view(
     tables: Tables, name: str, columns: tuple[str, ...], currency: str, rows: list[int] | None = None
 ) -> TableView:
-    """Columns in which no row has a value are left out."""
+    """Table `name` with those of `columns` in which some row has a value; `rows` chooses by number, by default all."""
     chosen = range(len(tables[name])) if rows is None else rows
     kept = tuple(
         column
@@ -97,7 +97,7 @@ def view(
 
 
 def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Section]:
-    """The report in its order; `pictures` are the names of those that were drawn, with what they show."""
+    """The report's sections in their order; `pictures` has the caption of every picture that was drawn, by name."""
     held = [i for i, row in enumerate(tables["configurations"]) if row["holds"]]
     failed = [i for i, row in enumerate(tables["configurations"]) if not row["holds"]]
     views = [view(tables, "configurations", columns, currency, held) for columns in (HELD, EVIDENCE) if held]
@@ -131,7 +131,7 @@ def _of(pictures: dict[str, str], *names: str) -> list[tuple[str, str]]:
 
 
 def recommendation(tables: Tables, currency: str) -> list[Sentence]:
-    """Three sentences: what to buy and its price; what it was shown to hold; what that leaves uncertain."""
+    """What to buy at which price; what it was shown to hold; how uncertain that is. One sentence if nothing holds."""
     if "recommendation" not in tables:
         return [["No configuration holds this traffic within the SLO: the table below says what keeps each from it."]]
     chosen = tables["recommendation"][0]

@@ -1,4 +1,4 @@
-"""Puts a plan into a folder: report.html, report.md, the pictures, and every table as CSV and JSON."""
+"""Writes a plan's report into a folder: report.html, report.md, the pictures, and every table as CSV and JSON."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def _template() -> Template:
 
 
 def _data_uri(svg: str) -> str:
-    """The picture inside the page, apart from the ids of others."""
+    """The SVG as a data URI for the HTML page: inlined, its ids would clash with those of the other pictures."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

@@ -1,4 +1,4 @@
-"""The searched loads of each policy, drawn: which were held, which missed, and the capacity with its interval."""
+"""The loads that a capacity search tried for each policy, drawn: held or missed, and the capacity with its interval."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchsim.study.capacity.search import most_margin, probes
 
 
 def capacity_picture(study: CapacityStudy, path: Path) -> None:
-    """Every probe's margin with its interval against the load, a panel a policy; the band is the capacity's own."""
+    """Writes a panel a policy: SLO margins of probes with intervals, by load; the band is the capacity's interval."""
     policies = [policy for policy in study.policies if policy.case.book]
     styles = kind_styles([policy.case.spec.kind for policy in policies])
     with house_style():

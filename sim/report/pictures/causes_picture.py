@@ -1,4 +1,4 @@
-"""Why requests missed their objective, drawn: a bar for each policy, a segment for each cause."""
+"""Why requests missed the SLO, drawn: a bar for each policy, a segment for each cause."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BAR_INCH = 0.42
 
 
 def causes_picture(results: Results, found: list[dict[str, Any]], load: float, num_seeds: int, path: Path) -> None:
-    """Writes two bars for each policy (and class), by cause: the share of its offered requests, and of its misses."""
+    """Writes two bars a policy (and request class): misses by cause, as a share of offered requests and of misses."""
     order = _order(found)
     colors = _shades(order)
     with house_style():
@@ -79,7 +79,7 @@ def causes_picture(results: Results, found: list[dict[str, Any]], load: float, n
 
 
 def _draw_bars(ax: Axes, found: list[dict[str, Any]], order: list[str], colors: dict[str, Any], of: str) -> None:
-    """A stacked bar a row of `found`: each cause's misses as a share of what `of` counts."""
+    """A stacked bar for each row of `found`: misses by cause in percent of its count `of`, `offered` or `missed`."""
     left = np.zeros(len(found))
     for cause in order:
         share = np.array([100 * _misses(one, cause, order) / max(one[of], 1) for one in found])
@@ -93,7 +93,7 @@ def _kind(cause: str) -> str:
 
 
 def _order(found: list[dict[str, Any]]) -> list[str]:
-    """The causes that some bar shows, in the order of segments; `fewer` stands for what is too small everywhere."""
+    """The causes that get a segment, in the order of segments; a last one, `fewer`, sums those small in every bar."""
     largest: dict[str, float] = {}
     for one in found:
         for row in one["causes"]:

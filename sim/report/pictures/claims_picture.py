@@ -1,4 +1,4 @@
-"""Claims and what was measured of them, drawn: one panel for each claim."""
+"""Claims about batching and their measured values, drawn: one panel for each claim."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROW_INCH, _PANEL_INCH = 0.27, 0.9  # of the picture's height: a condition, and 
 
 
 def claims_picture(findings: Sequence[Finding], heading: str, path: Path | str) -> None:
-    """Writes a panel a claim: what each condition gave, seed by seed, beside the range that is claimed."""
+    """Writes a panel for each claim: the value under each condition, a mark for each seed, beside the claimed range."""
     groups = [(claim, list(group)) for claim, group in itertools.groupby(findings, key=lambda f: f.claim)]
     heights = [_PANEL_INCH + _ROW_INCH * len(group) for _, group in groups]
     with house_style():
@@ -50,7 +50,7 @@ def claims_picture(findings: Sequence[Finding], heading: str, path: Path | str) 
 
 
 def draw_claim(ax: Axes, claim: Claim, findings: Sequence[Finding]) -> None:
-    """Draws a claim's conditions from top to bottom, a mark a seed, over the range that is claimed."""
+    """Draws the conditions of one claim from top to bottom, a mark for each seed, over the claimed range."""
     known = [value for finding in findings for value in finding.values]
     if claim.unit == "×":
         bounds = [bound for bound in (1.0, claim.low, claim.high) if bound]

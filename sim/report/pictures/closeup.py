@@ -1,4 +1,4 @@
-"""Pictures of one point of a run, one load and one seed: what happened over time, and how latencies spread."""
+"""Pictures of one point of a run, one load and one seed: batch, queue and KV use over time, and spread of latencies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SPREADS = {"ttft": LATENCIES["ttft"].title, "norm_latency": "Normalised latency
 
 
 def timeline(results: Results, path: Path | str, load: float, seed: int) -> None:
-    """Writes running, waiting and KV use over time, one panel a policy, at one load and seed."""
+    """Writes running and waiting sequences and KV use over time, one panel for each policy, at one load and seed."""
     check_load(results, load)
     policies = [sweep for sweep in sweeps_at(results, load) if not sweep.failed[sweep.index(load)]]
     tables = [(results.steps(s.policy, load, seed), results.requests(s.policy, load, seed)) for s in policies]
@@ -80,10 +80,10 @@ def draw_timeline(
     num_blocks: Sequence[int],
     color: str,
 ) -> None:
-    """Draws the averages over each interval of `edges_ns` of running and waiting sequences and of the KV use.
+    """Draws running and waiting sequences and KV use, each averaged over every interval of `edges_ns`.
 
-    While a step runs they are as its scheduler left them; between steps nobody runs, and all in the system wait.
-    `num_blocks` are the sizes of the KV pools by replica. Replicas are added up.
+    During a step the counts are those its scheduler left; between steps nothing counts as running, and every request in
+    the system as waiting. `num_blocks` are the KV blocks of each replica; the replicas' counts are added up.
     """
     if steps.empty:
         remark(ax, "no step was made")
@@ -111,7 +111,7 @@ def draw_timeline(
 
 
 def _draw_kv(ax: Axes, share: Floats, edges: Floats) -> None:
-    """The used share of the KV pool as an area behind the lines, on an axis of its own from 0 to 100 %."""
+    """Draws `share`, the used part of the KV pool (0 to 1), as an area behind the lines, on its own axis in percent."""
     right = ax.twinx()
     right.stairs(share, edges, fill=True, color=_KV_COLOR, alpha=0.55)
     right.set_ylim(0, 1)
@@ -127,7 +127,7 @@ def _draw_kv(ax: Axes, share: Floats, edges: Floats) -> None:
 def _replica_curves(
     steps: pd.DataFrame, requests: pd.DataFrame, edges_ns: Floats, num_blocks: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Averages by interval of one replica's running and waiting sequences and used blocks.
+    """One replica's running and waiting sequences and used KV blocks, averaged over the intervals of `edges_ns`.
 
     Exact: the integral of each step function is interpolated at the edges.
     """
@@ -160,7 +160,7 @@ def _in_minutes(span_ns: float) -> bool:
 
 
 def latency_cdf(results: Results, path: Path | str, load: float, seed: int) -> None:
-    """Writes the distributions of TTFT and normalised latency of completed requests, at one load and seed."""
+    """Writes the distributions of TTFT and normalised latency over finished requests, at one load and seed."""
     check_load(results, load)
     notes, drawn = {}, []
     for sweep in sweeps(results):
@@ -226,7 +226,7 @@ def draw_cdf(ax: Axes, results: Results, values_s: dict[str, Floats]) -> None:
 
 
 def _latency_s(results: Results, policy: str, load: float, seed: int, name: str) -> Floats:
-    """`ttft` or `norm_latency`, as `metrics` defines them, of each request sent after the warm-up that finished."""
+    """Seconds of `ttft` or `norm_latency`, as `metrics` defines them, of finished requests sent after the warm-up."""
     requests = results.requests(policy, load, seed)
     warmup_ns = parse_duration_ns(scenario_of(results, policy)["workload"].get("warmup", "0s"))
     done = (np.array(texts(requests, "outcome")) == "finished") & (column(requests, "sent_ns") >= warmup_ns)

@@ -1,4 +1,4 @@
-"""What the pictures of whole runs share: curves, error bars, the cross of a growing queue, labels, limits."""
+"""Parts that the pictures of whole runs share: curves, error bars, crosses of growing queues, load labels, limits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CROSS_APART = 0.03
 
 
 def styled_sweeps(results: Results) -> list[tuple[Sweep, PolicyStyle]]:
-    """Each policy over the loads, and how it is drawn."""
+    """For each policy its results over the loads (a Sweep) and the style it is drawn in."""
     policies = sweeps(results)
     return list(zip(policies, policy_styles(policies).values(), strict=True))
 
 
 def hidden_under(curves: list[Floats]) -> list[int]:
-    """For each curve, how many later ones lie on it within a percent: drawn that much wider, it is seen."""
+    """For each curve, how many later ones lie on it within 1 %; it is drawn that much wider, so that it shows."""
     return [
         sum(
             len(curve) == len(later) and np.allclose(curve, later, rtol=0.01, atol=0, equal_nan=True)
@@ -38,15 +38,15 @@ def hidden_under(curves: list[Floats]) -> list[int]:
 
 
 def widened(depth: int) -> dict[str, float]:
-    """Line width and marker size of a curve that `depth` later ones lie on; from three on they grow no more."""
+    """Line width and marker size, in points, of a curve that `depth` later ones lie on; both stop growing at three."""
     depth = min(depth, 3)
     return {"linewidth": 1.8 + 2.8 * depth, "markersize": 5.5 + 3.0 * depth}
 
 
 def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, few: Flags, depth: int = 0) -> None:
-    """The curve, broken where y is NaN, with open markers where the percentile rests on few observations.
+    """Draws a curve, broken where y is NaN; markers are open where `few` is set.
 
-    `depth`: how many later curves lie on it.
+    `few`: fewer than 20 observations lie beyond the percentile. `depth`: how many later curves lie on this one.
     """
     size = widened(depth)
     ax.plot(x, y, color=style.color, linestyle=style.linestyle, linewidth=size["linewidth"])
@@ -64,15 +64,16 @@ def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, few: Flags, de
 
 
 def draw_error_bars(ax: Axes, x: Floats, y: Floats, x_half: Floats, y_half: Floats, style: PolicyStyle) -> None:
-    """Intervals in both directions, given by their half-widths."""
+    """Draws confidence intervals in both directions, given by their half-widths."""
     ax.errorbar(x, y, xerr=x_half, yerr=y_half, fmt="none", ecolor=style.color, alpha=0.35, linewidth=1.2)
 
 
 def draw_cross(
     ax: Axes, style: PolicyStyle, x: Floats, y: Floats, sweep: Sweep, at: float, others: list[float]
 ) -> None:
-    """Marks at the panel's top, at x = `at`, that the queue grows from there on; dots lead there from the curve's last
-    point before. `others` collects where crosses stand, so that close ones stand below each other. Limits are final.
+    """Draws a cross at the panel's top, at x = `at`: the queue grows from there on. Dots lead to it from the curve's
+    last point before. `others` collects the places of crosses, so that close ones are put below each other. Call when
+    the limits are final.
     """
     across = float(ax.transAxes.inverted().transform(ax.transData.transform((at, ax.get_ylim()[0])))[0])
     place = sum(abs(across - other) < _CROSS_APART for other in others)
@@ -87,7 +88,7 @@ def draw_cross(
 
 
 def label_loads(ax: Axes, results: Results, x_metric: str, y_metric: str) -> None:
-    """Writes its load beside every stable point, and says how many had no room."""
+    """Writes the load beside each stable point, and remarks how many labels had no room."""
     name = load_name(results)
     points = [
         (float(x), float(y), short_load(name, float(load)), style.color)
@@ -101,7 +102,7 @@ def label_loads(ax: Axes, results: Results, x_metric: str, y_metric: str) -> Non
 
 
 def latency_limits(results: Results, metrics: Sequence[str], bounds: Sequence[float]) -> tuple[float, float]:
-    """y limits in seconds around all values and bounds; intervals widen them at most threefold: curves stay legible."""
+    """(low, high) of a latency axis in seconds, around values and SLO bounds; intervals widen it threefold at most."""
     policies = sweeps(results)
     values = np.concatenate([sweep.stable(metric) for metric in metrics for sweep in policies])
     halves = np.concatenate([sweep.half_width(metric) for metric in metrics for sweep in policies])
@@ -117,7 +118,7 @@ def latency_limits(results: Results, metrics: Sequence[str], bounds: Sequence[fl
 
 
 def numbers_mark(results: Results) -> str:
-    """What the numbers beside the points mean, for the footer."""
+    """The footer's explanation of the numbers beside the points."""
     units = {"mean_rate": "offered req/s", "users": "users", "rate_scale": "times the trace's rate"}
     name = load_name(results)
     return f"numbers: {units.get(name, name)}, once for neighbours" if name else "one load"

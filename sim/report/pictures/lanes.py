@@ -1,6 +1,6 @@
-"""A lane a policy over the load: where the SLO is met, where the curve bends, from where the queue grows.
+"""A horizontal lane for each policy over the load: where the SLO is met, the knee, from where on the queue grows.
 
-So eleven policies keep their marks apart, where eleven curves with three marks each would not.
+Lanes keep the marks of many policies apart; as curves with three marks each they would overlap.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from batchsim.results.read import Results
 
 LANE_INCH, LANES_INCH = 0.2, 0.75
-"""Height of a lane, and of what stands around all of them."""
+"""Inches: height of one lane, and of the margins around all lanes."""
 FEWEST = 3
-"""Tested loads of a policy without which nothing can be said of its curve's shape."""
+"""Fewest tested loads of a policy from which the shape of its curve can be told."""
 
 _THICK, _SHADE = 5.5, 0.35
 MARKS = (
@@ -32,17 +32,17 @@ MARKS = (
 
 
 def has_lanes(results: Results) -> bool:
-    """Whether the loads say something of the curves' shape."""
+    """Whether the run has lanes: a load axis, and some policy with at least FEWEST tested loads."""
     return bool(load_name(results)) and max(len(s.loads) for s, _ in styled_sweeps(results)) >= FEWEST
 
 
 def height_inch(results: Results) -> float:
-    """Of the lanes of all policies."""
+    """Height of the lanes of all policies with their margins, in inches."""
     return LANES_INCH + LANE_INCH * len(styled_sweeps(results))
 
 
 def draw_lanes(ax: Axes, results: Results) -> None:
-    """Draws a lane a policy, the first at the top."""
+    """Draws a lane for each policy, the first at the top."""
     load_axis(ax, results)
     found = curve_marks(results)
     drawn = styled_sweeps(results)

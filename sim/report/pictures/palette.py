@@ -45,7 +45,7 @@ class PolicyStyle:
 
 
 def policy_styles(policies: list[Sweep]) -> dict[str, PolicyStyle]:
-    """The style of each policy: colour, marker and first line by kind, the line by its number within the kind.
+    """The style of each policy by name: its kind's colour and marker; within a kind the line style differs.
 
     The values of a varied key share a policy's line and marker and differ in shade, the first the palest.
     """
@@ -74,7 +74,7 @@ def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:
 
 
 def _shade(color: str, number: int, of: int) -> str:
-    """The `number`-th of so many shades of a colour, from one mixed with white to one mixed with black."""
+    """Shade `number` (from 0) of `of` shades of `color`, as #RRGGBB; they run from nearly white to nearly black."""
     if of == 1:
         return color
     place = number / (of - 1)

@@ -1,7 +1,7 @@
-"""Pictures of a whole run: latency against load, latency against throughput, users against the GPU.
+"""Pictures of a whole run: latency against load, latency against throughput, tokens/s per user against per GPU.
 
-Each `draw_` function draws on given Axes and touches nothing else; the function without the prefix makes the file.
-An unstable point is never a point of a curve: a cross marks the load from which the queue grows without end.
+Each `draw_` function draws on given Axes and touches nothing else; the function without the prefix makes the file. An
+unstable point is never part of a curve: a cross marks the load from which the queue grows without end.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def draw_throughput_latency(ax: Axes, results: Results, metric: str = "norm_late
 
 
 def frontier(results: Results, path: Path | str) -> None:
-    """Writes tokens/s per user against tokens/s per GPU, points labelled by load, the frontier of all in grey."""
+    """Writes tokens/s per user against tokens/s per GPU, points labelled by load, the Pareto frontier in grey."""
     with house_style():
         fig = figure(9.0, 6.6)
         ax = fig.subplots()
@@ -198,7 +198,7 @@ def frontier(results: Results, path: Path | str) -> None:
 
 
 def draw_frontier(ax: Axes, results: Results) -> None:
-    """Draws output tokens/s per GPU against a median user's tokens/s, with the points that no other beats joined."""
+    """Draws output tokens/s per GPU against the median user's tokens/s, with the points that no other beats joined."""
     user, gpu = "user_tokens_per_s_p50", "output_tokens_per_s_per_gpu"
     every: list[tuple[float, float]] = []
     drawn = styled_sweeps(results)
@@ -239,9 +239,9 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def write_pictures(results: Results, load: float | None = None) -> list[Path]:
-    """Writes the five pictures, and one more where a key is varied, into the results' folder and returns their paths.
+    """Writes the five pictures, and one more where a key is varied, into the results' folder; returns their paths.
 
-    Those of one point show the first seed at `load`, by default that of the table (`load_to_show`).
+    Pictures of a single point show the first seed at `load`, by default the load that `load_to_show` gives.
     """
     load = load_to_show(results) if load is None else load
     check_load(results, load)
@@ -267,21 +267,20 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
 
 
 def _frontier_notes(results: Results) -> dict[str, str]:
-    """Why a policy has fewer points here than loads."""
+    """For each policy that lacks points here, by name, the reason for its legend label."""
     user = "user_tokens_per_s_p50"
     absent = {s.policy: "no tokens/s per user" for s in sweeps(results) if np.isnan(s.values(user)).all()}
     return growth_notes(results) | absent
 
 
 def _bounds(results: Results, name: str, percentile: str | None = None) -> list[float]:
-    """The SLO's bounds in seconds on the latency `name`: those on every request, and those on this percentile, not on
-    its mean.
+    """The SLO's bounds in seconds on the latency `name`: on every request or on `percentile` (`p50`, `p99`), no mean.
 
-    Without `percentile`: all that either the P50 or the P99 panel shows.
+    Without `percentile`: the bounds that either the P50 or the P99 panel shows.
     """
     shown = (None, 0.5, 0.99) if percentile is None else (None, float(percentile.removeprefix("p")) / 100)
     if results.manifest["objective"] != results.manifest["slo"]:
-        return []  # classes have their own, and no line holds for all of them
+        return []  # each request class has bounds of its own: no line holds for all
     bounds = [bound for bound in parse_slo(results.manifest["slo"]).bounds if not bound.mean]
     return [bound.limit_ns / NS_PER_S for bound in bounds if bound.metric == name and bound.share in shown]
 

@@ -1,4 +1,4 @@
-"""A picture of a cost profile: measured against fitted times, what is left over, the curves, and the hull."""
+"""A picture of a cost profile: measured against fitted times, residuals, the fitted curves, and the measured range."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BLOCKS = {
 
 
 def draw_profile(profile: Profile, path: Path | str) -> None:
-    """Writes a PNG. Without raw samples, as imported profiles are, the curves alone."""
+    """Writes a profile's picture as PNG; without raw samples, as imported profiles are, the fitted curves alone."""
     with house_style():
         table = _Samples(profile) if profile.samples else None
         fig = figure(10.5, 8.4 if table else 4.4)
@@ -47,7 +47,7 @@ def draw_profile(profile: Profile, path: Path | str) -> None:
 
 
 class _Samples:
-    """The raw samples as arrays, with what the fit says of them; times in s of kernels back to back."""
+    """A profile's raw samples as parallel arrays, with fitted times; seconds of kernels run back to back."""
 
     def __init__(self, profile: Profile) -> None:
         rows = profile.samples
@@ -77,7 +77,7 @@ def _contexts(decode: Any) -> list[int]:
 
 
 def _alone(profile: Profile, decodes: Any, context: Any, prefill: Any, chunks: Any, pairs: Any) -> Floats:
-    """The fitted time in s of kernels back to back, which what an engine adds is taken off."""
+    """Fitted seconds of each step's kernels run back to back: without what cold caches in an engine add."""
     zeros = np.zeros(len(decodes), dtype=np.int64)
     columns = {
         "num_decode": decodes,
@@ -143,7 +143,7 @@ def _draw_residuals(ax: Axes, table: _Samples) -> None:
 
 
 def _draw_tokens(ax: Axes, profile: Profile, table: _Samples | None) -> None:
-    """A prompt's chunk alone, by its tokens."""
+    """Draws the time of a single prefill chunk against its tokens."""
     ax.set_title("One chunk without prefix")
     most = min(profile.hull.max_tokens, profile.hull.max_chunk_context)
     tokens = np.unique(np.geomspace(1, most, 300).astype(np.int64))
@@ -169,7 +169,7 @@ def _draw_tokens(ax: Axes, profile: Profile, table: _Samples | None) -> None:
 
 
 def _draw_decodes(ax: Axes, profile: Profile, table: _Samples | None) -> None:
-    """Decode steps by their sequences, a line for some of the contexts."""
+    """Draws the time of decode-only steps against their sequences, a line for each of up to five contexts."""
     ax.set_title("Decodes, by context")
     hull = profile.hull
     sequences = np.unique(np.geomspace(1, hull.max_sequences, 200).astype(np.int64))
@@ -204,7 +204,7 @@ def _draw_decodes(ax: Axes, profile: Profile, table: _Samples | None) -> None:
 
 
 def _plain_ticks(ax: Axes, most: int) -> None:
-    """Labels a logarithmic x with whole numbers, each four times the one before."""
+    """Labels a logarithmic x axis up to `most` with whole numbers, each four times the one before."""
     ticks = [4**i for i in range(12) if 4**i <= most]
     ax.xaxis.set_major_locator(FixedLocator([*ticks, most] if most > 2 * ticks[-1] else ticks))
     ax.xaxis.set_minor_locator(NullLocator())
@@ -212,7 +212,7 @@ def _plain_ticks(ax: Axes, most: int) -> None:
 
 
 def _some_contexts(profile: Profile, table: _Samples | None) -> list[float]:
-    """Up to five contexts to draw: of the even samples, or of the grid."""
+    """Up to five contexts to draw, tokens a sequence: of block A's samples, or without samples of the fitted grid."""
     if table is None:
         found = [float(c) for c in profile.costs.decode_attention.context if c <= profile.hull.max_context]
     else:

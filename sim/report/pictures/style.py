@@ -68,7 +68,7 @@ _RC: dict[Any, Any] = {
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Draws with our settings whatever the user's matplotlibrc says, and leaves theirs as they were."""
+    """Draws with batchsim's settings whatever the user's matplotlibrc says, and restores the user's own afterwards."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a label the font lacks is a box
         matplotlib.rcdefaults()
@@ -77,7 +77,7 @@ def house_style() -> Iterator[None]:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time on an axis: `200 ms`, `1 s`, `2 min`; of broken traces `12 d`, `3 y`."""
+    """The label of a time on an axis: `200 ms`, `1 s`, `2 min`; for the long spans of broken traces `12 d`, `3 y`."""
     for unit_s, unit in ((YEAR_NS // NS_PER_S, "y"), (86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.3g} {unit}"
@@ -85,7 +85,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def policy_legend(results: Results, notes: dict[str, str] | None = None) -> list[Line2D]:
-    """A legend handle a policy; the label ends with its note, by default the load from which it is unstable."""
+    """A legend handle for each policy; the label ends with the policy's note, by default `growth_notes`."""
     policies = sweeps(results)
     notes = growth_notes(results) if notes is None else notes
     styles = policy_styles(policies)
@@ -98,8 +98,9 @@ def policy_legend(results: Results, notes: dict[str, str] | None = None) -> list
 
 
 def growth_notes(results: Results) -> dict[str, str]:
-    """For each policy whose queue grows without end: from which load on, or at which if not at all above it; and where
-    its simulation failed."""
+    """Notes by policy, for those whose queue grows without end or whose simulation failed: from which load on (at
+    which, if it is stable again above), and the loads that failed.
+    """
     name = load_name(results)
     notes = {}
     for sweep in sweeps(results):
@@ -115,7 +116,7 @@ def growth_notes(results: Results) -> dict[str, str]:
 
 
 def footer(results: Results, *marks: str) -> str:
-    """The line under a picture of several seeds: where it was measured, how often, and what its marks mean."""
+    """The footer of a picture over all seeds: where latencies were measured, on how many seeds, what `marks` mean."""
     several = num_seeds(results) > 1
     counted = f"{seeds_text(results)} · bands and bars ± 95 %" if several else "1 seed, no interval"
     return " · ".join((f"measured at: {results.manifest['measured_at']}", counted, *marks))
@@ -129,7 +130,7 @@ def frame(fig: Figure, results: Results, title: str, foot: str, handles: list[Li
 
 
 def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[Line2D]) -> None:
-    """What `frame` does, for a picture that is not of a run."""
+    """Puts title, heading, legend and footer around the axes, as `frame` does, for a picture that is not of a run."""
     width, height = fig.get_size_inches()
     left = 0.12 / width
 
@@ -172,7 +173,7 @@ def _legend_columns(labels: list[str], width_inch: float) -> int:
 
 
 def figure(width_inch: float, height_inch: float) -> Figure:
-    """An empty figure whose axes will not overlap."""
+    """An empty Figure of this size whose axes will not overlap."""
     return Figure(figsize=(width_inch, height_inch), layout="constrained")
 
 
@@ -212,7 +213,7 @@ def load_axis(ax: Axes, results: Results) -> None:
 
 
 def _spaced(loads: np.ndarray, logarithmic: bool) -> list[float]:
-    """The loads whose tick labels do not touch: all of few, else those at least 6 % of the axis apart."""
+    """The loads that get a tick label: each at least 6 % of the axis beyond the one before, so that none touch."""
     place = np.log(loads) if logarithmic else loads
     gap = 0.06 * (place[-1] - place[0])
     kept = [0]
@@ -235,8 +236,8 @@ def label_points(ax: Axes, points: list[tuple[float, float, str, str]]) -> int:
     """Writes `(x, y, text, colour)` beside its point wherever that hides nothing; returns how many had no room.
 
     Neighbours of the same text share one label, in black. Greedy over eight places around the point, lower points
-    first; a place is taken if it would touch a point, an earlier label or the edge. Call when limits and layout are
-    final.
+    first; a place is taken if the label would touch a point, an earlier label or the edge. Call when limits and layout
+    are final.
     """
     scale = DPI / 72
     radius, line, near = 4.0 * scale, 7.5 * scale, 26 * scale

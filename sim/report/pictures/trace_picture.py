@@ -1,4 +1,4 @@
-"""A trace drawn: its arrivals, the gaps between them, and lengths of prompts and outputs."""
+"""A trace drawn: its arrivals over time, the gaps between them, and the lengths of prompts and outputs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def draw_arrivals(ax: Axes, arrival_ns: Ints) -> None:
 
 
 def draw_gaps(ax: Axes, arrival_ns: Ints) -> None:
-    """Draws the share of gaps longer than x on logarithmic axes, beside exponential gaps of the same mean."""
+    """Draws the share of interarrival gaps longer than x, both axes logarithmic, beside an exponential of that mean."""
     gaps = np.sort(np.diff(arrival_ns)) / NS_PER_S
     positive = gaps[gaps > 0]
     longer = 1 - np.arange(1, len(gaps) + 1) / len(gaps)
@@ -99,7 +99,7 @@ def draw_gaps(ax: Axes, arrival_ns: Ints) -> None:
 
 
 def draw_lengths(ax: Axes, tokens: Ints, kind: str) -> None:
-    """Draws the density of a length on a logarithmic axis, with its median and 99th percentile."""
+    """Draws the density of prompt or output lengths, `kind`, on a logarithmic axis, with median and 99th percentile."""
     edges = np.unique(np.round(np.geomspace(tokens.min(), tokens.max() + 1, _LENGTH_BINS + 1))) - 0.5
     counts, _ = np.histogram(tokens, edges)
     ax.stairs(counts / np.diff(np.log(edges)), edges, fill=True, color=_LENGTHS[kind], alpha=0.75)

@@ -24,9 +24,9 @@ from batchsim.report.validation_report import Validation
 
 _SHOWN = ("ttft", "tpot", "e2e")
 _LOADS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's palette, one a load
-_REGIONS = ("#56B4E9", "#0072B2", "#000000", "#D55E00", "#E69F00")  # of REGIONS
-_MOST_DOTS = 4000  # in a panel; more hide each other
-_WIDEST = 0.20  # of the signed errors shown
+_REGIONS = ("#56B4E9", "#0072B2", "#000000", "#D55E00", "#E69F00")  # a colour for each of REGIONS
+_MOST_DOTS = 4000  # dots in a panel; more would hide each other
+_WIDEST = 0.20  # largest signed error shown, as a share
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def write_pictures(found: Validation, stem: Path) -> list[Path]:
 
 
 def draw_latencies(found: Validation, path: Path) -> None:
-    """Distributions of TTFT, TPOT and E2E, a row a policy: live runs as lines, the simulation dashed above them."""
+    """Writes distributions of TTFT, TPOT and E2E, a row a policy: live runs as lines, the simulation dashed above."""
     policies = list(dict.fromkeys(point.policy.name for point in found.points))
     with house_style():
         fig = figure(12.0, 1.9 + 2.5 * len(policies))
@@ -70,7 +70,7 @@ def draw_latencies(found: Validation, path: Path) -> None:
 
 
 def _draw_cdfs(ax: Axes, found: Validation, points: list[PointReport], name: str) -> None:
-    """One panel: a colour a load."""
+    """Draws the distributions of one policy's latency `name`, a colour for each load."""
     low, high = np.inf, 0.0
     for color, point in zip(_LOADS * (1 + len(points) // len(_LOADS)), points, strict=False):
         window_ns = point.simulated.workload.window_ns
@@ -102,12 +102,12 @@ def _draw_cdfs(ax: Axes, found: Validation, points: list[PointReport], name: str
 
 
 def _dark(color: str) -> tuple[float, ...]:
-    """A shade of it that stands out from it."""
+    """A darker RGB shade of `color`, which stands out from it."""
     return tuple(0.45 * part for part in to_rgb(color))
 
 
 def latencies_s(records: Records, window_ns: tuple[int, int], name: str) -> Floats:
-    """Sorted seconds of the finished requests sent in the window; TPOT of those with two tokens or more."""
+    """Sorted seconds of latency `name` of finished requests sent in the window; TPOT from two output tokens on."""
     requests = records.requests
     done = requests[(requests["outcome"] == FINISHED) & between(requests["sent_ns"], window_ns)]
     values = values_ns(done)[name]
@@ -115,7 +115,7 @@ def latencies_s(records: Records, window_ns: tuple[int, int], name: str) -> Floa
 
 
 def draw_steps(found: Validation, pairs: StepPairs, path: Path) -> None:
-    """Left: every live step, predicted against measured. Right: how the signed errors spread, by region."""
+    """Writes two panels: every live step, predicted against measured; the spread of signed errors by region."""
     with house_style():
         fig = figure(12.0, 5.6)
         left, right = fig.subplots(1, 2)

@@ -1,7 +1,7 @@
-"""The picture of a run that varies a key: what changes with its value, a line a policy.
+"""The picture of a run that varies a key: how results change with the key's value, a line for each policy.
 
-With common loads: P99 latencies at one of them, and the highest load that meets the SLO. Where each curve has loads of
-its own: saturation, knee and SLO crossing.
+Where all policies share loads: P99 latencies at one of them, and the highest load that meets the SLO. Where each policy
+has loads of its own: saturation, knee and SLO crossing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Value = Callable[[Sweep, Landmarks], float]
 
 
 def vary_picture(results: Results, path: Path | str, load: float) -> None:
-    """Writes what changes with the varied key's value, at `load` where the curves have it in common."""
+    """Writes the results against the varied key's value; latencies at `load`, where the policies share loads."""
     vary, unit = results.manifest["vary"], _UNITS.get(load_name(results), "")
     rates: dict[str, Value] = {f"SLO crossed ({unit})": lambda _, its: _crossed(its.crossing)}
     if is_auto(results):
@@ -70,7 +70,7 @@ def vary_picture(results: Results, path: Path | str, load: float) -> None:
 
 
 def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
-    """Draws a latency (seconds) at `load` against the value, with its interval; a cross where the queue grows."""
+    """Draws a latency in seconds at `load` against the varied value, with its interval; a cross if the queue grows."""
     low, high = latency_limits(results, [metric], [])
     ax.set_yscale("log")
     ax.set_ylim(low, high)
@@ -98,7 +98,7 @@ def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
 
 
 def draw_rate(ax: Axes, results: Results, value: Value) -> None:
-    """Draws a load of every curve, such as its knee, against the value of the varied key."""
+    """Draws `value` of each curve, a load such as its knee, against the varied key's value."""
     found = curve_marks(results)
     curves = [
         (style, x, np.array([value(sweep, found[sweep.policy]) for sweep in members]))
@@ -111,7 +111,9 @@ def draw_rate(ax: Axes, results: Results, value: Value) -> None:
 
 
 def _lines(ax: Axes, results: Results) -> list[tuple[PolicyStyle, Floats, list[Sweep]]]:
-    """Prepares the axis of values; each policy's style, places on it, and curves. One without the key is all over."""
+    """Sets up the x axis of varied values. Returns for each policy its style, x positions and Sweeps; a policy that
+    lacks the key is the same across all values.
+    """
     values = results.manifest["vary"]["values"]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     places = dict(zip(map(str, values), map(float, values) if numbers else range(len(values)), strict=True))
@@ -140,13 +142,13 @@ def _lines(ax: Axes, results: Results) -> list[tuple[PolicyStyle, Floats, list[S
 
 
 def _styles(results: Results) -> dict[str, PolicyStyle]:
-    """How each policy is drawn, whatever its value."""
+    """The style of each policy by its label, the same for all values of the varied key."""
     first = {sweep.label: sweep for sweep in reversed(sweeps(results))}
     chosen = [first[label] for label in dict.fromkeys(sweep.label for sweep in sweeps(results))]
     return {sweep.label: style for sweep, style in zip(chosen, policy_styles(chosen).values(), strict=True)}
 
 
 def _crossed(crossing: Crossing) -> float:
-    """Where the SLO is crossed, or the highest tested load that meets it; NaN where it is never met."""
+    """The load at which the SLO is crossed, or else the highest tested load that meets it; NaN if none does."""
     known = crossing.load if crossing.load is not None else crossing.low
     return np.nan if known is None else known

@@ -1,1 +1,1 @@
-"""Tables and sentences for a terminal."""
+"""Tables and sentences for a terminal, and the same findings as JSON values."""

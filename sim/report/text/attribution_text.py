@@ -17,15 +17,15 @@ from batchsim.results.read import scenario_of
 if TYPE_CHECKING:
     from batchsim.results.read import Results
 
-_LEAST_SHARE = 0.005  # of a life; smaller parts are added up as the rest
-_UNBROKEN = "\u00a0"  # no line ends inside a term
+_LEAST_SHARE = 0.005  # of a request's life; smaller parts are added up as the rest
+_UNBROKEN = "\u00a0"  # a no-break space: no line ends inside a term
 
 
 def overview(results: Results, policy: str, load: float, seed: int, *, slowest: int = 5) -> dict[str, Any]:
-    """Where the time of one point's requests went: the mean over all, and the `slowest`.
+    """Where the time of one point's requests went, as JSON values: the mean over all requests, and the `slowest`.
 
-    Lives are from sending to delivery, or to the end of what was not delivered. Parts are in ns, largest first;
-    `blocker` is the request that took its place, or None.
+    A request's life is from sending to delivery, or to its end if nothing was delivered. Parts are in ns, largest
+    first; `blocker` is the id of the request that took its place, or None.
     """
     records = results.records(policy, load, seed)
     frontend = scenario_of(results, policy)["workload"].get("frontend") or {}
@@ -49,7 +49,7 @@ def overview(results: Results, policy: str, load: float, seed: int, *, slowest: 
 
 
 def overview_text(results: Results, found: dict[str, Any]) -> str:
-    """The same for people: a paragraph for the mean, one for each request, as wide as the output."""
+    """`found`, which `overview` returned, as text: a paragraph for the mean, one for each slow request."""
     point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     mean = _sum_text(found["mean_ns"], found["mean_parts"])
     lines = [point, _paragraph(f"  mean of {found['requests']:,}: {mean}")]

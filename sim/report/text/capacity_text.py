@@ -1,4 +1,4 @@
-"""The capacity of every policy: as text for people, and as rows for JSON."""
+"""The capacity of each policy, the highest load it sustains within the SLO: as text, and as rows for JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def unit(study: CapacityStudy) -> str:
 
 
 def capacity_text(study: CapacityStudy) -> str:
-    """The table and what stands below it, as wide as the output."""
+    """The table of capacities and the remarks below it, wrapped to the output's width."""
     grid = [
         ["policy", f"capacity (95 %), {unit(study)}", "probes", "first thing to break", f"at {AT_SHARE:g}× capacity"]
     ]
@@ -64,7 +64,7 @@ def capacity_text(study: CapacityStudy) -> str:
 
 
 def capacity_in_words(study: CapacityStudy, found: Capacity) -> str:
-    """`9.1 [8.8, 9.3]`, with a word for an end that no load decides; of a factor on a trace, in requests/s too."""
+    """`9.1 [8.8, 9.3]`: capacity and interval, or words for an end no load decides; for a trace in requests/s too."""
     if found.never and not found.undecided:
         return "met at no rate" if study.scenario.load_name != "users" else "met by nobody"
     if found.load is None and found.low == found.highest:
@@ -78,7 +78,7 @@ def capacity_in_words(study: CapacityStudy, found: Capacity) -> str:
 
 
 def open_ends(study: CapacityStudy, found: Capacity) -> str:
-    """Why the capacity, or an end of its interval, is not known; "" where all is."""
+    """Why the capacity, or an end of its interval, is not known; "" if all are."""
     told: list[str] = []
     if found.load is not None or found.never:
         if found.low is None and (found.load is not None or found.undecided):
@@ -91,14 +91,14 @@ def open_ends(study: CapacityStudy, found: Capacity) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits: `0.83`, `9.14`, `22.5`, `1,240`."""
+    """A load or rate to three digits: `0.83`, `9.14`, `22.5`, `1,240`."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def first_to_break(policy: PolicyCapacity) -> str:
-    """The bound that most requests miss just above the capacity, and its largest cause."""
+    """The SLO bound that most requests miss just above the capacity, and the most frequent cause of those misses."""
     if policy.breaks_at is None:
         return "nothing tried"
     by_metric: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def _use(policy: PolicyCapacity) -> str:
 
 
 def _effort(study: CapacityStudy) -> str:
-    """What a probe is, and what all of them took."""
+    """One line: seeds and requests of a probe (one load tried), and the number of probes and simulations."""
     found = [p for policy in study.policies for p in probes(policy.case.book)]
     requests = [round(p.num_requests / p.num_seeds) for p in found]
     seeds = _from_to([p.num_seeds for p in found]) + (" seed" if max(p.num_seeds for p in found) == 1 else " seeds")
@@ -133,7 +133,7 @@ def _effort(study: CapacityStudy) -> str:
 
 
 def _from_to(values: Sequence[float]) -> str:
-    """`2 to 32`; one number where all are shown alike."""
+    """The range of `values`, like `2 to 32`; one number where both ends read alike."""
     return " to ".join(dict.fromkeys([number(min(values)), number(max(values))]))
 
 
@@ -189,7 +189,7 @@ def _is_wide(found: Capacity, precision: float) -> bool:
 
 
 def _saturation(study: CapacityStudy) -> list[str]:
-    """What the best policy completes under overload, and what it would keep under independent arrivals."""
+    """Lines on the throughput of the best policy under overload, and its capacity under Poisson arrivals."""
     best = study.best
     if best is None or best.case.saturation is None or best.found.load is None:
         return []
@@ -218,7 +218,7 @@ def _changes(study: CapacityStudy) -> list[str]:
 
 
 def _cost(study: CapacityStudy) -> list[str]:
-    """The part of the error that more seeds do not narrow, never inside the intervals."""
+    """Lines on the cost model's error: more seeds do not narrow it, and no interval contains it."""
     known = {p.name: p.cost for p in study.policies if p.cost is not None}
     if isinstance(study.error, Unknown):
         return [f"cost-model error is not in the interval, and is unknown: {study.error.source}"]
@@ -233,7 +233,7 @@ def _cost(study: CapacityStudy) -> list[str]:
 
 
 def _shares(shares: tuple[float | None, float | None]) -> str:
-    """From the longest steps to the shortest: `−17 % to +24 %`."""
+    """By how much the cost model's error moves the capacity, from longest to shortest steps: `−17 % to +24 %`."""
     low, high = (("?" if share is None else f"{100 * share:+.0f} %").replace("-", "−") for share in reversed(shares))
     return f"{low} to {high}"
 
@@ -242,7 +242,7 @@ def _shares(shares: tuple[float | None, float | None]) -> str:
 
 
 def capacity_json(study: CapacityStudy) -> dict[str, Any]:
-    """Rows by policy, and all that the text says. Names that end with `_load` are loads, as in probes.csv."""
+    """What `capacity_text` says as JSON values. Names that end with `_load` are on the load axis, as in probes.csv."""
     return {
         "scenario": study.scenario.name,
         "heading": heading(study.setup),
@@ -263,7 +263,7 @@ def capacity_json(study: CapacityStudy) -> dict[str, Any]:
 
 
 def _scaled(study: CapacityStudy, load: float | None) -> float | None:
-    """In requests/s, whatever the load axis; users stay users."""
+    """`load` in requests/s, whatever the load axis; a number of users stays one."""
     return load if load is None or study.scenario.load_name == "users" else load * study.rate
 
 

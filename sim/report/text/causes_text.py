@@ -1,4 +1,4 @@
-"""Why requests missed their objective, per policy and class: as data and as a table. See `batchsim.explain`."""
+"""Why requests missed the SLO, per policy and request class: as data and as a table. See `batchsim.explain`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """By policy and class: offered, missed, and `causes`: metric, cause, misses, median_ns (of the time blamed).
+    """A row for each policy and request class: requests offered and missed, and the `causes` of the misses.
 
-    Counts are summed over `seeds`; the most frequent cause comes first. ScenarioError for an objective that judges no
-    request.
+    A cause has metric, cause, misses and median_ns (of the time blamed). Counts are summed over `seeds`; the most
+    frequent cause comes first. ScenarioError for an objective that judges no request.
     """
     if not seeds:
         raise ScenarioError(f"{results.path}: the misses of no seed were asked for. Give at least one, like [0].")
@@ -54,7 +54,7 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
 
 
 def _never_let_in(results: Results, policy: str, load: float, seed: int, known: int) -> int:
-    """How many requests of the cohort the run never let in: they have no row of their own."""
+    """How many judged requests the run never let in, so that its records lack them; `known` are the recorded ones."""
     points = results.points
     mine = (points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)
     return round(float(points.loc[mine, "cohort"].iloc[0])) - known
@@ -77,7 +77,7 @@ def _counted(misses: pd.DataFrame) -> dict[str, Any]:
 
 
 def causes_text(results: Results, found: list[dict[str, Any]], load: float, num_seeds: int) -> str:
-    """The same for people, as wide as the output: a line a policy (and class), below it one a cause."""
+    """What `causes` returned, as a table: a line for each policy (and request class), below it one for each cause."""
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
     lines = [f"SLO misses {at_load(load_name(results), load)} ({seeds}): {results.manifest['objective']}"]
     width = max([len(row["cause"]) for one in found for row in one["causes"]] + [5])

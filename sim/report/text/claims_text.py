@@ -14,7 +14,7 @@ from batchsim.study.claims import Finding
 
 
 def claims_text(findings: Sequence[Finding], heading: str) -> str:
-    """All claims with their sources, readings and verdicts, as wide as the output."""
+    """All claims with their sources, readings and verdicts, wrapped to the output's width."""
     seeds = max((len(finding.values) for finding in findings), default=0)
     spread = "1 seed" if seeds == 1 else f"mean of up to {seeds} seeds (lowest–highest)"
     head = [heading, f"{SAME_COSTS} · {spread}"]
@@ -37,7 +37,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def measured(finding: Finding) -> str:
-    """`24 × (23.7–24.2)`: the mean over seeds, and where they differ the lowest and the highest; `–` without any."""
+    """`24 × (23.7–24.2)`: a finding's mean over seeds, and its range where seeds differ; `–` without a value."""
     if not finding.values:
         return "–"
     unit = finding.claim.unit
@@ -48,7 +48,7 @@ def measured(finding: Finding) -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    """A ratio to two or three digits; a share in percent, never rounded up to all."""
+    """A ratio to two or three digits; a share in percent, never rounded up to 100."""
     if unit == "×":
         return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 10 else f"{value:.2g}"
     percent = 100 * value
@@ -56,7 +56,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def claims_as_json(findings: Sequence[Finding], heading: str) -> dict[str, Any]:
-    """A row a condition, with the keys that were set and the value of every seed; shares are fractions."""
+    """A row for each condition of a claim, with the keys that were set and each seed's value; shares are fractions."""
     rows = [
         {
             "claim": finding.claim.name,

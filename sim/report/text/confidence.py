@@ -1,4 +1,4 @@
-"""How sure a run is, in lines under its table: how far policies lie apart, and whether the warm-up was long enough."""
+"""How certain a run's results are, in lines under its table: differences between policies, precision, warm-up."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ METRIC = "ttft_p99_s"
 
 
 def paired_parts(results: Results, load: float) -> tuple[str, Sequence[str]]:
-    """What the line begins with, and a part a policy; no parts with one policy or one seed, which shows no interval.
+    """The heading of the line of differences, and for each policy its P99 TTFT less that of the best, with an interval.
 
-    Unstable policies and those that failed are left out: the table calls them so.
+    ("", []) with one seed, which shows no interval. Unstable and failed policies are left out: the table says so of
+    them.
     """
     if num_seeds(results) < 2:
         return "", []
@@ -38,7 +39,9 @@ def _part(row: Mapping[str, Any]) -> str:
 
 
 def difference_text(mean: float | None, half_width: float | None, no_difference: bool) -> str:
-    """`−412 ± 31 ms`, `no difference (± 8 ms)`, `the same` where every seed agrees, `–` if not defined."""
+    """A difference in seconds with its half-width as text: `−412 ± 31 ms`, `no difference (± 8 ms)`, `the same` where
+    every seed agrees, `–` if not defined.
+    """
     if mean is None:
         return DASH
     half = math.nan if half_width is None else half_width
@@ -50,7 +53,7 @@ def difference_text(mean: float | None, half_width: float | None, no_difference:
 
 
 def precision_lines(results: Results) -> list[str]:
-    """What became of the precision asked for: how many points have it after how many seeds, and which have not."""
+    """Lines on the precision asked for: how many points reached it after how many seeds, and which did not."""
     asked = results.manifest.get("precision")
     if asked is None:
         return []
@@ -79,14 +82,14 @@ def _where(point: Mapping[str, Any], load_name: str) -> str:
 
 
 def _share_text(share: float | None) -> str:
-    """`±9.3 %`; of a mean of 0 no interval is a share."""
+    """`±9.3 %`: the half-width as a share of the mean; `–` for None, as for a mean of 0."""
     return DASH if share is None else f"±{100 * share:.2g} %"
 
 
 def warmup_warning(results: Results) -> list[str]:
-    """A line that names the points whose beginning differs for longer than the warm-up in most seeds; or none."""
+    """One line naming the points whose start-up transient outlasts the warm-up in most seeds; [] if there are none."""
     if "warmup_needed_s" not in results.points:
-        return []  # of an older version
+        return []  # results of an older version
     warmup_s = parse_duration_ns(results.scenario["workload"].get("warmup", "0s")) / NS_PER_S
     points, longest_s = results.points, 0.0
     by_policy: dict[str, list[str]] = defaultdict(list)
@@ -95,7 +98,7 @@ def warmup_warning(results: Results) -> list[str]:
         for load in sweep.loads[~sweep.unstable]:
             needed = column(points.loc[mine & (points["load"] == load)], "warmup_needed_s")
             median_s = float(np.median(needed)) if len(needed) else math.nan
-            if median_s > warmup_s:  # False where a seed has none
+            if median_s > warmup_s:  # False for NaN: some seed has no estimate
                 by_policy[sweep.name].append(f"{load:g}")
                 longest_s = max(longest_s, median_s)
     if not by_policy:

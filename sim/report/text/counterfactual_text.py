@@ -1,4 +1,4 @@
-"""What one change would have done, as data and as text: misses that vanish and appear, latencies before and after."""
+"""What one change to a run would have done, as data and as text: SLO misses that vanish and appear, latencies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 _LATENCIES = ("ttft", "tpot", "e2e")
 _SHOWN = tuple(f"{name}_{of}_s" for name in _LATENCIES for of in ("mean", "p99"))
 _COUNTED = ("in_slo", "slo_met", "goodput_rps", "throughput_rps", "uncompleted_share")
-_IDS = 24  # of requests that the text names
+_IDS = 24  # request ids that the text lists at most
 
 
 def counterfactual_data(found: Counterfactual) -> dict[str, Any]:
-    """Misses before and after with their causes, ids of those that vanish, appear and remain, and metrics [before,
-    after] in seconds or shares. `requests` counts those judged, `shared` those judged on both sides; ids are of
-    these, None without any.
+    """JSON values: misses before and after with their causes, ids of the misses that vanish, appear and remain, and
+    metrics [before, after] in seconds or shares.
+
+    `requests` counts the requests judged on each side, `shared` those judged on both; the ids are of shared ones, None
+    if there are none.
     """
     base, changed = found.base, found.changed
     before, after = set(base.misses["request_id"].tolist()), set(changed.misses["request_id"].tolist())
@@ -50,14 +52,14 @@ def counterfactual_data(found: Counterfactual) -> dict[str, Any]:
 
 
 def _causes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
-    """Misses by cause [before, after], the most frequent before first."""
+    """For each cause its misses [before, after]; the most frequent cause before the change comes first."""
     counts = [side["cause"].value_counts().to_dict() for side in (before, after)]
     names = sorted({*counts[0], *counts[1]}, key=lambda cause: (-counts[0].get(cause, 0), cause))
     return [{"cause": cause, "misses": [int(count.get(cause, 0)) for count in counts]} for cause in names]
 
 
 def counterfactual_text(results: Results, found: dict[str, Any]) -> str:
-    """The same for people, as wide as the output."""
+    """`found`, which `counterfactual_data` returned, as text wrapped to the output's width."""
     point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     changes = ", ".join(f"{c['key']} {_value(c['before'])} → {_value(c['after'])}" for c in found["changes"])
     lines = [_fill(f"{point}: {changes}")]

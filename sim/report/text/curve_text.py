@@ -1,4 +1,4 @@
-"""The table of a run that found its loads: each policy's saturation, knee, SLO crossing and growing queue."""
+"""The table of a run that found its loads: each policy's saturation, knee, SLO crossing, and where the queue grows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def vary_line(results: Results) -> str:
-    """Which key is varied, over which values, and whether the requests change with it."""
+    """One line: the varied key, its values, and whether the requests change with them."""
     vary = results.manifest["vary"]
     same = "the same requests" if vary["same_requests"] else "the requests change with it"
     return f"varied: {vary['key']} = {', '.join(map(str, vary['values']))} · {same}"
 
 
 def curve_table(results: Results) -> list[str]:
-    """Lines: where each policy's curve bends, crosses the SLO and ends, beside the rate that it can serve at most."""
+    """The table's lines: each policy's saturation rate, knee, SLO crossing, and load from which the queue grows."""
     name, found = load_name(results), curve_marks(results)
     grid = [["", "saturation", "knee", "SLO crossed at", "queue grows"]]
     for sweep in sweeps(results):
@@ -44,7 +44,7 @@ def _knee(knee: Knee | None) -> str:
 
 
 def _crossed(crossing: Crossing) -> str:
-    """`7.4 (7.2–7.8)`, or on which side of the tested loads it lies."""
+    """The load at which the SLO is crossed: `7.4 (7.2–7.8)`, or on which side of all tested loads it lies."""
     if crossing.low is None:
         return "never" if crossing.high is None else f"never, from {crossing.high:g} on"
     if crossing.high is None:

@@ -1,4 +1,4 @@
-"""What a cost profile says, as plain text: a closing summary, and all of it."""
+"""A cost profile as plain text: the summary that closes a calibration, and the whole profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALL = "all"
 
 
 def summary(profile: Profile) -> str:
-    """The lines that close a calibration: errors, KV blocks, what is missing."""
+    """The lines that close a calibration: errors, KV blocks, and the parts of the profile still missing."""
     lines = [f"profile {profile.name}: {profile.model.name} on {_machine(profile)}"]
     regions = [row for row in profile.residuals if row["region"] != _ALL]
     if regions:
@@ -29,7 +29,7 @@ def summary(profile: Profile) -> str:
 
 
 def table(profile: Profile) -> str:
-    """Everything but the raw samples."""
+    """All of the profile but the raw samples, as text."""
     blocks = [
         [f"profile {profile.name}: {profile.origin}, executor {profile.executor}, {_shape(profile)}"],
         _pairs("hardware", profile.hardware),
@@ -72,7 +72,7 @@ def _hull(profile: Profile) -> list[str]:
 
 
 def _pairs(head: str, values: dict[str, Any]) -> list[str]:
-    """`head` with its names and values in one paragraph; nothing if there are none."""
+    """`head` and the names and values in one paragraph; nothing if `values` is empty."""
     known = [f"{name} {_plain(value)}" for name, value in values.items() if value is not None]
     return [f"{head}: {', '.join(known)}"] if known else []
 
@@ -116,7 +116,7 @@ def _coefficients(profile: Profile) -> Iterable[str]:
 
 
 def _curve(curve: Curve, one: str, many: str) -> str:
-    """The ends of a curve and how many knots it has."""
+    """`curve` in words: its two ends and the number of knots."""
     first = f"{curve.x[0]:.0f} {one if curve.x[0] == 1 else many} {format_duration(curve.ns[0])}"
     return f"{first} to {curve.x[-1]:,.0f} {many} {format_duration(curve.ns[-1])}, {len(curve.x)} knots"
 
@@ -129,7 +129,7 @@ def _error(row: dict[str, Any]) -> str:
 
 
 def _errors(head: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A table of errors by region; nothing without rows."""
+    """A table of relative errors by region of steps below `head`; nothing without rows."""
     if not rows:
         return []
     lines = [f"{head:<32}{'steps':>8}{'median':>10}{'p95':>10}{'bias':>10}"]

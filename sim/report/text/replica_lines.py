@@ -1,4 +1,4 @@
-"""What a run prints of its replicas: a line a policy and group, from the least to the most of any replica."""
+"""A run's replicas in lines, one a policy and replica group: requests, load, latency, least to most of any replica."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[str]:
-    """The replicas of each policy at one of its loads, as means over seeds; [] where there is one engine."""
+    """Lines for each (Sweep, index of a load) in `shown`, values as means over seeds; [] where there is one engine."""
     table = results.replicas()
     if table is None:
         return []
@@ -51,7 +51,7 @@ def _facts(rows: pd.DataFrame) -> str:
 
 
 def _span(low: float, high: float, shown: Callable[[float], str]) -> str:
-    """`70 to 80 %`: the unit once where it is the same."""
+    """`70 to 80 %`: both ends as `shown` writes them, the unit once if it is the same."""
     least, most = shown(low), shown(high)
     if least == most:
         return least

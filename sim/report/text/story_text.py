@@ -1,4 +1,4 @@
-"""One request's story, as data and as text: a sentence, a line of time, its chapters, and parts that sum to its E2E."""
+"""One request's life as data and as text: a sentence, a timeline in letters, chapters, parts that sum to its E2E."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from batchsim.results.read import Results
 
 _ROWS = 28  # chapters that the text lists; the shorter ones between them are added up
-_CELLS = WIDTH - 4  # of the line of time
-_UNBROKEN = "\u00a0"  # no line ends inside a time
+_CELLS = WIDTH - 4  # letters of the timeline
+_UNBROKEN = "\u00a0"  # a no-break space: no line ends inside a time
 _NUMBER_AND_UNIT = re.compile(r"(\d) (ns|us|ms|s)\b")
 _LETTERS = {
     "frontend": "f",
@@ -53,10 +53,10 @@ _REASONS = {
 
 
 def story(results: Results, policy: str, load: float, seed: int, request: int) -> dict[str, Any]:
-    """The life of one request under one policy. Times in ns since the start of the run; parts in ns, sum to `e2e_ns`.
+    """The life of one request under one policy as JSON values. Times are ns since the run began; parts sum to `e2e_ns`.
 
-    `chapters` are spans in time: what, reason, head of the queue, blocker, steps, parts; `line` is the life to scale.
-    ScenarioError without such a request.
+    `chapters` are consecutive spans of time: what, reason, head of the queue, blocker, steps, parts in ns; `line` is
+    the life to scale in letters. ScenarioError without such a request.
     """
     records = results.records(policy, load, seed)
     frontend = scenario_of(results, policy)["workload"].get("frontend") or {}
@@ -93,7 +93,9 @@ def story(results: Results, policy: str, load: float, seed: int, request: int) -
 
 
 def _line(told: Story, steps: NDArray[np.void]) -> str:
-    """The life to scale, a letter of `_LETTERS` a cell: what happened at the cell's middle. `steps`: its engine's."""
+    """The life to scale as `_CELLS` letters of `_LETTERS`, each for the state at its cell's middle. `steps` are those
+    of the engine that served the request.
+    """
     chapters, k, line = told.chapters, 0, ""
     for cell in range(_CELLS if chapters else 0):
         at_ns = chapters[0].start_ns + (2 * cell + 1) * told.ns // (2 * _CELLS)
@@ -119,7 +121,7 @@ def _plain(chapter: Chapter) -> dict[str, Any]:
 
 
 def _sentence(told: Story, facts: dict[str, Any]) -> str:
-    """What happened in order of first occurrence, things of one kind added up."""
+    """The kinds of state the request went through, by first occurrence, each with its total time, as one sentence."""
     by_kind: dict[str, list[Chapter]] = {}
     for chapter in told.chapters:
         by_kind.setdefault(chapter.what, []).append(chapter)
@@ -170,7 +172,7 @@ def _terms(what: str, chapters: list[Chapter], facts: dict[str, Any]) -> list[st
 
 
 def _holds(chapters: list[Chapter]) -> list[str]:
-    """Each reason for queueing with its time and who stood first for longest meanwhile; the longest reason first."""
+    """Each reason for queueing with its time and the request longest at the queue's head meanwhile; longest first."""
     total: Counter[str] = Counter()
     heads: dict[str, Counter[int]] = {}
     for chapter in chapters:
@@ -188,7 +190,9 @@ def _holds(chapters: list[Chapter]) -> list[str]:
 
 
 def _for(ids: list[int], me: int) -> str:
-    """For whom it lost its place; the newest that needs a block may be the one that gives up its own."""
+    """` for request 7 and 2 more`: the requests in whose favour request `me` was preempted. `me` itself may be one: the
+    newest that needs a block gives up its own.
+    """
     shown = ", ".join("itself" if id_ == me else f"request {id_}" for id_ in ids[:4])
     more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
     return f" for {shown}{more}" if ids else ""
@@ -206,7 +210,7 @@ def _count(number: int, one: str) -> str:
 
 
 def story_text(results: Results, found: dict[str, Any]) -> str:
-    """The same for people, as wide as the output: sentence, line of time, chapters, and the exact sum."""
+    """`found`, which `story` returned, as text: sentence, timeline in letters, chapters, and the exact sum."""
     point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     klass = f" of class {found['klass']}" if found["klass"] else ""
     tokens = f"{found['prompt_tokens']:,} + {found['output_tokens']:,} tokens"
@@ -223,7 +227,7 @@ def story_text(results: Results, found: dict[str, Any]) -> str:
 
 
 def _chapter_rows(chapters: list[dict[str, Any]]) -> list[str]:
-    """The longest chapters in time; those between two of them in one row."""
+    """Lines of the `_ROWS` longest chapters in order of time; shorter ones between two of them are added up in one."""
     longest = sorted(range(len(chapters)), key=lambda i: chapters[i]["start_ns"] - chapters[i]["end_ns"])
     shown = set(longest[:_ROWS])
     lines, skipped = [f"  {'at':>14}  {'lasts':>9}"], []
@@ -245,7 +249,7 @@ def _row(start_ns: int, end_ns: int, text: str) -> str:
 
 
 def _title(chapter: dict[str, Any]) -> str:
-    """`queued:kv_blocks behind request 71`, `decode in 14 steps: 200 ms decode_alone + 95 ms host_gap`."""
+    """A chapter in words: `queued:kv_blocks behind request 71`, `decode in 14 steps: 200 ms decode_alone`."""
     what, parts = chapter["what"], chapter["parts"]
     title = f"{what}:{chapter['reason']}" if chapter["reason"] else what
     title += f" behind request {chapter['head']}" if chapter["head"] is not None else ""
@@ -259,7 +263,7 @@ def _title(chapter: dict[str, Any]) -> str:
 
 
 def _sum_rows(found: dict[str, Any]) -> list[str]:
-    """The parts in ns, and their sum."""
+    """Lines with each part of the life in ns and percent, and their sum."""
     total_ns = sum(part["ns"] for part in found["parts"])
     width = max([len(part["part"]) for part in found["parts"]] + [len("sum")])
     digits = len(f"{total_ns:,}")

@@ -52,10 +52,11 @@ _SPARE = ("throughput_rps", _PADDED, _PER_TOKEN)  # left out of a table with fur
 
 
 def report(results: Results, load: float | None = None) -> str:
-    """All a run has to say: what was run, the policies at one load, the highest loads within the SLO, warnings.
+    """All that a run prints: its heading, the policies at one load, the highest loads within the SLO, warnings.
 
-    The load is by default the highest at which a policy meets the SLO; without any, the middle one. Where each policy
-    has loads of its own, each is shown at the highest of its own that meets the SLO; without any, at the lowest.
+    By default the table is at the highest load at which some policy meets the SLO; if none does, at the middle one.
+    Where each policy has loads of its own, each is shown at the highest of its own that meets the SLO; if none does, at
+    the lowest.
     """
     own = load is None and is_auto(results)
     load = load_to_show(results) if load is None else load
@@ -107,11 +108,11 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def point_table(results: Results, load: float | None) -> str:
-    """The policies side by side at one of the tested loads; ScenarioError if it was not tested. None: each at its own.
+    """The policies side by side at a tested load; ScenarioError if it was not tested. None: each at a load of its own.
 
     `ttft` and `tpot` are percentiles of completed requests, `s/token` the mean normalised latency, `in SLO` the share
-    of offered requests that meets it, `done/s` completions per second of the arrival window, `pad` the padded share;
-    `hit`, where a policy found something in a prefix cache, the share of the prompts' tokens that it found there.
+    of offered requests that meets the SLO, `done/s` completions per second of the arrival window, `pad` the share of
+    padding; `hit`, where a policy found something in a prefix cache, the share of the prompts' tokens found there.
     """
     rows = _rows(results, load)
     shares = [_PADDED]
@@ -165,8 +166,9 @@ def _with_values(rows: list[tuple[Sweep, int]], grid: list[list[str]]) -> list[l
 
 
 def _rows(results: Results, load: float | None) -> list[tuple[Sweep, int]]:
-    """The policies that were run at `load`, and where it stands in their arrays; None: each at a load of its own, the
-    highest that meets the SLO, else the lowest."""
+    """The Sweep of each policy run at `load`, with the load's index in its arrays. None: each policy at the highest
+    load that meets the SLO, else at its lowest.
+    """
     if load is not None:
         check_load(results, load)
         return [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
@@ -174,7 +176,7 @@ def _rows(results: Results, load: float | None) -> list[tuple[Sweep, int]]:
 
 
 def by_class(results: Results, load: float | None) -> list[str]:
-    """Of each class of traffic its share within the SLO and its P99 TTFT, a line each with all policies."""
+    """A line for each request class: its share within the SLO and its P99 TTFT under every policy."""
     lines = []
     for name in results.scenario["workload"].get("classes", {}):
         shares, tails = [], []
@@ -189,7 +191,7 @@ def by_class(results: Results, load: float | None) -> list[str]:
 
 
 def _cells(sweep: Sweep, i: int, shares: Sequence[str]) -> list[str]:
-    """One policy's row of the table, at its `i`-th load; `shares` are the metrics of its percentages."""
+    """The table's cells for one policy at its `i`-th load; `shares` are the metrics shown as percentages."""
     latencies = [DASH] * (len(_LATENCIES) - 1) + ["failed" if sweep.failed[i] else "unstable"]
     if not sweep.unstable[i] and not sweep.failed[i]:
         latencies = []
@@ -210,7 +212,7 @@ def _cells(sweep: Sweep, i: int, shares: Sequence[str]) -> list[str]:
 def highest_loads(results: Results) -> str:
     """For each policy the highest tested load that meets the SLO, or `never`.
 
-    Where a lower load failed, it is named: the SLO is not met all the way up to the one shown. A live run that was cut
+    A lower load that failed is named beside it: the SLO is then not met all the way up. A live run that was cut short
     is not judged.
     """
     if results.manifest.get("live", {}).get("reason"):
@@ -237,15 +239,16 @@ def highest_loads(results: Results) -> str:
 
 
 def warnings(results: Results, load: float | None) -> list[str]:
-    """Lines, each starting with `! `: points that failed and queues that grow at any load, requests not completed at
-    `load`, or at the policy's own."""
+    """Lines, each starting with `! `: points that failed and queues that grow at any load; requests not completed at
+    `load`, or with None at the load shown for each policy.
+    """
     failed = [Failed(**entry) for entry in results.manifest.get("failed", [])]
     lines = [f"! {which} {reason}" for which, reason in grouped(failed)] + warmup_warning(results)
     name = load_name(results)
     rows = {sweep.policy: i for sweep, i in _rows(results, load)}
     for sweep in sweeps(results):
         start = sweep.unstable_from
-        if start is not None and not is_auto(results):  # else its own column
+        if start is not None and not is_auto(results):  # else the queue's growth has a column of its own
             grows = sweep.loads[sweep.unstable]
             for_ever = len(grows) == (sweep.loads >= start).sum()
             where = f"from {load_text(name, start)} on" if for_ever else f"at load {', '.join(f'{x:g}' for x in grows)}"
@@ -264,7 +267,7 @@ def warnings(results: Results, load: float | None) -> list[str]:
             share = percent_text(uncompleted)
             why = _why_uncompleted(results.manifest, sweep.labels[i], here)
             lines.append(f"! {sweep.name}: {share} of requests not completed {at_load(name, here)}: {why}")
-        runs = results.manifest["outcomes"].get(sweep.labels[i], ())  # none where every point failed
+        runs = results.manifest["outcomes"].get(sweep.labels[i], ())  # no outcomes where every point failed
         cut = sum(run.get(CAP_CUT, 0) for run in runs if run["load"] == here)
         if cut:
             first = results.manifest["details"].get(sweep.labels[i], {}).get(CAP_CUT, "")
@@ -276,7 +279,7 @@ def warnings(results: Results, load: float | None) -> list[str]:
 
 
 def _why_uncompleted(manifest: dict[str, Any], label: str, load: float) -> str:
-    """How many requests of all seeds were rejected, cancelled or left unfinished, by reason, with its first numbers."""
+    """How many requests of all seeds were rejected, cancelled or unfinished, by reason, with one case's numbers."""
     counted: Counter[str] = Counter()
     for run in manifest["outcomes"][label]:
         for outcome in ("rejected", "cancelled", "unfinished") if run["load"] == load else ():

@@ -1,4 +1,4 @@
-"""A trace as text: how its requests come, and how long they are."""
+"""A trace's figures as text: how its requests arrive, and how long they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchsim.report.layout import fit
 
 
 def trace_text(figures: dict[str, Any]) -> str:
-    """The figures of `inspect_trace` as text, as wide as the output."""
+    """The figures that `inspect_trace` returned as text, wrapped to the output's width."""
     lines = [trace_heading(figures), *arrival_lines(figures["arrivals"])]
     lines.append(f"{'':<14}" + "".join(f"{name:>10}" for name in ("mean", "cv", "min", "p50", "p90", "p99", "max")))
     for kind in ("prompt", "output"):

@@ -1,4 +1,4 @@
-"""A validation for people: what the command prints, and the Markdown page that it writes."""
+"""A validation as text: what `batchsim validate` prints, and the Markdown page it writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Grid = list[list[str]]
 
 
 def report(found: Validation) -> str:
-    """Everything in brief for a terminal, the error table last."""
+    """The validation in brief for a terminal: warnings, first differing steps, verdicts, the table of errors last."""
     lines = [found.heading]
     if found.saturation_rps:
         lines.append(_saturation(found))
@@ -57,8 +57,9 @@ def _parts(run: LiveRun) -> str:
 
 
 def error_grid(found: Validation) -> Grid:
-    """A row a point: drift, step-time bias as it is and at par, the errors that matter with the live spread,
-    the load-equivalent error."""
+    """A row for each point: machine drift, bias of step times as measured and at par, the errors of the main metrics
+    with the spread of the live runs, the load-equivalent error.
+    """
     grid = [["policy", "load", "drift", "steps", "at par", *(METRICS[name].heading for name in _SHOWN), "shift"]]
     for point in found.points:
         share = "" if point.share is None else f" {point.share:.0%}"
@@ -75,7 +76,7 @@ def error_grid(found: Validation) -> Grid:
 
 
 def _cell(point: PointReport, name: str) -> str:
-    """`~-3.1±2.0=`."""
+    """A metric's error and live spread in %, like `~-3.1±2.0=`: `~` few observations, `=` within the spread."""
     metric = point.metric(name)
     if metric.error is None:
         return DASH
@@ -84,7 +85,7 @@ def _cell(point: PointReport, name: str) -> str:
 
 
 def _short(share: float) -> str:
-    """In %, with a decimal where that says something."""
+    """A signed share in %, with one decimal below 10 %."""
     return f"{100 * share:+.1f}" if abs(share) < 0.0995 else f"{100 * share:+.0f}"
 
 
@@ -96,7 +97,7 @@ def _shift(point: PointReport, name: str) -> str:
 
 
 def step_grid(rows: Sequence[RegionError]) -> Grid:
-    """Step-time errors by region, in %."""
+    """Step-time errors in %, a row for each region of steps."""
     grid = [["live steps", "n", "of the time", "median", "p95", "bias", "kernels' bias", "host's bias"]]
     for row in rows:
         parts = [DASH if bias is None else f"{100 * bias:+.2f}" for bias in (row.kernel_bias, row.host_bias)]
@@ -106,7 +107,7 @@ def step_grid(rows: Sequence[RegionError]) -> Grid:
 
 
 def metric_grid(point: PointReport) -> Grid:
-    """All figures of a point."""
+    """Every metric of one point, a row each: simulated, live, error and spread."""
     grid = [["", "simulated", "live", "error", "live spread", "", "load-equivalent"]]
     for name in FIGURES:
         metric = point.metric(name)
@@ -141,7 +142,7 @@ def _markdown_table(grid: Grid) -> str:
 
 
 def markdown(found: Validation, pictures: Sequence[str]) -> str:
-    """The page that a reader judges by: verdicts, errors, step times, every point, and what made it."""
+    """The validation as a Markdown page: verdicts, errors, step times, every point, and what it was made with."""
     parts = [f"# Simulated against live: {escaped(found.name)}", escaped(found.heading)]
     if found.warnings():
         parts.append("\n".join(f"- **{escaped(line)}**" for line in found.warnings()))
