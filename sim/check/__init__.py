@@ -1,1 +1,1 @@
-"""Simulated runs against measured ones, and schedules against recorded ones."""
+"""Checks against reality: simulated runs against measured ones, schedules against ones recorded from real engines."""

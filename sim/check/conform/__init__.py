@@ -52,11 +52,11 @@ __all__ = ["Difference", "Verdict", "conform"]
 
 
 def conform(path: Path, policy: str | None = None, order: str | None = None) -> Verdict:
-    """Compares the recording at `path` with the policy of its scheduler, or with `policy` given the same knobs.
+    """Compares the recording at `path` with a replay under its scheduler's policy, or under `policy` with those knobs.
 
-    `order` within a batch: "exact", "arrival" (ours is put so before it is compared), "free" (it does not count); None:
-    as the recording says.
-    ScenarioError, in one line, if it is no whole recording or asks for what is not simulated.
+    `order` of the rows within a batch: "exact" as the engine had it, "arrival" (the replay's rows are put so before
+    they are compared), "free" (order does not count); None: as the recording says. ScenarioError, in one line, if the
+    file is no whole recording or asks for what is not simulated.
     """
     if policy is not None and policy not in POLICIES:
         raise ScenarioError(f"conform: {cut(policy)} is no policy here. Known: {', '.join(POLICIES)}.")

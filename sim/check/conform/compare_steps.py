@@ -1,4 +1,4 @@
-"""Compares a replay with its recording and says where they part first, with the state around that step."""
+"""Compares a replay with its recording and reports the first step that differs, with the state around that step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from batchsim.check.conform.recording import ARRIVAL, EXACT, FREE, Facts, Record
 from batchsim.check.conform.replay import Replay, State, Step
 
 MOST_SHOWN = 8
-"""Running or waiting requests listed one by one."""
+"""Running or waiting requests that a report lists one by one; of more only the number is given."""
 IN_BATCH_ORDER = {"scheduled", "cached", "finished"}
-"""Lists whose order is that of the batch."""
+"""Facts of a step whose lists are in the order of its batch."""
 READ_WHEN = {
     "free_blocks_sched": "once the step is scheduled",
     "free_blocks_after": "when the scheduler is next asked, after the step's end",
 }
-"""Of what changes within a step: the moment at which it is read."""
+"""For facts that change within a step, the moment at which the recording reads them."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact that is not equal; `here` and `recorded` as shown to people."""
+    """One fact that differs between replay (`here`) and recording, both values as text."""
 
     name: str
     here: str
@@ -34,10 +34,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How many steps were compared, and the first difference in one line, or "" if there is none.
+    """A comparison: the steps compared, and the first difference in one line, "" if there is none.
 
-    `differences` are all the facts that differ at that place, `around` the lines that describe it. Times equal within
-    `tolerance_ns` are equal. `order` is that in which the rows of a batch were compared.
+    `differences` are all facts that differ in that step, `around` the lines that describe the state around it. Times
+    within `tolerance_ns` of each other count as equal. `order` says in which order the rows of a batch were compared.
     """
 
     path: Path
@@ -67,7 +67,7 @@ def _read_when(name: str) -> str:
 
 
 def compare(path: Path, recording: Recording) -> Verdict:
-    """The verdict on `recording`. BadRecording if the policy cannot be run with its knobs."""
+    """Replays `recording` and returns its verdict. BadRecording if the policy cannot be run with the recorded knobs."""
     replay = Replay(recording)
     recorded, count, last = recording.steps, 0, None
     places = {arrival.request.id: i for i, arrival in enumerate(recording.arrivals)}
@@ -106,7 +106,7 @@ def compare(path: Path, recording: Recording) -> Verdict:
 
 
 def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]:
-    """`facts` with the rows of the batch put by arrival, prompts before decodes; `places` are those of arrivals."""
+    """`facts` with the batch's rows sorted by arrival, prompts before decodes; `places` is each request's place."""
     ids = [i for i, _ in facts["scheduled"]]
     at = {i: (phase == "decode", places[i]) for i, phase in zip(ids, facts["phase"], strict=True)}
     return facts | {
@@ -116,14 +116,14 @@ def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]
 
 
 def _of_requests(step: Step, recording: Recording) -> Iterator[Difference]:
-    """Where what this step settles of a request is not as recorded."""
+    """Differences in the requests' facts that are final with this step, such as the time of the first token."""
     for i, ours in step.requests:
         for one in _unequal(recording.requests.get(i, {}), ours, recording):
             yield Difference(f"{one.name} of request {i}", one.here, one.recorded)
 
 
 def _unequal(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Iterator[Difference]:
-    """The recorded facts that ours contradict; those that ours say nothing of are left for later."""
+    """The recorded facts that differ from the replay's `ours`; a fact that `ours` lacks is not compared."""
     for name, (fact, value) in recorded.items():
         if fact not in ours:
             continue
@@ -159,7 +159,7 @@ def _summary(step: Step) -> str:
 
 
 def _around(before: State | None, replay: Replay, last: Step | None, index: int) -> tuple[str, ...]:
-    """The state before step `index` and the step before it, which was equal on both sides."""
+    """Lines on the replay's state before step `index` (from 0), and on the step before, the last one that is equal."""
     lines = []
     if before is not None:
         running = [f"{i} ({computed} of {known})" for i, computed, known in before.running]

@@ -1,4 +1,4 @@
-"""What the fields of a recording may hold, each in its range: checked before anything is computed or made of them."""
+"""The kinds of values that fields of a recording may hold, each with its range: checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from batchsim.base.errors import cut, shown
 
 
 class BadRecording(Exception):  # noqa: N818
-    """What is wrong with a recording, in one line that ends with what to do."""
+    """A fault of a recording, in one line that ends with what to do."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The JSON values that a field may have: those that `fits` says, in words `what`."""
+    """A kind of JSON values: those for which `fits` is true, described in words by `what`."""
 
     what: str
     fits: Callable[[Any], bool]
 
     def check(self, value: Any, where: str) -> None:
-        """BadRecording, which begins with `where`, unless `value` is of this kind."""
+        """Raises BadRecording, its text beginning with `where`, unless `value` is of this kind."""
         if not self.fits(value):
             raise BadRecording(f"{where} is {shown(value)}, not {self.what}. Record it again.")
 
     @property
     def or_null(self) -> Kind:
-        """The same, and null."""
+        """This kind extended by null."""
         return Kind(f"{self.what} or null", lambda value: value is None or self.fits(value))
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list, each item of one kind."""
+    """Lists whose items are all of one kind."""
 
     item: Kind
 
     def check(self, value: Any, where: str) -> None:
-        """BadRecording, which begins with `where` and the number of the item, unless all items are of the kind."""
+        """Raises BadRecording, its text beginning with `where` and the item's index, unless all are of the kind."""
         LIST.check(value, where)
         for i, item in enumerate(value):
             if not self.item.fits(item):
@@ -49,17 +49,17 @@ Fields = Mapping[str, Kind | ListOf]
 
 
 def whole(low: int, high: int) -> Kind:
-    """Whole numbers from `low` to `high`; true and false are none."""
+    """The kind of whole numbers from `low` to `high`, true and false excluded."""
     return Kind(f"a whole number from {low:,} to {high:,}", lambda value: type(value) is int and low <= value <= high)
 
 
 def number(what: str, high: int) -> Kind:
-    """Numbers from 0 to `high`."""
+    """The kind of numbers from 0 to `high`."""
     return Kind(f"{what} from 0 to {high:,}", lambda value: type(value) in (int, float) and 0 <= value <= high)
 
 
 def columns(what: str, *kinds: Kind) -> Kind:
-    """Lists with one item for each of `kinds`."""
+    """The kind of lists with exactly one item of each of `kinds`, in order."""
 
     def fits(value: Any) -> bool:
         return (
@@ -79,12 +79,12 @@ FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 SECONDS = number("a time in seconds", 10**9)
 SHARE = number("a share", 1)
 COUNT = whole(0, 10**15)
-"""Also ids and token indices; beyond it readers of JSON begin to round."""
+"""Counts, ids and token indices; JSON readers begin to round numbers beyond it."""
 TOKENS = whole(1, 10**9)
 PRIORITY = whole(-(2**31), 2**31 - 1)
 BLOCK_SIZE = whole(1, 10**6)
 BLOCKS = whole(1, 10**7)
-"""Of a pool: a KV manager with a cache keeps a few words for each."""
+"""KV blocks of a pool; a KV manager with a prefix cache keeps a few words for each."""
 MODEL_LEN = whole(1, 10**7)
 IDS = ListOf(COUNT)
 PAIRS = ListOf(columns(f"[id, tokens], each {COUNT.what}", COUNT, COUNT))
@@ -92,7 +92,7 @@ SEGMENTS = ListOf(columns(f"[stream, start, len], a text and whole numbers, len 
 
 
 def check_row(row: Any, where: str, required: Fields, optional: Fields | None = None) -> dict[str, Any]:
-    """`row` if it is a JSON object with all `required` fields, none but these and `optional`, each of its kind."""
+    """`row`, an object with all `required` fields, only those and `optional`, each of its kind; else BadRecording."""
     OBJECT.check(row, where)
     kinds = {**required, **optional} if optional else required
     for name in required:

@@ -1,7 +1,7 @@
-"""A recording as both forms are read into: knobs, traffic, and what is known of each step, request and the run.
+"""A recorded schedule, the same from both file forms: knobs, requests, known facts of each step, request and the run.
 
-Facts are kept under the recording's own names, each with the name of our fact that it must equal. A fact whose name
-ends in `_ns` is a time, or a list of times, and equal within `tolerance_ns`.
+Facts keep the recording's own names, each with the name of the replay's fact that must equal it. A fact whose replay
+name ends in `_ns` is a time, or a list of times, and equal within `tolerance_ns`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 
 Facts = dict[str, tuple[str, Any]]
-"""By the recording's name: our name of the fact, and its recorded value."""
+"""By the recording's name of a fact: the replay's name of it, and the recorded value."""
 Names = Mapping[str, tuple[str, Kind | ListOf]]
-"""By the recording's name: our name of the fact, and what it may be."""
+"""By the recording's name of a fact: the replay's name of it, and the kind of value it may hold."""
 
 MAX_PROMPT_BLOCKS = 10**7
-"""Of all requests: a cache keeps a key for each."""
+"""KV blocks of all prompts together; a prefix cache keeps a key for each."""
 EXACT, ARRIVAL, FREE = "exact", "arrival", "free"
-"""What may be said of the order within a batch: the engine's, put by arrival with prompts before decodes, or none."""
+"""Orders of the rows within a batch: as the engine had it; by arrival with prompts before decodes; not stated."""
 FORM = "The form stands in sim/check/conform/__init__.py."
 
 
 @dataclass(frozen=True)
 class StepLaw:
-    """The time of a step as the recording states it: a constant and a time per scheduled token."""
+    """The stated formula of step time: `base_ns` plus `per_token_ns` for each scheduled token."""
 
     base_ns: int
     per_token_ns: int = 0
@@ -47,10 +47,11 @@ class StepLaw:
 
 @dataclass(frozen=True)
 class Recording:
-    """`policy` is ours by name, `config` its; `durations_ns` of the steps; `law` None: no law is stated.
+    """A recorded schedule. `policy` is the name of batchsim's policy that follows the recorded scheduler, `config` its
+    config; `durations_ns` has an entry for each step; `law` is the stated formula of step time, None without one.
 
-    `requests` and `totals` hold what the recording knows beyond the steps. `order` is that within a batch. `note` says
-    what the reader should know.
+    `requests` holds recorded facts of single requests by id, `totals` those of the whole run. `order` is that of the
+    rows within a batch. `note` is a remark for the reader.
     """
 
     policy: str
@@ -71,9 +72,8 @@ class Recording:
 
 
 def read(path: Path, policy: str | None, order: str | None = None) -> Recording:
-    """The recording at `path`, for `policy` or the one of its own scheduler; `order` in place of its own.
-
-    Raises BadRecording.
+    """The recording in the file at `path`, for `policy` or the policy of the recorded scheduler; `order`, if given,
+    replaces the recorded one. Raises BadRecording.
     """
     from batchsim.check.conform import vidur, vllm_v1
 
@@ -91,7 +91,7 @@ def read(path: Path, policy: str | None, order: str | None = None) -> Recording:
 
 
 def _json(path: Path) -> Any:
-    """What the file holds. BadRecording unless it is whole JSON that says nothing twice."""
+    """The file's JSON value. BadRecording unless it is complete JSON without repeated keys."""
     try:
         return read_json(path)
     except OSError as error:
@@ -101,10 +101,10 @@ def _json(path: Path) -> Any:
 
 
 def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:
-    """The config of our `policy` with the recorded `knobs`, as a scenario writes them.
+    """The config of batchsim's `policy` with the recorded `knobs`, which are written as in a scenario.
 
-    BadRecording where one is not stated, is not the policy's or not what the policy takes. What an engine ran with is
-    not to be guessed, so all knobs must be stated but those that are null unless set.
+    BadRecording where a knob is not stated, unknown to the policy or out of range. What an engine ran with is not to be
+    guessed, so every knob must be stated unless its default is null.
     """
     config = POLICIES[policy][0]
     names = {f.name for f in fields(config)}
@@ -129,11 +129,11 @@ ABSENT: dict[str, Any] = {
     "attention": "full",
     "prefill_schedule_interval": 1,
 }
-"""What an engine may have and no policy here simulates, with the value that stands for its absence, stated or not."""
+"""Features of an engine that no policy simulates, each with the value that means it is off, stated or not."""
 
 
 def version_note(policy: str, engine: str, version: str | None) -> str:
-    """What to say where the recorded `version` of `engine` is not the one that our `policy` follows; "" where it is."""
+    """A remark, where `version` of `engine` is known not to be the one that `policy` follows; else ""."""
     followed = FOLLOWED.get(policy)
     if version is None or followed is None or followed.engine != engine or followed.version == version:
         return ""
@@ -141,21 +141,21 @@ def version_note(policy: str, engine: str, version: str | None) -> str:
 
 
 def facts(row: Any, where: str, names: Names) -> Facts:
-    """The facts of one JSON object, which has all of `names` and no other.
+    """The facts of one JSON object, which must have all of `names` and no other field.
 
-    Where our name ends in `_ns`, the recorded value is seconds.
+    Where the replay's name ends in `_ns`, the recorded value is in seconds.
     """
     check_row(row, where, {name: kind for name, (_, kind) in names.items()})
     return {name: (ours, to_ns(row[name]) if ours.endswith("_ns") else row[name]) for name, (ours, _) in names.items()}
 
 
 def to_ns(seconds: float) -> int:
-    """Recorded seconds, which have been checked, as ns."""
+    """Recorded seconds, already checked, as ns."""
     return round(seconds * NS_PER_S)
 
 
 def durations_ns(steps: list[Facts], start: str, end: str, where: str) -> list[int]:
-    """Of each step. BadRecording where a step does not end after its start, or starts before the one before it."""
+    """Duration of each step in ns. BadRecording for a step that ends at or before its start, or is out of order."""
     if not steps:
         raise BadRecording(f"has no {where}. Record it again.")
     before_ns = 0
@@ -173,7 +173,7 @@ def durations_ns(steps: list[Facts], start: str, end: str, where: str) -> list[i
 
 
 def in_order(arrivals: list[Arrival], block_size: int) -> list[Arrival]:
-    """`arrivals` by (arrival, id). BadRecording if there are none, two of one id, or prompts of too many KV blocks."""
+    """`arrivals` sorted by (arrival, id). BadRecording for none, a repeated id, or prompts of too many KV blocks."""
     if not arrivals:
         raise BadRecording("has no requests. Record it again.")
     blocks = sum(-(-arrival.request.prompt_tokens // block_size) for arrival in arrivals)
@@ -184,7 +184,7 @@ def in_order(arrivals: list[Arrival], block_size: int) -> list[Arrival]:
 
 
 def check_same_ids(ids: list[int], arrivals: list[Arrival], where: str) -> None:
-    """BadRecording unless `ids`, listed in `where`, are those of `arrivals`, each once."""
+    """Raises BadRecording unless `ids`, listed in `where`, are those of `arrivals`, each once."""
     check_unique(ids, where)
     strange = set(ids) ^ {arrival.request.id for arrival in arrivals}
     if strange:
@@ -192,7 +192,7 @@ def check_same_ids(ids: list[int], arrivals: list[Arrival], where: str) -> None:
 
 
 def check_unique(ids: list[int], where: str) -> None:
-    """BadRecording if one of `ids` is there twice."""
+    """Raises BadRecording if an id occurs twice in `ids`."""
     seen: set[int] = set()
     for i in ids:
         if i in seen:

@@ -1,4 +1,4 @@
-"""Cranks our scheduler over a recording's traffic, each step taking its recorded time, and tells what each step did."""
+"""Runs batchsim's scheduler on a recording's requests, each step in its recorded time, and gives each step's facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchsim.policies.registry import POLICIES
 
 @dataclass(frozen=True)
 class State:
-    """What stood when the scheduler was asked. `running`: (request, computed tokens, known tokens) by admission."""
+    """What the engine held when the scheduler was asked. `running`: (request, computed, known tokens) by admission."""
 
     running: list[tuple[int, int, int]]
     waiting: list[int]
@@ -29,7 +29,7 @@ class State:
 
 @dataclass(frozen=True)
 class Step:
-    """Our facts of one step and of the requests it settles something of, by name, and the state before it."""
+    """One replayed step: its facts by name, facts of requests that are final with it, and the state before it."""
 
     facts: dict[str, Any]
     requests: list[tuple[int, dict[str, Any]]]
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass
 class _Life:
-    """What is counted of one request."""
+    """Counts of one request; `first_hit`, `hits`: tokens found in a prefix cache, at the first and all admissions."""
 
     first_hit: int = 0
     hits: int = 0
@@ -48,8 +48,9 @@ class _Life:
 
 @dataclass
 class Totals:
-    """What is counted of the whole run. `mid_prefill` are victims whose prompt, and `mid_recompute` whose known tokens
-    after an earlier preemption, were not computed in full."""
+    """Counts over the whole replay. `mid_prefill` are victims whose prompt was not yet computed in full;
+    `mid_recompute` those whose known tokens (prompt, and output before an earlier preemption) were not.
+    """
 
     requests: int = 0
     steps: int = 0
@@ -64,7 +65,7 @@ class Totals:
 
 
 class _RecordedTimes:
-    """Each step takes what the recording says; one beyond its end takes 1 ns, and is reported as too many."""
+    """The recorded duration of each step, as a cost model. Steps beyond the recording's end take 1 ns."""
 
     def __init__(self, durations_ns: list[int]) -> None:
         self._durations_ns = iter(durations_ns)
@@ -88,23 +89,23 @@ class _Arrivals:
 
 @dataclass
 class Replay:
-    """One replay. `steps()` may be iterated once; `totals`, `core` and `rejected` stand at where it has come to."""
+    """One replay. `steps()` may be iterated once; `totals`, `core` and `rejected` are as of the last step it gave."""
 
     recording: Recording
     core: EngineCore = field(init=False)
     totals: Totals = field(default_factory=Totals)
     rejected: list[int] = field(default_factory=list[int])
-    _inside: dict[Sequence, None] = field(default_factory=dict[Sequence, None])  # admitted, by admission
+    _inside: dict[Sequence, None] = field(default_factory=dict[Sequence, None])  # running, by admission
     _lives: dict[int, _Life] = field(default_factory=dict[int, _Life])
-    _orders: list[list[int]] = field(default_factory=list[list[int]])  # the running at each preemption
-    _finished: list[int] = field(default_factory=list[int])  # in the step that has just ended
+    _orders: list[list[int]] = field(default_factory=list[list[int]])  # ids of the running requests at each preemption
+    _finished: list[int] = field(default_factory=list[int])  # ids of the requests that the latest step finished
 
     def __post_init__(self) -> None:
         self.core = _engine(self.recording)
         self._traffic = Traffic(_Arrivals(self.recording.arrivals))
 
     def steps(self) -> Iterator[Step]:
-        """Our steps, one by one."""
+        """Runs the replay, giving each step once it has ended."""
         core, clock = self.core, VirtualClock()
         self.totals.requests = len(self.recording.arrivals)
         loop = crank(core, self, settles=True)
@@ -138,7 +139,7 @@ class Replay:
         return self._traffic.next_ns is None
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Notes who was rejected and who finished; nobody answers."""
+        """Notes which requests were rejected or finished; no client answers."""
         for event in events:
             if isinstance(event, Rejected):
                 self.rejected.append(event.request.id)
@@ -148,7 +149,7 @@ class Replay:
     # ---- what a step did
 
     def _scheduled(self, work: Batch, now_ns: int, known: dict[Sequence, int]) -> dict[str, Any]:
-        """The facts that stand once the step is scheduled; counts them too."""
+        """The facts of a step known once it is scheduled; adds it to the totals."""
         items, kv, totals = list(work.items()), self.core.scheduler.kv, self.totals
         tokens = sum(n for _, n in items)
         law = self.recording.law
@@ -178,7 +179,7 @@ class Replay:
         }
 
     def _admitted(self, work: Batch, now_ns: int) -> list[tuple[int, dict[str, Any]]]:
-        """What the admissions of this step settle."""
+        """Counts this step's admissions; returns (request id, facts) of the requests admitted for the first time."""
         settled: list[tuple[int, dict[str, Any]]] = []
         hits = dict(work.cached)
         for seq, _ in list(work.items()):
@@ -198,7 +199,7 @@ class Replay:
         return [(seq.request.id, {"first_token_ns": end_ns}) for seq in work.sampled if seq.num_output_tokens == 1]
 
     def _ended(self, facts: dict[str, Any], end_ns: int) -> list[tuple[int, dict[str, Any]]]:
-        """Adds what stands after the step to its `facts`; returns what its finishes settle."""
+        """Adds the facts known after the step to `facts`; returns (request id, facts) of the requests it finished."""
         core, settled = self.core, []
         finished, self._finished = self._finished, []
         facts |= {
@@ -223,7 +224,7 @@ class Replay:
 
     @staticmethod
     def _processed(seq: Sequence) -> int:
-        """Tokens of `seq` that are done with: the computed ones, or all the known ones if it decodes."""
+        """Tokens of `seq` processed as Vidur counts: the computed ones, or all known ones once it decodes."""
         return seq.num_computed_tokens if seq.group is None else seq.num_tokens
 
     def _state(self) -> State:
@@ -234,7 +235,7 @@ class Replay:
     # ---- the whole
 
     def run_facts(self) -> dict[str, Any]:
-        """Facts of the run at its end."""
+        """Facts of the whole replay, once it has ended."""
         totals, states = self.totals, self.core.recorder.records().states
         rows = states[states["state"] == PREEMPTED]
         victims = list(zip(rows["request_id"].tolist(), rows["blocker"].tolist(), self._orders, strict=True))
@@ -246,27 +247,27 @@ class Replay:
             "cached_tokens": totals.cached_tokens,
             "empty_steps": totals.empty_steps,
             "self_preempt": sum(victim == by for victim, by, _ in victims),
-            "victim_already_scheduled": sum(  # one that waits was not running, so no victim stood before it
+            "victim_already_scheduled": sum(  # preemptions for a waiting request do not count
                 by in order and order.index(victim) < order.index(by) for victim, by, order in victims
             ),
             "makespan_ns": totals.end_ns,
             "all_finished": totals.finished == totals.requests,
         }
-        if not facts["victim_already_scheduled"]:  # such a victim's chunk is what phantom hits come from
+        if not facts["victim_already_scheduled"]:  # phantom hits come from chunks of such victims alone
             facts["phantom_hits"] = 0
-        if totals.mid_prefill == totals.mid_recompute:  # else it is not said which of the two is meant
+        if totals.mid_prefill == totals.mid_recompute:  # else the recording does not say which of the two it counts
             facts["victim_mid_prefill"] = totals.mid_prefill
         return facts
 
     def blocked_head(self) -> str:
-        """The last head of the queue that was blocked, and why; "" if none ever was."""
+        """The request last blocked at the head of the queue, and the reason; "" if none ever was."""
         records = self.core.recorder.records()
         rows = records.states[records.states["state"] == BLOCKED]
         return f"request {rows['request_id'][-1]} ({records.texts[rows['reason'][-1]]})" if len(rows) else ""
 
 
 def _engine(recording: Recording) -> EngineCore:
-    """The engine that was recorded. BadRecording where the policy refuses its memory."""
+    """An engine with the recorded policy, knobs and KV blocks. BadRecording where the policy refuses its memory."""
     try:
         kv = new_kv(recording.config, recording.num_blocks, recording.block_size, ids=False)
         context = PolicyContext(kv, recording.max_model_len)

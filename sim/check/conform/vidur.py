@@ -41,8 +41,8 @@ from batchsim.check.conform.fields import (
 from batchsim.check.conform.recording import Facts, Names, Recording, StepLaw
 from batchsim.kernel.types import Arrival, Request
 
-POLICY_OF = {"vllm": "vllm_v0"}  # the others keep their names
-TOLERANCE_NS = 10_000  # times are sums of floats, rounded to 1 us
+POLICY_OF = {"vllm": "vllm_v0"}  # Vidur's other schedulers are policies of the same name
+TOLERANCE_NS = 10_000  # recorded times are sums of floats, rounded to 1 us
 
 ITERATION: Names = {
     "iter": ("index", COUNT),
@@ -104,7 +104,7 @@ SLOTTED = ("orca", "faster_transformer")
 
 
 def recording(data: dict[str, Any], policy: str | None) -> Recording:
-    """The recording of `data`. BadRecording for what is missing, unknown or not simulated."""
+    """`data`, a file's JSON, as a Recording. BadRecording for what is missing, unknown or not simulated."""
     check_row(data, "the recording", PARTS)
     if data["error"] is not None:
         raise BadRecording(f"the recorded run failed: {shown(data['error'])}. Record one that ends.")
@@ -142,7 +142,7 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
 
 
 def _step_ns(cost: dict[str, Any]) -> int:
-    """The constant time of an iteration."""
+    """The constant duration of an iteration, ns. BadRecording for any other cost model."""
     if cost.get("type") != "constant":
         raise BadRecording(f"cost_model {shown(cost)} is not a constant iteration time. Record with one.")
     check_row(cost, "cost_model", {"type": TEXT, "iteration_time_s": SECONDS})
@@ -153,13 +153,13 @@ def _step_ns(cost: dict[str, Any]) -> int:
 
 
 def _commit(source: Any) -> str | None:
-    """Of Vidur, if it is stated."""
+    """The commit of Vidur that was recorded; None if it is not stated."""
     commit = source.get("commit") if isinstance(source, dict) else None
     return commit if isinstance(commit, str) else None
 
 
 def _knobs(meta: dict[str, Any], name: str) -> dict[str, Any]:
-    """The policy's knobs. BadRecording where the recorded ones contradict each other or are not simulated."""
+    """The recorded knobs by the policy's names. BadRecording where they contradict each other or are not simulated."""
     own = {knob: meta[knob] for knob in EVERY if meta.get(knob) is not None}
     if own.keys() != OWN_KNOBS[name]:
         raise BadRecording(f"scheduler has {sorted(own)}, the knobs of {name} are {sorted(OWN_KNOBS[name])}.")
@@ -187,7 +187,7 @@ def _arrival(row: Any, where: str) -> Arrival:
 
 
 def _results(rows: list[Any], arrivals: list[Arrival]) -> dict[int, Facts]:
-    """What is recorded of each request, by id."""
+    """Recorded facts of each request, by id."""
     found = [form.facts(row, f"results[{i}]", RESULT) for i, row in enumerate(rows)]
     ids = [row.pop("id")[1] for row in found]
     form.check_same_ids(ids, arrivals, "results")
@@ -195,7 +195,7 @@ def _results(rows: list[Any], arrivals: list[Arrival]) -> dict[int, Facts]:
 
 
 def _add_preemptions(steps: list[Facts], rows: list[Any]) -> None:
-    """Gives each step the preemptions made when it was scheduled: request, tokens lost, time."""
+    """Adds the recorded preemptions to the step nearest in time: request, tokens lost, time."""
     for step in steps:
         step["preempted"] = ("preempted", [])
         step["num_processed_tokens_lost"] = ("lost_tokens", [])

@@ -1,4 +1,4 @@
-"""Reads the form that is recorded from vLLM's scheduler, and that anybody's engine may be recorded in."""
+"""Reads recordings in batchsim's own form, which is made from vLLM's scheduler and open to any engine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ LAW = re.compile(r"t_end = t_start \+ (\d{1,9}(?:\.\d{1,12})?) \+ (\d{1,9}(?:\.\
 
 
 def recording(data: dict[str, Any], policy: str | None) -> Recording:
-    """The recording of `data`. BadRecording for what is missing, unknown or not simulated."""
+    """`data`, a file's JSON, as a Recording. BadRecording for what is missing, unknown or not simulated."""
     check_row(data, "the recording", PARTS, {"per_request": OBJECT})
     meta = data["meta"]
     check_row({name: meta[name] for name in (SHAPE | MAYBE) if name in meta}, "meta", SHAPE, MAYBE)
@@ -113,7 +113,7 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
 
 
 def _policy(scheduler: str) -> str:
-    """The policy that stands for the recorded scheduler."""
+    """The name of the policy that follows `scheduler`, which is a class path of vLLM or a policy's name."""
     name = SCHEDULERS.get(scheduler, scheduler)
     if name not in POLICIES:
         raise BadRecording(
@@ -123,9 +123,9 @@ def _policy(scheduler: str) -> str:
 
 
 def _knobs(meta: dict[str, Any], policy: str) -> tuple[dict[str, Any], str]:
-    """The policy's knobs in `meta`, and the order within a batch.
+    """The policy's knobs stated in `meta`, and the order of the rows within a batch.
 
-    BadRecording if `meta` has what is neither the policy's, nor off, nor a note.
+    BadRecording for a key of `meta` that is neither a knob, nor switched off, nor a note.
     """
     known = {f.name for f in fields(POLICIES[policy][0])}
     for name, value in meta.items():
@@ -149,7 +149,7 @@ def _knobs(meta: dict[str, Any], policy: str) -> tuple[dict[str, Any], str]:
 
 
 def _version(meta: dict[str, Any]) -> str | None:
-    """Of the recorded engine, if it is stated."""
+    """The version of the recorded engine; None if it is not stated."""
     versions = [meta[name] for name in ("engine_version", "vllm_version") if name in meta]
     if len(set(versions)) > 1:
         raise BadRecording(
@@ -159,7 +159,7 @@ def _version(meta: dict[str, Any]) -> str | None:
 
 
 def _arrivals(rows: list[Any], *, with_tokens: bool) -> list[Arrival]:
-    """The requests, with the identity of their tokens if it matters."""
+    """The recorded requests; `with_tokens`: with the identity of their prompt tokens, as a prefix cache needs."""
     streams: dict[str, int] = {}
     arrivals = []
     for i, row in enumerate(rows):
@@ -191,7 +191,7 @@ def _arrivals(rows: list[Any], *, with_tokens: bool) -> list[Arrival]:
 
 
 def _stream(name: str, numbers: dict[str, int]) -> int:
-    """The number of a recorded stream: `o<i>` is what request i generates, all else is prompt text."""
+    """The number of a token stream: `o<i>` is what request i generates, any other is prompt text, see `numbers`."""
     if re.fullmatch(r"o[0-9]{1,15}", name):
         return output_stream(int(name[1:]))
     return prompt_stream(numbers.setdefault(name, len(numbers)))
@@ -203,7 +203,7 @@ def _step(row: Any, where: str) -> Facts:
 
 
 def _per_request(rows: dict[str, Any] | None, arrivals: list[Arrival]) -> dict[int, Facts]:
-    """What is recorded of each request, by id; empty if nothing is."""
+    """Recorded facts of each request, by id; empty if none were recorded."""
     if rows is None:
         return {}
     for i in rows:
@@ -215,12 +215,12 @@ def _per_request(rows: dict[str, Any] | None, arrivals: list[Arrival]) -> dict[i
 
 
 def _totals(totals: dict[str, Any]) -> Facts:
-    """Those that are recorded; one that our replay cannot count is compared with nothing."""
+    """The recorded totals as facts; a total that the replay cannot count is compared with nothing."""
     return form.facts(totals, "meta.totals", {name: fact for name, fact in TOTALS.items() if name in totals})
 
 
 def _law(text: str) -> StepLaw | None:
-    """The law of the steps' times; None if it is finer than recorded times are. BadRecording for another form."""
+    """The formula of step time in `text`; None if it is finer than recorded times. BadRecording for another form."""
     match = LAW.match(text)
     if match is None:
         raise BadRecording(
@@ -228,5 +228,5 @@ def _law(text: str) -> StepLaw | None:
             " or into meta.note."
         )
     base_ns, per_token_ns = (Decimal(number) * 10**9 for number in match.groups())
-    whole_us = base_ns % 1000 == 0 and per_token_ns % 1000 == 0  # else the recorded times are rounded
+    whole_us = base_ns % 1000 == 0 and per_token_ns % 1000 == 0  # recorded times are rounded to 1 us
     return StepLaw(int(base_ns), int(per_token_ns)) if whole_us else None

@@ -1,1 +1,1 @@
-"""Simulated against measured: errors of steps and latencies, where schedules part, and the verdict."""
+"""Simulation against live runs: errors of step times and latencies, where schedules first differ, and the verdict."""

@@ -42,22 +42,23 @@ from batchsim.workload.workload_config import ClosedLoop
 
 SPREADS = 2
 UNFIT = 0.10
-"""The largest spread of mean TPOT and mean E2E at which anything can be said."""
+"""Largest spread of mean TPOT and mean E2E over the live runs at which anything is claimed, as a share."""
 
 UNFIT_DRIFT = 0.05
-"""The largest drift of the machine since its calibration. Source: calibrations flag their own drift from there on."""
+"""Largest drift of the machine since its calibration, as a share. Source: from there on calibrations flag their own."""
 
 CALM = 0.02
-"""The largest distance between what the sentinel says of a run, by median and mean, before and after: a bound of 2 % on
-the bias cannot be judged by what is not known to as much."""
+"""Largest distance between the sentinel's readings of a calm run (median and mean, before and after), as a share: a
+bias cannot be judged to 2 % on a machine whose speed is known less exactly.
+"""
 
 DISTURBED_SHARE, DISTURBED_FACTOR = 0.10, 1.25
-"""A run is void if for this share of its time steps took that many times what is usual in it."""
+"""A run is void if in this share of its decoding time steps took, on average, that many times their usual time."""
 
-_WINDOW_NS = 250e6  # of busy time, in which a disturbance is looked for
+_WINDOW_NS = 250e6  # busy time of a window in which a disturbance is looked for
 _FEWEST_WINDOWS = 4
 
-_ROUNDING = 1e-9  # of the mean of equal figures
+_ROUNDING = 1e-9  # relative rounding error of a mean of equal values
 
 FIGURES = (
     *(f"{latency}_{of}_s" for latency in ("ttft", "tpot", "itl", "e2e") for of in ("mean", "p50", "p90", "p99")),
@@ -68,12 +69,11 @@ FIGURES = (
     "preemption_rate",
 )
 SHIFTED = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s")
-"""The figures whose error is also given along the load axis."""
+"""Metrics whose error is also given along the load axis."""
 
 
 class Played(Protocol):
-    """A live run, as `batchsim.calibrate.session` leaves it: `reason` is "" unless it was cut, `made` says on what it
-    ran."""
+    """A live run as `batchsim.calibrate.session` leaves it: `reason` says why it was cut, "" if it was not."""
 
     @property
     def policy(self) -> str: ...
@@ -105,7 +105,7 @@ class Played(Protocol):
 
 @dataclass(frozen=True)
 class Simulated:
-    """The same point in simulation."""
+    """The simulation of the point that live runs played."""
 
     records: Records
     workload: BuiltWorkload
@@ -123,12 +123,11 @@ class Case:
     seed: int
 
     def simulate(self, policy: ResolvedPolicy, load: float) -> Simulated:
-        """One point in simulated time."""
+        """The simulation of `policy` at `load`."""
         return _simulate(self.resolved, policy, load, self)
 
     def saturation_rps(self, policy: ResolvedPolicy) -> float:
-        """Requests per second that `policy` completes in simulation when all of them wait from the start. ScenarioError
-        where too few complete."""
+        """Requests/s that `policy` completes when all wait from the start. ScenarioError where too few complete."""
         many = overloaded(self.resolved)
         records = _simulate(many, policy, many.loads[0], self).records
         try:
@@ -139,8 +138,9 @@ class Case:
     def inputs(
         self, records: Records, workload: BuiltWorkload, window_ns: tuple[int, int], streams: bool
     ) -> PointInputs:
-        """What the metrics are taken from, the same for both sides: latencies count from the intended arrival. Only the
-        window of a closed loop is each side's own."""
+        """The inputs of a run's metrics, alike for simulated and live runs: latencies count from the intended arrival.
+        Only in a closed loop each run has a window of its own.
+        """
         return PointInputs(
             records=records,
             window_ns=window_ns,
@@ -169,9 +169,9 @@ def _simulate(resolved: Resolved, policy: ResolvedPolicy, load: float, case: Cas
 
 @dataclass(frozen=True)
 class MetricError:
-    """One figure: simulated, the mean over the live runs, simulated / live − 1, and the spread of the live runs.
+    """One metric: simulated, the mean over live runs, simulated / live − 1, and the spread of the live runs as a share.
 
-    None where it is not defined: a spread with one run, an error against nothing. `few`: a percentile with fewer than
+    None where a value is not defined: a spread of one run, an error relative to 0. `few`: a percentile with fewer than
     20 observations beyond it.
     """
 
@@ -192,9 +192,12 @@ class MetricError:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """One live run of a point. `void` says why it does not count, "" if it does. `drift`: how much slower the machine
-    was around it, by the sentinel's mean (by its median in runs of older versions, which are never calm), None where
-    nobody looked; `calm`: whether all readings agree."""
+    """One live run of a point. `void` says why it does not count, "" if it does.
+
+    `drift` is the share by which the machine was slower around the run than at calibration, by the sentinel's mean,
+    None without a sentinel (runs of older versions: by its median; they are never calm). `calm`: whether all readings
+    agree.
+    """
 
     played: Played
     void: str
@@ -214,10 +217,11 @@ class LiveRun:
 
 @dataclass(frozen=True)
 class PointReport:
-    """One policy at one load, judged. `share` is that of the policy's saturation, None where that is not known.
+    """One policy at one load, judged. `share` is the load over the policy's saturation, None where that is not known.
 
-    `shifts` are load-equivalent errors by figure, empty where the load axis is not a rate. `pairs` are the steps of all
-    runs that count, `pairs_at_par` those of the calm ones, as long as they had been on an unmoved machine.
+    `shifts` are load-equivalent errors by metric, empty where the load axis is not a rate. `pairs` are the steps of all
+    runs that count; `pairs_at_par` those of the calm runs, their measured times scaled to a machine that had not
+    drifted.
     """
 
     policy: ResolvedPolicy
@@ -237,12 +241,12 @@ class PointReport:
 
     @property
     def steps(self) -> list[RegionError]:
-        """Step-time errors by region, all steps last; none without a live run that counts."""
+        """Step-time errors by region of steps, all steps last; [] without a live run that counts."""
         return [] if self.pairs is None else self.pairs.errors()
 
     @property
     def bias(self) -> float | None:
-        """Signed bias of all step times; None without a live run that counts."""
+        """Σ predicted / Σ measured − 1 over all step times; None without a live run that counts."""
         return self.steps[-1].bias if self.pairs is not None else None
 
     @property
@@ -252,25 +256,25 @@ class PointReport:
 
     @property
     def drift(self) -> float | None:
-        """How much slower the machine was than when the cost was measured; None where that is not known."""
+        """Share by which the machine was slower than at calibration, mean of the runs that count; None if not known."""
         known = [run.drift for run in self.counted if run.drift is not None]
         return float(np.mean(known)) if known else None
 
     @property
     def bias_at_par(self) -> float | None:
-        """Signed bias of the calm runs' step times had the machine not drifted; None without a calm run."""
+        """`bias` of the calm runs had the machine not drifted; None without a calm run."""
         return None if self.pairs_at_par is None else self.pairs_at_par.errors()[-1].bias
 
     def metric(self, name: str) -> MetricError:
         return next(metric for metric in self.metrics if metric.name == name)
 
     def agrees(self, metric: MetricError) -> bool:
-        """Whether the error may be called agreement: within the spread, on a machine that is fit."""
+        """Whether the metric's error counts as agreement: within the spread, on a machine fit to judge on."""
         return metric.agrees and not self.unfit
 
     @property
     def unfit(self) -> str:
-        """Why this machine cannot be judged on at this point; "" if it can, or if nothing tells (one run)."""
+        """Why nothing can be judged on this machine at this point; "" if it can, or if one run alone cannot tell."""
         found: list[str] = []
         if 2 * len(self.counted) < len(self.runs):
             found.append("more than half of the live runs do not count")
@@ -288,7 +292,7 @@ class PointReport:
 
 
 def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, lives: Sequence[Played]) -> PointReport:
-    """Compares the live runs of a point, which served its requests, with its simulation."""
+    """Compares the live runs of a point with its simulation. `share` is the load over the policy's saturation."""
     voids = [void(live) for live in lives]
     counted = [live for live, why in zip(lives, voids, strict=True) if not why]
     simulated = case.simulate(policy, load)
@@ -320,7 +324,7 @@ def _joined(several: Sequence[StepPairs]) -> StepPairs | None:
 
 
 def void(live: Played) -> str:
-    """Why a run does not count; "" if it does. No cost has a say in it."""
+    """Why a live run does not count; "" if it does. The cost model has no say in it."""
     if live.reason:
         return f"cut: {live.reason}"
     if not len(live.records.steps):
@@ -329,8 +333,11 @@ def void(live: Played) -> str:
 
 
 def _disturbance(live: Played) -> str:
-    """What something else on the machine did to a run, told by the run itself: whether for a while its steps took much
-    longer than its usual step of as many rows. Asked of steps that only decode; a second of them tells the least."""
+    """How another program on the machine slowed the run, in words; "" if none did.
+
+    Told from the run itself: in windows of a quarter of a second its decode-only steps took much longer than its median
+    step of as many rows. Less than `_FEWEST_WINDOWS` windows tell nothing.
+    """
     steps = live.records.steps
     plain = (steps["num_chunks"] == 0) & (steps["swap_blocks"] == 0)
     periods = periods_ns(steps, live.rested.tolist())[plain]
@@ -351,7 +358,7 @@ def _disturbance(live: Played) -> str:
 
 
 def served(workload: BuiltWorkload, records: Records) -> bool:
-    """Whether the records are of these requests. Those of a closed loop come when they come: only counted."""
+    """Whether `records` are of the requests of `workload`; in a closed loop, whether there are any."""
     requests = records.requests
     if not isinstance(workload, OpenWorkload):
         return len(requests) > 0
@@ -374,5 +381,5 @@ def _metric_error(name: str, predicted: Measured, measured: Sequence[Measured]) 
 
 
 def _relative(part: float, whole: float) -> float | None:
-    """part / whole; nothing is 0 of anything, something is no share of nothing."""
+    """part / whole; 0 of anything is 0, and a share of 0 is None."""
     return 0.0 if part == 0 else part / whole if whole else None

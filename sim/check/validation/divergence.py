@@ -1,8 +1,9 @@
-"""Where two runs of one workload first schedule something else, and why; read off their records.
+"""The first step at which a simulated and a live run of one workload differ in what they schedule, and why.
 
-Step k of the one is compared with step k of the other: who was let in and who lost its place, how many sequences
-decoded, which work there was. Until the first difference both schedulers were told the same, but at other times: most
-often a request had arrived before a step on one side and not yet on the other, because step times had drifted apart.
+Step k of one run is compared with step k of the other: which requests were admitted and preempted, how many sequences
+decoded, how many prompt tokens were computed. Until the first difference both schedulers were told the same, but at
+other times: most often a request had arrived before a step on one side and not yet on the other, because step times had
+drifted apart.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CAME, _LOST = (PREFILL, RECOMPUTE), (PREEMPTED, SWAPPED)
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What one side scheduled in one step; ids are those of requests."""
+    """The work that one run scheduled in one step; `admitted` and `preempted` are request ids."""
 
     start_ns: int
     decodes: int
@@ -53,8 +54,9 @@ class Scheduled:
 class Divergence:
     """The first step (from 0) that differs. `cause`: `arrival`, `finish`, `memory`, `end` or `time rule`.
 
-    `drift_ns`: how much later the second run began that step. `request` and `arrival_ns` are of the request that tells
-    the sides apart, where one does; `text` says it all in words. A side that has ended has no step: None.
+    `drift_ns`: how much later the live run began that step. `request` and `arrival_ns` are of the request that explains
+    the difference, if one does; `text` tells all of it in words. `simulated` or `live` is None for a run that has
+    ended.
     """
 
     step: int
@@ -68,7 +70,7 @@ class Divergence:
 
 
 def first_divergence(simulated: Records, live: Records) -> Divergence | None:
-    """The first step in which `live` scheduled something else than `simulated`; None if none did."""
+    """The first step at which `live` scheduled something else than `simulated`; None if all steps are equal."""
     ours, theirs = _Side(simulated), _Side(live)
     shared = min(len(ours.starts), len(theirs.starts))
     differs = np.zeros(shared, bool)
@@ -87,7 +89,7 @@ def first_divergence(simulated: Records, live: Records) -> Divergence | None:
 
 
 class _Side:
-    """One run, step by step."""
+    """One of the two runs, step by step."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -97,9 +99,9 @@ class _Side:
         self.preempted = self._by_step(_LOST)
 
     def _by_step(self, kinds: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
-        """The requests that changed to one of the states, by the step they did it in.
+        """Ids of the requests that changed to one of the states `kinds`, by the step that changed them.
 
-        A change is written when the scheduler is asked; the step begins then or a little later.
+        A change is recorded when the scheduler is asked; the step begins then or a little later.
         """
         rows = self.records.states
         rows = rows[np.isin(rows["state"], kinds)]
@@ -110,7 +112,7 @@ class _Side:
         return {step: tuple(sorted(ids)) for step, ids in found.items()}
 
     def changed_unlike(self, other: _Side) -> list[int]:
-        """The steps in which this side let in or preempted others than the other side did."""
+        """Steps in which this run admitted or preempted other requests than `other` did."""
         return [k for k, ids in self.admitted.items() if other.admitted.get(k) != ids] + [
             k for k, ids in self.preempted.items() if other.preempted.get(k) != ids
         ]
@@ -129,19 +131,19 @@ class _Side:
         )
 
     def end_before(self, step: int) -> int:
-        """When the step before ended; 0 before the first."""
+        """End of the step before `step`, ns; 0 before the first."""
         before = self.records.steps[step - 1] if step else None
         return 0 if before is None else int(before["start_ns"] + before["duration_ns"])
 
     def ended_by(self, ns: int) -> NDArray[np.int64]:
-        """The ids of the requests that had ended at a time."""
+        """Ids of the requests that had ended at time `ns`."""
         requests = self.records.requests
         ended = requests["ended_ns"]
         return requests["request_id"][(ended != MISSING) & (ended <= ns)]
 
 
 def _explain(step: int, ours: _Side, theirs: _Side) -> Divergence:
-    """Why step `step`, which both sides have, differs."""
+    """The reason why step `step`, which both runs have, differs."""
     mine, live = ours.at(step), theirs.at(step)
     assert mine is not None and live is not None
     drift_ns = live.start_ns - mine.start_ns
@@ -171,9 +173,10 @@ def _explain(step: int, ours: _Side, theirs: _Side) -> Divergence:
 
 
 def _came_between(step: int, ours: _Side, theirs: _Side) -> int | None:
-    """The row of the first request that only one side knew at the step; one that only one side let in goes first.
+    """The row of the request that arrived in time for the step in one run alone; None without one.
 
-    Live the scheduler is asked a little before the step starts: what came between the two it did not know.
+    Of several, requests that one run alone admitted come first, then the earliest arrival. Live the scheduler is asked
+    a little before the step starts, and does not know a request that came between the two.
     """
     requests, mine, live = ours.records.requests, ours.at(step), theirs.at(step)
     assert mine is not None and live is not None

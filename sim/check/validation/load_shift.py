@@ -1,7 +1,7 @@
-"""Errors along the load axis: by how much the load would have to move for the simulation to equal the measurement.
+"""Load-equivalent errors: by how much the load would have to change for the simulation to equal the measurement.
 
 Near saturation a latency is so steep in the load that its own error says little: there a step time 1 % off moves the
-mean TTFT by tens of percent, and the load axis by 1 %.
+mean TTFT by tens of percent, but the load by 1 % only.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 REACH = 0.20
-"""How far the load is moved, to either side."""
+"""Largest shift of the load that is tried, up or down, as a share."""
 
-POINTS = 17  # on the grid: one every 2.5 %
+POINTS = 17  # shifts simulated, one every 2.5 %
 
 Floats = NDArray[np.float64]
 MeasureAt = Callable[[float], Mapping[str, float | None]]
 
 
 def load_shifts(measure_at: MeasureAt, load: float, targets: Mapping[str, float | None]) -> dict[str, float | None]:
-    """For each metric of `targets` (its measured value) the shift at which the simulation has that value.
+    """By metric of `targets` (name to measured value), the shift of the load, as a share, that simulates that value.
 
     +0.01: simulated at a load 1 % higher it equals the measurement, so the simulation is optimistic by that much. None
-    where no shift within REACH does it, or where the metric is not defined. `measure_at` simulates the same requests at
-    a load.
+    where no shift within REACH does it, or where the metric is not defined. `measure_at` gives the metrics simulated on
+    the same requests at a load.
     """
     shifts = np.linspace(-REACH, REACH, POINTS)
     simulated = [measure_at(load * (1 + shift)) for shift in shifts]
@@ -33,7 +33,7 @@ def load_shifts(measure_at: MeasureAt, load: float, targets: Mapping[str, float 
 
 
 def crossing(shifts: Floats, values: list[float | None], target: float | None) -> float | None:
-    """Where the values, made increasing, reach `target`; the middle of where they stay at it; None if nowhere."""
+    """The shift at which `values`, made increasing, reach `target`: the middle of a flat stretch; None if none does."""
     known = [value for value in values if value is not None]
     if target is None or len(known) < len(values):
         return None

@@ -1,4 +1,4 @@
-"""Which points a validation has: those it will run, or those that saved live runs are of."""
+"""The points of a validation: those it is to run, or those of saved live runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_SHARES = (0.5, 0.8)
 
 @dataclass(frozen=True)
 class PlannedPoint:
-    """A policy at a load; `share` of its saturation, None where the load axis is no rate."""
+    """A policy at a load; `share` is the load over the policy's saturation, None where the load axis is not a rate."""
 
     policy: ResolvedPolicy
     load: float
@@ -49,7 +49,7 @@ def parse_loads(text: str) -> list[float]:
 
 
 def check_profile(cost: Cost) -> None:
-    """ScenarioError for a profile of another executor: what it misses by would not be the simulator's error."""
+    """ScenarioError for a profile of another executor than batchsim's: its error would not be the simulator's."""
     if cost.profile is not None and cost.profile.origin != "measured":
         raise ScenarioError(
             f"profile {cost.profile.name} is of {cost.profile.executor}, live runs are of our own executor: the error"
@@ -58,7 +58,7 @@ def check_profile(cost: Cost) -> None:
 
 
 def saturations(case: Case, policies: Sequence[ResolvedPolicy]) -> dict[str, float]:
-    """The saturation of every policy by name, in requests/s; none where the load axis is not a rate."""
+    """The saturation of each policy by name, in requests/s; {} where the load axis is not a rate."""
     if case.resolved.load_name != "mean_rate":
         return {}
     return {policy.name: case.saturation_rps(policy) for policy in policies}
@@ -72,8 +72,11 @@ def plan(
     shares: Sequence[float] | None,
     loads: Sequence[float] | None,
 ) -> list[PlannedPoint]:
-    """Every policy at the shares of its saturation, or at the loads; by default at DEFAULT_SHARES, and where the load
-    axis is not a rate at the scenario's own loads. ScenarioError for shares there."""
+    """The points to run: each policy at `shares` of its saturation, or at `loads`.
+
+    By default at DEFAULT_SHARES, and where the load axis is not a rate at the scenario's own loads; `shares` there
+    raise ScenarioError.
+    """
     if shares is not None and loads is not None:
         raise ScenarioError("--at and --loads: both are given. Keep one.")
     name = case.resolved.load_name
@@ -98,7 +101,7 @@ def _share(saturation_rps: Mapping[str, float], policy: ResolvedPolicy, load: fl
 
 @dataclass(frozen=True)
 class Saved:
-    """Saved live runs of one scenario: the case they are of, and the runs of every point, by policy and load."""
+    """Saved live runs of one scenario: their case, the runs by (policy, load), and how many were of other scenarios."""
 
     case: Case
     points: dict[tuple[str, float], list[Played]]
@@ -106,10 +109,10 @@ class Saved:
 
 
 def sort_saved(case: Case, runs: Sequence[Played], policies: Sequence[str]) -> Saved:
-    """The runs among `runs` that served the scenario's requests under its policies; the others are counted.
+    """Those of `runs` that served the scenario's requests under its policies, by point; the others are counted.
 
-    The case gets the seed and the KV blocks of the runs. ScenarioError if none fits; if they differ in these or in the
-    machine; and if one had another model, other knobs, or another machine than the profile in the case.
+    The case gets the seed and the KV blocks of the runs. ScenarioError if no run fits; if runs differ in these or in
+    the machine; and if a run had another model, other knobs, or another machine than the profile in the case.
     """
     names = {policy.name for policy in case.resolved.policies if not policies or policy.name in policies}
     mine = [run for run in runs if run.policy in names and _fits(case, run)]
@@ -134,7 +137,7 @@ def sort_saved(case: Case, runs: Sequence[Played], policies: Sequence[str]) -> S
 
 
 def _machine(run: Played) -> str:
-    """What it ran on."""
+    """The name of the GPU, or CPU, that a live run was on."""
     return _name(run.made.get("hardware", {}))
 
 
@@ -147,7 +150,7 @@ def _fits(case: Case, run: Played) -> bool:
 
 
 def _check(case: Case, run: Played) -> None:
-    """ScenarioError unless the run had the model, memory and knobs of the scenario, on the machine of its profile."""
+    """ScenarioError unless the run had the scenario's model, memory and knobs, on the machine of the cost profile."""
     resolved, made = case.resolved, run.made
     told = f"the live run of {run.policy} at load {run.load:.4g}, repeat {run.repeat},"
     asked = {
@@ -173,7 +176,7 @@ def _check(case: Case, run: Played) -> None:
 
 
 def _difference(path: str, ours: object, its: object) -> str:
-    """The first value in which two plain objects differ, in words; "" if none does."""
+    """The first value in which two plain objects differ, in words that begin with its `path`; "" if none does."""
     if isinstance(ours, dict) and isinstance(its, dict):
         names = dict.fromkeys([*ours, *its])
         told = (_difference(f"{path}.{name}", ours.get(name), its.get(name)) for name in names)

@@ -1,4 +1,4 @@
-"""How wrong a cost model is about the steps that a real engine ran: by region, whole, kernels and host apart.
+"""Errors of a cost model on the steps that a real engine ran: by region of steps and for all, kernels and host apart.
 
 The measured time of a step is its period (see `periods`); the prediction is for the very work of that step.
 """
@@ -23,17 +23,17 @@ Floats = NDArray[np.float64]
 
 
 class Explains(Protocol):
-    """The part of a cost model that is asked here."""
+    """The method of a cost model that is used here."""
 
     def explain(self, columns: Columns) -> Terms: ...
 
 
 @dataclass(frozen=True)
 class RegionError:
-    """Of the steps of one region: how many, and the median and 95th percentile of |predicted / measured − 1|.
+    """Errors on the `n` steps of one region: median and 95th percentile of |predicted / measured − 1|.
 
-    `bias` is Σ predicted / Σ measured − 1: signed and weighted by time; `kernel_bias` and `host_bias` the same of each
-    part, None where the parts were not measured. `share` is the region's part of all measured time.
+    `bias` is Σ predicted / Σ measured − 1: signed and weighted by time; `kernel_bias` and `host_bias` are the same of
+    each part, None where the parts were not measured. `share` is the region's part of all measured time.
     """
 
     region: str
@@ -48,9 +48,9 @@ class RegionError:
 
 @dataclass(frozen=True)
 class StepPairs:
-    """Steps of live runs, predicted and measured, in ns; parallel arrays. `region` indexes REGIONS.
+    """Steps of live runs with their predicted and measured times in ns, as parallel arrays. `region` indexes REGIONS.
 
-    `measured_kernel` is NaN where the run did not measure it, or the cost model does not tell host from kernels.
+    `measured_kernel` is NaN where kernels were not timed apart, or the cost model does not tell host from kernels.
     """
 
     region: NDArray[np.int64]
@@ -61,7 +61,9 @@ class StepPairs:
 
     @classmethod
     def of(cls, steps: NDArray[np.void], rested: Sequence[int], kernel_ns: NDArray[Any], cost: Explains) -> StepPairs:
-        """The steps of one live run. `kernel_ns` has an entry a step, or none where kernels were not timed apart."""
+        """The steps of one live run. `kernel_ns` has an entry for each step, or is empty where kernels were not timed
+        apart; `rested` are the steps before which the engine was idle.
+        """
         terms = cost.explain(work_columns(steps))
         host = sum((terms[name] for name in HOST_TERMS), np.zeros(len(steps)))
         kernel = sum((terms[name] for name in TIME_TERMS if name not in HOST_TERMS), np.zeros(len(steps)))
@@ -75,18 +77,18 @@ class StepPairs:
         )
 
     def at_par(self, drift: float) -> StepPairs:
-        """The same steps as long as they had been on a machine that is not slower by `drift`."""
+        """The same steps, measured times divided by 1 + `drift`: as on a machine not slower by that share."""
         slower = 1 + drift
         return replace(self, measured=self.measured / slower, measured_kernel=self.measured_kernel / slower)
 
     @classmethod
     def join(cls, several: Sequence[StepPairs]) -> StepPairs:
-        """The steps of several runs together."""
+        """The steps of several runs in one."""
         names = ("region", "predicted", "measured", "predicted_kernel", "measured_kernel")
         return cls(*(np.concatenate([getattr(pairs, name) for pairs in several]) for name in names))
 
     def errors(self) -> list[RegionError]:
-        """A row a region that occurs, and one of all steps, named ALL, last. None without steps."""
+        """A row for each region with steps, and a last one, named ALL, for all steps; [] without steps."""
         chosen = [(name, self.region == code) for code, name in enumerate(REGIONS)]
         chosen.append((ALL, np.ones(len(self.region), bool)))
         return [self._error(name, mine) for name, mine in chosen if mine.any()]
@@ -108,6 +110,6 @@ class StepPairs:
 
 
 def _bias(predicted: Floats, measured: Floats) -> float | None:
-    """Signed and weighted by time; None where nothing was measured."""
+    """Σ predicted / Σ measured − 1; None where nothing was measured (NaN)."""
     total = measured.sum()
     return float(predicted.sum() / total - 1) if total > 0 else None

@@ -1,4 +1,4 @@
-"""What a validation must reach, and whether it did."""
+"""The bounds that a validation must meet, and its verdict on each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from batchsim.check.validation.step_error import ALL, RegionError, StepPairs
 from batchsim.metrics.table import METRICS
 
 NEAR_SATURATION = 0.9
-"""From this share of saturation on, latencies are judged along the load axis: they are too steep in the load."""
+"""Share of saturation from which on latencies are judged along the load axis: they are too steep in the load."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest errors allowed, as shares. `latency` is for the means of TPOT and E2E.
+    """The largest errors allowed on a device, as shares. `latency` holds for mean TPOT and mean E2E.
 
-    `at_par`: step times are judged at par, of the runs that the sentinel calls calm: a shared CPU drifts by more than
-    the bounds within minutes, and what interrupts it is no error of the cost.
-    `spreads`: how many live spreads a latency may be off in any case. `shift` and `throughput` are asked near
-    saturation; None: nothing is.
+    `at_par`: step times are judged as on a machine that had not drifted, in calm runs alone: a shared CPU drifts by
+    more than the bounds within minutes, and interruptions are no error of the cost model. A latency may be off by
+    `spreads` times the spread of the live runs in any case. `shift` and `throughput` are judged near saturation, None:
+    not at all.
     """
 
     device: str
@@ -43,7 +43,7 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """One bound and what was found. `met` is None where nothing can be said."""
+    """One bound with the value found for it, in words. `met` is None where nothing could be judged."""
 
     what: str
     bound: str
@@ -56,15 +56,15 @@ class Verdict:
 
 
 def all_steps(points: Sequence[PointReport], *, at_par: bool = False) -> list[RegionError]:
-    """Step-time errors by region over all points; none where no live run counts. `at_par`: those of the calm runs."""
+    """Step-time errors by region over all points; [] if no live run counts. `at_par`: of calm runs, drift taken out."""
     pairs = [pairs for point in points if (pairs := point.pairs_at_par if at_par else point.pairs) is not None]
     return StepPairs.join(pairs).errors() if pairs else []
 
 
 def verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdict]:
-    """A verdict a bound. Points on which the machine is unfit, or without a live run that counts, are not judged.
+    """A verdict on each bound. Points on an unfit machine, or without a live run that counts, are not judged.
 
-    A figure that only one side has misses its bound; one that neither has leaves the bound without a verdict, unless
+    A metric that only one side has misses its bound; one that neither has leaves the bound without a verdict, unless
     another point misses it.
     """
     fit = [point for point in points if point.counted and not point.unfit]
@@ -87,7 +87,7 @@ def verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdict]:
 
 
 def _step_verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdict]:
-    """On the times of all steps together; their bias has to be within the bound under every policy as well."""
+    """Verdicts on the times of all steps together; the bias must be within its bound under each policy as well."""
     whole = next((row for row in all_steps(points, at_par=bounds.at_par) if row.region == ALL), None)
     runs = [run for point in points for run in point.counted]
     asked = [
@@ -118,8 +118,10 @@ def _step_verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdic
 def _bias_verdict(
     points: Sequence[PointReport], whole: RegionError, bounds: Bounds, what: str, words: str, of: str
 ) -> Verdict:
-    """Of the pool and of every policy; biases of two policies may cancel in the pool. A policy of which no run is calm
-    leaves it open, unless another misses."""
+    """The verdict on the bias of all steps together and of each policy: biases of two policies may cancel in the pool.
+
+    A policy without a calm run leaves the verdict open, unless another misses.
+    """
     by_policy: dict[str, list[PointReport]] = {}
     for point in points:
         by_policy.setdefault(point.policy.name, []).append(point)
@@ -136,7 +138,7 @@ def _bias_verdict(
 
 
 def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int, where: str) -> Verdict:
-    """Whether the figure is within the bound, or so many spreads, at every point; the worst point is named."""
+    """The verdict on a metric: whether its error is within `bound`, or `spreads` live spreads, at every point."""
     label = METRICS[name].words
     words = f"within ±{_percent(bound)}" + (f" or {spreads}x the live spread" if spreads else "") + where
     figures = [(point, point.metric(name)) for point in points]
@@ -155,8 +157,7 @@ def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int,
 
 
 def _shift_verdict(points: Sequence[PointReport], bound: float) -> Verdict:
-    """Whether the load-equivalent errors are within the bound at every point near saturation. One that no shift within
-    reach explains is not."""
+    """The verdict on load-equivalent errors near saturation. An error that no shift within REACH explains is a miss."""
     words = f"within ±{_percent(bound)} from {NEAR_SATURATION:.0%} of saturation on"
     figures = [(point, point.metric(name), point.shifts.get(name)) for point in points for name in SHIFTED]
     known = [(point, metric, shift) for point, metric, shift in figures if shift is not None]
@@ -173,12 +174,12 @@ def _shift_verdict(points: Sequence[PointReport], bound: float) -> Verdict:
 
 
 def _one_sided(metric: MetricError) -> bool:
-    """Whether there is no error because one side has no such figure, or nothing where the other has something."""
+    """Whether the error is undefined because one side lacks the metric, or is 0 where the other is not."""
     return metric.error is None and (metric.simulated is not None or metric.live is not None)
 
 
 def _met(missed: bool, *, judged: bool) -> bool | None:
-    """A miss anywhere decides; else a figure that could not be judged leaves it open."""
+    """False if anything missed; else True, or None where something could not be judged."""
     return False if missed else True if judged else None
 
 
