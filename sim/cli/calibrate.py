@@ -135,7 +135,7 @@ def import_aiconfigurator(
 
 
 class _ProgressBar:
-    """A bar on stderr; where that is no terminal, a line whenever something else is being done."""
+    """A progress bar on stderr; where stderr is no terminal, a line whenever the work changes."""
 
     def __enter__(self) -> Callable[[str, float], None]:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""What all commands share: errors in one line, and the options that several have."""
+"""What all commands share: errors on one line, the options that several have, and checks made before any work."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ FormatOption = Annotated[str, typer.Option("--format", help="The format, where i
 
 
 def _give_up_stdout() -> None:
-    """Lets Python end without writing again what stdout did not take."""
+    """Points stdout at the null device, so that Python does not flush again, at exit, what stdout refused."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class OneLineGroup(TyperGroup):
-    """Says what is wrong with a call in one line, where Typer's own way is a usage text of several."""
+    """Typer's command group, but an error in how a command was called is one line, not Typer's usage text."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Runs the command and exits: 0, 1 (a comparison or a point failed), 2 (bad input, or output that cannot be
@@ -96,7 +96,7 @@ class OneLineGroup(TyperGroup):
         except UsageError as error:
             texts: list[str] = (args[0] if args else extra.get("args")) or sys.argv[1:]
             message, command = error.format_message(), error.ctx.command_path if error.ctx else "batchsim"
-            if "\n" in message:  # the help, of a group called without a command
+            if "\n" in message:  # the help text of a group that was called without a command
                 typer.echo(message, err=True)
             else:
                 message = bounded(message, texts)
@@ -105,16 +105,16 @@ class OneLineGroup(TyperGroup):
             sys.exit(2)
         except OSError as error:
             if not any(frame.f_code is typer.echo.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
-                raise  # not of printing
+                raise  # the error did not come from printing
             _give_up_stdout()
-            with suppress(OSError):  # of stderr, where that is as full
+            with suppress(OSError):  # stderr may be on the same full disk
                 typer.echo(f"stdout: cannot be written: {error.strerror}. Send it elsewhere, or make room.", err=True)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _check_options(given: Sequence[str]) -> None:
-    """UsageError for an option whose value is empty: of a path that would be the current folder."""
+    """Raises UsageError for an option with an empty value: an empty path would mean the current folder."""
     for option, value in pairwise((*given, "-")):
         name, equals, text = option.partition("=")
         if name.startswith("-") and ((equals and not text) or (not equals and not value)):
@@ -122,10 +122,10 @@ def _check_options(given: Sequence[str]) -> None:
 
 
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
-    """Turns our own errors, and the SystemExit of a user's policy, into one line on stderr and exit code 2, or 1 where
-    points failed; Ctrl-C into 130.
+    """`command`, with batchsim's own errors and the SystemExit of a user's policy turned into one line on stderr and
+    exit code 2 (1 where points failed), Ctrl-C into 130.
 
-    All else is a bug and shows.
+    Any other exception is a bug, and shows.
     """
 
     @functools.wraps(command)
@@ -133,7 +133,7 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except BatchsimError as error:
-            for trace in getattr(error, "__notes__", ()):  # of errors that are no user's, inside a worker
+            for trace in getattr(error, "__notes__", ()):  # the traceback of a bug inside a worker
                 typer.echo(trace, err=True)
             typer.echo(bounded(str(error), _texts(kwargs)), err=True)
             raise typer.Exit(1 if isinstance(error, PointsFailed) else 2) from None
@@ -155,7 +155,7 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def _texts(options: dict[str, Any]) -> list[str]:
-    """What was written for the options of a command."""
+    """The values given for a command's options, as text."""
     return [str(text) for given in options.values() for text in (given if isinstance(given, list) else [given])]
 
 
@@ -171,7 +171,7 @@ def where_points_run(jobs: int | None, executor: str, address: str | None) -> di
 
 
 def limits_of(max_points: int, max_memory: str | None) -> Limits:
-    """What a sweep may cost. ScenarioError where `max_memory` is no size."""
+    """Limits of a sweep: points, and bytes of memory, by default the machine's. ScenarioError if that is no size."""
     from batchsim.base.units import parse_bytes
     from batchsim.study.sweep.size import Limits
 
@@ -184,7 +184,7 @@ def limits_of(max_points: int, max_memory: str | None) -> Limits:
 
 
 def _machine_bytes() -> int | None:
-    """The memory of this machine; None where its system does not tell."""
+    """The memory of this machine in bytes; None where the operating system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -192,7 +192,7 @@ def _machine_bytes() -> int | None:
 
 
 def read_results(path: Path) -> Results:
-    """`load_results`, with what it warns of as a line on stderr."""
+    """`load_results`, with its warnings as lines on stderr."""
     from batchsim.results.read import load_results
 
     with warnings.catch_warnings(record=True) as caught:
@@ -204,7 +204,7 @@ def read_results(path: Path) -> Results:
 
 
 def check_loads(scenario: Scenario) -> None:
-    """ScenarioError where the loads are yet to be found."""
+    """ScenarioError where the loads are `auto`: `batchsim run` has yet to find them."""
     if scenario.auto:
         where, axis = scenario.places.get("load", scenario.source), scenario.load_name
         raise ScenarioError(f"{where}: load.{axis} is auto, which only batchsim run finds. Write a list of loads.")
@@ -213,7 +213,7 @@ def check_loads(scenario: Scenario) -> None:
 def read_scenario(
     name: str, set_: list[str] | None, traces: Path | None, command: str, *, allow_code: bool
 ) -> Scenario:
-    """`load_scenario` for a command that runs one value of everything. ScenarioError where a key is varied."""
+    """`load_scenario` for a command that takes one value of every key. ScenarioError where a key is varied."""
     from batchsim.scenario import load_scenario
 
     folders = [traces] if traces else []
@@ -235,8 +235,9 @@ def require_torch(command: str) -> None:
 
 
 def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> None:
-    """ScenarioError if `path` is a file that does not begin as `what` does, so that no other work is written over, or
-    that cannot be read to tell.
+    """ScenarioError if the file at `path` does not begin like a `what`, or cannot be read to tell.
+
+    So no other work is written over.
     """
     if not path.is_file():
         return

@@ -46,7 +46,7 @@ def policies(as_json: JsonOption = False) -> None:
 
 
 def _default(field: Field[Any]) -> Any:
-    """What a knob is where nobody writes it."""
+    """The value of a policy's knob that is not set."""
     from batchsim.base.plain import to_plain
 
     if field.default_factory is not MISSING:

@@ -88,7 +88,7 @@ def live(
     texts = _prompts(prompts, weights or Path(loaded.model_path), setup.model.vocab_size)
     runner = _runner(resolved, chosen, point, device=device, weights=weights, graphs=graphs)
     window_s = resolved.built_workload(point.load, seed).window_ns[1] / 1e9
-    arrive = f"requests arrive for {window_s:.0f} s ..." if window_s else "..."  # of a loop nobody knows yet
+    arrive = f"requests arrive for {window_s:.0f} s ..." if window_s else "..."  # a closed loop: not known yet
     typer.echo(f"{chosen.name} at load {point.load:g}: {arrive}", err=True)
     for attempt in range(attempts):
         played = run_live(
@@ -111,7 +111,7 @@ def live(
 
 
 def _say(results: Results, as_json: bool) -> None:
-    """Prints the run, and exits with 1 or 130 where it was cut or does not count."""
+    """Prints the run's table; exits with 1 where the run was cut or does not count, with 130 after Ctrl-C."""
     from batchsim.drive.live import INTERRUPTED
     from batchsim.report.layout import fit
     from batchsim.report.pictures.plots import write_pictures
@@ -134,9 +134,9 @@ def _say(results: Results, as_json: bool) -> None:
 
 
 def prepare_machine(setup: Setup, device: str, graphs: bool | None = None) -> bool | None:
-    """Whether `build_runner` gets `graphs`, as asked and as the profile had them; sets the threads that it had.
+    """The argument `graphs` of `build_runner` that suits `setup`; sets torch's threads to the profile's number.
 
-    Refuses a device that is not there, a profile of another machine, and graphs that the profile had not.
+    CalibrationError for a device that is not there, a profile of another machine, or `graphs` unlike the profile's.
     """
     from batchsim.calibrate.identity import check_device, set_cpu_threads
     from batchsim.calibrate.session import check_machine, graphs_of
@@ -177,7 +177,7 @@ def resolve(
 
 
 def check_overwrite(path: Path, format_: str) -> None:
-    """ScenarioError if at `path` there is a file that is not JSON of `format_`."""
+    """ScenarioError if at `path` there is a file that is not JSON of the format `format_`."""
 
     if not path.is_file():
         return
@@ -190,7 +190,7 @@ def check_overwrite(path: Path, format_: str) -> None:
 
 
 def kv_blocks(setup: Setup) -> int:
-    """The KV blocks to allocate: stated, or measured in the scenario's profile. An estimate from a sheet is neither."""
+    """Number of KV blocks to allocate: stated in the scenario, or measured in its profile; an estimate will not do."""
     resolved, cost = setup.resolved, setup.cost
     if resolved.num_blocks is not None:
         return resolved.num_blocks
@@ -204,7 +204,7 @@ def kv_blocks(setup: Setup) -> int:
 
 
 def _load(scenario: Scenario, load: float | None) -> float:
-    """The load asked for; any value on the axis will do, and none is needed where the scenario has one."""
+    """The load to run: `load`, which may be any value on the axis, or the scenario's only one."""
     tested = ", ".join(f"{x:g}" for x in scenario.loads) or "auto, which only batchsim run finds"
     if load is None and len(scenario.loads) == 1:
         return scenario.loads[0]
@@ -216,7 +216,7 @@ def _load(scenario: Scenario, load: float | None) -> float:
 
 
 def _check_weights(folder: Path, model: ModelSpec) -> None:
-    """ScenarioError unless `folder` is one of a model of the shape of `model`."""
+    """ScenarioError unless the Hugging Face `folder` is of a model of the same shape as `model`."""
     from batchsim.deployment.catalog import load_model
 
     if not folder.is_dir():
@@ -232,7 +232,7 @@ def _check_weights(folder: Path, model: ModelSpec) -> None:
 
 
 def _prompts(texts: Path | None, folder: Path, vocab_size: int) -> Prompts | None:
-    """The text prompts of a file with the tokenizer in `folder`; None for random ones."""
+    """Prompts from the lines of `texts`, by the tokenizer in `folder`; None without `texts`: random tokens."""
     from batchsim.calibrate.prompts import TextPrompts
 
     if texts is None:
@@ -251,7 +251,7 @@ def _runner(
     weights: Path | None,
     graphs: bool | None,
 ) -> ModelRunner:
-    """The scenario's model on `device`, with room for the largest step that the policy can ask for."""
+    """The scenario's model on `device`, with room for the largest step that `policy` can ask for."""
     from batchsim.calibrate.runner import build_runner
     from batchsim.calibrate.session import step_limits
 

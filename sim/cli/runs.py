@@ -70,7 +70,7 @@ def run(
 
     where = where_points_run(jobs, executor, address)
     if where["jobs"] > 1 and not where["ray"]:
-        start_early("batchsim.study.sweep.points")  # beside our own imports
+        start_early("batchsim.study.sweep.points")  # while this process goes on importing
     from batchsim.report.layout import fit
     from batchsim.report.pictures.plots import write_pictures
     from batchsim.report.text.summary_text import report
@@ -121,7 +121,7 @@ def run(
 
 
 def _precision(share: str | None, metric: str | None, max_seeds: int | None) -> Precision | None:
-    """What the three options ask for; ScenarioError if they do not make sense."""
+    """The precision asked for by three options, None without; ScenarioError if they do not make sense."""
     from batchsim.base.units import parse_share
     from batchsim.study.curves.precision import MAX_SEEDS, METRIC, Precision
 
@@ -138,7 +138,7 @@ def _precision(share: str | None, metric: str | None, max_seeds: int | None) -> 
 
 
 def _check_rejections(results: Results, strict: bool) -> None:
-    """An error if no policy took any request, or with --strict if any was rejected; the tables name the others."""
+    """ScenarioError if no policy accepted any request, or with `strict` if any was rejected."""
     rows = [row for row in results.summary.to_dict("records") if not row["failed"]]
     nothing = all(row["rejected"] == row["submitted"] for row in rows)
     for row in rows:
@@ -154,7 +154,7 @@ def _check_rejections(results: Results, strict: bool) -> None:
 
 
 class ProgressBar:
-    """A bar on stderr while points run; nothing where stderr is no terminal."""
+    """A progress bar on stderr while points run; nothing where stderr is no terminal."""
 
     def __enter__(self) -> Callable[[int, int, str], None]:
         from rich.console import Console

@@ -59,16 +59,17 @@ policies:  # batchsim policies lists all, with their knobs
 
 
 def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, figures: dict[str, Any] | None) -> str:
-    """A scenario for a file in `folder`; with a trace, its figures are those of `inspect_trace`.
+    """The YAML text of a scenario for a file in `folder`; `figures` are those that `inspect_trace` found in `trace`.
 
-    Without one it is run here: its rates and its number of GPUs are such that its continuous batching keeps the SLO.
-    ScenarioError if model or GPU is unknown, or no number of GPUs up to 8 serves the load or holds the longest request.
+    Without a trace the scenario is simulated here: its rates and its number of GPUs are such that its continuous
+    batching keeps the SLO. ScenarioError if model or GPU is unknown, or no number of GPUs up to 8 serves the load or
+    holds the longest request.
     """
     from batchsim.deployment.catalog import load_gpu, load_model
     from batchsim.deployment.deployment import Deployment
 
     if not _budgets(model, gpu):
-        Deployment(load_model(model), load_gpu(gpu)).derive_kv()  # says what is short
+        Deployment(load_model(model), load_gpu(gpu)).derive_kv()  # raises an error that says what memory is short
     name = model if not Path(model).exists() else _relative(Path(model), folder)
     common = {"model": _word(name), "policies": _POLICIES}
     if trace is None or figures is None:
@@ -98,7 +99,7 @@ def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, 
 
 
 def _synthetic(common: dict[str, str], model: str, gpu: str, folder: Path) -> str:
-    """The starter without a trace, on the fewest GPUs that serve its load."""
+    """The text of the scenario without a trace, on the fewest GPUs that serve its load."""
     from batchsim.deployment.catalog import GPUS
 
     text = _served(common, model, gpu, folder)
@@ -113,7 +114,7 @@ def _synthetic(common: dict[str, str], model: str, gpu: str, folder: Path) -> st
 
 
 def _served(common: dict[str, str], model: str, gpu: str, folder: Path) -> str | None:
-    """The starter with the fewest GPUs, and then the highest rates, that keep the SLO; None where none do."""
+    """The text with the fewest GPUs, and then the highest rates, that keep the SLO; None if none do."""
     for tp, _ in _budgets(model, gpu):
         known: dict[float, bool] = {}
         for high in _HIGHEST_RPS:
@@ -125,7 +126,7 @@ def _served(common: dict[str, str], model: str, gpu: str, folder: Path) -> str |
 
 
 def _keeps_slo(text: str, folder: Path, rate: float, known: dict[float, bool]) -> bool:
-    """Whether the continuous batching of a starter keeps its SLO at `rate`, by all its seeds; kept in `known`."""
+    """Whether continuous batching keeps the SLO of the scenario `text` at `rate`, in all seeds; cached in `known`."""
     from batchsim.metrics.slo import parse_slo
     from batchsim.results.keep import measured_point, summary_rows
     from batchsim.results.landmarks import curve
@@ -143,7 +144,7 @@ def _keeps_slo(text: str, folder: Path, rate: float, known: dict[float, bool]) -
 
 
 def _cost_that_holds(model: str, gpu: str, tokens: int) -> str:
-    """The cost block with the fewest GPUs whose KV memory holds a request of so many tokens."""
+    """The YAML cost block with the fewest GPUs whose KV memory holds a request of `tokens` tokens."""
     most = 0
     for tp, most in _budgets(model, gpu):
         if most >= tokens:
@@ -159,10 +160,7 @@ def _cost(gpu: str, tp: int, why: str) -> str:
 
 
 def _budgets(model: str, gpu: str) -> list[tuple[int, int]]:
-    """Numbers of GPUs that hold the model, each with the tokens of KV memory it leaves; none where 8 do not.
-
-    ScenarioError if model or GPU is unknown.
-    """
+    """(GPUs, tokens of KV memory) for each number of GPUs that holds the model. ScenarioError if one is unknown."""
     from batchsim.deployment.catalog import load_gpu, load_model
     from batchsim.deployment.deployment import Deployment
 
@@ -193,7 +191,7 @@ def _trace_block(trace: TraceConfig, path: str, timed: bool) -> str:
 
 
 def _cap(longest: int) -> int:
-    """The smallest power of two, from 64, that cuts no output of the trace."""
+    """A cap on output tokens, the smallest power of two from 64 on that does not cut `longest`, the trace's longest."""
     cap = 64
     while cap < longest:
         cap *= 2
@@ -201,7 +199,7 @@ def _cap(longest: int) -> int:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """`path` as a scenario in `folder` names it."""
+    """`path` relative to `folder`, as a scenario there names it."""
     return str(path) if path.is_absolute() else Path(os.path.relpath(path, folder)).as_posix()
 
 

@@ -74,7 +74,7 @@ def timeline(
 
 
 def _lives(results: Results, records: Records, replica: int | None) -> list[Records]:
-    """The records of the replica asked for, from each of its starts to its end; of one engine, those of the run."""
+    """The records of `replica`, one for each time it was started; for a run of one engine, those of the run."""
     from batchsim.drive.fleet.fleet_records import by_engine
 
     if records.replicas is None:
@@ -90,7 +90,7 @@ def _lives(results: Results, records: Records, replica: int | None) -> list[Reco
 
 
 def _window(start: str, end: str | None, last_ns: int) -> tuple[int, int] | None:
-    """The window asked for; None for the whole run. ScenarioError for one in which nothing was."""
+    """(start, end) in ns of the part asked for; None for the whole run. ScenarioError if the run has nothing there."""
     from batchsim.base.units import format_duration, parse_duration_ns
 
     try:

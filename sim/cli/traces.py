@@ -92,7 +92,7 @@ def init(
 
 
 def _trace_config(file: Path, format_: str, columns: str | None, time_unit: str | None) -> TraceConfig:
-    """The options as a scenario's trace block; ScenarioError names the option that is wrong."""
+    """The trace block of a scenario that the options make; ScenarioError names the option that is wrong."""
     from batchsim.workload.traces import Columns, TraceConfig
     from batchsim.workload.traces.trace_config import FormatName, TimeUnit
 

@@ -69,7 +69,7 @@ def validate(
         raise ScenarioError(f"--name {name}: is the name of files in --out, not a path. Write it without /.")
     loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
     if loaded.load_name != "mean_rate" and loads is None and from_ is None:
-        check_loads(loaded)  # there is no saturation to take shares of
+        check_loads(loaded)  # without saturations to take shares of, the loads must be stated
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_profile(setup.cost)
@@ -99,8 +99,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _saturations(case: Case, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
-    """The saturation of every policy by name. One that has none is an error where it is needed, else said and left
-    out."""
+    """The saturation of each policy by name, in requests/s.
+
+    For a policy without one ScenarioError if `needed`; else a line on stderr says so, and the policy is left out.
+    """
     from batchsim.check.validation.planned_points import saturations
 
     found: dict[str, float] = {}
@@ -120,7 +122,7 @@ def _with_share(point: PlannedPoint, saturation_rps: dict[str, float]) -> Planne
 
 
 def _saved(case: Case, folder: Path, policies: Sequence[str]) -> tuple[Case, list[PlannedPoint], list[list[Played]]]:
-    """The points of the live runs in `folder`, and the runs of each."""
+    """The live runs saved in `folder`: the case they are of, its points, and the runs of each point."""
     from batchsim.calibrate.session import load_result
     from batchsim.check.validation.planned_points import PlannedPoint, sort_saved
 
@@ -137,8 +139,10 @@ def _saved(case: Case, folder: Path, policies: Sequence[str]) -> tuple[Case, lis
 def _live(
     setup: Setup, case: Case, points: Sequence[PlannedPoint], device: str, repeats: int, folder: Path
 ) -> list[list[Played]]:
-    """Runs every point `repeats` times and keeps each run in `folder`. All points once, then all again: what drifts on
-    the machine then shows in the spread."""
+    """Runs every point `repeats` times, keeps each run in `folder`, and returns the runs of each point.
+
+    All points run once, then all again, so that drift of the machine shows in the spread of a point.
+    """
     require_torch("validate")
     from batchsim.calibrate.runner import build_runner
     from batchsim.calibrate.sentinel import Sentinel
@@ -162,12 +166,12 @@ def _live(
     )
     _make_folder(folder)
     with writing(folder):
-        for stale in folder.glob("*.npz"):  # of an earlier validation of this name
+        for stale in folder.glob("*.npz"):  # runs of an earlier validation of this name
             stale.unlink()
     sentinel = None if setup.cost.profile is None else Sentinel.of(setup.cost.profile)
     runs: list[list[Played]] = [[] for _ in points]
     counting = [0] * len(points)
-    for repeat in range(2 * repeats):  # the second half: again, for those that did not count
+    for repeat in range(2 * repeats):  # the second half stands in for runs that do not count
         for number, point in enumerate(points):
             if counting[number] >= min(repeat + 1, repeats):
                 continue
@@ -205,7 +209,7 @@ def _finish(
     stem: Path,
     json_file: Path | None,
 ) -> None:
-    """Judges every point, writes the files and prints the report."""
+    """Judges every point, writes the validation's files and prints its report."""
     from batchsim.check.validation.compare_runs import judge
     from batchsim.check.validation.verdicts import BOUNDS
     from batchsim.report.pictures.validation_plots import write_pictures
