@@ -1,4 +1,4 @@
-"""What a forward pass needs of a model besides its shape, from its config.json; what is not understood is refused."""
+"""What a forward pass needs of a model beyond its shape, read from its config.json; unknown features are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A shape, and the constants of its norms and rotations. `eos_token_ids` is empty where no file names them."""
+    """A model's shape with the constants of its norms and RoPE. `eos_token_ids` is empty where no file names them."""
 
     spec: ModelSpec
     rms_norm_eps: float
@@ -40,7 +40,7 @@ class Architecture:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether each head of q and of k is normalised before its rotation."""
+        """Whether each head of q and k is normalised before RoPE."""
         return self.spec.model_type == "qwen3"
 
 
@@ -55,14 +55,15 @@ _CATALOG: dict[str, tuple[float, float, Llama3Scaling | None]] = {
     "mistral-7b": (1e-5, 1e6, None),
 }
 _UNSAID = (1e-6, 1e4, None)
-"""What transformers takes where a config.json says nothing; also for a bare shape, which can only be run with random
-weights, whose cost does not depend on these."""
+"""(norm epsilon, RoPE base, scaling) where a config.json does not say: transformers' defaults. Also for a bare shape,
+which runs on random weights, at a cost that does not depend on them.
+"""
 
 
 def load_architecture(model: str | ModelSpec) -> Architecture:
     """The architecture of a catalog name, of a config.json or of the folder that holds it, or of a bare shape.
 
-    ScenarioError, headed by the file, if something in it is not understood.
+    ScenarioError, headed by the file, for a feature that is not understood.
     """
     if isinstance(model, ModelSpec):
         known = model.name in _CATALOG and MODELS.get(model.name) == model
@@ -88,7 +89,7 @@ def from_config(
 
 
 def _rope(config: Mapping[str, Any], name: str) -> tuple[float, Llama3Scaling | None]:
-    """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
+    """RoPE's base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise ScenarioError(f"{name}: the RoPE parameters are {rope!r}, not one set. Use a model with one RoPE.")
@@ -111,7 +112,7 @@ def _rope(config: Mapping[str, Any], name: str) -> tuple[float, Llama3Scaling | 
 
 
 def _number(config: Mapping[str, Any], key: str, name: str, default: float | None = None) -> float:
-    """The positive number at `key`; ScenarioError if it is none, or missing without a default."""
+    """The positive number at `key` of `config`; ScenarioError if it is not one, or missing without a default."""
     value = config.get(key, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ScenarioError(f"{name}: {key} is {value!r}. Write a number above 0.")
@@ -119,7 +120,7 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: float | Non
 
 
 def _eos_token_ids(config: Mapping[str, Any], generation: Path) -> tuple[int, ...]:
-    """The ids that end a text: those of generation_config.json if it names any, else those of the config."""
+    """The end-of-sequence token ids: those of generation_config.json if it names any, else those of the config."""
     found = config.get("eos_token_id")
     if generation.is_file():
         try:

@@ -1,4 +1,4 @@
-"""From raw measurements to a profile: fits, errors, and the list of what is missing."""
+"""From raw measurements to a cost profile: fits, errors, and the list of what is missing."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from batchsim.deployment.model import ModelSpec
 Floats = NDArray[np.float64]
 
 _DISTURBED = 3.0  # a step this many times its expected duration was interrupted by something else on the machine
-_FEWEST_STEPS = 30  # of training runs, for a host term
+_FEWEST_STEPS = 30  # least steps of training runs from which a host term is fitted
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is being calibrated, apart from what was measured: the model, its graphs and all that there is to do."""
+    """All of a calibration but its measurements: model, sizes of CUDA graphs, steps and engine runs to measure."""
 
     name: str
     model: ModelSpec
     block_size: int
     buckets: tuple[int, ...]
     device: str
-    points: tuple[Point, ...]  # of all blocks
+    points: tuple[Point, ...]  # steps to measure, of all blocks
     rounds: int
     runs: tuple[RunSpec, ...]
     swap: bool  # whether there are swap slots to measure
 
 
 def assemble(job: Job, raw: Raw) -> Profile:
-    """The profile of what is there. CalibrationError if that is too little for a fit."""
+    """The profile fitted to what `raw` has so far. CalibrationError if that is too little for a fit."""
     samples = [s for s in raw.samples.values() if s.rounds]
     fitted = [s for s in samples if s.point.block != "H"]
     kernels = fit_kernels(
@@ -131,7 +131,7 @@ def _profile(job: Job, raw: Raw, samples: Sequence[Sample], costs: StepCosts) ->
 
 
 def _hull(points: Sequence[Point]) -> Hull:
-    """How far the points of the fit reach."""
+    """The range of steps that the fit's points cover."""
     even = [p for p in points if p.block == "A"]
     return Hull(
         max_sequences=max((len(p.decode) for p in even), default=1),
@@ -142,7 +142,7 @@ def _hull(points: Sequence[Point]) -> Hull:
 
 
 def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], Floats, Floats]:
-    """Columns, kernel times and periods of all steps of `runs`."""
+    """Work columns, kernel times and periods (ns) of all steps of `runs`, concatenated."""
     table = {name: np.concatenate([run.columns[name] for run in runs]) for name in WORK_COLUMNS}
     kernel, period = (np.concatenate([getattr(run, name) for run in runs]) for name in ("kernel_ns", "period_ns"))
     return table, kernel, period
@@ -150,9 +150,11 @@ def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], F
 
 @dataclass(frozen=True)
 class InEngine:
-    """What kernels take inside an engine, where each step starts with cold caches: a factor on their time back to back,
-    and constants in ns of the step, of each chunk and of each decode; and of a step of chunks alone, after a rest, with
-    what the host takes longer then."""
+    """What steps take inside an engine beyond kernels run back to back: each step starts with cold caches there.
+
+    `factor` on the back-to-back time; `step_ns`, `chunk_ns` and `decode_ns` more for the step, each chunk and each
+    decode; `prefill_ns` more for a step of chunks alone after a rest, its longer host time included.
+    """
 
     factor: float = 1.0
     step_ns: float = 0.0
@@ -161,7 +163,7 @@ class InEngine:
     prefill_ns: float = 0.0
 
     def apply(self, kernels: Kernels) -> Kernels:
-        """`kernels` with the constants, such that the factor on all of it gives the times inside an engine."""
+        """`kernels` with the constants put in, over `factor`: times the factor they give the times inside an engine."""
         step, chunk, decode = (ns / self.factor for ns in (self.step_ns, self.chunk_ns, self.decode_ns))
         grid, chunks = kernels.decode_attention, kernels.chunk_attention
         rows = zip(grid.sequences, grid.ns, strict=True)
@@ -180,9 +182,9 @@ def _raised(curve: Curve, ns: float) -> Curve:
 
 
 def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEngine, HostTerm | None]:
-    """The times inside an engine and the host's term, from steps of engine runs; no term if there are too few.
+    """The times inside an engine and the host's term, from steps of engine runs; no term (None) from too few steps.
 
-    Steps that something else on the machine interrupted count with at most `_DISTURBED` times what was expected.
+    A step that something else on the machine interrupted counts with at most `_DISTURBED` times its expected time.
     """
     if sum(len(run.period_ns) for run in training) < _FEWEST_STEPS:
         return InEngine(), None
@@ -211,7 +213,7 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
 
 
 def _rows(bare: Profile, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Errors by region of kernels run back to back, and of all together."""
+    """Errors of the fitted kernel times of back-to-back steps, a row for each region and one for all."""
     if not samples:
         return []
     table = columns([s.point for s in samples])
@@ -229,7 +231,7 @@ def _by_region(predicted: Floats, measured: Floats, table: dict[str, NDArray[np.
 def _held_out(
     profile: Profile, bare: Profile, batches: Sequence[Sample], runs: Sequence[EngineSteps]
 ) -> dict[str, Any] | None:
-    """Errors on what no fit has seen: whole steps of engine runs, and kernels of sampled batches; None without any."""
+    """Errors on what no fit has seen, whole steps of engine runs and kernels of sampled batches; None without any."""
     found: dict[str, Any] = {}
     if runs:
         table, kernel, period = joined(runs)
@@ -249,7 +251,7 @@ def _held_out(
 
 
 def _missing(job: Job, raw: Raw) -> list[str]:
-    """What is not in the profile. Entries that begin with `block` are there after another run of the same command."""
+    """What the profile lacks, in words. Entries that begin with `block` are there after another call of the command."""
     missing = []
     for block in BLOCKS:
         todo = [p for p in job.points if p.block == block]

@@ -1,4 +1,4 @@
-"""The kernels of a layer behind one small interface, and the plain one that the others are held against."""
+"""The interface of the kernels of a layer, and its plain implementation, which the others are checked against."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 SPARE_BLOCKS = 2
-"""Of a cache, besides those that the scheduler deals out: the first, of zeros, which padding reads, and the last, which
-nobody reads and a backend may store padding in."""
+"""Blocks of a cache besides those that the scheduler deals out: the first, of zeros, which padding reads, and the last,
+which nobody reads and where a backend may store padding.
+"""
 
 
 class Backend(Protocol):
-    """Tensors are on the device; positions and slots int64, tables and lengths int32.
+    """The operations of a layer. Tensors are on the device; positions and slots int64, tables and lengths int32.
 
-    q, k and v may be views with a row stride; their last two dimensions are contiguous. Caches are
-    [num_blocks + SPARE_BLOCKS, block_size, kv heads, head_dim].
+    q, k and v may be views with a row stride; their last two dimensions are contiguous. Caches are [num_blocks +
+    SPARE_BLOCKS, block_size, kv heads, head_dim].
     """
 
     name: str
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`x` [T, H] normalised in fp32, in the dtype of `x`."""
+        """RMSNorm of `x` [T, H] times `weight`, computed in fp32, returned in the dtype of `x`."""
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The norm of x + residual, and x + residual."""
+        """(RMSNorm of x + residual, x + residual), both [T, H]."""
         ...
 
     def rope_store(
@@ -45,21 +46,21 @@ class Backend(Protocol):
         k_norm: Tensor | None,
         eps: float,
     ) -> Tensor:
-        """Rotates q [T, hq, d] and k [T, hk, d], stores k and v at `slots` (-1: of padding, in the last
-        slot or nowhere), returns q, contiguous.
+        """Rotates q [T, hq, d] and k [T, hk, d], stores k and v at `slots` [T], returns q, contiguous.
 
-        `cos` and `sin` are fp32 [positions, d/2]; halves are rotated, as in transformers. Norms come first.
+        A slot of -1 is padding's: stored in the cache's last slot or nowhere. `cos` and `sin` are fp32 [positions,
+        d/2]; halves are rotated, as in transformers. `q_norm` and `k_norm`, if given, are applied before.
         """
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu of the first half of each row [T, 2I] times the second half."""
+        """silu of the first half of each row of `gate_up` [T, 2I] times the second half: [T, I]."""
         ...
 
     def decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
     ) -> Tensor:
-        """Attention of one query a sequence, q [B, hq, d], over its `seq_lens` [B] tokens of cache."""
+        """Attention of one query a sequence, q [B, hq, d], over its `seq_lens` [B] tokens of cache: [B, hq, d]."""
         ...
 
     def prefill(
@@ -78,7 +79,7 @@ class Backend(Protocol):
 
 
 class SdpaBackend:
-    """Plain torch, on any device: a loop over sequences, so that its cost is linear in the sum of their contexts.
+    """The operations in plain torch, on any device: a loop over sequences, so cost is linear in the sum of contexts.
 
     It waits for the device, so no CUDA graph can hold it.
     """
@@ -86,13 +87,13 @@ class SdpaBackend:
     name = "sdpa"
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`x` [T, H] normalised in fp32, in the dtype of `x`."""
+        """RMSNorm of `x` [T, H] times `weight`, computed in fp32, returned in the dtype of `x`."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * wide.to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """The norm of x + residual, and x + residual."""
+        """(RMSNorm of x + residual, x + residual), both [T, H]."""
         total = x + residual
         return self.rms_norm(total, weight, eps), total
 
@@ -111,7 +112,7 @@ class SdpaBackend:
         k_norm: Tensor | None,
         eps: float,
     ) -> Tensor:
-        """Rotates q and k, stores k and v at `slots`, -1 being the last of all, returns q, contiguous."""
+        """Rotates q and k, stores k and v at `slots`, for -1 in the cache's last slot, returns q, contiguous."""
         if q_norm is not None:
             q = self.rms_norm(q, q_norm, eps)
         if k_norm is not None:
@@ -130,7 +131,7 @@ class SdpaBackend:
     def decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
     ) -> Tensor:
-        """Attention of one query a sequence; the query heads of a KV head are its rows, so nothing is repeated."""
+        """Attention of one query a sequence; the query heads of a KV head are its rows, so that nothing is repeated."""
         out = torch.empty_like(q)
         kv_heads, head_dim = k_cache.shape[2:]
         grouped = q.view(len(q), 1, kv_heads, -1, head_dim)
@@ -150,7 +151,7 @@ class SdpaBackend:
         max_query_len: int,
         scale: float,
     ) -> Tensor:
-        """Causal attention of chunks, one after the other."""
+        """Causal attention of chunks, one chunk after the other."""
         out = torch.empty_like(q)
         bounds = cu_seqlens.tolist()
         for chunk, seq_len in enumerate(seq_lens.tolist()):
@@ -169,7 +170,7 @@ class SdpaBackend:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x` [T, heads, d], its halves rotated in fp32, in its dtype."""
+    """`x` [T, heads, d] with its halves rotated against each other in fp32, returned in the dtype of `x`."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 

@@ -1,8 +1,8 @@
-"""Timing single steps: visits of points, several rounds in random order, with a sentinel that shows drift.
+"""Timing of single steps: each point is visited in several rounds of random order; a sentinel step shows drift.
 
 A visit puts a step's inputs on the device, runs it once to warm up and then several times; its result is the median.
-The sentinel is one step visited again and again: where it drifts, what was measured meanwhile drifted with it. Of its
-visits the mean is kept too: what interrupts a step now and then is in the mean of a run, and in no median.
+The sentinel is one step visited again and again: where its time drifts, everything measured meanwhile drifted with it.
+Its mean is kept too: interruptions now and then are in the mean of a run, and in no median.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from batchsim.calibrate.runner import ModelRunner
 
 T = TypeVar("T")
 
-_VISIT_S = {"cuda": 0.1, "cpu": 0.04}  # time of the replays of a visit, about
-_REPLAYS = (3, 40)  # at least and at most
-_HEAT_S = 0.5  # of running a step bound by arithmetic before it is timed, so that the card's clock has settled
+_VISIT_S = {"cuda": 0.1, "cpu": 0.04}  # seconds of replays in a visit, about
+_REPLAYS = (3, 40)  # replays in a visit, at least and at most
+_HEAT_S = 0.5  # seconds that a compute-bound step runs before it is timed, so that the card's clock has settled
 _STAYS_HOT_S = 0.3
-_HEAT_TOKENS = 256  # from which on a step is bound by arithmetic
+_HEAT_TOKENS = 256  # tokens from which on a step is compute-bound
 _SENTINEL_S = {"cuda": 10.0, "cpu": 1.0}
-_FEWEST_READINGS = 4  # of the sentinel, before its drift is judged
+_FEWEST_READINGS = 4  # readings of the sentinel before its drift is judged
 _CALM_SHARE = 0.97  # of the clock's time that this process had the processor, on a CPU that is its own
 _QUIET_SHARE, _ATTEMPTS = 0.9, 2  # below that share a visit on a CPU is tried again, and the quieter one counts
 _CORRECTED, _FLAGGED = 0.01, 0.05  # drift above which times are corrected, and above which a note says so
@@ -36,23 +36,23 @@ _CORRECTED, _FLAGGED = 0.01, 0.05  # drift above which times are corrected, and 
 
 @dataclass
 class Sample:
-    """A point with the median of every visit in ns, and when each was, in seconds since the start of its run."""
+    """A measured point: the median time of each visit in ns."""
 
     point: Point
     rounds: list[float] = field(default_factory=list)
 
     @property
     def ns(self) -> float:
-        """The median of the visits."""
+        """Median of the visits, ns."""
         return statistics.median(self.rounds)
 
     @property
     def mad(self) -> float:
-        """The median distance of the visits from their median."""
+        """Median distance of the visits from their median, ns."""
         return statistics.median(abs(x - self.ns) for x in self.rounds)
 
     def to_row(self) -> dict[str, Any]:
-        """As a profile's `samples` hold it."""
+        """The sample as JSON values, a row of a profile's `samples`."""
         numbers = {"ns": round(self.ns), "mad": round(self.mad), "rounds": [round(x) for x in self.rounds]}
         return self.point.to_row() | numbers
 
@@ -63,8 +63,9 @@ class Sample:
 
 
 class Bench:
-    """Visits points on one runner; `sentinel` is the step that shows drift, `first_ns` its usual time in an earlier
-    call, to which this one's times are brought."""
+    """Times points on one runner. `sentinel` is the step that shows drift; `first_ns` its usual time in the first call,
+    to whose speed the times of this call are converted, None in the first.
+    """
 
     def __init__(self, runner: ModelRunner, sentinel: Point, seed: int, first_ns: float | None = None) -> None:
         self.runner = runner
@@ -72,17 +73,17 @@ class Bench:
         self.device = runner.device.type
         self.seed = seed
         self.first_ns = first_ns
-        self.drift: list[tuple[float, float]] = []  # seconds, ns of the sentinel
-        self.means: list[float] = []  # of the same visits, ns
-        self._hot_s = -math.inf  # when the last step bound by arithmetic ended
+        self.drift: list[tuple[float, float]] = []  # time of each visit of the sentinel (s), its median (ns)
+        self.means: list[float] = []  # means of the same visits, ns
+        self._hot_s = -math.inf  # when the last compute-bound step ended
         self._wall_s = self._process_s = 0.0  # of replays: by the clock, and as this process had the processor
 
     def visit(self, point: Point) -> float:
-        """The median time of the step in ns, kernels only."""
+        """Median kernel time of the step `point`, ns."""
         return self.look(point)[0]
 
     def look(self, point: Point) -> tuple[float, float]:
-        """The median time of the step in ns, kernels only, and the mean, which no disturbance is left out of."""
+        """Median kernel time of the step `point`, and the mean over all its replays, disturbances included; ns."""
         runner = self.runner
         self.seed += 1
         inputs = StepInputs.synthetic(
@@ -114,10 +115,10 @@ class Bench:
         return statistics.median(times), statistics.fmean(every)
 
     def calmest(self, measure: Callable[[], T], rest_s: Callable[[T], float] = lambda _: 0.0) -> tuple[float, T]:
-        """What `measure` returns, and the middle of the time it took; on a CPU of the calmer of two attempts, where
-        other programs had much of the first.
+        """(middle of the time it took, in seconds of the monotonic clock; what `measure` returned). On a CPU that other
+        programs used meanwhile `measure` is tried again, and the calmer attempt counts.
 
-        `rest_s` is how many of its seconds `measure` itself had nothing to do.
+        `rest_s` gives the seconds in which `measure` itself had nothing to do.
         """
         found: list[tuple[float, float, T]] = []
         while not found or (self.device == "cpu" and len(found) < _ATTEMPTS and found[-1][0] < _QUIET_SHARE):
@@ -132,7 +133,7 @@ class Bench:
         return seconds, result
 
     def watch(self, *, now: bool = False) -> None:
-        """Visits the sentinel if it is time to, or `now`."""
+        """Visits the sentinel if the last visit is long enough ago, or `now`."""
         seconds = time.monotonic()
         if now or not self.drift or seconds - self.drift[-1][0] >= _SENTINEL_S[self.device]:
             median, mean = self.look(self.sentinel)
@@ -140,10 +141,10 @@ class Bench:
             self.means.append(mean)
 
     def factor(self, seconds: float) -> float:
-        """By how much steps were slower at that time than usual in the first call; 1 where that cannot be told from
-        scatter.
+        """By which factor steps were slower at the time `seconds` than usual in the first call; 1 with few readings.
 
-        Of what the sentinel moved, the part that it moves from one visit to the next anyway is not counted.
+        Of the sentinel's deviation, its usual scatter between visits is not counted; within the scatter the factor is
+        `level`.
         """
         if len(self.drift) < _FEWEST_READINGS:
             return 1.0
@@ -157,14 +158,14 @@ class Bench:
         return (1.0 + moved - math.copysign(scatter, moved)) * self.level()
 
     def level(self) -> float:
-        """By how much this call's usual time is above that of the first call; 1 in the first, and with few readings."""
+        """The sentinel's usual time in this call over that in the first call; 1 in the first, and with few readings."""
         usual_ns = self.usual_ns()
         if self.first_ns is None or usual_ns is None or len(self.drift) < _FEWEST_READINGS:
             return 1.0
         return usual_ns / self.first_ns
 
     def usual_ns(self) -> float | None:
-        """The sentinel's usual time in this call; None without a reading."""
+        """The sentinel's usual time in this call, ns: a median of smoothed readings; None without a reading."""
         if not self.drift:
             return None
         ns = [value for _, value in self.drift]
@@ -172,11 +173,11 @@ class Bench:
         return statistics.median(smooth)
 
     def mean_ns(self) -> float | None:
-        """The mean time of the sentinel in this call, interruptions included; None without a reading."""
+        """The sentinel's mean time in this call, ns, interruptions included; None without a reading."""
         return statistics.fmean(self.means) if self.means else None
 
     def notes(self) -> list[str]:
-        """What is to be said of drift and of a busy machine; nothing where all was calm."""
+        """Sentences on drift and on a busy machine; [] where all was calm."""
         found = []
         middle = statistics.median(ns for _, ns in self.drift) if self.drift else math.nan
         worst = max((abs(ns / middle - 1) for _, ns in self.drift), default=0.0)

@@ -1,8 +1,8 @@
-"""`calibrate`: measures one model on one device within a time budget and writes its profile.
+"""`calibrate`: measures the step costs of one model on one device within a time budget and writes a cost profile.
 
-Work is done in order of value, and what is there is on disk every few seconds: the profile as soon as a fit is
-possible, with a list of what is missing, and the raw measurements beside it until all is done. The same call goes on
-from there and measures nothing twice.
+Work is done in order of value, and results are on disk every few seconds: the profile as soon as a fit is possible,
+with a list of what is missing, and the raw measurements beside it until all is done. The same call again goes on from
+there and measures nothing twice.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from batchsim.deployment.model import ModelSpec
 __all__ = ["Options", "Progress", "calibrate"]
 
 Progress = Callable[[str, float], None]
-"""Told what is being done and which share of all work is done."""
+"""Called with what is being done, and the share of all work that is done."""
 
 _ROUNDS = {"cuda": 3, "cpu": 4}
 _HELD_OUT = {"cuda": 150, "cpu": 40}
-_RUN_S = {"cuda": 5.0, "cpu": 1.0}  # of an engine run
+_RUN_S = {"cuda": 5.0, "cpu": 1.0}  # seconds of an engine run
 _SAVE_S = 10.0
-_MARGIN_S = 3.0  # kept for the last fit and files
+_MARGIN_S = 3.0  # seconds kept for the last fit and files
 _SWAP_BLOCKS = 64
 _ENERGY_S = 6.0
 
 
 def calibrate(options: Options, out: Path, progress: Progress = lambda what, share: None) -> Profile:
-    """The profile, which is also in `out`. CalibrationError in one line for whatever cannot be measured.
+    """Measures, and returns the profile, which is also in `out`. CalibrationError in one line for whatever fails.
 
     Where the time is short, and on Ctrl-C (which is raised again), `out` is a profile that lists what is `missing`, if
     there is enough for one. The same call then goes on; on a finished profile it measures nothing.
@@ -80,7 +80,7 @@ def _check_out(out: Path) -> None:
 
 
 def _finished(out: Path, key: dict[str, Any]) -> Profile:
-    """The profile that an earlier call finished, if it is what this call would make."""
+    """The finished profile in `out`. CalibrationError unless its machine, software and options are those of `key`."""
     profile = load_profile(str(out))
     advice = f"Delete {out} to measure anew, or write to another file."
     if profile.origin != "measured":
@@ -95,7 +95,7 @@ def _finished(out: Path, key: dict[str, Any]) -> Profile:
 
 
 class Run:
-    """One call: does what is left of the work in order of value until the time is up."""
+    """One call of a calibration: does the work that is left, in order of value, until the time is up."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Run:
         self._began_s = self._saved_s = time.monotonic()
         self._end_s = end_s
         self._spent_s = raw.seconds
-        self._notes, self._telemetry = raw.notes, raw.telemetry  # of earlier calls
+        self._notes, self._telemetry = raw.notes, raw.telemetry  # what earlier calls left
         self.runner, self.limits = self._load(model, limits)
         runner = self.runner
         steps = plan(
@@ -153,7 +153,7 @@ class Run:
     # ---- the device
 
     def _load(self, model: ModelSpec, limits: Limits) -> tuple[ModelRunner, Limits]:
-        """The runner with its KV pool, whose size is measured on CUDA unless it is stated."""
+        """The runner, and the limits with the size of its KV pool, which on CUDA is measured unless it is stated."""
         options, raw = self.options, self.raw
         if limits.kv_tokens:
             return self._build(limits, limits.kv_tokens // options.block_size), limits
@@ -186,7 +186,7 @@ class Run:
     # ---- the work
 
     def all(self) -> Profile:
-        """Does all that is left and that there is time for; returns the profile."""
+        """Does all work that is left and that there is time for; returns the profile."""
         try:
             for i in range(self.job.rounds):
                 self._round(i)
@@ -205,7 +205,7 @@ class Run:
         return profile
 
     def _round(self, number: int) -> None:
-        """Visits every point once more, and makes the engine runs of this round."""
+        """Round `number` (from 0): visits every point once more, and makes the round's engine runs."""
         held_out = [p for p in self.job.points if p.block == "H"]
         half = len(held_out) // 2
         first = [p for p in self.job.points if p.block in "ACD"] + held_out[:half]
@@ -221,7 +221,7 @@ class Run:
             self.raw.swap = memory.measured_swap(self.runner)
 
     def _visit(self, points: list[Point], number: int) -> None:
-        """One visit, in random order, of each of `points` that has had no more than `number`."""
+        """Visits each of `points` that has had at most `number` visits, once, in random order."""
         todo = [p for p in points if self._count(p) <= number]
         for i in np.random.default_rng(self.options.seed + number).permutation(len(todo)):
             point = todo[i]
@@ -237,7 +237,7 @@ class Run:
         return len(self._before.get(point, ())) + len(self._visits.get(point, ()))
 
     def _engine(self, specs: list[RunSpec]) -> None:
-        """Makes those of `specs` that were not made yet, between two looks at the sentinel."""
+        """Makes the engine runs `specs` that are not made yet, each between visits of the sentinel."""
         done = [run.spec for run in (*self._runs_before, *(run for _, run in self._runs))]
         seconds = min(_RUN_S[self.options.device], 60 * self.options.minutes / 30)
 
@@ -260,7 +260,7 @@ class Run:
                 self._save()
 
     def _energy(self) -> None:
-        """Joules of two steps under steady load: the most decodes, and the most prefill tokens."""
+        """Measures joules a step under steady load for two steps: the most decodes, and the most prefill tokens."""
         chosen = {}
         for block, name in (("A", "decode"), ("C", "prefill")):
             chosen[name] = max((p for p in self.job.points if p.block == block), key=lambda p: (p.tokens, p.context))
@@ -290,7 +290,7 @@ class Run:
         self.progress(what, (visits + runs) / (self.job.rounds * len(self.job.points) + 10 * len(self.job.runs)))
 
     def _save(self) -> Profile | None:
-        """Writes the profile and, while anything is left to do, the raw measurements; None without enough for a fit."""
+        """Writes and returns the profile, and until all is done the raw measurements; None without enough for a fit."""
         raw = self.raw
         for point, visits in self._visits.items():
             new = [ns / self.bench.factor(seconds) for seconds, ns in visits]
@@ -316,4 +316,4 @@ class Run:
 
 
 class _OutOfTimeError(Exception):
-    """The time is up."""
+    """The call's time budget is used up."""

@@ -1,10 +1,9 @@
-"""Runs of the real engine, to see what a step costs besides its kernels run back to back.
+"""Runs of the real engine, to measure what a step costs beyond its kernels run back to back.
 
 EngineCore, a scheduler, block tables and the model work as in a live run, which is cut after some seconds. Requests are
-all there at once, come as in service in `open` runs, or one by one in `sparse` ones: then there are steps of chunks
-alone, and steps after a rest.
-Runs of `static` batches hold padding. What lies between a step's kernels and the next step's start is the host's:
-scheduler, records, input preparation, copies.
+all there at once; in `open` runs they arrive one by one as in service, in `sparse` runs so rarely that the engine
+rests: then there are steps of chunks alone, and steps after a rest. Runs of `static` batches hold padding. The time
+from the end of a step's kernels to the next step's start is the host's: scheduler, records, input preparation, copies.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.record import Recorder
 
-_WARM_STEPS = 5  # left out at the head of a run: first touches of memory
+_WARM_STEPS = 5  # steps left out at the head of a run: first touches of memory
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: the policy (`sparse`, `open`: continuous), its slots, whether the fit may use it, and which requests."""
+    """One engine run: its kind (a policy, or `sparse` and `open`: continuous), `max_seqs` slots, whether the fit may
+    use it (`training`), the seed of its requests.
+    """
 
     kind: str
     max_seqs: int
@@ -41,20 +42,20 @@ class RunSpec:
 
     @property
     def rests(self) -> bool:
-        """Whether the engine rests in it, so that steps of chunks alone find cold caches."""
+        """Whether the engine is idle at times in this run, so that steps of chunks alone find cold caches."""
         return self.kind in ("sparse", "open")
 
     @property
     def name(self) -> str:
-        """For progress lines and lists."""
+        """The run in words, for progress lines and lists."""
         return f"{'fit' if self.training else 'held out'}: {self.kind}, {self.max_seqs} sequences, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class EngineSteps:
-    """The steps of one run as arrays: their work by column, the time of their kernels, and their period, in ns.
+    """The steps of one run as arrays: work columns, and each step's kernel time and period in ns.
 
-    `rest_s` are the seconds in which the engine had nothing to run; 0 for a run of an earlier call.
+    `rest_s` is how many seconds the engine had nothing to run; 0 for a run of an earlier call.
     """
 
     spec: RunSpec
@@ -64,11 +65,11 @@ class EngineSteps:
     rest_s: float = 0.0
 
     def divided(self, factor: float) -> EngineSteps:
-        """With all times divided by `factor`."""
+        """The same steps with all times divided by `factor`."""
         return replace(self, kernel_ns=self.kernel_ns / factor, period_ns=self.period_ns / factor)
 
     def to_row(self) -> dict[str, Any]:
-        """As JSON, for a cut calibration."""
+        """The run as JSON values, to be kept for a later call."""
         spec = self.spec
         return {
             "run": [spec.kind, spec.max_seqs, spec.training, spec.seed],
@@ -86,7 +87,7 @@ class EngineSteps:
 
 
 def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
-    """For each round the runs to fit the host's time on, at several numbers of slots, then those held out.
+    """The engine runs of each round: those to fit the host's time on, at several numbers of slots, then the held out.
 
     Held out are other requests, longer ones, and another policy besides.
     """
@@ -104,7 +105,7 @@ def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
 
 
 def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: float, step_s: float) -> EngineSteps:
-    """The steps, of about `step_s`, of one run, cut after `seconds`.
+    """The steps of one engine run, cut after `seconds`; `step_s` is about what a step takes.
 
     ExecutorError if the device fails, KeyboardInterrupt on Ctrl-C.
     """

@@ -1,7 +1,7 @@
-"""The executor that runs the scheduler's batches on a model; `batchsim.kernel.core.SimExecutor` with a model in place
-of costs.
+"""The executor that runs the scheduler's batches on a model, as `batchsim.kernel.core.SimExecutor` does on costs.
 
-No policy is in here: it computes what a batch says, where the scheduler's block tables say, and tells who is done.
+No policy is in here: it computes the tokens that a batch says, in the KV blocks that the scheduler's tables say, and
+returns which sequences are done.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Int64s = NDArray[np.int64]
 
 
 class TorchExecutor:
-    """Runs batches on `runner`, whose KV blocks `kv` deals out. `times` has an entry for every step.
+    """Runs batches on `runner`; `kv` is the scheduler's manager of its KV blocks. `times` has an entry for every step.
 
     A decode step costs the host O(members) in arrays, and O(members) in Python where someone joined or left.
     """
@@ -54,19 +54,19 @@ class TorchExecutor:
         self._eos = np.array(runner.eos_token_ids, dtype=np.int64)
         self._lives: dict[Sequence, LiveSequence] = {}
         self._shares = hasattr(kv, "lookup")
-        self._answers: dict[int, list[int]] = {}  # of requests that ended, where a later prompt may hold them
+        self._answers: dict[int, list[int]] = {}  # outputs of ended requests, where a later prompt may hold them
         width = -(-max_model_len // runner.block_size)
         self._mirror = BlockMirror(runner.num_blocks, runner.block_size, width, shares=self._shares)
         self._zeros = self._mirror.new_row()  # never holds a block: the table of padding
         self._decodes = NOBODY
-        self._last_tokens = NONE  # what the members of _decodes compute next
+        self._last_tokens = NONE  # the input tokens of the members of _decodes in the next step
 
     # ---- the protocol
 
     def begin(self, seq: Sequence, output_tokens: int | None) -> None:
-        """Makes the prompt. The answer ends at `output_tokens`, the client's or the policy's cap, or the model's limit.
+        """Makes the prompt. The output ends at `output_tokens`, the client's or the policy's cap, or the model's limit.
 
-        Without `output_tokens` it ends at an end-of-text token too, where the model's files name one.
+        Without `output_tokens` it also ends at an end-of-sequence token, where the model's files name one.
         """
         request = seq.request
         target = min(seq.max_output_tokens, self.max_model_len - request.prompt_tokens)
@@ -86,11 +86,11 @@ class TorchExecutor:
             self._answers[output_stream(seq.request.id)] = live.generated
 
     def tokens(self, seq: Sequence) -> list[int]:
-        """The tokens generated so far; of a sequence that has not ended."""
+        """The token ids that `seq`, which has not ended, has generated so far."""
         return list(self._lives[seq].generated)
 
     def quiet_steps(self, batch: Batch) -> int:
-        """0: a model's step is never leapt over."""
+        """0: a step of a model is never skipped."""
         return 0
 
     def execute(self, batch: Batch) -> StepResult:
@@ -111,7 +111,7 @@ class TorchExecutor:
     # ---- KV that moves
 
     def _move_blocks(self, batch: Batch) -> None:
-        """Forgets the KV of the preempted and moves that of the swapped."""
+        """Drops the KV of preempted sequences and moves that of swapped ones over the host link."""
         out: list[tuple[int, int]] = []
         for seq, _ in batch.swap_out:
             live = self._lives[seq]
@@ -123,7 +123,7 @@ class TorchExecutor:
             live = self._lives.get(seq)
             if live is None:
                 continue
-            del live.generated[seq.num_output_tokens :]  # a policy may have cut some off, to be generated anew
+            del live.generated[seq.num_output_tokens :]  # the policy may have dropped some output, to be generated anew
             if live.row is not None:
                 self._drop_row(live)
         into: list[tuple[int, int]] = []
@@ -178,7 +178,7 @@ class TorchExecutor:
         return padded_chunks(step, batch, self.runner.block_size)
 
     def _decode_rows(self, batch: Batch, group: DecodeGroup) -> tuple[Int64s, Int64s, Int64s]:
-        """Mirror row, position and token of every member, with the block that the position lies in known."""
+        """Mirror row, position and input token of every member; takes over the KV blocks that positions newly reach."""
         if batch.joined or batch.left or group is not self._decodes.group:
             self._regroup(group)
         decodes, mirror = self._decodes, self._mirror
@@ -237,7 +237,7 @@ class TorchExecutor:
     # ---- what came of it
 
     def _emit(self, batch: Batch, tokens: list[int], num_decode: int) -> list[Sequence]:
-        """Keeps the tokens of those that sampled one; the sequences that are done, in batch order."""
+        """Appends the sampled tokens to their sequences; returns the sequences that are done, in batch order."""
         finished: list[Sequence] = []
         if batch.decodes is not None:
             decodes = self._decodes
@@ -265,7 +265,7 @@ def _int64s(values: Iterable[object]) -> Int64s:
 
 
 def _check_fit(runner: ModelRunner, kv: BlockTables, max_model_len: int) -> None:
-    """CalibrationError if the manager deals out what the runner has not."""
+    """CalibrationError if the KV manager or `max_model_len` asks for more than the runner has."""
     if kv.block_size != runner.block_size:
         raise CalibrationError(
             f"KV blocks of {kv.block_size} tokens; the model was loaded with blocks of {runner.block_size}."

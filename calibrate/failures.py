@@ -1,4 +1,4 @@
-"""What a device failing in the middle of something becomes: one line, with a reason that the records keep."""
+"""Turns a device's failure amid some work into one line, with a reason that the records keep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_MEMORY = ("allocate memory", "not enough memory")  # what the CPU's allocato
 
 @contextmanager
 def device_errors(what: str) -> Iterator[None]:
-    """ExecutorError for what torch and Triton raise when the device fails; `what` was being done."""
+    """Turns what torch and Triton raise when the device fails into ExecutorError; `what` names the work."""
     try:
         yield
     except Exception as error:
@@ -31,6 +31,6 @@ def device_errors(what: str) -> Iterator[None]:
 
 
 def _is_tritons(error: Exception) -> bool:
-    """Whether Triton could not compile or launch a kernel. Who never imported it has no such error."""
+    """Whether `error` is Triton's, for a kernel that did not compile or launch. Without Triton imported none is."""
     triton = sys.modules.get("triton.errors")
     return triton is not None and isinstance(error, triton.TritonError)

@@ -1,8 +1,8 @@
 """From measured steps to the coefficients of a profile: least squares on relative errors, coefficients at least 0.
 
-A measured step is explained as layers(tokens) + head(rows) + decode attention + chunk attention. Two neighbours are
-never allowed to fall: the layers' curve is a sum of ramps with slopes at least 0. What the points cannot tell apart,
-the head's time from the layers', is shared by the sizes of their matrices. Numpy only.
+A measured step is explained as layers(tokens) + head(rows) + decode attention + chunk attention. The layers' curve
+never falls from one knot to the next: it is a sum of ramps with slopes at least 0. The head's time, which the points
+cannot tell from the layers', is set by the sizes of their matrices. Numpy only.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from batchsim.deployment.model import ModelSpec
 
 Floats = NDArray[np.float64]
 
-_FEWEST = 8  # points below which no fit is tried
-_DIGITS = 6  # of a coefficient in a profile
-_FLOOR_SHARE = 1.03  # steps this close to the quickest launched one show the launches, not the kernels
+_FEWEST = 8  # least points for a fit
+_DIGITS = 6  # digits of a coefficient in a profile
+_FLOOR_SHARE = 1.03  # steps this close to the quickest launched one show launches, not kernels
 
 
 def nnls(a: Floats, b: Floats, start: Floats | None = None) -> Floats:
     """The x >= 0 that minimises |a·x − b|: the active-set method of Lawson and Hanson (1974, chapter 23).
 
-    A `start` near the answer makes it quicker and changes nothing else.
+    A `start` near the solution makes it quicker and changes nothing else.
     """
     scale = np.sqrt((a * a).sum(axis=0))
     scale[scale == 0] = 1.0
@@ -53,11 +53,11 @@ def nnls(a: Floats, b: Floats, start: Floats | None = None) -> Floats:
 
 
 def _toward(gram: Floats, target: Floats, x: Floats, free: NDArray[np.bool_]) -> Floats:
-    """Least squares over the `free` ones; those that would go below 0 on the way stop there and are free no more."""
+    """The least-squares solution over the `free` coefficients; those that would fall below 0 on the way stay at 0."""
     while free.any():
         tried = np.zeros(len(x))
         part = gram[np.ix_(free, free)]
-        # A grain on the diagonal, for columns that depend on each other.
+        # A little on the diagonal keeps linearly dependent columns solvable.
         tried[free] = np.linalg.solve(part + 1e-13 * np.eye(len(part)), target[free])
         if tried[free].min() > 0:
             return tried
@@ -72,7 +72,7 @@ def _toward(gram: Floats, target: Floats, x: Floats, free: NDArray[np.bool_]) ->
 def robust_nnls(
     a: Floats, y: Floats, *, scale: Floats | None = None, fixed_rows: Floats | None = None, rounds: int = 12
 ) -> Floats:
-    """The x >= 0 with a·x close to y, errors as shares of `scale` (y itself), far ones counting not by their square.
+    """The x >= 0 with a·x close to y: errors relative to `scale` (by default y), outliers counting less than squared.
 
     Soft-L1 by reweighting: residuals beyond about three times the typical one lose weight, so that a few disturbed
     measurements do not bend the fit. `fixed_rows` are equations a·x = 0 that keep their weight.
@@ -93,7 +93,7 @@ def robust_nnls(
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernel part of a profile's costs."""
+    """The kernel part of a profile's costs, in ns."""
 
     layers: Curve
     head: Curve
@@ -106,14 +106,13 @@ class Kernels:
 def fit_kernels(
     model: ModelSpec, points: Sequence[Point], ns: Sequence[float], *, buckets: Sequence[int], measured_grid: bool
 ) -> Kernels:
-    """Coefficients from the medians `ns` of `points`.
+    """Kernel costs fitted to `points` and their median times `ns`.
 
-    `buckets` are the sizes of the graphs that decode-only steps replay, () without: each gets its time, one that was
-    not measured from its neighbours, one beyond the last as layers and head grow. `measured_grid` keeps the measured
-    decode attention at every point of block A, as a device wants whose attention is no plane in sequences and context,
-    and every measured number of tokens as a knot. Without it decode-only steps have a time of their own for each number
-    of sequences, if all were measured: matmuls of few rows are uneven on a CPU. CalibrationError if there are too few
-    points.
+    `buckets` are the sizes of the graphs that decode-only steps replay, () without graphs: each size gets a time of its
+    own, one not measured from its neighbours, one beyond the last as layers and head grow. `measured_grid` keeps the
+    measured decode attention at every point of block A, for a device whose attention is no plane in sequences and
+    context, and every measured number of tokens as a knot. Without it each number of decodes gets a time of its own, if
+    all were measured: matmuls of few rows are uneven on a CPU. CalibrationError if there are too few points.
     """
     if len(points) < _FEWEST or not any(p.decode for p in points) or not any(p.chunks for p in points):
         raise CalibrationError(f"{len(points)} measured points are too few for a fit. Give it more --minutes.")
@@ -143,9 +142,10 @@ def fit_kernels(
 def _design(
     points: Sequence[Point], tokens: Floats, rows: Floats, knots: Sequence[int], sizes: Sequence[int]
 ) -> Floats:
-    """A row a point, whose columns are the layers' constant and ramps, the head's rows, decode attention (constant,
-    sequence, context token), chunk attention (chunk, token, pair), and for each of `sizes` whether it is that many
-    decodes and nothing else, which then has neither layers nor head."""
+    """The design matrix, a row for each point. Columns: the layers' constant and ramps, the head's rows, decode
+    attention (constant, sequence, context token), chunk attention (chunk, token, pair), and an indicator for each of
+    `sizes`: the step is that many decodes and nothing else, and has neither layers nor head.
+    """
     table = columns(points)
     decodes, chunks = table["num_decode"], table["num_chunks"]
     own = (chunks == 0)[:, None] & (decodes[:, None] == np.array(sizes, dtype=np.int64)[None, :])
@@ -161,13 +161,13 @@ def _design(
 
 
 def _every_size(points: Sequence[Point]) -> list[int]:
-    """1, 2, 3 ... decodes, if each number of them up to the most is among the decode-only points; else nothing."""
+    """1, 2, 3 ... decodes, if each number up to the most is among the decode-only points; else []."""
     found = {len(p.decode) for p in points if not p.chunks}
     return sorted(found) if found == set(range(1, max(found) + 1)) else []
 
 
 def _padded(points: Sequence[Point], buckets: Sequence[int]) -> tuple[Floats, Floats]:
-    """Tokens and rows of logits of each point, those of a decode-only step filled up to its graph."""
+    """(tokens, rows of logits) of each point; those of a decode-only step padded to the size of its graph."""
     tokens = np.array([float(p.tokens) for p in points])
     rows = np.array([float(len(p.decode) + len(p.chunks)) for p in points])
     for i, p in enumerate(points):
@@ -177,18 +177,18 @@ def _padded(points: Sequence[Point], buckets: Sequence[int]) -> tuple[Floats, Fl
 
 
 def _ran(rows: int, buckets: Sequence[int]) -> int | None:
-    """The size of the graph that a step of so many decodes replays; None: none."""
+    """The size of the graph that a step of `rows` decodes replays; None if no graph is that large."""
     return next((b for b in buckets if b >= rows), None)
 
 
 def _knots(tokens: Floats, points: Sequence[Point]) -> list[int]:
-    """Knots of the layers' curve: the tokens of blocks A and C, as far as they were measured."""
+    """Knots of the layers' curve, in tokens: the steps of blocks A and C that were measured."""
     found = {int(t) for t, p in zip(tokens, points, strict=True) if p.block in "AC"}
     return sorted(found | {int(tokens.max())})
 
 
 def _ramps(tokens: Floats, knots: Sequence[int]) -> Floats:
-    """A constant, then for each stretch between knots how much of it lies below `tokens`."""
+    """Columns of the layers' curve: a constant, then for each stretch between knots the share of it below `tokens`."""
     ramps = [np.clip((tokens - low) / (high - low), 0.0, 1.0) for low, high in pairwise(knots)]
     return np.stack([np.ones(len(tokens)), *ramps], axis=1)
 
@@ -203,18 +203,19 @@ def _head_hint(model: ModelSpec, knots: Sequence[int], width: int) -> Floats:
 
 
 def _own_hints(knots: Sequence[int], sizes: Sequence[int]) -> Floats:
-    """For each of `sizes` the equation, in ns: so many decodes alone take what layers and head say of that many tokens.
+    """An equation in ns for each of `sizes`: that many decodes alone take what layers and head take for as many tokens.
 
-    It counts as much as a measured point of middling time, so that a few disturbed measurements are held in check.
+    Each counts as much as a measured point of median time, so that a few disturbed measurements are held in check.
     """
     rows = np.array(sizes, dtype=np.float64)
     return np.hstack([_ramps(rows, knots), rows[:, None], np.zeros((len(rows), 6)), -np.eye(len(rows))])
 
 
 def _launch_ns(times: Floats, launched: NDArray[np.bool_], points: Sequence[Point]) -> float:
-    """The least time of a step launched op by op, if steps of few tokens are no quicker than it; else 0.
+    """Least ns of a step whose kernels are launched one by one, if steps of few tokens are bound by their launches;
+    else 0.
 
-    With graphs only: there the same kernels without their launches show whether launches bind.
+    Known with graphs only: there the same kernels without their launches show whether launches bind.
     """
     few = np.array([p.tokens <= 32 for p in points])
     if not (launched & few).any() or not (~launched & few).any():
@@ -224,7 +225,7 @@ def _launch_ns(times: Floats, launched: NDArray[np.bool_], points: Sequence[Poin
 
 
 def _plane(attention: Floats, points: Sequence[Point]) -> Grid:
-    """Constant + a part for each decode + a part for each token they read, which four corners hold exactly."""
+    """Decode attention in ns: a constant, a part for each decode, one for each context token; exact in four corners."""
     constant, per_decode, per_token = attention
     sequences = (1, max(2, *(len(p.decode) for p in points)))
     context = (0.0, float(max(1, *(max(p.decode, default=0) for p in points))))
@@ -237,8 +238,8 @@ def _with_measured(
 ) -> Kernels:
     """`kernels` with the decode attention of block A as measured, and with the time of every size of graph.
 
-    At the shortest context the fitted plane says what is attention; a cell that the pool could not hold continues its
-    row by the plane's slope.
+    At the shortest context the fitted plane says what part is attention; a cell that the pool could not hold continues
+    its row by the plane's slope.
     """
     constant, per_decode, per_token = (float(v) for v in attention)
     measured = {(len(p.decode), p.decode[0]): float(t) for p, t in zip(points, times, strict=True) if p.block == "A"}
@@ -265,7 +266,7 @@ def _with_measured(
 
 
 def _by_graph(kernels: Kernels, base: Mapping[int, float], buckets: Sequence[int]) -> Curve | None:
-    """Layers and head of each size of graph, from the `base` of numbers of decodes; None where no graph ran."""
+    """ns of layers and head by size of graph, from `base`, which has them by number of decodes; None without graphs."""
     ran = {size: ns for b, ns in sorted(base.items()) if (size := _ran(b, buckets))}
     if not ran:
         return None
@@ -277,14 +278,14 @@ def _by_graph(kernels: Kernels, base: Mapping[int, float], buckets: Sequence[int
 
 
 def fit_host(steps: Mapping[str, NDArray[np.int64]], kernel_ns: Floats, period_ns: Floats) -> Floats:
-    """Base, part of a sequence and part of a prefill token of what `period_ns` has beyond `kernel_ns`, in ns."""
+    """(base, part of a sequence, part of a prefill token) in ns of the host's time: `period_ns` less `kernel_ns`."""
     rows = steps["num_decode"] + steps["pad_decode_rows"] + chunk_rows(steps)
     a = np.stack([np.ones(len(rows)), rows, steps["num_prefill_tokens"]], axis=1).astype(np.float64)
     return robust_nnls(a, period_ns - kernel_ns, scale=period_ns)
 
 
 def errors(predicted: Floats, measured: Floats, region: str) -> dict[str, str | int | float]:
-    """The row of a table of errors: absolute relative ones by quantile, and the bias of the sums."""
+    """A row of a table: median and 95th percentile of |predicted / measured − 1|, and the bias of the sums."""
     error = np.abs(predicted / measured - 1.0)
     return {
         "region": region,
@@ -300,5 +301,5 @@ def _curve(x: Sequence[int], ns: Floats) -> Curve:
 
 
 def short(value: float) -> float:
-    """`value` with as many digits as a profile keeps."""
+    """`value` rounded to the digits that a profile keeps."""
     return float(f"{value:.{_DIGITS}g}")

@@ -1,4 +1,4 @@
-"""What a model's runner needs, held against what model and device have, before anything is loaded."""
+"""The memory that a model's runner needs, checked against what model and device have before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest step a runner takes: sequences (padding rows too), tokens, and tokens of one sequence."""
+    """The largest step that a runner takes: sequences (padding rows too), tokens, and tokens of one sequence."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -25,7 +25,7 @@ class StepLimits:
 
 
 def check_limits(spec: ModelSpec, limits: StepLimits, num_blocks: int, block_size: int) -> None:
-    """CalibrationError for a count below 1, or sequences longer than the model was made for."""
+    """CalibrationError for a count below 1, or sequences longer than the model supports."""
     counts = {"num_blocks": num_blocks, "block_size": block_size} | vars(limits)
     for name, count in counts.items():
         if count < 1:
@@ -60,7 +60,7 @@ def find_device(name: str, spec: ModelSpec) -> torch.device:
 
 
 def step_bytes(spec: ModelSpec, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """About what the largest step needs at once: the widest layer's activations, and logits also in fp32."""
+    """Bytes that the largest step needs, about: the widest layer's activations, and logits also in fp32."""
     widths = 4 * spec.hidden_size + 2 * (spec.q_size + 2 * spec.kv_size) + 3 * spec.intermediate_size
     activations = max_num_batched_tokens * widths * spec.dtype_bytes
     return activations + max_num_seqs * spec.vocab_size * (spec.dtype_bytes + 4)
@@ -69,7 +69,7 @@ def step_bytes(spec: ModelSpec, max_num_seqs: int, max_num_batched_tokens: int) 
 def check_memory(
     spec: ModelSpec, device: torch.device, *, num_blocks: int, block_size: int, num_swap_blocks: int, step: int
 ) -> None:
-    """CalibrationError, with what is missing and what would fit, if weights, KV and `step` bytes are too many."""
+    """CalibrationError, with what is missing and what would fit, if weights, KV and `step` bytes do not fit."""
     block_bytes = block_size * spec.kv_bytes_per_token
     free_bytes = _free_bytes(device)
     host_bytes = num_swap_blocks * block_bytes
@@ -95,7 +95,7 @@ def check_memory(
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Bytes free on the device; None where a host does not say."""
+    """Bytes free on the device; None where the host does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if not MEMINFO.is_file():

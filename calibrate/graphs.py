@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: one for each of a few numbers of rows, the buckets, up to which steps are padded."""
+"""CUDA graphs of decode steps: one for each of a few numbers of rows, the buckets, to which steps are padded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LARGEST_BUCKET = 512
 
 
 def buckets_for(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, then by 8 to 256, by 32 to 512; up to the first that holds `max_num_seqs`, and one beyond.
+    """Sizes of graphs in rows: 1, 2, 4, 8, 16, by 8 to 256, by 32 to 512; as far as `max_num_seqs` needs, and one more.
 
-    The one beyond has spare rows for the padding that rows which still decode read: see `filled`.
+    The one more has spare rows for the padding that decoding rows read: see `filled`.
     """
     all_buckets = [1, 2, 4, 8, 16, *range(24, 257, 8), *range(288, LARGEST_BUCKET + 1, 32)]
     enough = sum(bucket < max_num_seqs for bucket in all_buckets) + 2
@@ -31,9 +31,9 @@ def bucket_of(inputs: StepInputs, buckets: tuple[int, ...]) -> int | None:
 
 
 def filled(inputs: StepInputs, bucket: int) -> StepInputs:
-    """The decode-only step `inputs` with `bucket` rows, the last of them padding that stores nothing.
+    """The decode-only step `inputs` with `bucket` rows, the added ones padding that stores nothing.
 
-    The reads that `inputs` leaves to attention alone become contexts of such rows; the others read one token of zeros.
+    Reads that `inputs` has for attention alone become contexts of such rows; the other rows read one token of zeros.
     """
     rows = inputs.num_decode
     spare = bucket - rows
@@ -54,7 +54,7 @@ def filled(inputs: StepInputs, bucket: int) -> StepInputs:
 
 
 class DecodeGraphs:
-    """A graph for each bucket, all in one memory pool.
+    """A CUDA graph for each bucket, all in one memory pool.
 
     `place(bucket)` puts a step of padding where later steps of that bucket will lie, `run` enqueues its kernels there.
     The largest is captured first: the smaller ones then find their memory in what it left.
@@ -79,5 +79,5 @@ class DecodeGraphs:
             self._graphs[bucket] = graph
 
     def replay(self, bucket: int) -> None:
-        """Runs the step that was put in place, on the current stream."""
+        """Runs, on the current stream, the step that was put in place."""
         self._graphs[bucket].replay()

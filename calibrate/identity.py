@@ -1,4 +1,4 @@
-"""What ran the measurements: the machine and the software, as plain values that a profile carries."""
+"""The machine and the software that ran the measurements, as plain values that a profile carries."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def check_device(device: str) -> None:
 
 
 def set_cpu_threads(count: int) -> None:
-    """Lets torch use `count` threads on the CPU, in this process. A profile says on how many it was measured."""
+    """Sets how many CPU threads torch uses in this process. A profile says on how many it was measured."""
     torch.set_num_threads(count)
 
 
 def catalog_gpu(hardware: dict[str, Any]) -> str | None:
-    """The catalog's name of the GPU of `hardware`; None for a CPU and for one the catalog does not have."""
+    """The catalog's name of the GPU in `hardware`; None for a CPU, or a GPU that the catalog lacks."""
     return _CATALOG.get(str(hardware.get("gpu")))
 
 
@@ -87,7 +87,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout; None elsewhere."""
+    """The git commit of a source checkout; None elsewhere."""
     return _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
 
 
@@ -97,7 +97,7 @@ def _driver() -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """What `command` prints; None if it cannot be run."""
+    """What the command prints; None if it cannot be run."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
     except (OSError, subprocess.SubprocessError):

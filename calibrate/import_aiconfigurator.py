@@ -1,4 +1,4 @@
-"""Profiles from the public kernel tables of AIConfigurator: what kernels take, without norms, sampling and host.
+"""Profiles from AIConfigurator's public kernel tables: kernel times, without norms, sampling and host.
 
 The kernels of a step are layers × (qkv + o + gate-up + down, linear in n and k between table entries) + output matmul
 (n = 65,536 scaled to the vocabulary) + layers × attention, at every size the tables hold. Needs pandas and scipy.
@@ -29,12 +29,12 @@ Gemms = dict[int, RegularGridInterpolator]
 _SOURCE = "github.com/ai-dynamo/aiconfigurator @ 095f58a"
 _LARGEST_N = 65_536
 _MAX_SEQUENCES = 512  # above it the tables hold contexts of a few hundred tokens only
-_HOST = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=True)  # as a roofline's HostCost
+_HOST = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=True)  # the host time that a roofline assumes (HostCost)
 
 
 @dataclass(frozen=True)
 class System:
-    """One GPU of the tables: the catalog's name, and the version of vLLM whose kernels were timed."""
+    """One GPU of the tables: the catalog's name of it, and the version of vLLM whose kernels were timed."""
 
     gpu: str
     vllm: str
@@ -54,7 +54,7 @@ SYSTEMS = {
 def import_profile(folder: Path, system: str, model: str) -> Profile:
     """The profile of a catalog model on `system`, one of SYSTEMS; the same bytes from the same tables.
 
-    CalibrationError if system, model or tables are not known, or the tables do not hold the model's heads.
+    CalibrationError if system, model or tables are not known, or the tables lack the model's numbers of heads.
     """
     if system not in SYSTEMS:
         raise CalibrationError(f"--gpu {system}: there are no tables of it. Write one of {', '.join(SYSTEMS)}.")
@@ -134,7 +134,7 @@ def _table(folder: Path, system: str, version: str, kind: str) -> pd.DataFrame:
 
 
 def _attention(table: pd.DataFrame, model: ModelSpec, kind: str) -> tuple[Times, tuple[str, ...]]:
-    """ns of all layers by (batch, tokens), and a note where `model`'s number of heads lies between two of the table."""
+    """ns of all layers by (batch, tokens); a note where `model`'s number of heads lies between two of the table."""
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     rows = table[(table.num_key_value_heads == kv_heads) & (table.head_dim == model.head_dim)]
     known = sorted(rows.num_heads.unique().tolist())
@@ -159,7 +159,7 @@ def _attention(table: pd.DataFrame, model: ModelSpec, kind: str) -> tuple[Times,
 
 
 def _fit_chunks(times: Times, call_ns: float, sizes: list[int], layers: Floats) -> tuple[ChunkCost, dict[str, Any]]:
-    """The cost of chunks from whole prompts, several at a time, and what the step is then off by.
+    """The cost of chunks, fitted to whole prompts, several at a time; and the errors of the step that remain.
 
     Errors count relative to layers and attention together, which is what a step is made of.
     """
@@ -183,10 +183,10 @@ def _fit_chunks(times: Times, call_ns: float, sizes: list[int], layers: Floats) 
 
 
 def _grid(times: Times, call_ns: float) -> tuple[Grid, float, int]:
-    """Decode attention beyond a call's least time; the ns of a context token that its unmeasured corner goes on with;
-    and from how many context tokens in a step that corner begins.
+    """Decode attention beyond a call's least time; ns of a context token, by which rows of the grid go on where the
+    table ends; and the context tokens of a step from which on that is so.
 
-    A table's step is the number of tokens computed before. Many sequences with long contexts are not in the tables.
+    A table's `step` is the number of tokens computed before. Many sequences with long contexts are not in the tables.
     """
     sequences = [b for b in sorted({b for b, _ in times}) if b <= _MAX_SEQUENCES]
     contexts = sorted({c for b, c in times if b in sequences})
@@ -212,12 +212,12 @@ def _head(gemms: Gemms, model: ModelSpec, sizes: list[int]) -> Curve:
 
 
 def _short(values: Any) -> tuple[float, ...]:
-    """Six significant digits of each: what the tables hold."""
+    """`values` rounded to six significant digits, which is what the tables hold."""
     return tuple(float(f"{value:.6g}") for value in values)
 
 
 def attention_times(table: pd.DataFrame, model: ModelSpec, kind: str) -> Times:
-    """Median ms of one layer by (batch, tokens), of the rows with `model`'s heads in bf16 and without a window."""
+    """Median ms of one layer by (batch, tokens), from rows with `model`'s heads in bf16 and without a window."""
     rows = table.loc[
         (table.num_heads == model.num_attention_heads)
         & (table.num_key_value_heads == model.num_key_value_heads)
@@ -231,19 +231,22 @@ def attention_times(table: pd.DataFrame, model: ModelSpec, kind: str) -> Times:
 
 
 def layers_ms(gemms: Gemms, model: ModelSpec, tokens: int) -> float:
-    """The four matmuls of all layers at `tokens`, an m of the table."""
+    """ms of the four matmuls of all layers at `tokens`, a row count m of the table."""
     hidden, q, kv, mlp = model.hidden_size, model.q_size, model.kv_size, model.intermediate_size
     shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * mlp, hidden), (hidden, mlp))
     return model.num_hidden_layers * sum(float(gemms[tokens](shape)) for shape in shapes)
 
 
 def head_ms(gemms: Gemms, model: ModelSpec, rows: int) -> float:
-    """The output matmul for `rows`, an m of the table."""
+    """ms of the output matmul for `rows`, a row count m of the table."""
     return float(gemms[rows]((_LARGEST_N, model.hidden_size))) * model.vocab_size / _LARGEST_N
 
 
 def gemm_times(table: pd.DataFrame) -> Gemms:
-    """By m: ms at any (n, k), linear between entries. The one gap, at the largest n and k, is NaN and stays so."""
+    """By row count m a function of (n, k) to ms, linear between entries.
+
+    The table's one gap, at the largest n and k, is NaN and stays so.
+    """
     times = table[table.gemm_dtype == "bfloat16"].groupby(["m", "n", "k"]).latency.median()
     grids = {m: times.xs(m, level="m").unstack("k") for m in times.index.unique("m")}
     return {m: RegularGridInterpolator((grid.index, grid.columns), grid.to_numpy()) for m, grid in grids.items()}

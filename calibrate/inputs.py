@@ -1,4 +1,4 @@
-"""What one step computes, as arrays on the host: decode rows first, then chunks.
+"""The inputs of one step as arrays on the host: decode rows first, then chunks.
 
 Device block ids are the scheduler's plus one: device block 0 is never written, stays zero and is what padding reads.
 """
@@ -25,11 +25,11 @@ def _nothing() -> Int32s:
 class StepInputs:
     """One step of T tokens: `num_decode` rows of one token each, padding rows included, then C chunks.
 
-    `slots` [T] is device block · block_size + offset, -1 for a token that is not stored (padding). `chunk_lens` [C]
-    are the query tokens of each chunk, padding included. `seq_lens` [num_decode + C] is the context with this step's
-    tokens, `block_tables` [num_decode + C, W] the device blocks that hold it, unused entries 0. Each row of
-    `seq_lens` has one row of logits: those of its last token that is stored, or of its last token if none is.
-    `pad_reads` [G] are contexts of zeros that attention of decodes reads besides, for nothing; W holds them too.
+    `slots` [T] is device block · block_size + offset, -1 for a token that is not stored (padding). `chunk_lens` [C] are
+    the query tokens of each chunk, padding included. `seq_lens` [num_decode + C] is the context with this step's
+    tokens, `block_tables` [num_decode + C, W] the device blocks that hold it, unused entries 0. Each row of `seq_lens`
+    has one row of logits: that of its last stored token, or of its last token if none is stored. `pad_reads` [G] are
+    lengths of further contexts of zeros that decode attention reads, as padded batches do; W covers them too.
     """
 
     ids: Int64s
@@ -48,7 +48,7 @@ class StepInputs:
 
     @property
     def logit_rows(self) -> Int64s:
-        """The token of each sequence whose logits are computed."""
+        """Index, among the step's tokens, of the token of each sequence whose logits are computed: [num_decode + C]."""
         ends = self.num_decode + np.cumsum(self.chunk_lens, dtype=np.int64)
         stored = self.slots >= 0
         if not stored[self.num_decode :].all():
@@ -59,7 +59,7 @@ class StepInputs:
 
     @classmethod
     def padding(cls, num_decode: int, chunk_lens: Sequence[int], *, block_size: int) -> StepInputs:
-        """A step that computes all its rows and chunks and stores nothing; chunks read themselves as zeros."""
+        """A step of `num_decode` decodes and these chunks that stores nothing; every sequence reads zeros."""
         lens = np.array([1] * num_decode + list(chunk_lens), dtype=np.int32)
         positions = np.concatenate([np.arange(n, dtype=np.int64) for n in lens])
         return cls(
@@ -83,10 +83,10 @@ class StepInputs:
         vocab_size: int,
         seed: int,
     ) -> StepInputs:
-        """A step of random ids over scattered, disjoint blocks; the same for the same arguments.
+        """A step of random token ids over scattered, disjoint blocks; the same for the same arguments.
 
-        A decode has that many computed tokens before the step; a chunk is (prefix, tokens). CalibrationError if the
-        pool of `num_blocks` is too small.
+        `decode_contexts` are the computed tokens of each decode before the step; a chunk is (prefix, tokens).
+        CalibrationError if the pool of `num_blocks` is too small.
         """
         rng = np.random.default_rng(seed)
         starts = np.array([*decode_contexts, *(prefix for prefix, _ in chunks)], dtype=np.int64)

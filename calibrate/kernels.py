@@ -25,7 +25,7 @@ _HIDDEN = tl.constexpr(-1.0e30)  # the score of a key that may not be seen: fini
 
 @triton.jit
 def rms_norm(X, RESIDUAL, W, OUT, SUM, x_stride, residual_stride, eps, H: tl.constexpr, BLOCK: tl.constexpr):
-    """OUT = norm(X) * W, one row a program; with a RESIDUAL, SUM = X + RESIDUAL first, rounded, and its norm."""
+    """OUT = norm(X) * W, one row a program; with a RESIDUAL, SUM = X + RESIDUAL, rounded, and OUT is its norm."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < H
@@ -53,7 +53,7 @@ def silu_mul(X, OUT, x_stride, INNER: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rotated(X, head_offsets, present, W, cos, sin, eps, HALF: tl.constexpr):
-    """Both halves of some heads [heads, HALF] after their norm (if W is given) and the rotation, fp32."""
+    """Both halves [heads, HALF] of each head, fp32, normalised (if W is given) and then rotated."""
     i = tl.arange(0, HALF)
     at = X + head_offsets[:, None] + i[None, :]
     first = tl.load(at, mask=present[:, None], other=0.0).to(tl.float32)
@@ -104,7 +104,7 @@ def _attend(
     q, K, V, table, head, start, stop, bound, scale, m, norm, acc,
     HKV: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """(m, norm, acc) of softmax after the keys start..stop; `bound`: the first key that a row may not see.
+    """The state (m, norm, acc) of a running softmax after the keys start..stop; from key `bound` on a row sees none.
 
     m: largest score of each row, norm: sum of 2^(score - m), acc: the values weighted likewise. start is a multiple of
     KEYS; without MASKED so is stop, and every row sees every key.
@@ -180,7 +180,7 @@ def prefill(
 
 @triton.jit
 def _tiles(LENS, rows, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """Key tiles of each sequence, at least 1 (a sequence without keys gives zeros); 0 beyond the last one."""
+    """Key tiles of each sequence, at least 1 (a sequence without keys gives zeros); 0 beyond the last sequence."""
     row = tl.arange(0, ROWS)
     lens = tl.load(LENS + row, mask=row < rows, other=0)
     return tl.where(row < rows, tl.maximum(tl.cdiv(lens, KEYS), 1), 0)
@@ -194,9 +194,9 @@ def decode(
 ):  # fmt: skip
     """Attention of one new token a sequence: this program's stretch of the tiles in order of (sequence, head, key).
 
-    A (sequence, head) that lies in it whole is finished into OUT. One that began before leaves its part in PARTS
-    [programs, 2, G, D] at 0, one that goes on after it at 1, each with the logarithm of its weight. `combine` adds
-    them.
+    A (sequence, head) that lies in the stretch whole is finished into OUT. One that began before leaves its part in
+    PARTS [programs, 2, G, D] at 0, one that goes on after it at 1, each with the logarithm of its weight. `combine`
+    adds them.
     """
     program = tl.program_id(0)
     row = tl.arange(0, ROWS)
@@ -243,7 +243,7 @@ def combine(
 ):  # fmt: skip
     """Adds the parts that `decode` left of one (sequence, query head) into OUT; grid (rows, HKV * G).
 
-    Nothing to do where one program did it whole. Reads STEP parts at a time.
+    Does nothing where one program finished it. Reads STEP parts at a time.
     """
     b = tl.program_id(0)
     query_head = tl.program_id(1)

@@ -1,4 +1,4 @@
-"""How many KV blocks a device has room for besides the model and its largest step, and what moving them costs."""
+"""How many KV blocks a device has room for beside the model and its largest step, and what moving blocks costs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from batchsim.calibrate.runner import ModelRunner
 from batchsim.cost.profile import SwapCost
 
 UTILISATION = 0.90
-"""Share of the card's memory that an engine takes, as vLLM's default."""
+"""Share of the card's memory that an engine takes; vLLM's default."""
 _SWAP_REPEATS = 7
 
 
 def largest_steps(limits: Limits) -> list[Point]:
-    """The steps that need most memory besides KV: the most tokens, and the most rows of logits with them."""
+    """The steps that need most memory beside KV: the most tokens, and the most rows of logits with as many tokens."""
     count = -(-limits.max_tokens // limits.max_context)
     decodes = limits.max_seqs - 1
     found = [Point("C", (), even_chunks(limits.max_tokens, count))]
@@ -33,23 +33,24 @@ def largest_steps(limits: Limits) -> list[Point]:
 
 
 def blocks_of_largest_steps(limits: Limits, block_size: int) -> int:
-    """KV blocks that `largest_steps` need, and one sequence of the longest context."""
+    """KV blocks enough for `largest_steps` and for one sequence of the longest context."""
     most = max(sum(-(-n // block_size) for n in point.lengths()) for point in largest_steps(limits))
     return max(most, -(-limits.max_context // block_size))
 
 
 def give_back() -> None:
-    """Returns to the device what runners held that are gone."""
+    """Returns to the device the memory of runners that no longer exist."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def measured_blocks(runner: ModelRunner, limits: Limits) -> tuple[int, str]:
-    """KV blocks for UTILISATION of the card's memory, and the sum they come from. `runner` is on CUDA, its pool small.
+    """KV blocks that fill UTILISATION of the card's memory, and the sum they come from in words.
 
-    What counts besides KV: all that the process holds now but the small pool, graphs included, what its largest step
-    takes on top, and what lies outside torch. CalibrationError, saying what is missing, if not one sequence fits.
+    `runner` is on CUDA and has a small pool. Counted beside KV: all that the process holds now but the small pool,
+    graphs included, what its largest step takes on top, and what lies outside torch. CalibrationError, saying what is
+    missing, if not one sequence fits.
     """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -85,7 +86,7 @@ def run_full(runner: ModelRunner, limits: Limits) -> None:
 
 
 def run_once(runner: ModelRunner, point: Point) -> None:
-    """One whole step of `point`."""
+    """Runs one whole step of `point`."""
     runner.step(
         StepInputs.synthetic(
             point.decode,
@@ -99,7 +100,7 @@ def run_once(runner: ModelRunner, point: Point) -> None:
 
 
 def measured_swap(runner: ModelRunner) -> SwapCost | None:
-    """The cost of moving KV blocks over the host link, both ways; None without swap slots.
+    """The measured cost of moving KV blocks over the host link, both ways; None without swap slots.
 
     Blocks are scattered in the device's pool, as they are after some time of running.
     """

@@ -1,7 +1,8 @@
-"""The executor's own copy of who holds which KV blocks, as arrays, and a guard over every write.
+"""The executor's own record of which sequence holds which KV blocks, as arrays, with a check on every write.
 
-The scheduler's KV manager forgets a sequence's blocks the moment it takes them away; this copy knows what was computed
-in them, and refuses a write into a block in which another sequence's tokens lie. Block ids here are the device's.
+The scheduler's KV manager forgets a sequence's blocks the moment it takes them away; this record knows what was
+computed in them, and refuses a write into a block that holds another sequence's tokens. Block ids here are the
+device's.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ Int64s = NDArray[np.int64]
 
 
 class BlockMirror:
-    """A row for each sequence that has KV: `tables` [rows, W] are device blocks in token order, 0 beyond `held`.
+    """A row for each sequence with KV: `tables` [rows, W] are device blocks in token order, 0 beyond the row's `held`.
 
     `owner` [device blocks] is the row whose tokens lie in a block, plus one; 0: nobody's. `users` counts the rows that
-    have it: under a prefix cache several read one. `content` [device blocks, block_size], kept where `shares`, are the
-    ids of the tokens stored in each place, -1 for none.
+    have a block: under a prefix cache several read one. `content` [device blocks, block_size], kept with `shares`, are
+    the ids of the tokens stored in each place, -1 for none.
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_blocks: int, *, shares: bool = False) -> None:
@@ -34,7 +35,7 @@ class BlockMirror:
         self._free = list(range(15, -1, -1))
 
     def new_row(self) -> int:
-        """A row that holds nothing."""
+        """The index of a row that holds no block."""
         if not self._free:
             rows = len(self.held)
             self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
@@ -44,16 +45,16 @@ class BlockMirror:
         return self._free.pop()
 
     def drop_row(self, row: int) -> None:
-        """Gives the row back; its blocks are nobody's."""
+        """Frees `row`; its blocks belong to nobody."""
         self.clear(row)
         self._free.append(row)
 
     def blocks(self, row: int) -> list[int]:
-        """The device blocks of a row, in token order."""
+        """The device blocks of `row`, in token order."""
         return self.tables[row, : self.held[row]].tolist()
 
     def clear(self, row: int) -> None:
-        """Makes the row's blocks nobody's, after a preemption."""
+        """Takes all blocks from `row`, as after a preemption; they belong to nobody."""
         mine = self.tables[row, : self.held[row]]
         self.owner[mine[self.owner[mine] == row + 1]] = 0
         self.users[mine] -= 1
@@ -61,9 +62,9 @@ class BlockMirror:
         self.held[row] = self.read_only[row] = 0
 
     def extend(self, row: int, table: list[int], need: int, who: str, *, shared: int = 0) -> None:
-        """Takes over what the manager's `table` has beyond the row's blocks; PolicyError below `need` blocks in all.
+        """Adds to the row the blocks by which the manager's `table` is longer; PolicyError if it has fewer than `need`.
 
-        Where blocks are shared at all, only the first `shared` of the table may be others' too.
+        Where blocks are shared at all, only the first `shared` of the table may be held by other rows too.
         """
         held = int(self.held[row])
         new = np.array(table[held : self.max_blocks], dtype=np.int32) + 1
@@ -81,7 +82,7 @@ class BlockMirror:
             )
 
     def follow(self, row: int, table: list[int]) -> None:
-        """Takes over what the manager's `table` has in place of blocks of the row: others, of the same content."""
+        """Puts blocks of the manager's `table` in place of the row's where they differ: others, of the same content."""
         mine = self.tables[row, : self.held[row]]
         now = np.array(table[: len(mine)], dtype=np.int32) + 1
         moved = now != mine
@@ -93,24 +94,24 @@ class BlockMirror:
             mine[:] = now
 
     def take(self, row: int, num_blocks: int) -> None:
-        """Makes the first blocks of the row its own: their tokens have just been brought back."""
+        """Makes `row` the owner of its first `num_blocks` blocks, whose tokens were just swapped in."""
         self._own(self.tables[row, :num_blocks], np.full(num_blocks, row + 1))
 
     def adopt(self, row: int, number: int) -> None:
-        """Makes block `number` of the row, which others have begun and nobody has now, its own with what it holds."""
+        """Makes `row` the owner of its block `number` with its tokens: others began it, and nobody owns it now."""
         block = int(self.tables[row, number])
         if self.owner[block]:
             self._refuse(block, row + 1)
         self.owner[block] = row + 1
 
     def note(self, slots: Int64s, ids: Int64s) -> None:
-        """Keeps what is stored at `slots`, for `check_shared`."""
+        """Records the token `ids` stored at `slots`, for `check_shared`."""
         if self.content is not None:
             stored = slots >= 0
             self.content.reshape(-1)[slots[stored]] = ids[stored]
 
     def check_shared(self, row: int, known: Int64s, who: str) -> None:
-        """PolicyError unless the row's first blocks hold the tokens `known`, all of which a prefix cache gave it."""
+        """PolicyError unless the row's first blocks, given by a prefix cache, hold the tokens `known`."""
         assert self.content is not None, "asked of a mirror that shares"
         blocks = self.tables[row, : -(-len(known) // self.block_size)]
         wrong = np.flatnonzero(self.content[blocks].reshape(-1)[: len(known)] != known)
@@ -124,10 +125,10 @@ class BlockMirror:
             )
 
     def slots(self, rows: Int64s, positions: Int64s) -> Int64s:
-        """Where the tokens at `positions` of `rows` are stored; PolicyError if a place is not theirs, or asked twice.
+        """The slot of each token at `positions` of `rows`; PolicyError if it is not the row's, or asked for twice.
 
-        A block becomes its writer's with its first token, when nobody's; later tokens must find it so. -1 for a token
-        that is there already, in a block that is shared.
+        A block that nobody owns becomes the writer's with its first token; later tokens must find it so. -1 for a token
+        that is there already, in a shared block.
         """
         there = positions < self.read_only[rows]
         if there.any():

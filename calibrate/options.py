@@ -1,4 +1,4 @@
-"""What to calibrate, and the hull that follows from it."""
+"""The options of a calibration, and the range of steps (the hull) that follows from them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DEFAULTS = {"cuda": (256, 8192, 16384), "cpu": (16, 256, 512)}  # sequences, to
 
 @dataclass(frozen=True)
 class Options:
-    """What to calibrate. None where the model, the device or its memory decides.
+    """The options of a calibration. None where the model, the device or its memory decides.
 
     `model` is a catalog name, a config.json or a Hugging Face folder; `minutes` is the budget of one call. `max_seqs`,
-    `max_batched_tokens` and `max_model_len` are the hull asked for, `kv_tokens` states the KV pool instead of measuring
-    it. `graphs` off: decodes are launched op by op.
+    `max_batched_tokens` and `max_model_len` are the range of steps to cover, `kv_tokens` states the KV pool instead of
+    measuring it. Without `graphs` the kernels of decode steps are launched one by one.
     """
 
     model: str
@@ -35,7 +35,7 @@ class Options:
 
 
 def limits_of(options: Options, model: ModelSpec) -> Limits:
-    """The hull asked for, defaults filled in; `kv_tokens` 0 where the memory is to be measured."""
+    """The range of steps asked for, defaults filled in; its `kv_tokens` is 0 where memory is to be measured."""
     seqs, tokens, context = _DEFAULTS[options.device]
     limits = Limits(
         max_seqs=options.max_seqs or seqs,

@@ -1,6 +1,6 @@
-"""The work a batch does for nothing, added to a step: rows and tokens that are computed, stored nowhere and dropped.
+"""A batch's padding, added to the inputs of a step: rows and tokens that are computed, stored nowhere and dropped.
 
-What there is of it, `padded_work` and `attention_rows` of `batchsim.cost.work` count in the same way.
+`padded_work` and `attention_rows` of `batchsim.cost.work` count the same padding.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NONE = np.empty(0, dtype=np.int32)
 
 
 def spread(total: int, parts: int) -> Int32s:
-    """`total` in `parts` whole numbers that differ by at most 1."""
+    """`total` split into `parts` whole numbers that differ by at most 1."""
     return np.diff(np.arange(parts + 1) * total // max(parts, 1)).astype(np.int32)
 
 
 def padded_chunks(step: StepInputs, batch: Batch, block_size: int) -> StepInputs:
-    """`step` with every chunk as long as the longest, and `pad_prefill_rows` of zeros, as long, behind them.
+    """`step` with every chunk padded to one length, and `pad_prefill_rows` chunks of zeros as long added.
 
-    That is `pad_prefill_tokens` more. PolicyError if those tokens do not fill the rows up to one length.
+    That is `pad_prefill_tokens` more. PolicyError if those tokens do not fill all rows to one length.
     """
     if not (batch.pad_prefill_tokens or batch.pad_prefill_rows):
         return step
@@ -44,7 +44,7 @@ def padded_chunks(step: StepInputs, batch: Batch, block_size: int) -> StepInputs
     ids[own], slots[own] = step.ids[first:], step.slots[first:]
     positions = (starts[:, None] + np.arange(length)).astype(np.int64)
     width = step.block_tables.shape[1]
-    more = max(-(-int(starts.max() + length) // block_size) - width, 0)  # of the block of zeros
+    more = max(-(-int(starts.max() + length) // block_size) - width, 0)  # columns of the block of zeros
     return replace(
         step,
         ids=np.concatenate([step.ids[:first], ids.ravel()]),
@@ -57,10 +57,10 @@ def padded_chunks(step: StepInputs, batch: Batch, block_size: int) -> StepInputs
 
 
 def padded_decodes(batch: Batch, max_model_len: int) -> tuple[Int32s, Int32s]:
-    """The contexts, with their own token, of the padding rows of `batch`, and those that attention alone reads besides.
+    """Context lengths of the batch's padding rows, with their own token, and of contexts that attention alone reads.
 
     Together they hold `pad_context_tokens`, as `batchsim.cost.work.attention_rows` says: padding inside rows that still
-    decode must not reach their outcome, so rows of zeros read it.
+    decode must not change their results, so rows of zeros read it.
     """
     rows, context = batch.pad_decode_rows, batch.pad_context_tokens
     if not (rows or context):

@@ -20,14 +20,14 @@ from batchsim.base.errors import CalibrationError
 
 BLOCKS = "ABCDEH"
 SHORT_CONTEXT = 16
-"""Tokens of the context at which decodes show what they cost besides reading it."""
+"""A context, in tokens, at which decodes show what they cost besides reading the KV cache."""
 
 _FEW = 32  # sequences
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The hull asked for: decodes and tokens of a step, tokens of a sequence, tokens of the KV pool."""
+    """The range of steps to cover: most sequences and tokens of a step, tokens of a sequence, tokens of the KV pool."""
 
     max_seqs: int
     max_tokens: int
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Point:
-    """One step to measure: the computed tokens of every decode before it, and `(prefix, tokens)` of every chunk."""
+    """A step to measure: the computed tokens of each decode before it, and `(prefix, tokens)` of each chunk."""
 
     block: str
     decode: tuple[int, ...]
@@ -55,20 +55,20 @@ class Point:
 
     @property
     def context(self) -> int:
-        """KV tokens that the decodes read."""
+        """KV tokens that the decodes read in the step."""
         return sum(self.decode)
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs of the chunks."""
+        """Query-key pairs of the chunks' attention."""
         return sum(n * prefix + n * (n + 1) // 2 for prefix, n in self.chunks)
 
     def lengths(self) -> list[int]:
-        """Tokens of every sequence after the step."""
+        """Tokens of each sequence after the step."""
         return [c + 1 for c in self.decode] + [prefix + n for prefix, n in self.chunks]
 
     def fits(self, limits: Limits, block_size: int) -> bool:
-        """Whether the step lies within the hull and its KV in the pool."""
+        """Whether the step lies within `limits` and its KV in the pool."""
         lengths = self.lengths()
         blocks = sum(-(-n // block_size) for n in lengths)
         return (
@@ -79,7 +79,7 @@ class Point:
         )
 
     def to_row(self) -> dict[str, Any]:
-        """As JSON; equal contexts are written once."""
+        """The point as JSON values; equal contexts are written once."""
         decode: Any = list(self.decode)
         if len(decode) > 1 and len(set(decode)) == 1:
             decode = {"B": len(decode), "context": decode[0]}
@@ -95,7 +95,7 @@ class Point:
 
 
 def columns(points: Sequence[Point]) -> dict[str, np.ndarray]:
-    """The points as the columns of step records that a cost model reads."""
+    """`points` as work columns (of step records), which a cost model reads."""
     rows = {
         "num_decode": [len(p.decode) for p in points],
         "num_prefill_tokens": [p.num_prefill_tokens for p in points],
@@ -117,7 +117,7 @@ def ladder(low: int, high: int, factor: float) -> list[int]:
 
 
 def contexts(limits: Limits, *, fine: bool) -> list[int]:
-    """Contexts of block A: a short one, then halves of the longest. `fine`: a doubling apart, else four times."""
+    """Contexts of block A, in tokens: a short one, then the longest over powers of 2 if `fine`, else of 4."""
     longest = limits.max_context - 1
     found = {min(SHORT_CONTEXT, longest)}
     while longest > 4 * SHORT_CONTEXT:
@@ -127,13 +127,15 @@ def contexts(limits: Limits, *, fine: bool) -> list[int]:
 
 
 def doublings(most: int) -> list[int]:
-    """1, 2, 4 and so on, and `most`."""
+    """1, 2, 4 and so on up to `most`, and `most`."""
     return sorted({2**i for i in range(most.bit_length()) if 2**i < most} | {most})
 
 
 def uneven(most: int) -> list[int]:
-    """The doublings up to `most` and odd numbers between: a CPU's matmuls are quickest at round sizes, and steps of an
-    engine are of any size."""
+    """The doublings up to `most` and odd numbers between.
+
+    A CPU's matmuls are quickest at round sizes, and the steps of an engine are of any size.
+    """
     between = {round(share * size) | 1 for size in doublings(most) for share in (1.3, 1.7)}
     return sorted({n for n in between if n <= most} | set(doublings(most)))
 
@@ -141,8 +143,8 @@ def uneven(most: int) -> list[int]:
 def plan(limits: Limits, *, block_size: int, buckets: Sequence[int] = (), fine: bool = False) -> list[Point]:
     """The points of blocks A to E that lie within `limits`, without repeats.
 
-    `buckets` are the sizes of graphs, () without; `fine` is for devices where a visit is short beside the model's load
-    time. CalibrationError if the pool does not hold even one sequence of the longest context.
+    `buckets` are the sizes of CUDA graphs, () without; `fine` is for devices that time a step in little time beside
+    loading the model. CalibrationError if the pool does not hold even one sequence of the longest context.
     """
     alone = Point("A", (limits.max_context - 1,))
     if not alone.fits(limits, block_size):
@@ -166,7 +168,7 @@ def _block_a(limits: Limits, buckets: Sequence[int], fine: bool) -> Iterable[Poi
 
 
 def _block_b(limits: Limits) -> Iterable[Point]:
-    """One long context among short ones, and contexts that grow by equal factors."""
+    """Decodes with one long context among short ones, and with contexts that grow by equal factors."""
     longest = limits.max_context - 1
     for b in ladder(4, limits.max_seqs, 4) if limits.max_seqs >= 4 else ():
         yield Point("B", (longest,) + (SHORT_CONTEXT,) * (b - 1))
@@ -175,7 +177,7 @@ def _block_b(limits: Limits) -> Iterable[Point]:
 
 
 def _token_sizes(limits: Limits, fine: bool) -> list[int]:
-    """Tokens of a step at which block C measures; `fine`: with pairs where a matmul needs one tile more."""
+    """Tokens of a step at which block C measures; `fine`: also sizes just past where a matmul needs one tile more."""
     if not fine:
         return uneven(limits.max_tokens)
     found = set(ladder(1, min(64, limits.max_tokens), 2.0)) | {limits.max_tokens}
@@ -185,7 +187,7 @@ def _token_sizes(limits: Limits, fine: bool) -> list[int]:
 
 
 def even_chunks(tokens: int, count: int) -> tuple[tuple[int, int], ...]:
-    """`tokens` cut into `count` chunks without prefix, as equal as can be."""
+    """`tokens` cut into `count` chunks (0, tokens) without prefix, as equal as can be."""
     return tuple((0, tokens // count + (i < tokens % count)) for i in range(count))
 
 

@@ -1,4 +1,4 @@
-"""What stands in the prompts: random ids, or text."""
+"""The token ids of prompts: random, or from text."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Request
 
 Answers = Mapping[int, Sequence[int]]
-"""What ended requests have generated, by the stream that it is."""
+"""Outputs of ended requests, by the number of the token stream that each output is."""
 
 
 class Prompts(Protocol):
-    """Gives each request its token ids: the same for the same request, whatever the policy."""
+    """Gives each request the token ids of its prompt: the same for the same request, whatever the policy."""
 
     def ids(self, request: Request, answers: Answers) -> NDArray[np.int64]:
-        """`request.prompt_tokens` ids, equal where its `tokens` say so."""
+        """`request.prompt_tokens` ids, with equal ids where two requests' `tokens` say so."""
         ...
 
 
 class RandomPrompts:
-    """Uniform ids, keyed by seed and request id, or by streams where a request says what its tokens are."""
+    """Uniformly random ids, keyed by seed and request id, or by token stream where a request names its tokens."""
 
     def __init__(self, vocab_size: int, seed: int = 0) -> None:
         self.vocab_size = vocab_size
         self.seed = seed
 
     def ids(self, request: Request, answers: Answers) -> NDArray[np.int64]:
-        """`request.prompt_tokens` ids. What an answer lacks, since its request was given up, is made up."""
+        """`request.prompt_tokens` ids; what an earlier output in the prompt lacks, as it was cut short, is random."""
         if request.tokens is None:
-            return self._stream(output_stream(request.id), request.prompt_tokens)  # no prompt has a stream so keyed
+            return self._stream(output_stream(request.id), request.prompt_tokens)  # no prompt's stream has this key
         parts: list[NDArray[np.int64]] = []
         for stream, start, length in request.tokens.segments:
             if stream % 2 == 0:
@@ -47,7 +47,7 @@ class RandomPrompts:
         return np.concatenate(parts)
 
     def _stream(self, key: int, num_tokens: int) -> NDArray[np.int64]:
-        """The first tokens of a stream; more of them begin with the same ones."""
+        """The first `num_tokens` ids of the stream `key`; the same prefix for any number."""
         return np.random.default_rng([self.seed, key]).integers(0, self.vocab_size, num_tokens)
 
 
@@ -81,14 +81,14 @@ class TextPrompts:
         self._tokenizer = file
 
     def check(self, vocab_size: int) -> None:
-        """ScenarioError if a token of the prompts is none of the model's."""
+        """ScenarioError if a token id of the prompts is outside the model's vocabulary."""
         if self._largest >= vocab_size:
             raise ScenarioError(
                 f"{self._tokenizer}: makes token {self._largest}, the model has {vocab_size}. Give the model's own."
             )
 
     def ids(self, request: Request, answers: Answers) -> NDArray[np.int64]:
-        """`request.prompt_tokens` ids. ScenarioError for a request that says what its tokens are."""
+        """`request.prompt_tokens` ids. ScenarioError for a request that names its tokens."""
         if request.tokens is not None:
             raise ScenarioError(
                 f"request {request.id}: text prompts cannot share the tokens that the workload says. Leave out"

@@ -1,4 +1,4 @@
-"""What a calibration has measured so far, and its file: beside the profile until everything is there."""
+"""The measurements of a calibration so far, and their file, which lies beside the profile until all is done."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _FORMAT = "batchsim-calibration-partial 2"
 
 @dataclass
 class Raw:
-    """Measurements of one device, model and set of options, which `key` holds."""
+    """Measurements of one device, model and set of options; `key` identifies these."""
 
     key: dict[str, Any]
-    num_blocks: int | None = None  # measured; None where the device's memory was not
-    memory: str = ""  # the sum that num_blocks comes from
+    num_blocks: int | None = None  # measured; None if memory was not measured
+    memory: str = ""  # in words, the sum that num_blocks comes from
     samples: dict[Point, Sample] = field(default_factory=dict)
     runs: list[EngineSteps] = field(default_factory=list)
     swap: SwapCost | None = None
     energy: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0  # spent in all
+    seconds: float = 0.0  # spent in all calls
     sentinel: dict[str, Any] | None = None
-    """The step that shows drift, its usual ns and the mean of it, in the first call."""
+    """The sentinel of the first call: its step, usual ns and mean ns."""
 
     def save(self, path: Path) -> None:
-        """Writes the file, whole or not at all."""
+        """Writes the measurements to `path`, whole or not at all."""
         value = {
             "format": _FORMAT,
             "key": self.key,
@@ -55,7 +55,7 @@ class Raw:
 
     @classmethod
     def load(cls, path: Path, key: dict[str, Any]) -> Raw:
-        """What the file at `path` holds, or nothing if there is none.
+        """The measurements in the file at `path`, none if there is no file.
 
         CalibrationError if it cannot be read, or is of another machine, model or set of options than `key`.
         """
@@ -76,7 +76,7 @@ class Raw:
 
     @classmethod
     def _of(cls, key: dict[str, Any], value: dict[str, Any]) -> Raw:
-        """What `value` holds; any of the errors that wrong types and missing keys make."""
+        """The measurements in a file's JSON value; raises any of the errors that wrong types and missing keys make."""
         samples = [Sample.from_row(row) for row in value["samples"]]
         sentinel = value["sentinel"]
         if sentinel is not None and not (
@@ -99,7 +99,7 @@ class Raw:
 
 
 def check_key(found: dict[str, Any], asked: dict[str, Any], where: str, advice: str) -> None:
-    """CalibrationError, naming the first difference, unless `found` and `asked` are equal."""
+    """CalibrationError, naming the first difference, unless the keys `found` and `asked` are equal."""
     for part in asked:
         there, here = found.get(part, {}), asked[part]
         for name in {**there, **here}:

@@ -1,4 +1,4 @@
-"""A model on its device, ready to run steps: weights, KV cache, staging and CUDA graphs. Costly to build; shared."""
+"""A model on its device, ready to run steps: weights, KV cache, staging and CUDA graphs. Costly to build, so shared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from batchsim.deployment.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What a step took: its kernels (layers, logits, sampling) on the device, and all the rest."""
+    """ns that a step took: its kernels (layers, logits, sampling) on the device, and the host's part, all the rest."""
 
     kernel_ns: int
     host_ns: int
@@ -35,7 +35,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A step that lies on the device; `bucket` None: it runs without a graph."""
+    """A step whose inputs lie on the device; `bucket` is the size of its graph, None: it runs without one."""
 
     inputs: DeviceInputs
     bucket: int | None
@@ -43,9 +43,9 @@ class _Loaded:
 
 
 class ModelRunner:
-    """Runs steps on one device, from one thread. What a step stored in the KV cache stays for the steps after it.
+    """Runs steps on one device, from one thread. KV that a step stores stays for the steps after it.
 
-    `weights` says where they come from; `eos_token_ids` is empty where the model's files name none.
+    `weights` says where the weights come from; `eos_token_ids` is empty where the model's files name none.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ModelRunner:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compiles the kernels of chunks and takes the memory of the largest step, so that no later step does."""
+        """Compiles the kernels of chunks and takes the memory of the largest step, so that no later step has to."""
         longest = min(self.max_model_len, self.max_num_batched_tokens)
         full, rest = divmod(self.max_num_batched_tokens, longest)
         lens = ([longest] * full + [rest] * (rest > 0))[: self.max_num_seqs]
@@ -100,7 +100,7 @@ class ModelRunner:
     # ---- a step
 
     def step(self, inputs: StepInputs, sampling: Sampling = GREEDY) -> tuple[list[int], StepTimes]:
-        """One token for every sequence of the step, and its times. ExecutorError if the device fails."""
+        """(the next token of every sequence of the step, the step's times). ExecutorError if the device fails."""
         start_ns = time.perf_counter_ns()
         with torch.inference_mode(), device_errors(_described(inputs)):
             loaded = self._put(inputs)
@@ -113,7 +113,7 @@ class ModelRunner:
         return tokens[: loaded.num_rows], StepTimes(kernel_ns, time.perf_counter_ns() - start_ns - kernel_ns)
 
     def _step_cuda(self, loaded: _Loaded, sampling: Sampling) -> tuple[list[int], int]:
-        """The tokens and the ns between the first kernel's start and the last one's end; waits once."""
+        """(tokens, ns from the start of the first kernel to the end of the last); waits for the device once."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         tokens = sample(self._run(loaded), sampling)
@@ -134,14 +134,14 @@ class ModelRunner:
     # ---- a step again and again, for measuring
 
     def load(self, inputs: StepInputs) -> None:
-        """Puts `inputs` on the device, for `replay`; any step in between takes its place."""
+        """Puts `inputs` on the device, for `replay`; a step run in between takes their place."""
         with torch.inference_mode(), device_errors(_described(inputs)):
             self._put(inputs)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
 
     def replay(self, n: int) -> list[int]:
-        """Runs the loaded step `n` times, as `step` would; the ns of each, kernels only."""
+        """Runs the loaded step `n` times, as `step` would; the kernel time of each, ns."""
         loaded = self._loaded
         if loaded is None:
             raise CalibrationError("replay: no step is loaded. Call load() first.")
@@ -167,7 +167,7 @@ class ModelRunner:
     # ---- blocks over the host link
 
     def swap(self, out: Moves, into: Moves) -> int:
-        """Moves (device block, slot) of `out` to host memory, (slot, device block) of `into` back; the time in ns.
+        """Copies blocks `out`, (device block, slot), to host memory and `into`, (slot, device block), back; returns ns.
 
         All is read before any of it is overwritten.
         """
@@ -179,7 +179,7 @@ class ModelRunner:
     # ---- inside
 
     def _put(self, inputs: StepInputs) -> _Loaded:
-        """`inputs` on the device, and in place for their graph if they have one."""
+        """`inputs` on the device; if a graph is to run them, in its place."""
         self._check(inputs)
         num_rows = inputs.num_rows
         bucket = bucket_of(inputs, self.graph_buckets)
@@ -193,25 +193,25 @@ class ModelRunner:
         return self._loaded
 
     def _run(self, loaded: _Loaded) -> Tensor:
-        """The logits of the rows of the step, [rows, vocab], those of a bucket's padding behind them."""
+        """The logits of the step's rows, [rows, vocab], followed by those of a bucket's padding."""
         if loaded.bucket is not None:
             self._graphs.replay(loaded.bucket)
             return self._logits[: loaded.bucket]
         return F.linear(self._transformer.hidden(loaded.inputs), self._head)
 
     def _place(self, bucket: int) -> DeviceInputs:
-        """A decode step of padding at the places of all steps of that bucket, its tables in those of full width."""
+        """A step of padding in the place of all decode steps of `bucket`, its tables in those of full width."""
         staged = self._staging.put(StepInputs.padding(bucket, [], block_size=self.block_size))
         assert staged.decodes is not None
         return replace(staged, decodes=Reads(self._tables[:bucket], staged.decodes.seq_lens))
 
     def _run_in_place(self, inputs: DeviceInputs) -> None:
-        """Enqueues the step at `inputs`; its logits go to the first of `_logits`. What a graph captures."""
+        """Enqueues the step at `inputs`, as a graph captures it; its logits go to the first rows of `_logits`."""
         hidden = self._transformer.hidden(inputs)
         torch.mm(hidden, self._head.t(), out=self._logits[: len(hidden)])
 
     def _check(self, inputs: StepInputs) -> None:
-        """CalibrationError if the step is larger than what this runner was built for."""
+        """CalibrationError if the step is larger than the runner was built for."""
         longest = int(inputs.seq_lens.max(initial=0))
         for what, found, limit in (
             ("tokens", len(inputs.ids), self.max_num_batched_tokens),
@@ -238,10 +238,10 @@ def build_runner(
     graphs: bool | None = None,
     seed: int = 0,
 ) -> ModelRunner:
-    """A runner of a catalog name, a config.json, a Hugging Face folder or a bare shape.
+    """A runner of the model that is a catalog name, a config.json, a Hugging Face folder or a bare shape.
 
-    A folder's *.safetensors are loaded; everything else runs on random weights. By default CUDA has the triton backend,
-    with graphs, and the CPU sdpa, without. One line of ScenarioError or CalibrationError for whatever cannot be had:
+    A folder's *.safetensors are loaded; all other models run on random weights. By default CUDA has the triton backend,
+    with graphs, and the CPU sdpa, without. ScenarioError or CalibrationError, one line, for whatever cannot be had:
     model type, device, dtype, memory, length, backend, weights.
     """
     architecture = load_architecture(model)

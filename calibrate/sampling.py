@@ -1,4 +1,4 @@
-"""From logits to one token a row: the likeliest, or one drawn."""
+"""Sampling: from logits to one token a row, the likeliest or one drawn at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchsim.base.errors import ScenarioError
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen. Temperature 0 takes the likeliest. Equal logits and equal `seed` give equal tokens.
+    """How a token is chosen from logits. Temperature 0 takes the likeliest. Equal logits and `seed` give equal tokens.
 
     `top_k` keeps the k likeliest tokens, `top_p` the fewest whose probabilities reach p; None keeps all.
     """
@@ -38,7 +38,7 @@ GREEDY = Sampling()
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Tensor:
-    """One token id a row of `logits` [rows, vocab], int64, on their device; nothing waits for the device."""
+    """One token id for each row of `logits` [rows, vocab]: int64 [rows], on their device, without waiting for it."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     scores = logits.float() / sampling.temperature

@@ -1,6 +1,6 @@
-"""Batches as schedulers make them, to hold out of the fit: simulated runs of lognormal requests, sampled.
+"""Batches as schedulers make them, to hold out of the fit: sampled from simulated runs of lognormal requests.
 
-The costs of these runs are rough, in proportion to the work. They decide only which batches come about, and many
+The step costs in these runs are rough, in proportion to the work. They decide only which batches come about, and many
 mixtures of decodes and chunks do under any cost.
 """
 
@@ -27,20 +27,20 @@ from batchsim.workload.laws import LognormalTokens
 from batchsim.workload.workload_config import AllAtOnce, Lengths, PoissonArrivals, WorkloadConfig
 
 _ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_context_token=50)
-_LOADS = (0.5, 1.0, 2.0)  # shares of what the rough costs sustain, about
+_LOADS = (0.5, 1.0, 2.0)  # loads as shares of what the rough costs sustain, about
 _SPARSE_BUSY, _SPARSE_OUTPUT = 0.3, 4  # share of an engine run in which it does not rest, about; tokens of an answer
 _OPEN_SHARE = 0.25  # of the slots of an `open` run in use, about
 
 
 class _Tap(SimExecutor):
-    """An executor of simulated steps that notes what each batch holds."""
+    """A simulated executor that records the work of each batch."""
 
     def __init__(self, max_model_len: int) -> None:
         super().__init__(_ROUGH, max_model_len)
         self.seen: list[Point] = []
 
     def execute(self, batch: Batch) -> StepResult:
-        """Notes the batch and runs it."""
+        """Records the batch and runs it."""
         decode = [seq.num_computed_tokens for seq in batch.decodes.members] if batch.decodes is not None else []
         chunks = [(seq.settled_computed_tokens, n) for seq, n in batch.chunks]
         self.seen.append(Point("H", tuple(decode), tuple(chunks)))
@@ -48,8 +48,10 @@ class _Tap(SimExecutor):
 
 
 def lengths(limits: Limits, *, longer: bool = False, most_prompt: int | None = None, output: int = 256) -> Lengths:
-    """Requests of a shape that fits `limits`, with prompts of at most `most_prompt` tokens and a mean answer of at most
-    `output`; `longer` has other means, for runs held out."""
+    """Lengths that fit `limits`, with prompts of at most `most_prompt` tokens and a mean output of at most `output`.
+
+    `longer` takes other means, for runs held out.
+    """
     share = 5 if longer else 8
     most = limits.max_context // 2
     longest = max(min(most - 1, most_prompt or most), 2)
@@ -61,18 +63,18 @@ def lengths(limits: Limits, *, longer: bool = False, most_prompt: int | None = N
 
 
 def workload(config: WorkloadConfig, limits: Limits, seed: int) -> BuiltWorkload:
-    """The requests that `config` asks for."""
+    """The requests that `config` describes."""
     return build_workload(config, load={}, seed=seed, max_model_len=limits.max_context, base=Path())
 
 
 def requests(
     kind: str, max_seqs: int, limits: Limits, seed: int, seconds: float, step_s: float, *, longer: bool
 ) -> BuiltWorkload:
-    """Enough requests for an engine run of that kind, whose steps take about `step_s`; reservations know the length.
+    """Enough requests for an engine run of `kind` and `seconds`, with steps of about `step_s`; caps are exact lengths.
 
-    All at time 0; of kind `open` one by one for about `seconds`, such that a quarter of the slots are in use; of kind
-    `sparse` too, with short answers, so that the engine rests between them. Of kind `static` a batch of prompts, padded
-    to one length, fits into a step.
+    All arrive at time 0; of kind `open` one by one over about `seconds`, such that a quarter of the slots are in use;
+    of kind `sparse` too, with short outputs, so that the engine rests between them. Of kind `static` a batch of
+    prompts, padded to one length, fits into a step.
     """
     if kind == "sparse":
         shape = lengths(limits, longer=longer, output=_SPARSE_OUTPUT)
@@ -91,7 +93,7 @@ def requests(
 
 
 def scheduler(kind: str, max_seqs: int, limits: Limits, kv: TableKV) -> Scheduler:
-    """A policy of that kind, `vllm`, `static` or else `continuous`, with the token budget of `limits`."""
+    """The scheduler of a run of `kind`, `vllm`, `static` or else `continuous`, with the token budget of `limits`."""
     context = PolicyContext(kv, limits.max_context)
     if kind == "static":
         return Static(StaticConfig(max_seqs, wait_for_full=False), context)
@@ -107,9 +109,9 @@ def scheduler(kind: str, max_seqs: int, limits: Limits, kv: TableKV) -> Schedule
 
 
 def held_out_batches(limits: Limits, block_size: int, count: int, seed: int) -> list[Point]:
-    """Up to `count` different batches of simulated runs at low, high and too high load, in random order.
+    """Up to `count` different batches from simulated runs at low, high and too high load, in random order.
 
-    Half of them, where there are so many, hold a chunk.
+    Half of them, if there are that many, hold a chunk.
     """
     shape = lengths(limits)
     tokens = shape.prompt.mean_tokens + shape.output.mean_tokens
@@ -133,7 +135,7 @@ def held_out_batches(limits: Limits, block_size: int, count: int, seed: int) -> 
 
 
 def _spread(batches: list[Point], count: int, seed: int) -> list[Point]:
-    """`count` of `batches` in random order: half with chunks, and all sizes alike, by doublings of their decodes."""
+    """`count` of `batches` in random order: half with chunks, and of all sizes alike, by doublings of their decodes."""
     random = np.random.default_rng(seed)
     shuffled = [batches[i] for i in random.permutation(len(batches))]
     chosen: list[Point] = []

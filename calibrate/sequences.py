@@ -1,4 +1,4 @@
-"""What the executor knows of the sequences it computes, one by one and as arrays."""
+"""The executor's state of the sequences it computes, one by one and as arrays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Int64s = NDArray[np.int64]
 
 @dataclass(slots=True)
 class LiveSequence:
-    """What the executor knows of a sequence. `row` is that of its KV in the mirror; None without KV.
+    """The executor's state of one sequence. `row` is the row of its KV in the mirror, None without KV.
 
-    `target` is the number of tokens at which it stops, if no end-of-text does before, where `listens` for one.
+    `target` is the number of output tokens at which it stops, or before at an end-of-sequence token if it `listens`.
     """
 
     prompt: Int64s
@@ -25,10 +25,10 @@ class LiveSequence:
     listens: bool
     generated: list[int] = field(default_factory=list)
     row: int | None = None
-    slots: list[int] | None = None  # of swap, while it is there
+    slots: list[int] | None = None  # swap slots, while its KV is in host memory
 
     def known(self, start: int, end: int) -> Int64s:
-        """The tokens from `start` to `end` of prompt and answer."""
+        """Token ids from position `start` to `end` of prompt and output."""
         size = len(self.prompt)
         if end <= size:
             return self.prompt[start:end]
@@ -38,7 +38,7 @@ class LiveSequence:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """The members of a decode group as arrays, in its order; good until someone joins or leaves.
+    """The members of a decode group as arrays, in the group's order; valid until a member joins or leaves.
 
     `base` + the group's step is a member's position, `made` + the step the number of tokens it has generated.
     """
@@ -55,7 +55,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """The chunks of a batch: mirror row, computed tokens and length of each; `ids` of all their tokens in a row."""
+    """The chunks of a batch: mirror row, computed tokens and length of each; `ids` are the tokens of all in a row."""
 
     rows: Int64s
     computed: Int64s
@@ -64,7 +64,7 @@ class ChunkRows:
 
     @property
     def positions(self) -> Int64s:
-        """The position of each token."""
+        """Position in its sequence of each token."""
         first = np.cumsum(self.lens) - self.lens
         return np.arange(len(self.ids)) + np.repeat(self.computed - first, self.lens)
 

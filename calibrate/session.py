@@ -1,4 +1,4 @@
-"""One point of a scenario on the real model, and what a cost says of the same point; both as one kind of result.
+"""Runs one point of a scenario on the real model, or predicts it by a cost model; both give one kind of result.
 
 A result is kept as one .npz file, so that a machine with little more than a GPU can leave it and any other read it.
 """
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 FORMAT = "batchsim-live"
 VERSION = 3
 EXECUTOR = "batchsim"
-"""Of every live run, and of every profile that was measured here."""
+"""Name of the executor of every live run, and of every profile measured by batchsim."""
 
 Int = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class LiveResult:
-    """A run of one policy at one load: its records, what each step's kernels and its host took, and how it ended.
+    """A run of one policy at one load: its records, the ns of each step's kernels and host, and how the run ended.
 
-    `kernel_ns` and `host_ns` have an entry a step, none where a cost predicted the steps. `rested` are the steps before
-    which nothing was to be run. `window_ns` is (end of warm-up, end of arrivals), `num_offered` what the workload
-    offered in all, None where that is open. `reason` is "" unless the run was cut; `error` is what cut it, which is not
-    saved. `made` says on what it ran.
+    `kernel_ns` and `host_ns` have an entry for each step, none where a cost model predicted the steps. `rested` are the
+    steps before which the engine was idle. `window_ns` is (end of warm-up, end of arrivals), `num_offered` the number
+    of requests the workload offered, None where that is open. `reason` is "" unless the run was cut; `error` is what
+    cut it, which is not saved. `made` says on what it ran.
     """
 
     policy: str
@@ -74,7 +74,7 @@ class LiveResult:
     error: Exception | None = None
 
     def save(self, path: Path) -> None:
-        """Writes all of it to `path`, whole or not at all."""
+        """Writes the result to `path`, whole or not at all."""
         head = {name: getattr(self, name) for name in _HEAD}
         words = json.dumps({"format": FORMAT, "version": VERSION} | head, ensure_ascii=False)
         columns = {name: getattr(self, name) for name in _COLUMNS}
@@ -99,7 +99,7 @@ UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What NumPy raises for a file that is none of its archives, and reading ours for one that holds something else."""
+"""What NumPy raises for a file that is not its archive, and reading raises for one that holds something else."""
 
 
 def load_result(path: Path) -> LiveResult:
@@ -131,11 +131,11 @@ def run_live(
     prompts: Prompts | None = None,
     sentinel: Sentinel | None = None,
 ) -> LiveResult:
-    """Replays one point in real time on the model of `runner`; greedy and on random prompts unless told otherwise.
+    """Replays one point in real time on the model of `runner`; by default greedy and on random prompts.
 
     KV memory is what the scenario states, else all that the runner has. A run that was cut, by Ctrl-C or by any error,
-    returns as well, with its `reason`. With a `sentinel`, how far the machine drifted before and after the run is in
-    `made`, by medians and by means. ScenarioError if the runner's model is another one or its memory too small.
+    returns as well, with its `reason`. With a `sentinel`, the machine's drift before and after the run is in `made`, by
+    medians and by means. ScenarioError if the runner's model is another one or its memory too small.
     """
     from batchsim.calibrate.executor import TorchExecutor
     from batchsim.calibrate.sampling import GREEDY
@@ -174,7 +174,7 @@ def run_live(
 def predict(
     resolved: Resolved, policy: ResolvedPolicy, load: float, seed: int, cost: Cost, *, num_blocks: int
 ) -> LiveResult:
-    """The same point in virtual time with steps as long as `cost` says; equal to `simulate`, bit for bit.
+    """The result of the point in virtual time, with steps as long as `cost` says; equal to `simulate`, bit for bit.
 
     KeyboardInterrupt on Ctrl-C.
     """
@@ -217,7 +217,7 @@ def _result(core: EngineCore, workload: BuiltWorkload, point: tuple[str, float, 
 
 
 def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: float, seed: int) -> tuple[int, int]:
-    """The most sequences and the most tokens, padding included, that a step of these policies can have.
+    """(sequences, tokens) of the largest step that these policies can make, padding included.
 
     ScenarioError for a policy that states no `max_num_seqs`.
     """
@@ -240,7 +240,7 @@ def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: 
 
 @contextmanager
 def settled_memory() -> Iterator[None]:
-    """Leaves what exists now out of garbage collection: going through all of torch would stop a step for long."""
+    """Keeps what exists now out of garbage collection: a pass over all of torch would delay a step."""
     gc.collect()
     gc.freeze()
     try:
@@ -250,7 +250,7 @@ def settled_memory() -> Iterator[None]:
 
 
 def warm_up(runner: ModelRunner) -> None:
-    """Runs a few steps of both kinds, so that no run pays for first touches of memory. Overwrites the KV cache."""
+    """Runs a few decode and chunk steps, so that no run pays for first touches of memory. Overwrites the KV cache."""
     from batchsim.calibrate.inputs import StepInputs
 
     rows = min(runner.max_num_seqs, runner.num_blocks, 4)
@@ -284,7 +284,7 @@ def made_on(runner: ModelRunner) -> dict[str, Any]:
 
 
 def _made_of(resolved: Resolved, policy: ResolvedPolicy, sampling: Sampling) -> dict[str, Any]:
-    """What a run was asked for, as JSON values. ScenarioError if the policy's knobs have no plain form."""
+    """What the run was asked for, as JSON values. ScenarioError if the policy's knobs have no plain form."""
     try:
         knobs = to_plain(policy)
     except TypeError as error:
@@ -300,7 +300,7 @@ def _made_of(resolved: Resolved, policy: ResolvedPolicy, sampling: Sampling) -> 
 def check_machine(profile: Profile, device: str) -> None:
     """CalibrationError if `profile` is of another machine than this one's `device`.
 
-    An imported one is of another executor anywhere; it only has to be of this GPU.
+    An imported profile is of another executor on any machine; only its GPU must be this one's.
     """
     from batchsim.calibrate.identity import catalog_gpu, identity
 
@@ -321,7 +321,7 @@ def check_machine(profile: Profile, device: str) -> None:
 
 
 def graphs_of(profile: Profile, device: str, asked: bool | None = None) -> bool | None:
-    """Whether a runner needs CUDA graphs to run as `profile` was measured; None: as `build_runner` has it by default.
+    """The argument `graphs` of `build_runner` with which a runner runs as `profile` was measured; None: the default.
 
     CalibrationError if something else was `asked`.
     """
@@ -337,7 +337,7 @@ def graphs_of(profile: Profile, device: str, asked: bool | None = None) -> bool 
 
 
 def _check_runner(resolved: Resolved, runner: ModelRunner) -> None:
-    """ScenarioError unless the runner holds the scenario's model and as much KV memory as that states."""
+    """ScenarioError unless the runner has the scenario's model and as much KV memory as the scenario states."""
     for field in fields(resolved.model):
         ours, its = getattr(resolved.model, field.name), getattr(runner.spec, field.name)
         if ours != its and field.name != "name":

@@ -1,4 +1,4 @@
-"""The way of a step's inputs to the device: one host buffer, pinned where there is CUDA, and one copy."""
+"""How a step's inputs reach the device: one host buffer, pinned where there is CUDA, and one copy."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 from batchsim.calibrate.inputs import StepInputs
 from batchsim.calibrate.transformer import DeviceInputs, Reads
 
-ALIGN_WORDS = 2  # of 8 bytes: compiled kernels tell pointers apart by whether 16 divides them
-TABLE_MULTIPLE = 16  # a table's width too, and a width of 1 is a case of its own
+ALIGN_WORDS = 2  # words of 8 bytes: compiled kernels differ by whether 16 divides a pointer
+TABLE_MULTIPLE = 16  # also for widths of tables; a width of 1 is a case of its own
 
 _TORCH = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
 
 
 def table_width(num_blocks: int) -> int:
-    """`num_blocks` rounded up, so that kernels are not compiled anew for every width."""
+    """`num_blocks` rounded up, so that kernels are not compiled anew for each width of block tables."""
     return -(-max(num_blocks, 1) // TABLE_MULTIPLE) * TABLE_MULTIPLE
 
 
 class Staging:
     """A host buffer and its twin on the device; on the CPU they are one.
 
-    The tensors of a step lie in it until the next step is put there, which must wait until this one has run. Equal
-    shapes lie at equal addresses, which is what a CUDA graph needs.
+    The tensors of a step lie in the buffer until the next step is put there, which must wait until this one has run.
+    Equal shapes lie at equal addresses, which is what a CUDA graph needs.
     """
 
     def __init__(self, max_num_tokens: int, max_num_rows: int, max_num_blocks: int, device: torch.device) -> None:
@@ -39,7 +39,7 @@ class Staging:
         self._words: NDArray[np.int64] = self._host.numpy()
 
     def put(self, inputs: StepInputs) -> DeviceInputs:
-        """`inputs` on their way to the device; what follows on its stream finds them there."""
+        """`inputs` as tensors of the device; their copy is enqueued, so later work on its stream finds them there."""
         rows, chunked = inputs.num_decode, len(inputs.chunk_lens) > 0
         width = table_width(inputs.block_tables.shape[1])
         arrays: list[NDArray[Any]] = [inputs.ids, inputs.positions, inputs.slots]
@@ -67,7 +67,7 @@ class Staging:
         )
 
     def _copy(self, arrays: list[NDArray[Any]]) -> list[Tensor]:
-        """`arrays` behind one another in the buffer, as tensors of the device."""
+        """`arrays` one behind the other in the buffer, as tensors of the device."""
         starts, ends, at = [], [], 0
         for array in arrays:
             end = at - (-array.nbytes // 8)
@@ -92,12 +92,12 @@ def _reads(seq_lens: Tensor, tables: Tensor) -> Reads:
 
 
 def _bounds(lens: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The running sum of `lens`, from 0 on."""
+    """Running sum of `lens` from 0 on: [len + 1]."""
     return np.concatenate([np.zeros(1, dtype=np.int32), np.cumsum(lens, dtype=np.int32)])
 
 
 def _widened(tables: NDArray[np.int32], rows: int, width: int) -> NDArray[np.int32]:
-    """`tables` with zeros up to `rows` and `width`."""
+    """`tables` padded with zeros to `rows` and `width`."""
     found = np.zeros((rows, width), dtype=np.int32)
     found[: tables.shape[0], : tables.shape[1]] = tables
     return found

@@ -1,4 +1,4 @@
-"""Host memory for KV blocks of preempted sequences, and their way there and back."""
+"""Host memory for the KV blocks of swapped-out sequences, and the copies there and back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 Moves = list[tuple[int, int]]
 
 STAGE_BYTES = 64 * 2**20
-"""Of device memory through which blocks pass, gathered from all layers. Large enough that a copy is at link speed."""
+"""Bytes of device memory through which blocks pass, gathered from all layers: enough for copies at link speed."""
 
 
 class SwapPool:
-    """`num_slots` slots of host memory, pinned where there is CUDA; a block of all layers is one slot, in one piece.
+    """`num_slots` slots of host memory, pinned where there is CUDA; a slot holds one block of all layers in one piece.
 
     `kv` is [layers, 2, device blocks, block_size, kv heads, head_dim].
     """
@@ -28,7 +28,7 @@ class SwapPool:
         self._slots = torch.empty(num_slots, *shape, dtype=kv.dtype, pin_memory=kv.is_cuda)
 
     def move(self, out: Moves, into: Moves) -> int:
-        """Moves (device block, slot) of `out` to the host and (slot, device block) of `into` back; the time in ns.
+        """Copies `out`, (device block, slot), to the host and `into`, (slot, device block), back; returns ns.
 
         All is read before any of it is overwritten: a block given up may be one taken, and so may a slot.
         """

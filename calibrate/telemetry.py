@@ -1,4 +1,4 @@
-"""Clocks, power and temperature of the card while it is measured, and the energy of a step, as NVML reports them."""
+"""Clocks, power and temperature of the GPU while it is measured, and the energy of a step, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PERIOD_S = 0.2
 
 
 class Telemetry:
-    """Samples the card five times a second while it is entered; needs the pynvml module, without which it is silent.
+    """Samples the GPU five times a second while entered as a context; without the pynvml module it records nothing.
 
     It reads only and never changes a setting of the card.
     """
@@ -64,7 +64,7 @@ class Telemetry:
             self._rows.append(row)
 
     def summary(self) -> dict[str, Any]:
-        """What was seen, as JSON; empty where nothing could be read."""
+        """What was sampled, as JSON values; empty where nothing could be read."""
         rows = self._rows[:]
         if not rows:
             return {}
@@ -79,7 +79,7 @@ class Telemetry:
         }
 
     def joules(self, work: Callable[[], int]) -> float | None:
-        """Energy of one of the steps that `work` runs and counts; None where the card has no counter.
+        """Joules of one of the steps that `work` runs and counts; None where the card has no energy counter.
 
         The counter moves a few times a second, so `work` should last some seconds.
         """

@@ -16,7 +16,7 @@ from batchsim.calibrate.weights import LayerWeights, Weights
 
 @dataclass(frozen=True)
 class Reads:
-    """What attention reads for some sequences: `tables` [n, W] and `seq_lens` [n], int32, on the device."""
+    """The KV that attention reads for n sequences: `tables` [n, W] and `seq_lens` [n], int32, on the device."""
 
     tables: Tensor
     seq_lens: Tensor
@@ -24,10 +24,10 @@ class Reads:
 
 @dataclass(frozen=True)
 class DeviceInputs:
-    """A step on its device: `StepInputs` with decodes and chunks apart; None for what the step has not.
+    """A step's inputs on its device: `StepInputs` with decodes and chunks apart; None for a part that the step lacks.
 
-    `decodes` holds reads of padding behind those of the `num_decode` rows. `cu_seqlens` [C + 1] are the bounds of the
-    chunks' tokens, counted from the first. `logit_rows` None: every token.
+    `decodes` holds the padding's reads behind those of the `num_decode` rows. `cu_seqlens` [C + 1] are the bounds of
+    the chunks' tokens, counted from the first. `logit_rows` None: every token.
     """
 
     ids: Tensor
@@ -74,7 +74,7 @@ class Transformer:
         return backend.add_rms_norm(x, residual, self.weights.norm, eps)[0]
 
     def _attention(self, h: Tensor, layer: LayerWeights, kv: Tensor, inputs: DeviceInputs) -> Tensor:
-        """The heads' outputs side by side, [T, q_size]; stores the keys and values of the step."""
+        """The heads' outputs side by side, [T, q_size]; stores the step's keys and values."""
         spec, backend = self.architecture.spec, self.backend
         sizes = [spec.q_size, spec.kv_size, spec.kv_size]
         q, k, v = (
@@ -89,7 +89,7 @@ class Transformer:
         found: list[Tensor] = []
         if (reads := inputs.decodes) is not None:
             rows = q[: inputs.num_decode]
-            if padding := len(reads.seq_lens) - inputs.num_decode:  # work done for nothing: its outcome is dropped
+            if padding := len(reads.seq_lens) - inputs.num_decode:  # reads of padding: their results are dropped
                 rows = torch.cat([rows, q.new_zeros(padding, *q.shape[1:])])
             heads = backend.decode(rows, k_cache, v_cache, reads.tables, reads.seq_lens, self._scale)
             found.append(heads[: inputs.num_decode])
@@ -105,7 +105,7 @@ class Transformer:
 
 
 def _angles(architecture: Architecture, max_model_len: int) -> Tensor:
-    """The rotation of every position and pair of dimensions, fp32 [max_model_len, head_dim / 2], on the CPU."""
+    """The rotation angle of every position and pair of dimensions, fp32 [max_model_len, head_dim / 2], on the CPU."""
     head_dim = architecture.spec.head_dim
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / architecture.rope_theta**exponents
@@ -115,7 +115,7 @@ def _angles(architecture: Architecture, max_model_len: int) -> Tensor:
 
 
 def _stretched(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Long waves slowed by the factor, short ones kept, those between blended. Source: Llama 3.1's RoPE scaling."""
+    """`frequencies`: low ones divided by the factor, high ones kept, others blended. Source: Llama 3.1's RoPE."""
     original, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
     waves = 2 * math.pi / frequencies
     blend = ((original / waves - low) / (high - low)).clamp(0.0, 1.0)

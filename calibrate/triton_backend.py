@@ -137,7 +137,7 @@ class TritonBackend:
         max_query_len: int,
         scale: float,
     ) -> Tensor:
-        """Causal attention of chunks of prompts over their cached keys, [Tc, hq, d]. The longest chunk is not used."""
+        """Causal attention of chunks of prompts over their cached keys, [Tc, hq, d]. `max_query_len` is not used."""
         del max_query_len
         block_size, heads, dim = k_cache.shape[1:]
         group, chunks, shapes = _group(q, k_cache), seq_lens.shape[0], self.shapes
@@ -177,14 +177,14 @@ class TritonBackend:
         return out
 
     def num_programs(self, device: torch.device) -> int:
-        """Programs of every decode."""
+        """Number of programs that every decode launches."""
         if self._num_programs is None:
             sms = torch.cuda.get_device_properties(device).multi_processor_count
             self._num_programs = sms * self.shapes.decode_programs_per_sm
         return self._num_programs
 
     def _parts(self, device: torch.device, programs: int, group: int, dim: int) -> tuple[Tensor, Tensor]:
-        """Scratch of a decode, allocated once: a captured graph holds its address."""
+        """Scratch tensors of a decode, allocated once: a captured graph holds their address."""
         key = (device, group, dim)
         if key not in self._scratch:
             parts = torch.empty((programs, 2, group, dim), dtype=torch.float32, device=device)
@@ -197,7 +197,7 @@ def _keys(keys: int, q: Tensor) -> int:
 
 
 def _group(q: Tensor, k_cache: Tensor) -> int:
-    """Query heads of a kv head. CalibrationError for a head size that the kernels have no tile for."""
+    """Query heads of each kv head. CalibrationError for a head size that the kernels have no tile for."""
     heads, dim = k_cache.shape[2:]
     if dim < MIN_DOT_ROWS or dim & (dim - 1):
         raise CalibrationError(

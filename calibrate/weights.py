@@ -1,4 +1,4 @@
-"""Weights on their device, with q, k, v in one matrix and gate, up in another: random ones, or those of a folder.
+"""A model's weights on their device, q, k, v in one matrix and gate, up in another: random, or from a folder's files.
 
 Names and shapes are those of the Hugging Face checkpoints of the Llama family.
 """
@@ -19,7 +19,7 @@ from batchsim.calibrate.architecture import Architecture
 
 _FLOATS = ("BF16", "F16", "F32")  # dtypes of tensors as safetensors names them
 STD = 0.02
-"""Of random weights; the `initializer_range` that the families' configs share."""
+"""Standard deviation of random weights; the `initializer_range` that the families' configs share."""
 
 Shape = tuple[int, ...]
 Source = Callable[[str], Tensor]
@@ -27,7 +27,7 @@ Source = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Matrices are [out, in]. `qkv` holds the rows of q, k and v, `gate_up` those of gate and up."""
+    """One layer's weights; matrices are [out, in]. `qkv` has the rows of q, k and v, `gate_up` those of gate and up."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -42,7 +42,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole model. `head` is the embedding itself where the two are tied. `origin` says where they come from."""
+    """A model's weights. `head` is the embedding itself where the two are tied. `origin` says where they come from."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -52,7 +52,7 @@ class Weights:
 
 
 def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
-    """Every tensor of a checkpoint of this architecture, by name; a tied output projection has none."""
+    """The shape of every tensor of a checkpoint of this architecture, by name; a tied output projection has none."""
     spec = architecture.spec
     hidden, inner = spec.hidden_size, spec.intermediate_size
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
@@ -76,7 +76,7 @@ def tensor_shapes(architecture: Architecture) -> dict[str, Shape]:
 
 
 def random_weights(architecture: Architecture, device: torch.device, seed: int) -> Weights:
-    """Matrices normal with deviation STD, norms 1, biases 0; the same for the same seed and kind of device."""
+    """Random weights: matrices normal with deviation STD, norms 1, biases 0; the same for a seed and kind of device."""
     shapes = tensor_shapes(architecture)
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, architecture.spec.dtype)
@@ -91,7 +91,7 @@ def random_weights(architecture: Architecture, device: torch.device, seed: int) 
 
 
 def load_weights(architecture: Architecture, folder: Path, device: torch.device) -> Weights:
-    """The weights of the *.safetensors of `folder`. CalibrationError if one is missing, left over or misshapen."""
+    """The weights in the *.safetensors of `folder`. CalibrationError for a tensor missing, left over or misshapen."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
@@ -112,7 +112,7 @@ def load_weights(architecture: Architecture, folder: Path, device: torch.device)
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files that the index names; without one the usual file, or else all there are."""
+    """The safetensors files that the folder's index names; without an index the usual file, or else all there are."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         usual = folder / "model.safetensors"
@@ -158,7 +158,7 @@ def _check_names(architecture: Architecture, files: dict[str, Any], folder: Path
 
 
 def _assemble(architecture: Architecture, tensor: Source, origin: str) -> Weights:
-    """The model from its tensors by name, each taken once, so that no more than one part is held twice."""
+    """The model from its tensors by name, each taken once, so that no more than one part is in memory twice."""
     embedding = tensor("model.embed_tokens.weight")
     layers = tuple(_layers(architecture, tensor))
     norm = tensor("model.norm.weight")
