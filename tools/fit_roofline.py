@@ -62,7 +62,7 @@ _CONTEXTS = (512, 1024, 2048, 4096, 8192)
 
 
 def fit(gpu: GpuSpec, sums: list[KernelSums]) -> Efficiencies:
-    """`gpu`'s efficiencies with the fitted numbers; attention's stay as they are where no sums of it are known."""
+    """`gpu`'s efficiencies with the fitted numbers; those of attention stay as they are without attention times."""
     train = [s for s in sums if s.model.name in FITTED_ON]
     fields = GEMM_FIELDS if np.isnan(train[0].attention_ns).any() else GEMM_FIELDS + ATTENTION_FIELDS
     start = np.array([_START[field] for field in fields])
@@ -80,12 +80,12 @@ def fit(gpu: GpuSpec, sums: list[KernelSums]) -> Efficiencies:
 
 
 def errors(gpu: GpuSpec, sums: KernelSums) -> NDArray[np.float64]:
-    """Relative error of the kernel part of each step; of its matmuls where attention was not measured."""
+    """Relative error of the kernel time of each step; of its matmuls alone where attention was not measured."""
     return sum(_off(gpu, sums), np.zeros(len(sums.gemm_ns)))
 
 
 def _off(gpu: GpuSpec, sums: KernelSums) -> list[NDArray[np.float64]]:
-    """What matmuls and attention are off by, each as a share of the whole step."""
+    """Errors of matmuls and of attention, each as a share of the whole step."""
     gemm, attention = Roofline(sums.model, gpu).kernel_parts(sums.columns)
     if np.isnan(sums.attention_ns).any():
         return [(gemm - sums.gemm_ns) / sums.gemm_ns]
@@ -101,7 +101,7 @@ def held_out_errors(gpu: GpuSpec, sums: list[KernelSums]) -> tuple[float, float]
 
 @dataclass(frozen=True)
 class KernelSums:
-    """Steps of one model: `columns` as `explain` takes them, and their measured parts. NaN attention: no table."""
+    """Steps of one model: `columns` of work as `explain` takes them, and measured parts. NaN attention: no table."""
 
     model: ModelSpec
     columns: dict[str, NDArray[np.int64]]
@@ -159,8 +159,10 @@ def _from_tables(folder: Path, system: str, version: str) -> list[KernelSums]:
 
 
 def _points(generation: Times | None) -> list[tuple[bool, int, int]]:
-    """(is decode, batch, context) as in the composite, where the attention table has it: context c is its step c - 1,
-    since the token decoded is among those read."""
+    """(is decode, batch, context) as in the composite table, where the attention table has them.
+
+    Context c is the table's step c - 1, since the token decoded is among those read.
+    """
     decode = [(True, b, c) for b in _DECODE_BATCHES for c in _CONTEXTS]
     if generation is not None:
         decode = [(d, b, c) for d, b, c in decode if (b, c - 1) in generation]
@@ -174,7 +176,7 @@ def _attention_ms(times: dict[str, Times], is_decode: bool, batch: int, context:
 
 
 def _columns(is_decode: NDArray[np.bool_], batch: NDArray[np.int64], context: NDArray[np.int64]) -> dict[str, NDArray]:
-    """The steps as a recorder would write them: `batch` decodes at `context`, or whole prompts of that length."""
+    """The steps as work columns: `batch` decodes at `context`, or as many whole prompts of that length."""
     zeros = np.zeros(len(batch), dtype=np.int64)
     return {
         "num_decode": np.where(is_decode, batch, 0),

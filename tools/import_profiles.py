@@ -18,7 +18,7 @@ MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b")
 
 
 def main() -> int:
-    """Writes one profile a GPU and model and prints its path; 2 if a table is missing."""
+    """Writes one profile for each GPU and model and prints its path; returns 2 if a table is missing."""
     if len(sys.argv) not in (2, 3):
         print("usage: python -m tools.import_profiles FOLDER [OUT]", file=sys.stderr)
         return 2

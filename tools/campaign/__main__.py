@@ -34,7 +34,7 @@ from tools.campaign.worker import CUT, DONE, FAILED, Reply, Worker
 _FORMAT = "batchsim-campaign 1"
 _MARGIN_S = 20.0  # kept free at the end of the time given, so that what runs then can be stopped
 _LEAST_MINUTES = 0.5
-_LAST_S = 8.0  # kept for a profile's last fit
+_LAST_S = 8.0  # seconds kept for a profile's last fit
 _BEGIN_S = 20.0  # what a new process is expected to take until its model stands
 _START_S = 120.0  # in which it has to say that it is there
 _GIVE_UP = 2  # stages in a row that did not end well, after which the rest of their group is left for another call
@@ -43,7 +43,7 @@ _PARTIAL, _VOID, _NOT_RUN = "partial", "void", "not run"
 
 
 class Campaign:
-    """One call of a campaign: runs stages until they are done or the time is up."""
+    """One call of a campaign: runs stages until all are done or the time is up."""
 
     def __init__(self, plan: Path, out: Path, device: str, minutes: float, *, allow_code: bool = False) -> None:
         self._end_s = time.monotonic() + 60 * minutes - _MARGIN_S
@@ -60,7 +60,7 @@ class Campaign:
         self._failures = 0  # in a row, in this group
 
     def _read(self) -> dict[str, Any]:
-        """What earlier calls left, or a beginning. CalibrationError if it is of another plan or device."""
+        """The state that earlier calls left, or a fresh one. CalibrationError if it is of another plan or device."""
         advice = "Delete it, or give another --out."
         _check_writable(self.out)
         new = {"format": _FORMAT, "plan": self.plan.digest, "device": self.device}
@@ -81,7 +81,7 @@ class Campaign:
         return found
 
     def run(self) -> None:
-        """All stages in order; one that fails is noted and the next is tried. CalibrationError on another machine."""
+        """Runs all stages in order; after one that fails comes the next. CalibrationError on another machine."""
         try:
             for stage in self.stages():
                 if self._record(stage).get("state") == DONE:
@@ -99,14 +99,14 @@ class Campaign:
             self._leave()
 
     def stages(self) -> list[Stage]:
-        """The plan's stages in the order of this call: a profile that will do is completed after the live runs."""
+        """The plan's stages in this call's order: a profile that is good enough is completed after the live runs."""
         stages = self.plan.stages()
         late = [s for s in stages if s.model == self.plan.model and _good_enough(self._record(s))]
         second = [s for s in stages if s.model not in ("", self.plan.model)]
         return [s for s in stages if s not in late + second] + late + second
 
     def report(self) -> str:
-        """A line a stage: how it ended, in which call, how long it took, what it found in short; then the targets."""
+        """A line for each stage: how it ended, in which call, how long it took, its result; then the targets."""
         lines = []
         for stage in self.plan.stages():
             record = self._record(stage) or {"state": _NOT_RUN, "seconds": 0.0}
@@ -135,7 +135,7 @@ class Campaign:
         return self._end_s - time.monotonic()
 
     def _why_not(self, stage: Stage) -> str:
-        """Why the stage cannot be begun now; "" if it can."""
+        """Why the stage cannot begin now; "" if it can."""
         if self._failures >= _GIVE_UP:
             return f"the {_GIVE_UP} before it failed or were cut"
         if stage.point is not None and not (self.out / f"{profile_name(self.plan.model)}.json").is_file():
@@ -145,7 +145,7 @@ class Campaign:
         return f"needs {needs_s:.0f} s, {left_s:.0f} s were left" if left_s < needs_s else ""
 
     def _do(self, stage: Stage) -> None:
-        """Runs one stage; the state says that it was cut from before it begins until it is known how it ended."""
+        """Runs one stage; from its beginning until its end is known the state says that it was cut."""
         again = "call" in self._record(stage)
         started_s = time.monotonic()
         reply = Reply(CUT, {}, "killed", lost=True)
@@ -169,7 +169,7 @@ class Campaign:
         self._failures = 0 if reply.state == DONE else self._failures + 1
 
     def _ready_worker(self) -> Worker:
-        """The process of this group. CalibrationError if it cannot start at all, or is of another machine."""
+        """The process for this group of stages. CalibrationError if it cannot start, or is of another machine."""
         if self._worker is None:
             most_s = min(_START_S, max(1.0, self._left_s()))
             self._worker = Worker(self._plan_file, self.out, self.device, most_s, allow_code=self._allow_code)
@@ -182,7 +182,7 @@ class Campaign:
         return self._worker
 
     def _check_machine(self, identity: dict[str, Any]) -> None:
-        """Begins this call, unless earlier ones ran on another device or torch: CalibrationError."""
+        """Notes the machine, and counts the call. CalibrationError if earlier calls ran on another device or torch."""
         before = self.state.setdefault("identity", identity)
         for part, what in (("hardware", "gpu" if self.device == "cuda" else "cpu"), ("software", "torch")):
             if before[part].get(what) != identity[part].get(what):
@@ -194,7 +194,7 @@ class Campaign:
         self.state["calls"] += 1
 
     def _minutes(self, again: bool) -> float:
-        """Time for a profile; what is missing from an earlier call's may take half of what is left for the rest."""
+        """Minutes for a profile at most; `again`, to complete that of an earlier call, half of the time left."""
         left_s = (self._left_s() - _LAST_S) * (0.5 if again else 1.0)
         return min(self.plan.profile_minutes, left_s / 60)
 
@@ -204,7 +204,7 @@ class Campaign:
         return Known(self.state["saturation_rps"].get(_served(stage)), self.state["num_blocks"])
 
     def _note(self, stage: Stage, reply: Reply, started_s: float) -> None:
-        """Writes how a stage ended, and what later ones should know of it."""
+        """Records how a stage ended, and what later stages should know of it."""
         state, found = reply.state, reply.result
         if any(what.startswith(("block", "rounds")) for what in found.get("missing", ())):
             state = _PARTIAL
@@ -222,14 +222,14 @@ class Campaign:
         self._save()
 
     def _hold_against_targets(self) -> None:
-        """Notes what the profile and the ceilings say of the executor's speed; nothing without either or a GPU."""
+        """Records whether profile and ceilings meet the executor's speed targets; nothing without both or a GPU."""
         ceilings = self.state["stages"].get("probe", {}).get("result")
         profile = self.out / f"{profile_name(self.plan.model)}.json"
         if self.device == "cuda" and ceilings and profile.is_file():
             self.state["targets"] = targets(load_profile(profile), ceilings)
 
     def _leave(self) -> None:
-        """Ends the process, and with it whatever it holds of the device."""
+        """Ends the worker process, and with it whatever it holds of the device."""
         if self._worker is not None:
             self._worker.stop("")
             self._worker = None
@@ -242,11 +242,11 @@ class Campaign:
 
 
 class _NoWorkerError(Exception):
-    """A process for the stage did not start, though one did before."""
+    """A stage's process did not start, though one did before."""
 
 
 def _check_writable(out: Path) -> None:
-    """CalibrationError unless files can be written in `out`, which is made."""
+    """CalibrationError unless files can be written in the folder `out`, which is made."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         check_folder(out)
@@ -255,7 +255,7 @@ def _check_writable(out: Path) -> None:
 
 
 def _check_call(device: str, minutes: float) -> None:
-    """CalibrationError for a time that is none and a device that is not there."""
+    """CalibrationError for `minutes` that are no time, and for a device that is not there."""
     if not _LEAST_MINUTES <= minutes < math.inf:
         raise CalibrationError(f"--minutes {minutes:g}: is no time for a call. Give at least {_LEAST_MINUTES:g}.")
     try:
@@ -266,20 +266,20 @@ def _check_call(device: str, minutes: float) -> None:
 
 
 def _good_enough(record: dict[str, Any]) -> bool:
-    """Whether a stage left a profile that lacks only rounds, and has had enough of them."""
+    """Whether a stage left a profile that lacks nothing but rounds, and has enough of them for live runs."""
     lacking = [m for m in record.get("result", {}).get("missing", ()) if m.startswith(("block", "rounds"))]
     rounds = re.match(r"rounds: (\d+) of", lacking[0]) if len(lacking) == 1 else None
     return rounds is not None and int(rounds[1]) >= _FEWEST_ROUNDS
 
 
 def _served(stage: Stage) -> str:
-    """Whose saturation a live run is a share of."""
+    """The scenario and policy of a live run, as a key: its load is a share of their saturation."""
     assert stage.point is not None, "asked of live runs"
     return f"{stage.point.scenario} {stage.point.policy}"
 
 
 def _short(result: dict[str, Any]) -> str:
-    """What a stage found, in one line."""
+    """A stage's result in one line."""
     words = []
     for name, value in result.items():
         if isinstance(value, dict):

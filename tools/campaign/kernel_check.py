@@ -1,4 +1,4 @@
-"""Holds the kernels of one backend against another's on a step of random numbers, on any device."""
+"""Compares the kernels of one backend with another's on a step of random numbers, on any device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention shape of a layer: query heads, key and value heads, numbers a head; block_size tokens a block."""
+    """The attention shape of a layer: query heads, key and value heads, numbers a head; and tokens a KV block."""
 
     q: int
     kv: int
@@ -33,7 +33,7 @@ def disagreement(
     dtype: torch.dtype,
     head_norms: bool = False,
 ) -> dict[str, float]:
-    """The largest relative error of a row, |difference| / |reference|, by kernel, for one layer's work on `inputs`.
+    """By kernel, the largest relative error of a row, |difference| / |reference|, for one layer's work on `inputs`.
 
     Nothing but block 0 (zeros) and what the step's own sequences hold may be read: all else is NaN, and a kernel that
     reads it gets an error of NaN. q, k and v are views of one fused tensor.
@@ -80,7 +80,7 @@ class _Layer:
         self.k_cache[0] = self.v_cache[0] = 0
 
     def _held(self, block_size: int) -> Tensor:
-        """[blocks, block_size]: the slots in which a sequence of the step has a token."""
+        """bool [blocks, block_size]: the slots that hold a token of the step's sequences."""
         width = self.tables.shape[1]
         tokens = torch.arange(width * block_size, device=self.tables.device)
         mine = (tokens < self.seq_lens[:, None]).unflatten(1, (width, block_size))
@@ -89,9 +89,9 @@ class _Layer:
         return held
 
     def without_sequences(self, backend: Backend) -> dict[str, Tensor]:
-        """The outcome of the kernels that know tokens only; both caches with zeros for what is NaN.
+        """Results of the kernels that work token by token, by name; both caches with zeros in place of NaN.
 
-        The last block, where a backend may leave what padding stores, does not count.
+        The last block, where a backend may store padding, is left out.
         """
         norm, total = backend.add_rms_norm(self.x, self.residual, self.weight, EPS)
         keys, values = self.k_cache.clone(), self.v_cache.clone()
@@ -120,7 +120,7 @@ class _Layer:
         }
 
     def attention(self, backend: Backend, name: str) -> Tensor:
-        """What the decode rows or the chunks read."""
+        """Attention of the decode rows or of the chunks, as `name` says."""
         q, n, scale = self.q.contiguous(), self.decodes, self.q.shape[-1] ** -0.5
         if name == "decode":
             return backend.decode(q[:n], self.k_cache, self.v_cache, self.tables[:n], self.seq_lens[:n], scale)
@@ -131,6 +131,6 @@ class _Layer:
 
 
 def _worst_row(found: Tensor, expected: Tensor) -> float:
-    """max over the first dimension of |found - expected| / |expected|; NaN if any is NaN."""
+    """Largest |found - expected| / |expected| over the first dimension; NaN if any is NaN."""
     difference = (found.double() - expected.double()).flatten(1).norm(dim=1)
     return float((difference / expected.double().flatten(1).norm(dim=1).clamp_min(1e-30)).max())

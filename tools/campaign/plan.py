@@ -1,4 +1,4 @@
-"""What a campaign is to do: the plan in its file, and the stages that follow from it, the most valuable first."""
+"""The plan of a campaign, read from its file, and the stages that follow from it, the most valuable first."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SHIPPED = Path(__file__).parent
 
 _PROBE_S, _SELFCHECK_S, _PROFILE_S = 20.0, 60.0, 60.0  # a stage is begun only with this much time left
 _CHECKS_MOST_S = 240.0  # kernels are compiled at their first use
-_LIVE_S = 15.0  # what a live run takes beyond its arrivals: warming up, draining, predicting
+_LIVE_S = 15.0  # seconds that a live run takes beyond its arrivals: warming up, draining, predicting
 _OVERRUN = 2.0  # a live run is stopped at this many times what was expected of it
 
 
 @dataclass(frozen=True)
 class LivePoint:
-    """One live run: a scenario of the plan, a policy's name, the share of its saturation, which repetition."""
+    """One live run: a scenario of the plan, a policy's name, the share of that policy's saturation, the repetition."""
 
     scenario: str
     policy: str
@@ -41,7 +41,7 @@ class LivePoint:
 
 @dataclass(frozen=True)
 class Stage:
-    """One piece of work. It needs `needs_s` to be begun and is stopped after `most_s`.
+    """One piece of a campaign's work. It begins only if `needs_s` seconds are left, and is stopped after `most_s`.
 
     Stages of one `group` run in one process, so that live runs share a model and a profile finds an empty device.
     """
@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Known:
-    """What earlier live runs have settled, so that repetitions are of the same point; None where none has."""
+    """Values that earlier live runs have settled, so that repetitions are of the same point; None where none has."""
 
     saturation_rps: float | None
     num_blocks: int | None
@@ -64,7 +64,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do. `options` are those of a calibration, without device, output and time; `digest` is of all of it."""
+    """A campaign's plan. `options` are a calibration's, without device, output and time; `digest` is of all of it."""
 
     model: str
     second_model: str | None
@@ -142,7 +142,7 @@ class Plan:
             raise CalibrationError(f"{path}: {', '.join(twice)} is there twice. Give points other repetitions.")
 
     def policy(self, point: LivePoint) -> ResolvedPolicy:
-        """The policy of a point. ScenarioError if its scenario does not have it."""
+        """The policy of `point`. ScenarioError if its scenario does not have it."""
         return self.scenarios[point.scenario].find(point.policy)
 
     def stages(self) -> list[Stage]:
@@ -164,7 +164,7 @@ class Plan:
 
 
 def _text(plan: Path, name: str, file: Path) -> str:
-    """What stands in the file of a plan's scenario. CalibrationError if it cannot be read."""
+    """The text of a plan's scenario file. CalibrationError if it cannot be read."""
     try:
         return read_text(file, TABLE_BYTES)
     except (OSError, ValueError) as error:

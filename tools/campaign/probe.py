@@ -1,4 +1,4 @@
-"""What a device reaches at most: copies, matmuls, the host link. The ceilings that measured step times are judged by.
+"""The ceilings of a device: copies, matmuls, the host link. Measured step times are judged by them.
 
 Operands are random, since multiplying zeros draws less power and runs faster than any model does.
 """
@@ -13,14 +13,14 @@ import torch
 
 _REPEATS = 9
 _AT_ONCE = {"cuda": 10, "cpu": 1}  # runs between two looks at the clock, so that a launch's latency does not count
-_WARM_S = {"cuda": 0.5, "cpu": 0.05}  # under load until the clocks are up
+_WARM_S = {"cuda": 0.5, "cpu": 0.05}  # seconds under load until the clocks are up
 # (bytes copied, side of the square matmul) by device: large enough to be bound by bandwidth and by arithmetic.
 _SIZES = {"cuda": (2**31, 8192), "cpu": (2**26, 512)}
 _LINK_BYTES = 2**29
 
 
 def probe(device: str) -> dict[str, float]:
-    """Ceilings of `device`, each the median of repeated runs.
+    """Ceilings of `device` by name, each the median of repeated runs.
 
     `copy_bytes_per_s` counts reads and writes, `matmul_flops` is of 16-bit (CPU: 32-bit) square matrices; on CUDA also
     `host_to_device_bytes_per_s` and `device_to_host_bytes_per_s` of pinned memory.
@@ -43,7 +43,7 @@ def probe(device: str) -> dict[str, float]:
 
 
 def _median_s(run: Callable[[], object], device: str) -> float:
-    """Median duration of `run` in seconds under load, timed to its end on the device."""
+    """Median duration in seconds of `run` under load, timed to its end on the device."""
     warm_until_s = time.perf_counter() + _WARM_S[device]
     while time.perf_counter() < warm_until_s:
         _timed_s(run, device)

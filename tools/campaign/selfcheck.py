@@ -1,5 +1,5 @@
-"""Whether the executor computes on this device what it should: kernels against plain torch, and answers that no
-scheduling may change. Takes a small model, so that it takes seconds.
+"""Checks that the executor computes correctly on this device: kernels against plain torch, and outputs that no
+scheduling may change. It uses a small model, so that it takes seconds.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from tools.campaign.kernel_check import Heads, disagreement
 
 SMALL = ModelSpec("selfcheck", "llama", 256, 4, 8, 2, 32, 704, 2048, 2048, dtype="float32")
-HEADS = (Heads(32, 8, 128, 16), Heads(28, 4, 128, 16))  # of Llama-3.1-8B and of Qwen2.5-7B
+HEADS = (Heads(32, 8, 128, 16), Heads(28, 4, 128, 16))  # the attention of Llama-3.1-8B and of Qwen2.5-7B
 WORST_ERROR = 2e-2
 """Largest relative error of a row in bf16, whose own rounding is 4e-3 a number and adds up over a row."""
 
 _TIE = 1e-3
-"""Of the spread of the logits: far above what another order of sums in fp32 changes, far below what a bug does."""
+"""Largest distance of the logits of tokens that tie, as a share of the spread of all.
 
-_REQUESTS = [(20 + 13 * i % 90, 6 + 7 * i % 40) for i in range(24)]  # prompt and answer tokens
+Far above what another order of sums in fp32 changes, far below what a bug does.
+"""
+
+_REQUESTS = [(20 + 13 * i % 90, 6 + 7 * i % 40) for i in range(24)]  # prompt and output tokens
 _MAX_MODEL_LEN = 160
-_ROOMY, _TIGHT = 400, 26  # KV blocks: for all requests at once, and for a few
+_ROOMY, _TIGHT = 400, 26  # KV blocks that hold all requests at once, and only a few
 
 
 def selfcheck(device: str) -> dict[str, Any]:
-    """What was compared and the worst found. CalibrationError if anything is not as it should be."""
+    """What was compared and the worst error found, as JSON values. CalibrationError if a check fails."""
     found: dict[str, Any] = {}
     if device == "cuda":
         found["worst_kernel_error"] = _check_kernels()
@@ -59,7 +62,7 @@ def selfcheck(device: str) -> dict[str, Any]:
 
 
 def _check_kernels() -> float:
-    """The largest error of a Triton kernel against plain torch, in bf16 at the heads of real models."""
+    """Largest relative error of a Triton kernel against plain torch, in bf16 at the heads of real models."""
     from batchsim.calibrate.triton_backend import TritonBackend
 
     worst = 0.0
@@ -100,19 +103,19 @@ def _runner(device: str, backend: str | None) -> ModelRunner:
 
 
 class _Keeping(TorchExecutor):
-    """Keeps the answer of every request that finished."""
+    """An executor that keeps the output of every request that finished."""
 
     answers: dict[int, list[int]]
 
     def execute(self, batch: Batch) -> StepResult:
-        """Runs one step and notes what it finished."""
+        """Runs one step and keeps the outputs of the requests it finished."""
         result = super().execute(batch)
         self.answers |= {seq.request.id: self.tokens(seq) for seq in result.finished}
         return result
 
 
 class _All:
-    """All requests, there from the start."""
+    """A workload whose requests are all there from the start."""
 
     def arrivals(self) -> Iterator[Arrival]:
         """The requests in order."""
@@ -120,7 +123,7 @@ class _All:
             yield _arrival(number)
 
     def responded(self, request: Request, now_ns: int) -> None:
-        """Nobody waits for answers."""
+        """None: no client waits for responses."""
 
 
 def _arrival(number: int) -> Arrival:
@@ -129,7 +132,7 @@ def _arrival(number: int) -> Arrival:
 
 
 def _is_tie(reference: ModelRunner, number: int, expected: list[int], found: list[int]) -> bool:
-    """Whether the first token of `found` that is another is as likely as the expected one, up to rounding."""
+    """Whether the first token of `found` that differs is as likely as the expected one, up to rounding."""
     if len(expected) != len(found):
         return False
     first = next(i for i, (ours, theirs) in enumerate(zip(expected, found, strict=True)) if ours != theirs)
@@ -153,7 +156,7 @@ def _is_tie(reference: ModelRunner, number: int, expected: list[int], found: lis
 def _answers(
     runner: ModelRunner, knobs: dict[str, Any], num_blocks: int, *, one_by_one: bool
 ) -> tuple[dict[int, list[int]], int]:
-    """The answer to every request under preemptive batching with these knobs, and the preemptions it took."""
+    """(output tokens by request, preemptions) of all requests under preemptive batching with these knobs."""
     slots = 1 if one_by_one else len(_REQUESTS)
     swaps = num_blocks if knobs["by"] == "swap" else 0
     kv = TableKV(num_blocks, runner.block_size, swaps)

@@ -1,4 +1,4 @@
-"""The work of a campaign's stages, inside one process: what it finds is in files, what it returns is a summary."""
+"""The work of a campaign's stages, inside one process: results are files, the value returned is a summary."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tools.campaign.plan import Known, LivePoint, Plan, Stage, profile_name
 from tools.campaign.probe import probe
 from tools.campaign.selfcheck import selfcheck
 
-_TALK_S = 20.0  # between two lines on how far a calibration is
-_SMALLER_POOL = 0.97  # of the measured KV blocks, where all of them do not fit
+_TALK_S = 20.0  # seconds between two lines of progress
+_SMALLER_POOL = 0.97  # share of the measured KV blocks, where all do not fit
 
 
 class Stages:
@@ -42,7 +42,7 @@ class Stages:
         self._runner: ModelRunner | None = None
 
     def run(self, stage: Stage, minutes: float, known: Known) -> dict[str, Any]:
-        """What the stage found, as JSON. KeyboardInterrupt if it was stopped; any error if it failed."""
+        """The stage's result as JSON values. KeyboardInterrupt if it was stopped; any other error if it failed."""
         if stage.point is not None:
             return self._live(stage.point, known)
         if stage.model:
@@ -56,7 +56,7 @@ class Stages:
         return {"num_blocks": profile.num_blocks, "held_out": held_out, "missing": list(profile.missing)}
 
     def _live(self, point: LivePoint, known: Known) -> dict[str, Any]:
-        """Replays one point on the model; says beside it what the new profile predicts."""
+        """Replays one point on the model and saves the run; the result says also what the new profile predicts."""
         profile = load_profile(str(self.out / f"{profile_name(self.plan.model)}.json"))
         resolved, policy = self.plan.scenarios[point.scenario], self.plan.policy(point)
         cost = Calibrated(profile, extrapolate=True, max_model_len=resolved.max_model_len)
@@ -86,10 +86,10 @@ class Stages:
         }
 
     def _runner_for(self, profile: Profile, resolved: Resolved, known_blocks: int | None) -> ModelRunner:
-        """The plan's model with the scenario's KV memory, else what earlier runs had, else what the profile found.
+        """A runner with the plan's model and the scenario's KV memory, else that of earlier runs, else the profile's.
 
-        A model that is there is kept if it has just that. The measured memory is tried a little smaller where it does
-        not fit, which the run then says.
+        A runner that exists is kept if it has just that. Where the measured memory does not fit, a little less is
+        tried, which the run then says.
         """
         num_blocks = resolved.num_blocks or known_blocks or profile.num_blocks
         if num_blocks is None:
@@ -104,7 +104,7 @@ class Stages:
             except (CalibrationError, ExecutorError):
                 if resolved.num_blocks is not None or known_blocks is not None:
                     raise
-            give_back()  # after the handler: until then the error holds what was half built
+            give_back()  # after the handler: until then the error keeps the half-built runner alive
             self._runner = self._built(profile, int(_SMALLER_POOL * num_blocks), resolved.num_swap_blocks)
         return self._runner
 
@@ -126,13 +126,13 @@ class Stages:
 
 
 def _saturation(resolved: Resolved, policy: ResolvedPolicy, cost: Calibrated, num_blocks: int) -> float:
-    """The rate that `policy` sustains by `cost`."""
+    """The saturation of `policy` in requests/s, simulated by `cost`."""
     many = overloaded(resolved)
     return saturation_rps(predict(many, policy, many.loads[0], 0, cost, num_blocks=num_blocks).records)
 
 
 def _talk(name: str) -> Callable[[str, float], None]:
-    """Prints how far a calibration is, now and then: whoever reads the log of an unattended run sees where it stood."""
+    """A progress callback that prints a line now and then, so that an unattended run's log shows how far it came."""
     began_s = time.monotonic()
     next_s = began_s
 

@@ -1,4 +1,4 @@
-"""What the executor is meant to reach on a GPU, held against a profile and the ceilings that the same card showed."""
+"""Speed targets of the executor on a GPU, held against a profile and the ceilings measured on the same card."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from batchsim.cost.work import useful_flops_bytes
 
 CONTEXT = 1024
 DECODE_MS = {1: 5.5, 256: 16.0}
-"""The longest decode step by its sequences, whole, at CONTEXT; of Llama-3.1-8B on an H200 and of nothing else."""
+"""Longest whole decode step in ms by number of sequences, at CONTEXT; for Llama-3.1-8B on an H200 only."""
 
 PREFILL_SHARE = 0.60
-"""Of the matmul ceiling, at least, that the kernels of the largest prefill step reach."""
+"""Least share of the matmul ceiling that the kernels of the largest prefill step reach."""
 HOST_SHARE = 0.15
-"""Of a decode step, at most, that is spent outside its kernels; the worst of DECODE_MS."""
+"""Largest share of a decode step spent outside its kernels, over the steps of DECODE_MS."""
 
 _MS_OF = ("h200", "llama-3.1-8b")
 
 
 def targets(profile: Profile, ceilings: dict[str, float]) -> list[dict[str, Any]]:
-    """Rows of `what`, `value`, `unit`, `bound` and `met`, as JSON; `met` is None where no bound holds for this card and
-    model. What lies outside the profile's hull has no row. `ceilings` are those of `tools.campaign.probe`."""
+    """Rows of `what`, `value`, `unit`, `bound` and `met`, as JSON values; `met` is None where no bound holds.
+
+    A bound holds for one card and model. What lies outside the profile's hull has no row. `ceilings` are those of
+    `tools.campaign.probe`.
+    """
     hull, cost = profile.hull, Calibrated(profile, extrapolate=True)
     rows, host_shares = [], []
     for sequences, bound_ms in DECODE_MS.items():

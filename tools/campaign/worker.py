@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 DONE, FAILED, CUT = "done", "failed", "cut"
 
 _GRACE_S = 10.0
-"""From asking a stage to stop to ending its process."""
+"""Seconds from asking a stage to stop to ending its process."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """How a stage ended: DONE with its result as JSON, FAILED or CUT with the reason. `lost`: so is its process."""
+    """How a stage ended: DONE with its result as JSON, FAILED or CUT with the reason. `lost`: the process too."""
 
     state: str
     result: dict[str, Any]
@@ -54,13 +54,13 @@ class Worker:
         self.ready = self._reply(most_s)
 
     def run(self, stage: Stage, minutes: float, known: Known, most_s: float) -> Reply:
-        """Runs one stage, and stops it after `most_s`. On KeyboardInterrupt it runs on until `stop`."""
-        with contextlib.suppress(OSError):  # it is gone, as the reply will say
+        """Runs one stage, stopped after `most_s` seconds. On KeyboardInterrupt the stage runs on until `stop`."""
+        with contextlib.suppress(OSError):  # the process is gone, as the reply will say
             self._pipe.send((stage, minutes, known))
         return self._reply(most_s)
 
     def stop(self, why: str) -> Reply:
-        """Interrupts the stage that runs, as Ctrl-C does, and ends the process. A stage that just ended is DONE."""
+        """Interrupts the stage that runs, as Ctrl-C does, and ends the process. A stage that has just ended is DONE."""
         reply = Reply(CUT, {}, why, lost=True)
         if self._process.is_alive() and self._process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -87,7 +87,7 @@ class Worker:
 
 
 def _serve(pipe: Connection, plan: Path, out: Path, device: str, allow_code: bool) -> None:
-    """The process: says that it is ready, then runs the stages it is sent until the pipe ends."""
+    """The process's main function: reports that it is ready, then runs the stages it is sent until the pipe ends."""
     with contextlib.suppress(OSError):
         os.setsid()  # Ctrl-C in a terminal goes to the campaign, which passes it on
     faulthandler.enable()
@@ -102,7 +102,7 @@ def _serve(pipe: Connection, plan: Path, out: Path, device: str, allow_code: boo
     except (EOFError, OSError, KeyboardInterrupt):
         return
     except Exception as error:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends anyway
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends anyway
         pipe.send(_failure(error))
     finally:
         pipe.close()
@@ -118,7 +118,7 @@ def _run(stages: Stages, stage: Stage, minutes: float, known: Known) -> Reply:
 
 
 def _failure(error: Exception) -> Reply:
-    """One line for our own errors, else where it happened. After a failure of the device the process is lost."""
+    """The reply for `error`: one line for our own, else also where it was raised. A failed device loses the process."""
     if isinstance(error, BatchsimError):
         return Reply(FAILED, {}, " ".join(str(error).split()), lost=isinstance(error, ExecutorError))
     traceback.print_exception(error, file=sys.stderr)
@@ -128,7 +128,7 @@ def _failure(error: Exception) -> Reply:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the campaign is gone, so that nothing keeps the device."""
+    """Makes this process end when the campaign's does, so that nothing keeps the device."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "runs in a process of a campaign"
     multiprocessing.connection.wait([parent.sentinel])
