@@ -15,9 +15,10 @@ import numpy as np
 from batchsim.calibrate.point_plan import Limits, Point
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.record import Recorder
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, PolicyContext, Scheduler, StepResult
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.families.static import Static, StaticConfig

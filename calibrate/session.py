@@ -22,8 +22,9 @@ from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, open_file, parse_json, replacing, told, writing
 from batchsim.base.plain import to_plain
 from batchsim.drive.live import INTERRUPTED, VirtualClock, WallClock, live
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import StepEstimator
 from batchsim.kv.choice import new_kv
 from batchsim.workload.build import BuiltWorkload

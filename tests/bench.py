@@ -36,8 +36,9 @@ from batchsim.cost import build_cost
 from batchsim.deployment.catalog import load_gpu, load_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import Recorder, Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, PolicyContext, Request, Workload
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES

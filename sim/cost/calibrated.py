@@ -386,8 +386,8 @@ _CHUNK = ("tokens of one prompt", "--max-model-len")
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig(Config):
-    """`cost: NAME` or a path to a profile, or its long form. `extrapolate` continues the curves beyond what was
-    measured; `host` replaces the profile's host time."""
+    """`cost:` as the name of a shipped profile or the path of one, or the long form of that. `extrapolate` continues
+    the curves beyond what was measured; `host` replaces the profile's host time."""
 
     profile: str
     kind: Literal["profile"] = "profile"

@@ -20,7 +20,7 @@ STATED = Unknown("step times are stated")
 
 @dataclass(frozen=True, slots=True)
 class Constant(Cost, Config):
-    """Every step takes `step`, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
+    """Every step takes `step` ns, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
 
     step: StepDuration
     kind: Literal["constant"] = "constant"
@@ -58,9 +58,9 @@ class Constant(Cost, Config):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Cost, Config):
-    """`base` + parts for each token computed, sequence, context token that a decode reads, and block swapped.
+    """A step takes `base` + a part for each token computed, sequence, context token that a decode reads, block swapped.
 
-    Padding counts as work. Parts are whole nanoseconds.
+    Padding counts as work. All are whole nanoseconds.
     """
 
     base: StepDuration

@@ -55,7 +55,7 @@ HOST_LINK_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class HostCost(Config):
-    """Time a step spends outside large kernels, serial with them: base + per sequence + per prompt token.
+    """ns that a step spends outside large kernels, serial with them: base + per sequence + per prompt token.
 
     The defaults are assumed, not measured: launches, small kernels and sampling are expected to add 0.4-0.8 ms to the
     sum of a step's large kernels, and bookkeeping some microseconds a sequence. A calibrated profile replaces them.
@@ -72,7 +72,7 @@ class HostCost(Config):
 
 @dataclass(frozen=True, slots=True)
 class RooflineConfig(Config):
-    """`cost: h200`, or its long form. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85."""
+    """`cost: h200`, or the long form of that. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85."""
 
     gpu: str
     kind: Literal["roofline"] = "roofline"

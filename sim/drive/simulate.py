@@ -13,8 +13,9 @@ import simpy
 from simpy.events import EventPriority
 
 from batchsim.drive.instant import ENTER, THROUGH, crank
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Idle, Workload
 
 _AFTER_ALL_OTHERS = 2  # SimPy's own are 0 (urgent) and 1 (normal)

@@ -24,7 +24,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class PolicyCurve:
     """One policy's results over the tested loads, from the lowest load up; arrays have an entry for each load.
 
     `name` is the policy's label, or says that its best variant changes with the load; `labels` are the variants' labels
@@ -75,8 +75,8 @@ class Sweep:
         return float(self.loads[self.unstable][0]) if self.unstable.any() else None
 
 
-def sweeps(results: Results) -> list[Sweep]:
-    """The Sweep of each policy, in the scenario's order."""
+def sweeps(results: Results) -> list[PolicyCurve]:
+    """The PolicyCurve of each policy, in the scenario's order."""
     summary = results.summary
     owners, loads = np.array(texts(summary, "policy")), column(summary, "load")
     found = []
@@ -87,7 +87,7 @@ def sweeps(results: Results) -> list[Sweep]:
         its = varied(results, policy)
         unstable = np.asarray(rows["unstable"], dtype=bool)
         found.append(
-            Sweep(
+            PolicyCurve(
                 policy=policy,
                 kind=texts(rows, "kind")[0],
                 name=labels[0] if len(set(labels)) == 1 else f"{policy} (best at each load)",
@@ -148,8 +148,8 @@ def tested_loads(results: Results) -> Floats:
     return np.unique(column(results.summary, "load"))
 
 
-def sweeps_at(results: Results, load: float) -> list[Sweep]:
-    """The Sweep of each policy that was run at `load`, in the scenario's order."""
+def sweeps_at(results: Results, load: float) -> list[PolicyCurve]:
+    """The PolicyCurve of each policy that was run at `load`, in the scenario's order."""
     return [sweep for sweep in sweeps(results) if sweep.tested(load)]
 
 

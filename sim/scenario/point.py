@@ -16,10 +16,11 @@ from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
 from batchsim.drive.simulate import simulate
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
 from batchsim.scenario.replicas_config import ReplicasConfig

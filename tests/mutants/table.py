@@ -27,6 +27,7 @@ SGLANG = (
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
     "sim/kernel/core.py": ENGINE,
+    "sim/kernel/sim_executor.py": ENGINE,
     "sim/kernel/decode.py": ENGINE,
     "sim/kernel/journal.py": ENGINE,
     "sim/kernel/record.py": ENGINE + " unit/test_frames",

@@ -11,9 +11,10 @@ from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, Listed, requests
 
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
 from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, CostModel, Idle, PolicyContext, Request
 
 

@@ -12,9 +12,10 @@ from sglang_runs import sharing, timeline
 from stepping import LinearCost
 from whole_batches import requests
 
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import BLOCKED, Recorder
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV

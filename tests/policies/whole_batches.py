@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
 from batchsim.kernel.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request
 
 STEP_NS = 10

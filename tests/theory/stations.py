@@ -18,9 +18,10 @@ from batchsim.drive.fleet.fleet_plan import FleetPlan
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.simulate import simulate
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import FINISHED, Recorder, Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, CostModel, PolicyContext, Request, Scheduler
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
 from batchsim.kernel.record import OUTCOME_NAMES, Recorder, Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, Scheduler
 from batchsim.policies.systems.vllm import Vllm, VllmConfig
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import (
     BLOCKED,
@@ -20,6 +20,7 @@ from batchsim.kernel.record import (
     UNFINISHED,
     Recorder,
 )
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.metrics.attribution import PARTS, attribute, pieces
 from tests.unit.metrics_helpers import MAX_MODEL_LEN, POLICIES, LinearCost, Run, arrival, records_of, run, traffic, vllm
 

@@ -10,8 +10,9 @@ from batchsim.deployment.catalog import load_model
 from batchsim.drive.fleet.fleet_plan import DRAINING, STARTING, UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.live import VirtualClock, live
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, UNFINISHED, Recorder
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, PolicyContext, Request
 from batchsim.kv.prefix_cache import BlockHashKV

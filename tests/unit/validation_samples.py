@@ -16,9 +16,9 @@ from batchsim.check.validation.verdicts import BOUNDS
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.resolved import Resolved
-from batchsim.kernel.core import SimExecutor
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch
 from batchsim.report.validation_report import Validation
 from batchsim.scenario import load_scenario

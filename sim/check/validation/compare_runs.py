@@ -30,8 +30,8 @@ from batchsim.drive.live import lag_verdict
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
 from batchsim.drive.saturation import overloaded, saturation_rps
 from batchsim.drive.simulate import simulate
-from batchsim.kernel.core import SimExecutor
 from batchsim.kernel.record import Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kv.choice import new_kv
 from batchsim.metrics.measure import Measured, measure
 from batchsim.metrics.point_inputs import PointInputs

@@ -10,8 +10,9 @@ import simpy
 from batchsim.drive.fleet.fleet_plan import DRAINING
 from batchsim.drive.instant import ENTER, SETTLE, crank
 from batchsim.drive.simulate import Phase
-from batchsim.kernel.core import EngineCore, SimExecutor
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Idle
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ class _Scaler(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueScaler(_Scaler):
-    """By the requests that wait, in engines and at the router, for each replica that is up or starting."""
+    """An autoscaler by the requests that wait, in engines and at the router, for each replica up or starting."""
 
     above: NonNegative
     below: NonNegative
@@ -65,8 +65,10 @@ class QueueScaler(_Scaler):
 
 @dataclass(frozen=True, kw_only=True)
 class KvScaler(_Scaler):
-    """By the share of KV blocks in use at the look, as a mean over the replicas that take requests. Blocks that only a
-    prefix cache still holds are free. (The time that steps take says nothing: an engine that batches is busy with one.)
+    """An autoscaler by the share of KV blocks in use at the look, as a mean over the replicas that take requests.
+
+    Blocks that only a prefix cache still holds are free. (The share of time spent in steps says nothing: an engine that
+    batches is as busy with one request.)
     """
 
     above: Share

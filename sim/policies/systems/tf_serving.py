@@ -28,10 +28,10 @@ from batchsim.policies.families.sealed import SealedBatches
 
 @dataclass(frozen=True)
 class TfServingConfig(PolicyConfig):
-    """Knobs by the names of its batching parameters, with its defaults.
+    """Knobs by the names of TensorFlow Serving's batching parameters, with its defaults.
 
-    `num_batch_threads` is the number of CPUs there. It has no default here and must be stated as 1, since more than one
-    batch in flight is not simulated. `max_execution_batch_size` None: `max_batch_size`.
+    `num_batch_threads` is the number of CPUs by its default; here it must be stated as 1, since more than one batch in
+    flight is not simulated. `max_execution_batch_size` None: `max_batch_size`.
     """
 
     num_batch_threads: Literal[1] | PositiveInt

@@ -29,7 +29,7 @@ _NO_CAP = 1 << 62
 
 @dataclass(frozen=True)
 class VllmConfig(PolicyConfig):
-    """Knobs by vLLM's names. Defaults are its own for an online server on a GPU of 70 to 160 GB other than the A100.
+    """Knobs by vLLM's names, with its defaults for an online server on a GPU of 70 to 160 GB other than the A100.
 
     `async_scheduling` is on in vLLM where it can be, and `prefill_schedule_interval` may be more than 1 there; neither
     is simulated. None stands for max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for

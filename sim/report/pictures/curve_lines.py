@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from batchsim.report.pictures.palette import PolicyStyle, policy_styles
 from batchsim.report.pictures.style import label_points, remark
-from batchsim.report.reading import Flags, Floats, Sweep, load_name, short_load, sweeps
+from batchsim.report.reading import Flags, Floats, PolicyCurve, load_name, short_load, sweeps
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
@@ -20,8 +20,8 @@ _CROSS_TOP, _CROSS_STEP = 0.965, 0.06
 _CROSS_APART = 0.03
 
 
-def styled_sweeps(results: Results) -> list[tuple[Sweep, PolicyStyle]]:
-    """For each policy its results over the loads (a Sweep) and the style it is drawn in."""
+def styled_sweeps(results: Results) -> list[tuple[PolicyCurve, PolicyStyle]]:
+    """For each policy its results over the loads (a PolicyCurve) and the style it is drawn in."""
     policies = sweeps(results)
     return list(zip(policies, policy_styles(policies).values(), strict=True))
 
@@ -69,7 +69,7 @@ def draw_error_bars(ax: Axes, x: Floats, y: Floats, x_half: Floats, y_half: Floa
 
 
 def draw_cross(
-    ax: Axes, style: PolicyStyle, x: Floats, y: Floats, sweep: Sweep, at: float, others: list[float]
+    ax: Axes, style: PolicyStyle, x: Floats, y: Floats, sweep: PolicyCurve, at: float, others: list[float]
 ) -> None:
     """Draws a cross at the panel's top, at x = `at`: the queue grows from there on. Dots lead to it from the curve's
     last point before. `others` collects the places of crosses, so that close ones are put below each other. Call when

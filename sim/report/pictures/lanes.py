@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from batchsim.report.pictures.curve_lines import styled_sweeps
 from batchsim.report.pictures.style import load_axis
-from batchsim.report.reading import Sweep, load_name
+from batchsim.report.reading import PolicyCurve, load_name
 from batchsim.results.landmarks import Landmarks
 from batchsim.results.read import curve_marks
 
@@ -55,7 +55,7 @@ def draw_lanes(ax: Axes, results: Results) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def _draw_lane(ax: Axes, lane: int, sweep: Sweep, its: Landmarks, color: str, right: float) -> None:
+def _draw_lane(ax: Axes, lane: int, sweep: PolicyCurve, its: Landmarks, color: str, right: float) -> None:
     if its.unstable_from is not None:
         ax.fill_between([its.unstable_from, right], lane - 0.36, lane + 0.36, color=color, alpha=_SHADE, linewidth=0)
     stable = sweep.loads[~sweep.unstable & (sweep.failed == 0)]

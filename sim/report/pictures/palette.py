@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from batchsim.report.reading import Sweep
+from batchsim.report.reading import PolicyCurve
 
 # Line, the first of those below: solid where members join and leave at every step, dashed where batches run whole.
 _SOLID, _DASHED = 0, 1
@@ -44,7 +44,7 @@ class PolicyStyle:
     linestyle: Any
 
 
-def policy_styles(policies: list[Sweep]) -> dict[str, PolicyStyle]:
+def policy_styles(policies: list[PolicyCurve]) -> dict[str, PolicyStyle]:
     """The style of each policy by name: its kind's colour and marker; within a kind the line style differs.
 
     The values of a varied key share a policy's line and marker and differ in shade, the first the palest.

@@ -19,7 +19,7 @@ from batchsim.metrics.latencies import LATENCIES
 from batchsim.report.pictures.curve_lines import draw_line, hidden_under, latency_limits
 from batchsim.report.pictures.palette import PolicyStyle, policy_styles
 from batchsim.report.pictures.style import figure, footer, frame, house_style, save, time_axis_log
-from batchsim.report.reading import Floats, Sweep, at_load, is_auto, load_name, sweeps
+from batchsim.report.reading import Floats, PolicyCurve, at_load, is_auto, load_name, sweeps
 from batchsim.results.landmarks import Crossing, Landmarks
 from batchsim.results.read import curve_marks
 
@@ -32,7 +32,7 @@ _SPREAD = 4.0  # values further apart than this factor stand on a logarithmic ax
 _TOP = 0.965
 OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tables)"
 
-Value = Callable[[Sweep, Landmarks], float]
+Value = Callable[[PolicyCurve, Landmarks], float]
 
 
 def vary_picture(results: Results, path: Path | str, load: float) -> None:
@@ -76,7 +76,7 @@ def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
     ax.set_ylim(low, high)
     time_axis_log(ax.yaxis, low, high)
 
-    def at(values: Floats, sweep: Sweep) -> float:
+    def at(values: Floats, sweep: PolicyCurve) -> float:
         return float(values[sweep.index(load)]) if sweep.tested(load) else np.nan
 
     for style, x, members in _lines(ax, results):
@@ -110,7 +110,7 @@ def draw_rate(ax: Axes, results: Results, value: Value) -> None:
     ax.set_ylim(0, 1.08 * float(np.nanmax(drawn, initial=1e-9)))
 
 
-def _lines(ax: Axes, results: Results) -> list[tuple[PolicyStyle, Floats, list[Sweep]]]:
+def _lines(ax: Axes, results: Results) -> list[tuple[PolicyStyle, Floats, list[PolicyCurve]]]:
     """Sets up the x axis of varied values. Returns for each policy its style, x positions and Sweeps; a policy that
     lacks the key is the same across all values.
     """

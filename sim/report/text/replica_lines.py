@@ -11,14 +11,14 @@ import pandas as pd
 
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.metrics.table import METRICS
-from batchsim.report.reading import Sweep, column, texts
+from batchsim.report.reading import PolicyCurve, column, texts
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
 
 
-def replica_lines(results: Results, shown: Sequence[tuple[Sweep, int]]) -> list[str]:
-    """Lines for each (Sweep, index of a load) in `shown`, values as means over seeds; [] where there is one engine."""
+def replica_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) -> list[str]:
+    """Lines for each (curve, index of a load) in `shown`, values as means over seeds; [] where there is one engine."""
     table = results.replicas()
     if table is None:
         return []

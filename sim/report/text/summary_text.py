@@ -19,7 +19,7 @@ from batchsim.metrics.table import METRICS
 from batchsim.report.layout import aligned, fit, listed
 from batchsim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
 from batchsim.report.reading import (
-    Sweep,
+    PolicyCurve,
     at_load,
     check_load,
     is_auto,
@@ -156,7 +156,7 @@ def _headings(metrics: Sequence[str]) -> tuple[str, ...]:
     return tuple(METRICS[name].heading for name in metrics)
 
 
-def _with_values(rows: list[tuple[Sweep, int]], grid: list[list[str]]) -> list[list[str]]:
+def _with_values(rows: list[tuple[PolicyCurve, int]], grid: list[list[str]]) -> list[list[str]]:
     """The table with the value of the varied key in a column of its own, and the policies' labels without it."""
     done = [[grid[0][0], "value", *grid[0][1:]]]
     for (sweep, _), (label, *others) in zip(rows, grid[1:], strict=True):
@@ -165,8 +165,8 @@ def _with_values(rows: list[tuple[Sweep, int]], grid: list[list[str]]) -> list[l
     return done
 
 
-def _rows(results: Results, load: float | None) -> list[tuple[Sweep, int]]:
-    """The Sweep of each policy run at `load`, with the load's index in its arrays. None: each policy at the highest
+def _rows(results: Results, load: float | None) -> list[tuple[PolicyCurve, int]]:
+    """The curve of each policy run at `load`, with the load's index in its arrays. None: each policy at the highest
     load that meets the SLO, else at its lowest.
     """
     if load is not None:
@@ -190,7 +190,7 @@ def by_class(results: Results, load: float | None) -> list[str]:
     return lines
 
 
-def _cells(sweep: Sweep, i: int, shares: Sequence[str]) -> list[str]:
+def _cells(sweep: PolicyCurve, i: int, shares: Sequence[str]) -> list[str]:
     """The table's cells for one policy at its `i`-th load; `shares` are the metrics shown as percentages."""
     latencies = [DASH] * (len(_LATENCIES) - 1) + ["failed" if sweep.failed[i] else "unstable"]
     if not sweep.unstable[i] and not sweep.failed[i]:

@@ -16,7 +16,7 @@ SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
 
 @dataclass(frozen=True)
 class SglangConfig(PolicyConfig):
-    """Knobs by SGLang's names; defaults are its own, `chunked_prefill_size` for a GPU of 60 to 160 GB.
+    """Knobs by SGLang's names, with its defaults, `chunked_prefill_size` for a GPU of 60 to 160 GB.
 
     `chunked_prefill_size` -1 (or 0): off; else a multiple of the KV block. `max_running_requests` null: 512 times the
     KV tokens by max_model_len, from 2048 to 4096; any value is cut to half the KV tokens. SGLang overlaps scheduling

@@ -11,7 +11,8 @@ from batchsim.kernel.policy_config import PolicyConfig, Traits
 
 @dataclass(frozen=True)
 class TensorrtLlmConfig(PolicyConfig):
-    """Defaults are its own, but for `enable_partial_reuse`, which is on there and not simulated.
+    """Knobs by TensorRT-LLM's names, with its defaults but for `enable_partial_reuse`, which is on there and not
+    simulated.
 
     `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. Nor is a cache in host
     memory simulated (`host_cache_size`, 0 there too). `enable_prefix_aware_scheduling` needs block reuse; null: on with

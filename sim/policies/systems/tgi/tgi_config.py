@@ -10,7 +10,7 @@ from batchsim.kernel.policy_config import PolicyConfig, Traits
 
 @dataclass(frozen=True)
 class TgiConfig(PolicyConfig):
-    """Knobs by TGI's names; defaults are its launcher's.
+    """Knobs by TGI's names, with the defaults of its launcher.
 
     `support_chunking` and `requires_padding` are what the model's backend tells the router: paged attention with
     chunks, paged without, or padded. `max_batch_prefill_tokens` is 4096 where the launcher cannot estimate it from the

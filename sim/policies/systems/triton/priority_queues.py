@@ -17,7 +17,8 @@ from batchsim.kernel.types import Event, Sequence
 
 @dataclass(frozen=True)
 class ModelQueuePolicy(Config):
-    """What holds for the queue of a level; 0 is no timeout and no limit. `timeout_action` is of its timed-out ones."""
+    """The limits of one priority level's queue, by Triton's names; 0: no timeout, no limit. `timeout_action` is what
+    happens to a request that timed out."""
 
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
     default_timeout_microseconds: Microseconds = 0
