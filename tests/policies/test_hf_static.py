@@ -92,3 +92,4 @@ def test_faster_transformer_admits_as_many_as_slots_fit() -> None:
     assert outcomes(records)[3] == ("rejected", "never_fits")
     with pytest.raises(ScenarioError, match="max_tokens_per_request 64 takes 16 KV blocks, 15 are in the pool"):
         FasterTransformer(FasterTransformerConfig(), PolicyContext(CountingKV(15, 4), 64))
+    assert FasterTransformer(FasterTransformerConfig(), PolicyContext(CountingKV(16, 4), 64)).num_waiting == 0

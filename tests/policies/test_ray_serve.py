@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, times
+from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Idle, PolicyContext, Request, Sequence
 from batchsim.policies.systems.ray_serve import RayServe, RayServeConfig
 
 
@@ -22,9 +24,37 @@ def test_rule_2_the_timer_starts_when_the_first_is_taken() -> None:
     assert starts_us(ray("3:4->1 9:4->1 13:4->1 14:4->1")) == [13, 13, 13, 24]
 
 
+def test_rule_2_a_batch_is_sealed_when_its_timer_ends_not_a_nanosecond_before() -> None:
+    """Taken at 0 with a timer of 10 ns."""
+    scheduler = RayServe(RayServeConfig(batch_wait_timeout_s=1e-8), PolicyContext(CountingKV(9, 4), 64))
+    scheduler.add(Sequence(Request(0, 0, 4, 1)), 0)
+    assert scheduler.schedule(9, drain=False) == Idle(10)
+    assert not isinstance(scheduler.schedule(10, drain=False), Idle)
+
+
+def test_who_waits_is_counted_wherever_it_is() -> None:
+    """Failed and not told yet: the two of 11 tokens; in the loop: two; at the proxy: one."""
+    config = RayServeConfig(max_batch_size=10, batch_size_fn="prompt_tokens", max_ongoing_requests=2)
+    scheduler = RayServe(config, PolicyContext(CountingKV(99, 4), 64))
+    for i, (at_ns, prompt) in enumerate([(0, 11), (1, 11), (2, 4), (2, 4), (2, 4)]):
+        scheduler.add(Sequence(Request(i, at_ns, prompt, 1)), at_ns)
+    assert (len(scheduler.failed), scheduler.loop.num_waiting, len(scheduler.outside)) == (2, 2, 1)
+    assert (scheduler.num_waiting, scheduler.num_running) == (5, 0)
+
+
 def test_rule_2_a_full_batch_does_not_wait() -> None:
     """The second of two seals it; the third, of the same instant, waits for its own timer."""
     assert starts_us(ray("0:4->1 5:4->1 5:4->1", max_batch_size=2)) == [5, 5, 15]
+
+
+def test_rule_2_those_of_one_instant_keep_their_order() -> None:
+    """One a batch: each batch is full with its first, who stands behind it stays there."""
+    assert starts_us(ray("0:4->1 0:4->1 0:4->1 0:4->1", max_batch_size=1)) == [0, 10, 20, 30]
+
+
+def test_prompts_are_padded_to_the_longest_of_the_batch() -> None:
+    """3 and 5 tokens, 2 of padding."""
+    assert steps(ray("0:3->1 0:5->1", max_batch_size=2), "num_prefill_tokens", "pad_prefill_tokens") == [(8, 2)]
 
 
 def test_rule_2_a_timeout_of_zero_takes_what_is_there() -> None:
@@ -66,6 +96,18 @@ def test_who_gives_up_leaves_one_place() -> None:
     """0 computes and 1, sealed, gives up at 6: 2 enters at 10, and 3 when 0 has ended, in a batch apart."""
     knobs = {"wait_us": 0, "max_batch_size": 2, "max_ongoing_requests": 2}
     assert starts_us(ray("0:4->3 5:4->1c6 7:4->1 7:4->1", **knobs)) == [0, None, 30, 40]
+
+
+def test_all_who_give_up_within_a_step_leave_their_places() -> None:
+    """0 computes until 30; 1 and 2 give up before 10, when 3 and 4 take both places and make a batch."""
+    knobs = {"wait_us": 0, "max_batch_size": 2, "max_ongoing_requests": 3}
+    assert starts_us(ray("0:4->3 1:4->1c5 1:4->1c6 7:4->1 7:4->1", **knobs)) == [0, None, None, 30, 30]
+
+
+def test_who_gives_up_last_leaves_its_place_and_those_of_its_batch() -> None:
+    """0 has ended at 10 and is answered when 1, the last of the batch, gives up: 2 and 3 enter together."""
+    knobs = {"wait_us": 0, "max_batch_size": 2, "max_ongoing_requests": 2}
+    assert starts_us(ray("0:4->1 0:4->9c15 1:4->1 1:4->1", **knobs)) == [0, 0, 20, 20]
 
 
 def test_rule_4_a_single_item_above_the_limit_fails() -> None:

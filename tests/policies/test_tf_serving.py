@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
 from batchsim.base.errors import ScenarioError
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Idle, PolicyContext, Request, Sequence
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 
 
@@ -46,6 +48,24 @@ def test_rule_2_the_open_batch_goes_when_full_or_when_its_first_request_is_old_e
     """Four of at most four at 8; then the one from 9 waits until 39, and who comes at that instant is in."""
     arrivals = "0:4->1 5:4->1 8:4->1 8:4->1 9:4->1 39:4->1 40:4->1"
     assert starts_us(serving(arrivals, max_batch_size=4, batch_timeout_micros=30)) == [8, 8, 8, 8, 39, 39, 70]
+
+
+def test_rule_2_a_timeout_is_in_microseconds_from_the_first_request() -> None:
+    """Three in batches of two, the first of which waits in a closed batch and the last in the open one: all wait."""
+    config = TfServingConfig(num_batch_threads=1, max_batch_size=2, batch_timeout_micros=30)
+    scheduler = TfServing(config, PolicyContext(CountingKV(9, 4), 64))
+    scheduler.add(Sequence(Request(0, 7, 4, 1)), 7)
+    assert scheduler.schedule(8, drain=False) == Idle(30_007)
+    for i in (1, 2):
+        scheduler.add(Sequence(Request(i, 9, 4, 1)), 9)
+    assert (len(scheduler.closed.batches), len(scheduler.open), scheduler.num_waiting) == (1, 1, 3)
+
+
+def test_who_gives_up_in_a_waiting_batch_is_no_row_of_the_running_one() -> None:
+    """1, in the closed batch, gives up at 15; the one that runs has no padding for it."""
+    records = serving("0:4->4 1:4->1c15 2:4->1", max_batch_size=1)
+    assert starts_us(records) == [0, None, 40]
+    assert steps(records, "pad_decode_rows", "pad_context_tokens") == [(0, 0)] * 5
 
 
 def test_rule_3_the_timeout_does_not_cut_a_batch_while_the_thread_is_busy() -> None:
@@ -100,6 +120,8 @@ def test_rule_5_batch_down_leaves_what_passes_an_allowed_size() -> None:
     knobs: dict[str, Any] = {"max_batch_size": 4, "allowed_batch_sizes": (2, 4), "batch_timeout_micros": 30}
     assert starts_us(serving(arrivals, batch_padding_policy="BATCH_DOWN", **knobs)) == [30, 30, 50]
     assert starts_us(serving(arrivals, **knobs)) == [30, 30, 30]
+    later = arrivals.replace("0:", "12:")
+    assert starts_us(serving(later, batch_padding_policy="BATCH_DOWN", **knobs)) == [42, 42, 62]
 
 
 def test_rule_5_batch_down_pads_below_the_smallest_size_and_leaves_closed_batches() -> None:
@@ -116,6 +138,8 @@ def test_rule_5_unequal_inputs_fail_their_batch_unless_they_are_padded() -> None
     records = serving(arrivals, max_batch_size=2)
     assert [reason for _, reason in outcomes(records)] == ["", "unequal_lengths", "unequal_lengths", "", ""]
     assert ends_us(records) == [20, 20, 20, 30, 30]
+    detail = "prompts of 4 to 5 tokens in a batch, pad_variable_length_inputs: false"
+    assert records.details == {"unequal_lengths": detail}
     padded = serving(arrivals, max_batch_size=2, pad_variable_length_inputs=True)
     assert starts_us(padded) == [0, 20, 20, 30, 30]
     assert steps(padded, "pad_prefill_tokens")[2] == (1,)

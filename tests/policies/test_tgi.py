@@ -92,6 +92,14 @@ def test_after_max_waiting_tokens_any_number_will_do() -> None:
         assert times(result.records, "scheduled_ns")[2] == (scheduled_ns,)
 
 
+def test_a_leap_ends_where_any_number_will_do() -> None:
+    """Rule 3: decodes that are not scheduled one by one count as well: each of 14 ns from 18 on, and the prefill."""
+    for most in range(1, 9):
+        config = TgiConfig(False, False, False, waiting_served_ratio=1.0, max_waiting_tokens=most)
+        result = run(Tgi, config, "0:4->12 0:4->12 5:4->1", blocks=2000, how="leap")
+        assert times(result.records, "scheduled_ns")[2] == (18 + 14 * (most - 1),)
+
+
 def test_a_batch_that_comes_out_too_small_is_put_back() -> None:
     """Rule 3: two wait as the ratio asks, but only one finds blocks, so neither comes in; all blocks are free again."""
     result = unchunked("0:4->9 0:4->9 5:4->1 5:8->9", blocks=9, waiting_served_ratio=1.0)
@@ -106,6 +114,8 @@ def test_max_batch_size_bounds_running_and_new_together() -> None:
     assert times(result.records, "scheduled_ns") == [(0,), (0,), (32,)]
     assert blocked(result.records) == [(18, 2, "no_slot")]
     assert blocked(unchunked("0:4->3 0:4->2 0:4->1", max_batch_size=2).records) == [(0, 2, "no_slot")]
+    full = unchunked("0:4->5 0:4->5 5:4->1", blocks=5, max_batch_size=2)
+    assert blocked(full.records)[0] == (18, 2, "no_slot")  # first of all, though no block is free either
 
 
 # ---- with chunking
@@ -187,6 +197,7 @@ def test_padded_rows_are_read_as_long_as_the_longest() -> None:
     """Rule 5: a context of 2 beside one of 4 reads 2 tokens of padding in every step until the longer one ends."""
     result = padded("0:4->3 0:2->4")
     assert steps(result.records, "context_tokens", "pad_context_tokens")[1:] == [(6, 2), (8, 2), (4, 0)]
+    assert steps(unchunked("0:4->3 0:2->4").records, "pad_context_tokens") == [(0,)] * 4
 
 
 def test_padded_batches_fit_at_their_worst() -> None:
@@ -294,6 +305,10 @@ def test_what_block_0_leaves_no_room_for_is_rejected() -> None:
     """Rule 6: 12 tokens are 3 blocks; a pool of 4 has them, one of 3 has not."""
     assert outcomes(chunked("0:8->5", blocks=4).records) == [("finished", "")]
     assert outcomes(chunked("0:8->5", blocks=3).records) == [("rejected", "never_fits")]
+    result = chunked("0:8->5", max_batch_total_tokens=15, max_batch_prefill_tokens=8)
+    assert result.records.details == {
+        "never_fits": "13 tokens in 3 KV blocks, max_batch_total_tokens 15 in 2 usable blocks"
+    }
 
 
 def test_a_prompt_over_every_prefill_budget_is_rejected_without_chunking() -> None:
@@ -330,6 +345,7 @@ def test_a_memory_that_does_not_do_is_refused() -> None:
         Tgi(TgiConfig(max_batch_total_tokens=17, max_batch_prefill_tokens=9), PolicyContext(RadixKV(4, 4), 64))
     with pytest.raises(ScenarioError, match="leaves no KV block"):
         Tgi(TgiConfig(), PolicyContext(RadixKV(1, 4), 64))
+    assert Tgi(TgiConfig(), PolicyContext(RadixKV(2, 4), 64)).usable_blocks == 1
     with pytest.raises(ScenarioError, match="needs a RadixKV, not a CountingKV"):
         Tgi(TgiConfig(), PolicyContext(CountingKV(4, 4), 64))
 

@@ -222,7 +222,9 @@ def test_the_whole_batch_is_answered_when_it_is_done() -> None:
 
 def test_a_cancelled_request_leaves_its_queue_or_payload() -> None:
     """The payload of one is gone at 20; the one that came later has its place."""
-    assert starts_us(triton("0:4->4 5:4->1c15 21:4->1", max_batch_size=1)) == [0, None, 40]
+    records = triton("0:4->4 5:4->1c15 21:4->1", max_batch_size=1)
+    assert starts_us(records) == [0, None, 40]
+    assert steps(records, "pad_decode_rows", "pad_context_tokens") == [(0, 0)] * 5  # nor is it a row of what runs
 
 
 def test_a_payload_larger_than_the_kv_pool_runs_in_parts() -> None:
