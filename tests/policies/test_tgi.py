@@ -152,6 +152,8 @@ def test_a_budget_used_up_by_decodes_admits_nobody() -> None:
     late = chunked("0:1->3 0:1->3 5:1->1", max_batch_prefill_tokens=2, blocks=9)
     assert times(late.records, "scheduled_ns")[2] == (40,)
     assert blocked(late.records) == [(12, 2, "token_budget")]
+    full = chunked("0:1->3 0:1->3 5:1->1", max_batch_prefill_tokens=2, blocks=3)
+    assert blocked(full.records) == [(12, 2, "token_budget")]  # first of all, though no block is free either
 
 
 # ---- what fits
@@ -197,7 +199,8 @@ def test_padded_rows_are_read_as_long_as_the_longest() -> None:
     """Rule 5: a context of 2 beside one of 4 reads 2 tokens of padding in every step until the longer one ends."""
     result = padded("0:4->3 0:2->4")
     assert steps(result.records, "context_tokens", "pad_context_tokens")[1:] == [(6, 2), (8, 2), (4, 0)]
-    assert steps(unchunked("0:4->3 0:2->4").records, "pad_context_tokens") == [(0,)] * 4
+    without = unchunked("0:4->3 0:2->4").records
+    assert steps(without, "pad_prefill_tokens", "pad_context_tokens") == [(0, 0)] * 4
 
 
 def test_padded_batches_fit_at_their_worst() -> None:
@@ -217,6 +220,13 @@ def test_a_padded_newcomer_fits_beside_the_running_at_their_worst() -> None:
     knobs = {"max_batch_total_tokens": 20, "max_batch_prefill_tokens": 20}
     assert times(padded("0:4->8 5:4->4", **knobs).records, "scheduled_ns")[1] == (14,)
     assert times(padded("0:4->8 5:4->5", **knobs).records, "scheduled_ns")[1] == (98,)
+
+
+def test_all_the_running_count_at_their_worst() -> None:
+    """Rule 5: after their prompts two are 5 long with 7 to come each, 24 tokens: a newcomer of 4 + 4 fits 32, not 31."""
+    for total, scheduled_ns in ((32, 18), (31, 116)):
+        result = padded("0:4->8 0:4->8 5:4->4", max_batch_total_tokens=total, max_batch_prefill_tokens=20)
+        assert times(result.records, "scheduled_ns")[2] == (scheduled_ns,)
 
 
 # ---- the prefix cache
@@ -272,8 +282,26 @@ def test_what_is_cached_costs_nothing_of_the_prefill_budget() -> None:
     turns = [(50, [(TEXT, 0, 4), (prompt_stream(i), 0, 4)], 1) for i in (2, 3)]
     arrivals = talk((0, [(TEXT, 0, 4)], 1), *turns)
     knobs = {"support_chunking": False, "max_batch_prefill_tokens": 8}
-    assert cached(arrivals, **knobs).items == [[(0, 4)], [(1, 4), (2, 4)]]
+    result = cached(arrivals, **knobs)
+    assert result.items == [[(0, 4)], [(1, 4), (2, 4)]]
+    assert times(result.records, "cached_tokens") == [(0,), (4,), (4,)]
     assert cached(arrivals, use_prefix_caching=False, **knobs).items == [[(0, 4)], [(1, 8)], [(2, 8)]]
+
+
+def test_shared_blocks_count_for_each_who_shares_them() -> None:
+    """Rule 5: two of 3 blocks share 2 of them and take 4 of 6, yet claim 6: the last waits for their end, at 104."""
+    shared = [(50, [(TEXT, 0, 8), (prompt_stream(i), 0, 1)], 4) for i in (2, 3)]
+    result = cached(talk((0, [(TEXT, 0, 8)], 1), *shared, (55, [(OTHER, 0, 1)], 1)), blocks=6)
+    assert times(result.records, "cached_tokens", "scheduled_ns") == [(0, 0), (8, 50), (8, 50), (0, 104)]
+    assert blocked(result.records) == [(62, 3, "kv_blocks")]
+
+
+@pytest.mark.parametrize(("number", "cached_tokens"), [(2, 0), (3, 3)])
+def test_block_0_is_kept_when_the_cache_makes_room(number: int, cached_tokens: int) -> None:
+    """Rule 6: of 6 blocks 2 are cached, and the third request needs the other 4: the older prompt makes room."""
+    rows = [(0, [(prompt_stream(2), 0, 4)], 1), (50, [(prompt_stream(3), 0, 4)], 1), (100, [(TEXT, 0, 16)], 1)]
+    result = cached(talk(*rows, (200, [(prompt_stream(number), 0, 4)], 1)), blocks=6)
+    assert times(result.records, "cached_tokens")[3] == (cached_tokens,)
 
 
 def test_one_that_finds_too_few_blocks_leaves_the_cache_empty() -> None:
@@ -299,22 +327,34 @@ def test_more_than_max_concurrent_requests_are_turned_away() -> None:
     result = chunked("0:4->2 0:4->2 5:4->1 33:4->1", max_concurrent_requests=2)
     assert outcomes(result.records)[2] == ("rejected", "queue_full")
     assert outcomes(result.records)[3] == ("finished", "")
+    assert result.records.details == {"queue_full": "max_concurrent_requests 2 are in the engine already"}
 
 
 def test_what_block_0_leaves_no_room_for_is_rejected() -> None:
     """Rule 6: 12 tokens are 3 blocks; a pool of 4 has them, one of 3 has not."""
     assert outcomes(chunked("0:8->5", blocks=4).records) == [("finished", "")]
     assert outcomes(chunked("0:8->5", blocks=3).records) == [("rejected", "never_fits")]
+    assert chunked("0:8->5", blocks=2).records.details == {
+        "never_fits": "3 KV blocks needed for 12 tokens, 2 in the pool"
+    }
     result = chunked("0:8->5", max_batch_total_tokens=15, max_batch_prefill_tokens=8)
     assert result.records.details == {
         "never_fits": "13 tokens in 3 KV blocks, max_batch_total_tokens 15 in 2 usable blocks"
     }
 
 
+def test_a_padded_request_has_all_of_max_batch_total_tokens() -> None:
+    """Rule 5: 4 + 12 tokens are 16, one more is too many."""
+    result = padded("0:4->12 0:4->13", max_batch_total_tokens=16, max_batch_prefill_tokens=16)
+    assert outcomes(result.records) == [("finished", ""), ("rejected", "never_fits")]
+
+
 def test_a_prompt_over_every_prefill_budget_is_rejected_without_chunking() -> None:
     """Rule 5: 9 tokens never fit a prefill of 8; with chunks they do."""
     result = unchunked("0:9->1", max_batch_prefill_tokens=8)
     assert outcomes(result.records) == [("rejected", "over_token_budget")]
+    detail = "prompt of 9 tokens in one step, max_batch_prefill_tokens 8"
+    assert result.records.details == {"over_token_budget": detail}
     assert outcomes(chunked("0:9->1", max_batch_prefill_tokens=8).records) == [("finished", "")]
 
 
