@@ -223,7 +223,7 @@ def test_a_padded_newcomer_fits_beside_the_running_at_their_worst() -> None:
 
 
 def test_all_the_running_count_at_their_worst() -> None:
-    """Rule 5: after their prompts two are 5 long with 7 to come each, 24 tokens: a newcomer of 4 + 4 fits 32, not 31."""
+    """Rule 5: after their prompts two are 5 long with 7 to come each, 24 tokens: one of 4 + 4 fits 32, not 31."""
     for total, scheduled_ns in ((32, 18), (31, 116)):
         result = padded("0:4->8 0:4->8 5:4->4", max_batch_total_tokens=total, max_batch_prefill_tokens=20)
         assert times(result.records, "scheduled_ns")[2] == (scheduled_ns,)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
-from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy
+from batchsim.kernel.types import Request, Sequence
+from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy, PriorityQueues
 from batchsim.policies.systems.triton.triton import Triton, TritonConfig
 
 NO_PREFETCHING = ModelQueuePolicy(max_queue_size=1000)
@@ -170,6 +171,21 @@ def test_rule_6_beyond_max_queue_size_requests_are_rejected_when_they_come() -> 
     records = triton("0:4->2 1:4->1 2:4->1 25:4->1", max_batch_size=1, **level_of(max_queue_size=1))
     assert [reason for _, reason in outcomes(records)] == ["", "", "queue_full", ""]
     assert records.details == {"queue_full": "max_queue_size 1 of level 1"}
+
+
+def test_rule_6_those_delayed_take_room_in_their_queue() -> None:
+    """Of two in a queue of two one times out, 15 us after it came: a third is rejected until that one has left."""
+    queues = PriorityQueues([ModelQueuePolicy("DELAY", 15, max_queue_size=2)])
+    first, second, third = (Sequence(Request(i, at_ns, 4, 1)) for i, at_ns in enumerate((7, 9_000, 20_000)))
+    assert (queues.put(first, 1), queues.put(second, 1)) == (None, None)
+    assert queues.timeout_ns(first) == 15_007
+    assert queues.scan(20_000, lambda found, seq: False) == ([], True, [])
+    assert (queues.timeout_ns(first), queues.first) == (None, second)
+    refusal = queues.put(third, 1)
+    assert refusal is not None
+    assert (refusal.kind, refusal.reason) == ("rejected", "queue_full")
+    queues.remove(first)
+    assert queues.put(third, 1) is None
 
 
 def test_rule_6_each_level_has_its_policy() -> None:
