@@ -9,11 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
-from batchsim.kernel.types import Request, Sequence
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Idle, PolicyContext, Request, Sequence
 from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy, PriorityQueues
 from batchsim.policies.systems.triton.triton import Triton, TritonConfig
 
 NO_PREFETCHING = ModelQueuePolicy(max_queue_size=1000)
+
+
+def context() -> PolicyContext:
+    return PolicyContext(CountingKV(99, 4), 64)
 
 
 def triton(arrivals: str, blocks: int = 1000, *, delay_us: int = 0, **knobs: Any) -> Any:
@@ -61,6 +66,23 @@ def test_rule_1_a_payload_sent_by_its_delay_grows_up_to_a_preferred_size() -> No
 def test_rule_1_two_that_come_at_once_make_a_sealed_payload() -> None:
     """Busy until 30 and without a delay: a preferred size of two is complete, though one of four could follow."""
     assert starts_us(triton("0:4->3 5:4->1 5:4->1 12:4->1 12:4->1", preferred_batch_size=(2, 4))) == [0, 30, 30, 40, 40]
+
+
+def test_rule_1_all_of_one_instant_are_there_before_a_payload_is_formed() -> None:
+    """Of sizes 1 and 2 the larger is formed, though the first alone would do."""
+    assert starts_us(triton("0:4->3 5:4->1 5:4->1", preferred_batch_size=(1, 2))) == [0, 30, 30]
+
+
+def test_rule_1_two_payloads_stand_in_line() -> None:
+    """Two of one row each at 6; those of 7 and 8 make one when the first has left the line, at 30."""
+    assert starts_us(triton("0:4->3 5:4->1 6:4->1 7:4->1 8:4->1", preferred_batch_size=(1, 2))) == [0, 30, 40, 50, 50]
+
+
+def test_rule_1_behind_a_full_payload_the_next_is_begun() -> None:
+    """Busy until 100: two of 5 fill one, the third is sent at 55 and joined at 70; the one of 80 waits until 130."""
+    arrivals = "0:4->10 0:4->10 5:4->1 5:4->1 5:4->1 70:4->1 80:4->1"
+    records = triton(arrivals, max_batch_size=8, preferred_batch_size=(2,), delay_us=50)
+    assert starts_us(records) == [0, 0, 100, 100, 110, 110, 130]
 
 
 def test_rule_1_a_payload_of_the_largest_preferred_size_is_full() -> None:
@@ -119,6 +141,14 @@ def test_rule_4d_the_delay_of_the_oldest_sends_all() -> None:
     assert blocked_us(records)[0] == (3, 0, "batch_window")
 
 
+def test_rule_4d_the_delay_is_over_when_it_is_not_a_nanosecond_before() -> None:
+    """A delay of 1 us from 0."""
+    scheduler = Triton(TritonConfig(max_queue_delay_microseconds=1), context())
+    scheduler.add(Sequence(Request(0, 0, 4, 1)), 0)
+    assert [scheduler.schedule(at_ns, drain=False) for at_ns in (0, 999)] == [Idle(1000)] * 2
+    assert not isinstance(scheduler.schedule(1000, drain=False), Idle)
+
+
 def test_rule_4d_without_a_delay_an_idle_instance_takes_what_is_there() -> None:
     """The default never waits."""
     assert starts_us(triton("0:4->2 1:4->1 2:4->1")) == [0, 20, 20]
@@ -139,6 +169,11 @@ def test_rule_3_unequal_shapes_end_a_batch_of_token_ids() -> None:
         records = triton(arrivals, allow_ragged_batch=ragged)
         assert starts_us(records) == [0, 20, 20, 20, 20]
         assert steps(records, "pad_prefill_tokens")[2] == (padding,)
+
+
+def test_rule_4c_a_batch_that_an_unequal_shape_ends_is_sent() -> None:
+    """The first does not wait for its delay when the second, which cannot join it, is there; that one waits."""
+    assert starts_us(triton("0:4->1 2:5->1", allow_ragged_batch=False, delay_us=50)) == [2, 52]
 
 
 # ---- priorities
@@ -184,8 +219,18 @@ def test_rule_6_those_delayed_take_room_in_their_queue() -> None:
     refusal = queues.put(third, 1)
     assert refusal is not None
     assert (refusal.kind, refusal.reason) == ("rejected", "queue_full")
-    queues.remove(first)
+    queues.remove(second)
+    assert queues.scan(20_000, lambda found, seq: False) == ([], True, [])  # the delayed one waits on
     assert queues.put(third, 1) is None
+
+
+def test_rule_6_all_who_are_turned_away_between_two_steps_are_told() -> None:
+    """One as the queue is full, the other as it has waited 15 us."""
+    scheduler = Triton(TritonConfig(**level_of(default_timeout_microseconds=15, max_queue_size=1)), context())
+    for i in range(2):
+        scheduler.add(Sequence(Request(i, 0, 4, 1)), 0)
+    scheduler.schedule(15_000, drain=False)
+    assert [(event.seq.request.id, event.reason) for event in scheduler.events] == [(1, "queue_full"), (0, "timeout")]
 
 
 def test_rule_6_each_level_has_its_policy() -> None:
