@@ -63,6 +63,13 @@ def test_rule_1_riding_decodes_are_charged_to_the_input_budget(budget: int, step
     assert (1, 4) in done.items[step]
 
 
+def test_rule_1_who_waits_for_budget_may_come_to_wait_for_memory_in_a_leap_too() -> None:
+    """The riding decodes use a budget of 2 up; at 86 they leave 2 of 19 tokens, which are for them."""
+    knobs = {"enable_mixed_chunk": True, "chunked_prefill_size": 8, "max_prefill_tokens": 2}
+    done = timeline("0:4->9 0:4->8 5:4->1", page=1, tokens=19, schedule_conservativeness=0.0, **knobs)
+    assert blocked(done.records)[1:3] == [(14, 2, "token_budget"), (86, 2, "kv_blocks")]
+
+
 @pytest.mark.parametrize(("output", "step"), [(8, 1), (9, 20)])
 def test_rule_1_riding_decodes_are_charged_to_the_kv_tokens(output: int, step: int) -> None:
     """30 tokens are free and the riding decode will take one of them: 19 + 8 + 1 fit, 19 + 9 + 1 do not."""
@@ -232,6 +239,20 @@ def test_rule_3_what_stays_reserved_is_the_sum_of_sglang() -> None:
     )
     assert done.preemptions() == [(33, 2, "priority", 3)]
     assert done.items[3] == [(3, 2)]
+
+
+@pytest.mark.parametrize(("output", "at_once"), [(41, True), (42, False)])
+def test_rule_3_what_the_others_reserve_stays_so(output: int, at_once: bool) -> None:
+    """Request 1 reserves 27.3 of 90 tokens beside the victim's 20.3: 20 + 41 + 1 fit at once, 20 + 42 + 1 do not."""
+    done = timeline(
+        f"0:10->30p0 0:10->40p50 5:20->{output}p50",
+        page=1,
+        tokens=100,
+        max_running_requests=2,
+        enable_priority_scheduling=True,
+    )
+    assert done.preemptions()[0] == (30, 0, "priority", 2)
+    assert ((2, 20) in done.items[1]) is at_once
 
 
 def test_rule_3_what_victims_reserved_is_free_at_once() -> None:

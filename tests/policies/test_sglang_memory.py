@@ -5,6 +5,7 @@ Times in ns with stepping's LinearCost: a step is 10, 1 a prefill token, 2 a dec
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from whole_batches import blocked
 
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import SAT_OUT
-from batchsim.kernel.tokens import TokenIds, prompt_stream
+from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, PolicyContext, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
@@ -116,6 +117,13 @@ def test_rule_5_and_the_prompt_must_fit_beside_what_is_reserved(prompt: int, adm
     assert next(row.start_ns for row in done.log if (1, prompt) in row.items) == admitted_ns
 
 
+@pytest.mark.parametrize(("prompt", "admitted_ns"), [(10, 20), (11, 248)])
+def test_rule_5_and_may_fill_what_is_left(prompt: int, admitted_ns: int) -> None:
+    """30 free, all 19 to come reserved for request 0, which ignores its end too: 10 and a page are the 11 left."""
+    done = timeline(ignoring(f"0:10->20 5:{prompt}->1", 0, 1), page=1, tokens=40, disable_radix_cache=True)
+    assert next(row.start_ns for row in done.log if (1, prompt) in row.items) == admitted_ns
+
+
 @pytest.mark.parametrize(("prompt", "beside"), [(3, True), (4, False)])
 def test_rule_5_without_the_cache_the_rest_of_a_page_is_no_waste(prompt: int, beside: bool) -> None:
     """Of a chunk of 8 a riding decode and the 4 tokens to which 1 is cut leave 3: enough for 3 tokens, not for 4."""
@@ -171,6 +179,15 @@ def test_rule_7_0_is_no_chunk_size(chunk: int, chunks: list[int]) -> None:
 def test_rule_7_a_cut_may_leave_one_token() -> None:
     """Of a chunk of 2 request 1 gets what 0 leaves."""
     assert timeline("0:1->1 0:3->1", page=1, chunked_prefill_size=2).items == [[(0, 1), (1, 1)], [(1, 2)]]
+
+
+def test_rule_7_a_decode_given_up_leaves_what_it_generated() -> None:
+    """Request 0, cancelled at 40, has computed 8 + 2 tokens; request 1, which goes on from there, computes the rest."""
+    first, second = sharing("0:8->9 100:12->1", ((0, 8),), ((0, 8), (1, 4)))
+    said = TokenIds.of([*first.request.tokens.segments, (output_stream(0), 0, 4)])
+    second = replace(second, request=replace(second.request, tokens=said))
+    done = timeline([replace(first, cancel_ns=40), second], page=1)
+    assert done.items[-1] == [(1, 2)]
 
 
 def test_rule_7_a_prompt_given_up_half_computed_is_over() -> None:
@@ -274,6 +291,12 @@ def test_rule_9_a_victim_may_stand_in_its_own_way_alone() -> None:
     """At 127 request 1 has filled its blocks and none is free; 0 needs none, so that nobody else is the reason."""
     done = timeline("0:4->15 5:5->10", tokens=24, schedule_conservativeness=0.0)
     assert done.preemptions() == [(127, 1, "kv_blocks", -1)]
+
+
+def test_rule_9_no_more_are_retracted_than_free_the_pages_due() -> None:
+    """At 161 requests 0 and 1 need a page each and none is free; the two of request 2 are as many."""
+    done = timeline("0:4->16 0:4->16 60:1->8", tokens=32, disable_radix_cache=True, schedule_conservativeness=0.0)
+    assert done.preemptions() == [(161, 2, "kv_blocks", 0), (217, 1, "kv_blocks", 0)]
 
 
 def test_rule_9_by_priority_the_least_important_is_retracted() -> None:

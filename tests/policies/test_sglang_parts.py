@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from sglang_runs import sharing, timeline
+from stepping import run
 from whole_batches import blocked, requests
 
+from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
-from batchsim.kernel.types import Batch, PolicyContext, Request, Sequence
+from batchsim.kernel.types import IDLE, Batch, PolicyContext, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.prefill_adder import PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
@@ -41,6 +43,13 @@ def test_what_a_config_comes_to(knobs: dict[str, Any], cache: str, preempts: boo
     assert (config.traits.prefix_cache, config.preempts, config.mixes) == (cache, preempts, mixes)
 
 
+def test_without_the_radix_cache_nothing_is_found() -> None:
+    """Whatever the pool could do: both prompts are computed whole."""
+    config = SglangConfig(disable_radix_cache=True, chunked_prefill_size=-1)
+    done = run(Sglang, config, sharing("0:8->1 100:8->1", ((0, 8),), ((0, 8),)), kv=RadixKV)
+    assert done.items == [[(0, 8)], [(1, 8)]]
+
+
 # ---- slots
 
 
@@ -57,6 +66,14 @@ def test_how_many_may_run_unless_told(tokens: int, max_model_len: int, slots: in
     batch = scheduler.schedule(0, drain=True)
     assert isinstance(batch, Batch)
     assert len(batch.chunks) == slots
+
+
+def test_one_may_run_with_2_kv_tokens() -> None:
+    """Half of them; with 1 token nobody could."""
+    config = SglangConfig(disable_radix_cache=True)
+    assert Sglang(config, PolicyContext(CountingKV(2, 1), 100)).schedule(0, drain=True) is IDLE
+    with pytest.raises(ScenarioError, match="max_running_requests is 0 with 1 KV tokens"):
+        Sglang(config, PolicyContext(CountingKV(1, 1), 100))
 
 
 def test_no_more_may_run_than_half_the_kv_tokens() -> None:
@@ -120,6 +137,12 @@ def test_with_more_than_32_cached_tokens_nobody_waits_for_another(cached: int, e
     assert order(arranged(knowing(100, 4, ((0, cached),)), ((0, 40),), ((0, 40),), ((1, 40),))) == expected
 
 
+def test_those_that_wait_for_others_come_last_however_short() -> None:
+    """1 shares 40 tokens with 0, and waits behind the 50 of 2."""
+    prompts: list[Prompt] = [((0, 40),), ((0, 40),), ((1, 50),)]
+    assert order(arranged(RadixKV(100, 4), *prompts, shortest=True)) == [0, 2, 1]
+
+
 def test_those_that_wait_for_others_keep_their_order() -> None:
     """Of text 0 16 tokens are cached, so that 2 goes before 0; 1 and 3, which wait for them, are as they came."""
     prompts: list[Prompt] = [((text, 40),) for text in (1, 1, 0, 0)]
@@ -141,6 +164,21 @@ def test_a_long_queue_is_used_like_another_though_not_sorted() -> None:
     kv.make_room(3)
     found = sequences("0:8->1 0:8->1", ((0, 8),), ((1, 8),))
     assert [kv.match(seq, 8) for seq in found] == [8, 0]
+
+
+@pytest.mark.parametrize(("passes", "cached"), [(32, [0, 8]), (33, [8, 0])])
+def test_every_32nd_pass_uses_what_waits(passes: int, cached: list[int]) -> None:
+    """Text 1, used after the first pass, is the younger one until text 0, which waits, is used by the 33rd."""
+    kv = knowing(4, 8, ((0, 8),), ((1, 8),))
+    waits, *found = sequences("0:8->1 0:8->1 0:8->1", ((0, 8),), ((0, 8),), ((1, 8),))
+    queue = Fcfs(kv)
+    queue.push(waits)
+    queue.arrange()
+    kv.match(found[1], 8)
+    for _ in range(passes - 1):
+        queue.arrange()
+    kv.make_room(3)
+    assert [kv.match(seq, 8) for seq in found] == cached
 
 
 @pytest.mark.parametrize(
@@ -190,6 +228,16 @@ def test_one_that_leaves_takes_what_is_beyond_the_clip_along() -> None:
     assert growth.tokens(0) == 10
 
 
+def test_one_that_ignores_the_end_of_its_text_leaves_nothing_reserved() -> None:
+    """Of 10 tokens to come half are expected, after one has left that had 20."""
+    growth = Growth()
+    for seq in (fixed := Sequence(Request(0, 0, 1, 20, ignore_eos=True)), Sequence(Request(1, 0, 1, 10))):
+        growth.join(seq, 0)
+    assert growth.reserved(0, 0.5) == 25.0
+    growth.leave(fixed)
+    assert growth.reserved(0, 0.5) == 5.0
+
+
 @pytest.mark.parametrize(("left_tokens", "fits"), [(22, True), (21, False)])
 def test_every_end_gives_back_what_it_held(left_tokens: int, fits: bool) -> None:
     """5, 10 and 40 tokens to come: before the last one's 40 twice 10 tokens are given back, and 1 must be kept."""
@@ -215,6 +263,24 @@ def test_one_with_the_most_to_come_is_played_before_the_last(left_tokens: int, f
     assert completion.fits(late, [], [], left_tokens) is fits
 
 
+@pytest.mark.parametrize(("left_tokens", "fits"), [(34, True), (33, False)])
+def test_of_those_that_end_together_the_order_is_kept(left_tokens: int, fits: bool) -> None:
+    """Twice 10 to come: 40 are played before the second, when the first has given 100 back; 10 for three decides."""
+    completion = Completion(1.0)
+    first, second, late = sequences("0:100->10 0:1->10 0:1->40")
+    assert completion.fits(first, [second], [], 300)
+    assert completion.fits(late, [], [], left_tokens) is fits
+
+
+@pytest.mark.parametrize(("left_tokens", "fits"), [(11, True), (10, False)])
+def test_one_that_enters_with_one_token_to_come_is_played(left_tokens: int, fits: bool) -> None:
+    """Its prompt of 1 is given back before the other one's 10 tokens, and one is kept."""
+    completion = Completion(1.0)
+    first, late = sequences("0:1->10 0:1->1")
+    assert completion.fits(first, [], [], 300)
+    assert completion.fits(late, [], [], left_tokens) is fits
+
+
 def test_who_has_nothing_to_come_is_not_played() -> None:
     """Beside 0.1 of a token to come 2 tokens last; with a row that ends at once they would have to be more."""
     completion = Completion(0.1)
@@ -222,6 +288,28 @@ def test_who_has_nothing_to_come_is_not_played() -> None:
     done.max_output_tokens = last.max_output_tokens = 0
     assert completion.fits(first, [done], [], 2)
     assert completion.fits(last, [], [], 2)
+
+
+# ---- the prompt that is cut
+
+
+@pytest.mark.parametrize(("to_come", "chunk"), [(13, 2), (14, 1), (15, 4), (16, 4)])
+def test_where_all_is_spoken_for_a_chunk_takes_what_is_free(to_come: int, chunk: int) -> None:
+    """15 tokens are free; of those that the decode leaves a chunk takes up to 4, of none at all as many."""
+    kv = CountingKV(20, 1)
+    batch, waiting = RunningBatch(kv, None), Fcfs(None)
+    config = SglangConfig(disable_radix_cache=True, chunked_prefill_size=4)
+    adder = PrefillAdder(config, kv, None, waiting, batch, slots=9)
+    decode, cut = sequences(f"0:1->{to_come + 1} 0:12->1")
+    for seq, ratio in ((decode, 0.0), (cut, 0.0), (cut, 1.0)):
+        if seq is not adder.chunked:
+            waiting.push(seq)
+        ((_, n),) = adder.make(ratio).chunks
+        seq.settled_computed_tokens += n
+        if seq is decode:
+            seq.settled_output_tokens = 1
+            batch.join(seq)
+    assert n == chunk
 
 
 # ---- who makes way
@@ -235,6 +323,12 @@ class Adder:
         self.batch = RunningBatch(kv, cache)
         self.waiting = ByPriority(cache, low_first=False)
         self.adder = PrefillAdder(SglangConfig(**PRIORITIES), kv, cache, self.waiting, self.batch, slots=slots)
+
+    def ride(self) -> None:
+        """A mixed step of the decodes."""
+        assert self.batch.grow()
+        self.adder.decodes_ride()
+        self.batch.group.advance()
 
     def make(self, seq: Sequence) -> list[Sequence]:
         """The victims of the next prefill batch, which `seq` has been queued for; its prompts decode afterwards."""
@@ -258,6 +352,19 @@ def test_one_that_was_retracted_is_known_by_its_tokens_none_of_them_cached(token
     adder.batch.retract(first)
     adder.make(other)
     assert len(adder.batch) == 1
+    assert adder.make(first) == ([other] if makes_way else [])
+
+
+@pytest.mark.parametrize(("tokens", "makes_way"), [(14, True), (13, False)])
+def test_one_that_rode_along_is_known_as_it_was_then(tokens: int, makes_way: bool) -> None:
+    """It had 4 + 1 tokens when it rode along and got another: with a cap of 5 it needs 10 beside 4 of the other one."""
+    adder = Adder(CountingKV(tokens, 1), slots=1)
+    first, other = sequences("0:4->5p50 0:4->2p0")
+    adder.make(first)
+    adder.ride()
+    adder.adder.retracted(first)
+    adder.batch.retract(first)
+    adder.make(other)
     assert adder.make(first) == ([other] if makes_way else [])
 
 

@@ -48,6 +48,13 @@ def test_a_head_that_lacks_tokens_may_come_to_lack_blocks_in_a_leap_too() -> Non
     assert [(i, why) for _, i, why in blocked(result.records)] == [(4, "token_budget"), (4, "kv_blocks")]
 
 
+def test_a_leap_ends_where_a_block_is_short() -> None:
+    """At 30 both decodes have filled their blocks and one is free; they have been alone since 16."""
+    config = TensorrtLlmConfig(capacity_scheduler_policy="MAX_UTILIZATION", enable_block_reuse=False)
+    result = run_every_way(TensorrtLlm, config, requests("0:3->9 0:3->9"), blocks=3)
+    assert result.preemptions() == [(30, 1, "kv_blocks", 1)]
+
+
 # ---- GUARANTEED_NO_EVICT
 
 
@@ -224,6 +231,15 @@ def test_the_list_ends_before_the_last_paused_one() -> None:
     result = evicting("0:4->5 0:4->5 17:1->1", blocks=3)
     assert result.log[1].preempted == [1]
     assert result.log[1].items == [(0, 1)]
+
+
+def test_a_prompt_half_computed_needs_no_more_blocks() -> None:
+    """Rule 5: at 70 the first and the third fill a block each and 1 is free: the third is paused for its own one, as
+    the second, between them, has the 6 of its prompt.
+    """
+    result = evicting("0:1->9 0:24->1 0:1->9", blocks=9, max_num_tokens=6, enable_chunked_prefill=True)
+    assert result.items[:2] == [[(1, 4), (0, 1), (2, 1)], [(1, 4), (0, 1), (2, 1)]]
+    assert result.preemptions()[0] == (70, 2, "kv_blocks", 2)
 
 
 def test_one_that_waits_pauses_those_started_behind_it() -> None:

@@ -69,6 +69,11 @@ def test_a_prompt_begins_after_its_cached_blocks() -> None:
     assert times(result.records, "last_token_ns", "cached_tokens") == [(19, 0), (111, 8)]
 
 
+def test_without_block_reuse_nothing_is_found() -> None:
+    """Whatever the pool could do: both prompts are computed whole."""
+    assert cached(trt(alike("0:9->1 100:9->1", 8, 8), enable_block_reuse=False)) == [0, 0]
+
+
 def test_no_part_of_a_block_is_found() -> None:
     """Rule 6: 7 tokens alike are one block; with 3 alike there is none."""
     assert cached(trt(alike("0:9->1 100:9->1", 7, 7))) == [0, 4]
@@ -323,6 +328,23 @@ def test_who_pauses_another_one_is_then_passed_over_for_its_own_blocks() -> None
     assert [row.start_ns for row in result.log] == [0, 18, 30, 47]
     assert result.preemptions() == [(18, 2, "kv_blocks", 1)]
     assert blocked(result.records) == [(0, 1, "waits_for_prefix"), (18, 1, "preemption"), (30, 2, "kv_blocks")]
+
+
+def test_one_that_waits_for_tokens_pauses_another_one_in_a_leap_too() -> None:
+    """Rules 5, 6 and 8: from 79 on 6 decodes leave 2 of 8 tokens. The third, half computed, and the fifth get none, and
+    the fourth, the head, waits for the third. At 189 four blocks are free, as many as the first, sixth and seventh and
+    the fifth's prompt need; the eighth one's is not there, and the ninth, the last to start, is paused for it.
+    """
+    arrivals = alike("0:4->20 0:9->20 0:12->1 0:5->1 0:4->1 0:1->20 0:1->20 0:1->20 0:1->20", 4, 4, *[0] * 7)
+    third = TokenIds.of([(prompt_stream(102), 0, 4), (prompt_stream(103), 0, 1)])  # a block of the third's text
+    arrivals[3] = replace(arrivals[3], request=replace(arrivals[3].request, tokens=third))
+    config = TensorrtLlmConfig(
+        max_num_tokens=8, capacity_scheduler_policy="MAX_UTILIZATION", enable_chunked_prefill=True
+    )
+    for how in ("step", "leap"):
+        result = run(TensorrtLlm, config, arrivals, blocks=22, kv=ReuseTreeKV, how=how)
+        assert result.preemptions()[0] == (189, 8, "kv_blocks", 7)
+        assert blocked(result.records)[1] == (18, 3, "waits_for_prefix")
 
 
 # ---- the cache
