@@ -359,6 +359,13 @@ def test_a_due_head_passes_the_swapped_that_are_less_important() -> None:
     assert times(late.records, "scheduled_ns")[2] > (92,)
 
 
+def test_a_due_head_in_swap_asks_for_one_token_of_the_budget() -> None:
+    """At 104 request 1 lies in swap and lacks one token: a budget of 12 lets it take the place of request 0."""
+    knobs: dict[str, Any] = {"waiting_order": "priority", "preempt_after": 0, "budget": 12, "chunked_prefill": False}
+    result = preemptive("0:4->9p2 1:4->6p1", blocks=5, swap_blocks=9, by="swap", **knobs)
+    assert result.preemptions() == [(86, 1, "kv_blocks", 1), (104, 0, "priority", 1)]
+
+
 def test_a_due_head_does_not_pass_its_equals_in_swap() -> None:
     """As above, but all are equals: the request in swap is first."""
     arrivals = "0:4->12p1 0:4->9p1 80:1->1p1"
