@@ -500,6 +500,20 @@ def test_an_engine_may_fail_before_its_first_step() -> None:
     assert [(o.outcome, o.ended_ns) for o in outcomes(core.recorder.records())] == [("unfinished", 10)] * 3
 
 
+def test_an_engine_may_fail_in_a_step_in_which_nobody_decodes() -> None:
+    """The token that the cut step would have made is lost."""
+    scheduler = Sleeper()
+    core = engine(scheduler)
+    one = arrival(0, 0)
+    core.submit(one)
+    core.enter_due(0)
+    assert scheduler.kv.allocate(scheduler.queue[0], 4)
+    scheduler.work = Batch(None, [(scheduler.queue[0], 4)], 4)
+    core.execute(core.schedule(0, drain=False), 0)
+    assert core.fail(5, "replica_failed") == [one]
+    assert core.recorder.records().requests["output_tokens"].tolist() == [0]
+
+
 def test_the_simulation_driver_wants_a_simulated_executor() -> None:
     """A real model cannot be cranked in simulated time."""
 
@@ -609,6 +623,17 @@ def test_tokens_are_told_to_whoever_asks() -> None:
         now_ns = core.leap(batch, now_ns, now_ns + 15, Constant())
         told.append([(e.count if isinstance(e, Tokens) else "end", e.request.id) for e in core.complete(now_ns)])
     assert told == [[], [(1, 0)], [(3, 0)], [(1, 0), ("end", 0)]]
+
+
+def test_tokens_are_told_to_nobody_who_did_not_ask() -> None:
+    """Unless a driver asks, a step says who has ended and nothing else."""
+    core = EngineCore(
+        vllm(CountingKV(100, 4)), SimExecutor(Constant(), MAX_MODEL_LEN), Recorder(), max_model_len=MAX_MODEL_LEN
+    )
+    core.submit(arrival(0, 0))
+    batch = core.schedule(0, drain=True)
+    assert isinstance(batch, Batch)
+    assert core.complete(core.execute(batch, 0)) == []
 
 
 @pytest.mark.parametrize(("at_ns", "outcome"), [(0, "cancelled"), (5, "cancelled"), (15, "finished")])
