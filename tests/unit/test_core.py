@@ -277,6 +277,18 @@ def test_a_simulation_needs_lengths() -> None:
         core.schedule(0, drain=True)
 
 
+def test_two_that_end_in_one_step_end_in_batch_order() -> None:
+    """A prompt that was let in before the decode comes before it, though decodes are looked at first."""
+    group, decode, prompt = DecodeGroup(4), Sequence(Request(0, 0, 4, 2)), Sequence(Request(1, 0, 4, 1))
+    executor = SimExecutor(Constant(), MAX_MODEL_LEN)
+    executor.begin(decode, 2)
+    executor.begin(prompt, 1)
+    prompt.order, decode.order = 0, 1
+    decode.settled_computed_tokens, decode.settled_output_tokens = 4, 1
+    group.join(decode)
+    assert executor.execute(Batch(group, [(prompt, 4)], 4)).finished == [prompt, decode]
+
+
 # ---- schedulers that do not move
 
 
