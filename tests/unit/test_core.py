@@ -601,6 +601,15 @@ def test_tokens_are_conserved(load: list, num_blocks: int) -> None:
 # ---- what happened, as drivers are told
 
 
+def test_a_client_that_gives_up_before_its_time_takes_nobody_with_it() -> None:
+    """Of two that have not entered yet, the one that was cancelled is given up as it enters."""
+    core = engine(vllm(CountingKV(100, 4)))
+    for made in (arrival(0, 5), arrival(1, 5)):
+        core.submit(made)
+    core.cancel(1, 3)
+    assert [(type(event), event.request.id) for event in core.enter_due(5)] == [(Cancelled, 1)]
+
+
 def test_an_engine_says_who_ended_and_why() -> None:
     """Each call returns what happened in it, once: rejected and cancelled as they enter, finished with their step."""
     core = engine(vllm(CountingKV(100, 4)), max_waiting=2)
