@@ -80,6 +80,7 @@ def test_a_prompt_that_a_batch_leaves_out_lacked_tokens_unless_the_policy_says_o
         (10, 0, SAT_OUT, "kv_blocks", 2),
         (10, 1, SAT_OUT, "token_budget", MISSING),
     ]
+    assert [seq.state for seq in (told, untold, other)] == [SAT_OUT, SAT_OUT, PREFILL]
 
 
 def test_a_decode_that_leaves_the_group_sits_out_until_it_is_back() -> None:
