@@ -97,7 +97,8 @@ class Journal:
         swapped_out = {seq for seq, _ in batch.swap_out}
         for seq in batch.preempted:
             life = self.lives[seq]
-            if seq.state in (DECODE, SAT_OUT):
+            # A prompt that sat out is computed no further than its chunks went, which `computed` has noted.
+            if seq.state == DECODE or (seq.state == SAT_OUT and life.first_token_ns != MISSING):
                 life.computed_once = max(life.computed_once, seq.num_tokens - 1)
             self.prefilling.pop(seq, None)
             seq.state = SWAPPED if seq in swapped_out else PREEMPTED

@@ -111,6 +111,26 @@ def test_a_decode_that_leaves_the_group_sits_out_until_it_is_back() -> None:
     ]
 
 
+@pytest.mark.parametrize(("sampled", "recomputed"), [(False, 3), (True, 8)])
+def test_only_what_was_computed_is_computed_again(sampled: bool, recomputed: int) -> None:
+    """Of a prompt of which 3 tokens were computed when it sat out and was preempted, 3; of a decode all of them."""
+    journal, (seq, other) = begun(2)
+    if sampled:
+        chunk(journal, seq, 8, 0, sampled=True)
+        group = DecodeGroup(4)
+        group.join(seq)
+        group.leave(seq)
+        journal.scheduled(Batch(group, [(other, 2)], 2), 10, {})
+    else:
+        chunk(journal, seq, 3, 0)
+        chunk(journal, other, 2, 10)
+    assert seq.state == SAT_OUT
+    journal.scheduled(Batch(None, [(other, 1)], 1, preempted=[seq]), 20, {})
+    seq.reset_computed()
+    chunk(journal, seq, 8, 30)
+    assert journal.lives[seq].recomputed == recomputed
+
+
 def test_one_swapped_back_decodes_from_then_on_though_the_batch_may_hold_prompts_alone() -> None:
     """Its state is decode from the batch that moves it in, once."""
     journal, (seq, other) = begun(2)
