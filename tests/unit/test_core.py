@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from batchsim.kernel.events import Cancelled, Ended, Finished, Rejected, Tokens,
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
 from batchsim.kernel.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, UNFINISHED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence
+from batchsim.kernel.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence, StepResult
 from batchsim.policies.families.static import Static, StaticConfig
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 
@@ -677,3 +678,124 @@ def test_a_client_may_give_up_at_any_time(at_ns: int, outcome: str) -> None:
     (ended,) = outcomes(core.recorder.records())
     assert ended.outcome == outcome
     assert core.scheduler.kv.num_free == 100
+
+
+@pytest.mark.parametrize("given_up", [0, 1])
+def test_one_who_gives_up_is_the_one_who_is_cancelled(given_up: int) -> None:
+    """Of two who run, by its id, with the reason of a client's cancel."""
+    core = engine(vllm(CountingKV(100, 4)))
+    for made in (arrival(0, 0, output=9), arrival(1, 0, output=9)):
+        core.submit(made)
+    core.enter_due(0)
+    core.cancel(given_up, 5)
+    (cancelled,) = core.enter_due(5)
+    assert isinstance(cancelled, Cancelled)
+    assert (cancelled.request.id, cancelled.reason) == (given_up, "client_cancel")
+
+
+def test_the_deadline_of_one_that_ended_hides_no_other_of_that_time() -> None:
+    """Both fall due at 50; who has ended by then is passed over."""
+    core = engine(vllm(CountingKV(100, 4)))
+    core.submit(arrival(0, 0, output=1, deadline_ns=50))
+    core.submit(arrival(1, 0, output=99, deadline_ns=50))
+    batch = core.schedule(0, drain=True)
+    assert isinstance(batch, Batch)
+    (finished,) = core.complete(core.execute(batch, 0))
+    (cancelled,) = core.enter_due(50)
+    assert (type(finished), finished.request.id, type(cancelled), cancelled.request.id) == (Finished, 0, Cancelled, 1)
+
+
+def test_a_policy_is_told_when_a_step_ended_and_what_it_says_then_has_that_time() -> None:
+    """Its `complete` has the time, and a head that it calls blocked is so from then on."""
+
+    class Ends(type(vllm(CountingKV(1, 4)))):
+        ended: ClassVar[list[int]] = []
+
+        def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+            self.ended.append(now_ns)
+            self.events.append(Event("blocked", finished[0], "kv_blocks"))
+            return super().complete(batch, finished, now_ns)
+
+    scheduler = vllm(CountingKV(100, 4))
+    scheduler.__class__ = Ends
+    core = engine(scheduler)
+    core.submit(arrival(0, 0, output=1))
+    batch = core.schedule(0, drain=True)
+    assert isinstance(batch, Batch)
+    core.complete(core.execute(batch, 0))
+    assert Ends.ended == [10]
+    assert core.recorder.records().states["time_ns"].tolist() == [0, 10]
+
+
+def test_tokens_accepted_by_a_step_are_those_of_the_executor() -> None:
+    """A member that got 3 in one step has 3 more."""
+
+    class Accepts(SimExecutor):
+        def execute(self, batch: Batch) -> StepResult:
+            (seq,) = batch.decodes.members if batch.decodes is not None else ()
+            return StepResult(10, [], {seq: 3})
+
+    core = engine(Sleeper())
+    core.executor = Accepts(Constant(), MAX_MODEL_LEN)
+    group, seq = DecodeGroup(4), Sequence(Request(0, 0, 4, 99))
+    seq.settled_computed_tokens, seq.settled_output_tokens = 4, 1
+    group.join(seq)
+    core.execute(Batch(group, [], 0), 0)
+    assert seq.num_output_tokens == 4
+
+
+def test_an_answer_that_is_held_is_given_up_without_the_policy() -> None:
+    """It has its last token: its client's deadline ends it, and the policy, which let it go, is not asked to cancel."""
+
+    class Holds(Sleeper):
+        def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+            self.queue.clear()
+            return []
+
+        def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+            raise AssertionError("asked to cancel what it let go")
+
+    policy = Holds()
+    core = engine(policy)
+    core.submit(arrival(0, 0, prompt=4, output=1, deadline_ns=50))
+    core.enter_due(0)
+    (seq,) = policy.queue
+    assert policy.kv.allocate(seq, 4)
+    policy.work = Batch(None, [(seq, 4)], 4)
+    batch = core.schedule(0, drain=True)
+    assert isinstance(batch, Batch)
+    core.complete(core.execute(batch, 0))
+    (cancelled,) = core.enter_due(50)
+    assert isinstance(cancelled, Cancelled)
+    assert not core.executor._targets  # type: ignore[attr-defined]
+
+
+def test_one_cut_to_a_lower_cap_says_so_with_the_numbers(drive: Driver) -> None:
+    """A policy lowers 9 to 4: it ends with 4 as cut; one that ends by itself before that does not."""
+
+    class Cuts(type(vllm(CountingKV(1, 4)))):
+        def add(self, seq: Sequence, now_ns: int) -> None:
+            seq.max_output_tokens = 4
+            super().add(seq, now_ns)
+
+    scheduler = vllm(CountingKV(100, 4))
+    scheduler.__class__ = Cuts
+    core = engine(scheduler)
+    play(drive, core, arrival(0, 0, output=9), arrival(1, 0, output=3, cap=9))
+    assert [o.reason for o in outcomes(core.recorder.records())] == ["cap_cut", ""]
+    assert core.recorder.details == {"cap_cut": "9 output tokens asked for, 4 allowed"}
+
+
+def test_after_the_end_nobody_waits() -> None:
+    """What was in the inbox has ended too; and a scheduler that stalls with nobody there says that it does."""
+    core = engine(vllm(CountingKV(100, 4)))
+    core.submit(arrival(0, 5))
+    core.close(0, "drain_limit")
+    assert (core.num_waiting, core.has_work) == (0, False)
+
+    class Waits(Sleeper):
+        def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+            return Idle(5)
+
+    with pytest.raises(SchedulerStalled, match="oldest: None"):
+        engine(Waits()).schedule(5, drain=True)

@@ -251,3 +251,24 @@ def test_a_streamed_answer_arrives_with_its_tokens_and_a_whole_one_when_it_is_se
     assert (seq.state, seq in journal.lives) == (ENDED, False)
     (row,) = journal.recorder.records().requests
     assert (row["first_delivery_ns"], row["delivered_ns"], row["ended_ns"]) == (first, last, 20)
+
+
+def test_a_preemption_without_a_reason_has_none() -> None:
+    """Its row's reason is empty."""
+    journal, (seq,) = begun(1)
+    chunk(journal, seq, 4, 20)
+    journal.scheduled(Batch(None, [], 0, preempted=[seq]), 30, {})
+    assert states(journal)[-1] == (30, 0, PREEMPTED, "", MISSING)
+
+
+def test_who_made_its_last_token_has_ended() -> None:
+    """At once, though its answer may be held; the lag of its client counts from the arrival."""
+    journal = Journal(Recorder(), 0)
+    seq = Sequence(Request(0, 5, 8, 99))
+    journal.begin(seq, Arrival(seq.request, 99, submitted_ns=9))
+    chunk(journal, seq, 8, 10, sampled=True)
+    journal.tokens(Batch(None, [], 0), [seq], 30)
+    assert seq.state == ENDED
+    journal.end(seq, 40, FINISHED, "", streams=True)
+    (row,) = journal.recorder.records().requests
+    assert row["lag_ns"] == 4
