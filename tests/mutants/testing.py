@@ -139,7 +139,8 @@ def test(sources: dict[str, str], tester: Tester, folder: Path) -> None:
     for name in COPIED:
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "batchsim").symlink_to("sim")
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
     for path, code in sources.items():
         (folder / path).write_text(code, encoding="utf-8")
     os.chdir(folder)

@@ -111,7 +111,7 @@ def test_a_decode_that_leaves_the_group_sits_out_until_it_is_back() -> None:
     ]
 
 
-@pytest.mark.parametrize(("sampled", "recomputed"), [(False, 3), (True, 8)])
+@pytest.mark.parametrize(("sampled", "recomputed"), [(False, 3), (True, 10)])
 def test_only_what_was_computed_is_computed_again(sampled: bool, recomputed: int) -> None:
     """Of a prompt of which 3 tokens were computed when it sat out and was preempted, 3; of a decode all of them."""
     journal, (seq, other) = begun(2)
@@ -119,6 +119,8 @@ def test_only_what_was_computed_is_computed_again(sampled: bool, recomputed: int
         chunk(journal, seq, 8, 0, sampled=True)
         group = DecodeGroup(4)
         group.join(seq)
+        for _ in range(2):
+            group.advance()
         group.leave(seq)
         journal.scheduled(Batch(group, [(other, 2)], 2), 10, {})
     else:
@@ -127,7 +129,7 @@ def test_only_what_was_computed_is_computed_again(sampled: bool, recomputed: int
     assert seq.state == SAT_OUT
     journal.scheduled(Batch(None, [(other, 1)], 1, preempted=[seq]), 20, {})
     seq.reset_computed()
-    chunk(journal, seq, 8, 30)
+    chunk(journal, seq, seq.num_tokens - 1 if sampled else 8, 30)
     assert journal.lives[seq].recomputed == recomputed
 
 
