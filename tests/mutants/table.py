@@ -41,7 +41,6 @@ TESTS = {
     "sim/metrics/*.py": MEASURES,
     "sim/metrics/measure.py": f"{MEASURES} unit/test_precision",
     "sim/metrics/intervals.py": "unit/test_confidence unit/test_metrics unit/test_planning unit/test_precision",
-    "sim/metrics/table.py": "unit/test_metric_table",
     "sim/metrics/warmup.py": "theory/test_warmup",
     "sim/policies/families/continuous.py": "policies/test_continuous conformance:continuous",
     "sim/policies/families/dynamic.py": BATCHES,

@@ -9,7 +9,7 @@ import pytest
 from report_samples import FOUR, SampleResults, sample_results
 
 from batchsim.base.errors import ScenarioError
-from batchsim.metrics.intervals import Difference, paired
+from batchsim.metrics.intervals import Difference, Interval, paired
 from batchsim.report.reading import seeds_text
 from batchsim.report.text.confidence import difference_text
 from batchsim.report.text.summary_text import report, warnings
@@ -143,3 +143,23 @@ def test_results_of_an_older_version_have_no_word_on_the_warm_up():
     assert not any("MSER" in line for line in warnings(results, 8.0))
     results.points["warmup_needed_s"] = np.nan
     assert not any("MSER" in line for line in warnings(results, 8.0))
+
+
+def test_an_interval_needs_two_values_and_a_mean_one() -> None:
+    """Of none all is None, of one the mean alone."""
+    assert Interval.of([]) == Interval(None, None, None)
+    assert Interval.of([5.0]) == Interval(5.0, None, None)
+
+
+def test_weights_draw_the_mean_and_the_spread() -> None:
+    """1, and 3 with three times the weight: 2.5, and 0.75 times 12.7062 (t of one degree, by a table) to both sides."""
+    found = Interval.of([1.0, 3.0], weights=[1.0, 3.0])
+    assert found.mean == pytest.approx(2.5)
+    assert (found.low, found.high) == pytest.approx((2.5 - 12.7062 * 0.75, 2.5 + 12.7062 * 0.75), rel=1e-5)
+
+
+def test_values_all_alike_prove_no_more_than_their_requests() -> None:
+    """Below, what 10 requests without a miss leave open, 1 − 0.025^(1/10) = 0.3085; above, no spread."""
+    found = Interval.of([1.0, 1.0], num_requests=10)
+    assert (found.mean, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(1 - 0.308497, abs=1e-6)

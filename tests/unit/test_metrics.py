@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import unseen
+from batchsim.metrics.latencies import values_ns
 from batchsim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.stability import _time_in_system, is_too_short, is_unstable
@@ -443,3 +444,19 @@ def test_measure_of_a_real_run_agrees_with_its_log():
     assert values["itl_mean_s"] == pytest.approx(gaps.mean() / S)
     assert values["itl_p99_s"] == pytest.approx(np.quantile(gaps, 0.99, method="inverted_cdf") / S)
     assert values["output_tokens_per_s"] == pytest.approx(20 * 15 * S / end)
+
+
+def test_of_two_tokens_one_gap_is_the_pace_and_of_one_token_there_is_none() -> None:
+    """Sent at 0, first at 10, all at 30 ns: 20 ns a token after the first of two; normalised by 2 tokens, and by 1."""
+    columns = {
+        "sent_ns": np.array([0, 0]),
+        "arrival_ns": np.array([0, 0]),
+        "scheduled_ns": np.array([4, 4]),
+        "first_delivery_ns": np.array([10, 30]),
+        "delivered_ns": np.array([30, 30]),
+        "output_tokens": np.array([2, 1]),
+    }
+    found = values_ns(columns)
+    assert found["tpot"][0] == 20
+    assert np.isnan(found["tpot"][1])
+    assert found["norm_latency"].tolist() == [15, 30]
