@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import read_json, told
+from batchsim.base.files import read_json, reason_text
 from batchsim.deployment.catalog import MODELS, load_model
 from batchsim.deployment.model import ModelSpec
 
@@ -126,7 +126,7 @@ def _eos_token_ids(config: Mapping[str, Any], generation: Path) -> tuple[int, ..
         try:
             found = read_json(generation).get("eos_token_id", found)
         except (OSError, ValueError, AttributeError) as error:
-            raise ScenarioError(f"{generation}: cannot be read: {told(error)}. Correct or remove it.") from None
+            raise ScenarioError(f"{generation}: cannot be read: {reason_text(error)}. Correct or remove it.") from None
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise ScenarioError(f"{generation.parent}: eos_token_id is {found!r}. Write a token id or a list of them.")

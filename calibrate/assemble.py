@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.calibrate.bench import Sample
+from batchsim.calibrate.bench import MeasuredStep
 from batchsim.calibrate.engine_runs import EngineSteps, RunSpec
 from batchsim.calibrate.fit import Kernels, errors, fit_host, fit_kernels, robust_nnls, short
 from batchsim.calibrate.identity import catalog_gpu
-from batchsim.calibrate.point_plan import BLOCKS, Point, columns
+from batchsim.calibrate.point_plan import BLOCKS, StepShape, columns
 from batchsim.calibrate.raw import Raw
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.interpolation import Curve
@@ -39,7 +39,7 @@ class Job:
     block_size: int
     buckets: tuple[int, ...]
     device: str
-    points: tuple[Point, ...]  # steps to measure, of all blocks
+    points: tuple[StepShape, ...]  # steps to measure, of all blocks
     rounds: int
     runs: tuple[RunSpec, ...]
     swap: bool  # whether there are swap slots to measure
@@ -97,7 +97,7 @@ def _costs(kernels: Kernels, in_engine: InEngine, host: HostTerm, raw: Raw) -> S
     )
 
 
-def _profile(job: Job, raw: Raw, samples: Sequence[Sample], costs: StepCosts) -> Profile:
+def _profile(job: Job, raw: Raw, samples: Sequence[MeasuredStep], costs: StepCosts) -> Profile:
     hardware, software = raw.key["hardware"], raw.key["software"]
     made: dict[str, Any] = {
         "on": datetime.date.today().isoformat(),
@@ -130,7 +130,7 @@ def _profile(job: Job, raw: Raw, samples: Sequence[Sample], costs: StepCosts) ->
     )
 
 
-def _hull(points: Sequence[Point]) -> Hull:
+def _hull(points: Sequence[StepShape]) -> Hull:
     """The range of steps that the fit's points cover."""
     even = [p for p in points if p.block == "A"]
     return Hull(
@@ -212,7 +212,7 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     return in_engine, HostTerm(*terms, mode="serial", assumed=False)
 
 
-def _rows(bare: Profile, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _rows(bare: Profile, samples: Sequence[MeasuredStep]) -> list[dict[str, Any]]:
     """Errors of the fitted kernel times of back-to-back steps, a row for each region and one for all."""
     if not samples:
         return []
@@ -229,7 +229,7 @@ def _by_region(predicted: Floats, measured: Floats, table: dict[str, NDArray[np.
 
 
 def _held_out(
-    profile: Profile, bare: Profile, batches: Sequence[Sample], runs: Sequence[EngineSteps]
+    profile: Profile, bare: Profile, batches: Sequence[MeasuredStep], runs: Sequence[EngineSteps]
 ) -> dict[str, Any] | None:
     """Errors on what no fit has seen, whole steps of engine runs and kernels of sampled batches; None without any."""
     found: dict[str, Any] = {}

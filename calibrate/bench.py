@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.point_plan import Point
+from batchsim.calibrate.point_plan import StepShape
 from batchsim.calibrate.runner import ModelRunner
 
 T = TypeVar("T")
@@ -35,10 +35,10 @@ _CORRECTED, _FLAGGED = 0.01, 0.05  # drift above which times are corrected, and 
 
 
 @dataclass
-class Sample:
+class MeasuredStep:
     """A measured point: the median time of each visit in ns."""
 
-    point: Point
+    point: StepShape
     rounds: list[float] = field(default_factory=list)
 
     @property
@@ -57,9 +57,9 @@ class Sample:
         return self.point.to_row() | numbers
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Sample:
+    def from_row(cls, row: dict[str, Any]) -> MeasuredStep:
         """The sample that `to_row` wrote."""
-        return cls(Point.from_row(row), [float(x) for x in row["rounds"]])
+        return cls(StepShape.from_row(row), [float(x) for x in row["rounds"]])
 
 
 class Bench:
@@ -67,7 +67,7 @@ class Bench:
     to whose speed the times of this call are converted, None in the first.
     """
 
-    def __init__(self, runner: ModelRunner, sentinel: Point, seed: int, first_ns: float | None = None) -> None:
+    def __init__(self, runner: ModelRunner, sentinel: StepShape, seed: int, first_ns: float | None = None) -> None:
         self.runner = runner
         self.sentinel = sentinel
         self.device = runner.device.type
@@ -78,11 +78,11 @@ class Bench:
         self._hot_s = -math.inf  # when the last compute-bound step ended
         self._wall_s = self._process_s = 0.0  # of replays: by the clock, and as this process had the processor
 
-    def visit(self, point: Point) -> float:
+    def visit(self, point: StepShape) -> float:
         """Median kernel time of the step `point`, ns."""
         return self.look(point)[0]
 
-    def look(self, point: Point) -> tuple[float, float]:
+    def look(self, point: StepShape) -> tuple[float, float]:
         """Median kernel time of the step `point`, and the mean over all its replays, disturbances included; ns."""
         runner = self.runner
         self.seed += 1

@@ -19,11 +19,11 @@ from batchsim.base.errors import CalibrationError
 from batchsim.base.files import check_writable, write_text, writing
 from batchsim.calibrate import memory, schedules
 from batchsim.calibrate.assemble import Job, assemble
-from batchsim.calibrate.bench import Bench, Sample
+from batchsim.calibrate.bench import Bench, MeasuredStep
 from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, run_engine, run_specs
 from batchsim.calibrate.identity import catalog_gpu, check_device, identity, set_cpu_threads
 from batchsim.calibrate.options import LEAST_MINUTES, Options, limits_of
-from batchsim.calibrate.point_plan import Limits, Point, plan
+from batchsim.calibrate.point_plan import StepRange, StepShape, plan
 from batchsim.calibrate.raw import Raw, check_key
 from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.calibrate.telemetry import Telemetry
@@ -68,7 +68,7 @@ def calibrate(options: Options, out: Path, progress: Progress = lambda what, sha
     raw = Raw.load(partial, key)
     progress("loading the model", 0.0)
     with Telemetry(options.device) as telemetry:
-        run = Run(options, model, limits, raw, out, partial, progress, end_s, telemetry)
+        run = CalibrationRun(options, model, limits, raw, out, partial, progress, end_s, telemetry)
         return run.all()
 
 
@@ -94,14 +94,14 @@ def _finished(out: Path, key: dict[str, Any]) -> Profile:
     return profile
 
 
-class Run:
+class CalibrationRun:
     """One call of a calibration: does the work that is left, in order of value, until the time is up."""
 
     def __init__(
         self,
         options: Options,
         model: ModelSpec,
-        limits: Limits,
+        limits: StepRange,
         raw: Raw,
         out: Path,
         partial: Path,
@@ -148,11 +148,11 @@ class Run:
         self._before = {point: list(sample.rounds) for point, sample in raw.samples.items()}
         self._runs_before = raw.runs
         self._runs: list[tuple[float, EngineSteps]] = []
-        self._visits: dict[Point, list[tuple[float, float]]] = {}
+        self._visits: dict[StepShape, list[tuple[float, float]]] = {}
 
     # ---- the device
 
-    def _load(self, model: ModelSpec, limits: Limits) -> tuple[ModelRunner, Limits]:
+    def _load(self, model: ModelSpec, limits: StepRange) -> tuple[ModelRunner, StepRange]:
         """The runner, and the limits with the size of its KV pool, which on CUDA is measured unless it is stated."""
         options, raw = self.options, self.raw
         if limits.kv_tokens:
@@ -168,7 +168,7 @@ class Run:
         memory.run_full(runner, limits)
         return runner, limits
 
-    def _build(self, limits: Limits, num_blocks: int) -> ModelRunner:
+    def _build(self, limits: StepRange, num_blocks: int) -> ModelRunner:
         options = self.options
         return build_runner(
             options.model,
@@ -220,7 +220,7 @@ class Run:
             self._check_time(1.0)
             self.raw.swap = memory.measured_swap(self.runner)
 
-    def _visit(self, points: list[Point], number: int) -> None:
+    def _visit(self, points: list[StepShape], number: int) -> None:
         """Visits each of `points` that has had at most `number` visits, once, in random order."""
         todo = [p for p in points if self._count(p) <= number]
         for i in np.random.default_rng(self.options.seed + number).permutation(len(todo)):
@@ -233,7 +233,7 @@ class Run:
                 self._save()
         self._save()
 
-    def _count(self, point: Point) -> int:
+    def _count(self, point: StepShape) -> int:
         return len(self._before.get(point, ())) + len(self._visits.get(point, ()))
 
     def _engine(self, specs: list[RunSpec]) -> None:
@@ -294,7 +294,7 @@ class Run:
         raw = self.raw
         for point, visits in self._visits.items():
             new = [ns / self.bench.factor(seconds) for seconds, ns in visits]
-            raw.samples[point] = Sample(point, self._before.get(point, []) + new)
+            raw.samples[point] = MeasuredStep(point, self._before.get(point, []) + new)
         raw.runs = [*self._runs_before, *(run.divided(self.bench.factor(seconds)) for seconds, run in self._runs)]
         raw.seconds = self._spent_s + time.monotonic() - self._began_s
         raw.notes = [*self._notes, *self.bench.notes()]

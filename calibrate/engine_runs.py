@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from batchsim.calibrate import schedules
 from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.point_plan import Limits
+from batchsim.calibrate.point_plan import StepRange
 from batchsim.calibrate.runner import ModelRunner
 from batchsim.calibrate.session import settled_memory
 from batchsim.cost.periods import periods_ns
@@ -86,7 +86,7 @@ class EngineSteps:
         return cls(RunSpec(*row["run"]), columns, kernel, period)
 
 
-def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
+def run_specs(limits: StepRange, rounds: int, seed: int) -> list[RunSpec]:
     """The engine runs of each round: those to fit the host's time on, at several numbers of slots, then the held out.
 
     Held out are other requests, longer ones, and another policy besides.
@@ -104,7 +104,7 @@ def run_specs(limits: Limits, rounds: int, seed: int) -> list[RunSpec]:
     return specs
 
 
-def run_engine(runner: ModelRunner, limits: Limits, spec: RunSpec, seconds: float, step_s: float) -> EngineSteps:
+def run_engine(runner: ModelRunner, limits: StepRange, spec: RunSpec, seconds: float, step_s: float) -> EngineSteps:
     """The steps of one engine run, cut after `seconds`; `step_s` is about what a step takes.
 
     ExecutorError if the device fails, KeyboardInterrupt on Ctrl-C.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.point_plan import Point, columns, doublings
+from batchsim.calibrate.point_plan import StepShape, columns, doublings
 from batchsim.cost.profile import ChunkCost, Curve, Grid
 from batchsim.cost.work import chunk_rows
 from batchsim.deployment.model import ModelSpec
@@ -104,7 +104,7 @@ class Kernels:
 
 
 def fit_kernels(
-    model: ModelSpec, points: Sequence[Point], ns: Sequence[float], *, buckets: Sequence[int], measured_grid: bool
+    model: ModelSpec, points: Sequence[StepShape], ns: Sequence[float], *, buckets: Sequence[int], measured_grid: bool
 ) -> Kernels:
     """Kernel costs fitted to `points` and their median times `ns`.
 
@@ -140,7 +140,7 @@ def fit_kernels(
 
 
 def _design(
-    points: Sequence[Point], tokens: Floats, rows: Floats, knots: Sequence[int], sizes: Sequence[int]
+    points: Sequence[StepShape], tokens: Floats, rows: Floats, knots: Sequence[int], sizes: Sequence[int]
 ) -> Floats:
     """The design matrix, a row for each point. Columns: the layers' constant and ramps, the head's rows, decode
     attention (constant, sequence, context token), chunk attention (chunk, token, pair), and an indicator for each of
@@ -160,13 +160,13 @@ def _design(
     return np.hstack([part.astype(np.float64) for part in parts])
 
 
-def _every_size(points: Sequence[Point]) -> list[int]:
+def _every_size(points: Sequence[StepShape]) -> list[int]:
     """1, 2, 3 ... decodes, if each number up to the most is among the decode-only points; else []."""
     found = {len(p.decode) for p in points if not p.chunks}
     return sorted(found) if found == set(range(1, max(found) + 1)) else []
 
 
-def _padded(points: Sequence[Point], buckets: Sequence[int]) -> tuple[Floats, Floats]:
+def _padded(points: Sequence[StepShape], buckets: Sequence[int]) -> tuple[Floats, Floats]:
     """(tokens, rows of logits) of each point; those of a decode-only step padded to the size of its graph."""
     tokens = np.array([float(p.tokens) for p in points])
     rows = np.array([float(len(p.decode) + len(p.chunks)) for p in points])
@@ -181,7 +181,7 @@ def _ran(rows: int, buckets: Sequence[int]) -> int | None:
     return next((b for b in buckets if b >= rows), None)
 
 
-def _knots(tokens: Floats, points: Sequence[Point]) -> list[int]:
+def _knots(tokens: Floats, points: Sequence[StepShape]) -> list[int]:
     """Knots of the layers' curve, in tokens: the steps of blocks A and C that were measured."""
     found = {int(t) for t, p in zip(tokens, points, strict=True) if p.block in "AC"}
     return sorted(found | {int(tokens.max())})
@@ -211,7 +211,7 @@ def _own_hints(knots: Sequence[int], sizes: Sequence[int]) -> Floats:
     return np.hstack([_ramps(rows, knots), rows[:, None], np.zeros((len(rows), 6)), -np.eye(len(rows))])
 
 
-def _launch_ns(times: Floats, launched: NDArray[np.bool_], points: Sequence[Point]) -> float:
+def _launch_ns(times: Floats, launched: NDArray[np.bool_], points: Sequence[StepShape]) -> float:
     """Least ns of a step whose kernels are launched one by one, if steps of few tokens are bound by their launches;
     else 0.
 
@@ -224,7 +224,7 @@ def _launch_ns(times: Floats, launched: NDArray[np.bool_], points: Sequence[Poin
     return floor if floor > 1.1 * float(np.min(times[~launched & few])) else 0.0
 
 
-def _plane(attention: Floats, points: Sequence[Point]) -> Grid:
+def _plane(attention: Floats, points: Sequence[StepShape]) -> Grid:
     """Decode attention in ns: a constant, a part for each decode, one for each context token; exact in four corners."""
     constant, per_decode, per_token = attention
     sequences = (1, max(2, *(len(p.decode) for p in points)))
@@ -234,7 +234,7 @@ def _plane(attention: Floats, points: Sequence[Point]) -> Grid:
 
 
 def _with_measured(
-    kernels: Kernels, attention: Floats, points: Sequence[Point], times: Floats, buckets: Sequence[int]
+    kernels: Kernels, attention: Floats, points: Sequence[StepShape], times: Floats, buckets: Sequence[int]
 ) -> Kernels:
     """`kernels` with the decode attention of block A as measured, and with the time of every size of graph.
 

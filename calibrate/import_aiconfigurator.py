@@ -17,7 +17,7 @@ from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import nnls
 
 from batchsim.base.errors import CalibrationError
-from batchsim.base.files import open_file, told
+from batchsim.base.files import open_file, reason_text
 from batchsim.cost.profile import ChunkCost, Curve, Grid, HostTerm, Hull, Profile, StepCosts
 from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.model import ModelSpec
@@ -130,7 +130,7 @@ def _table(folder: Path, system: str, version: str, kind: str) -> pd.DataFrame:
     except FileNotFoundError:
         raise CalibrationError(f"{path}: not found. Give the folder of the AIConfigurator tables.") from None
     except (OSError, ValueError) as error:
-        raise CalibrationError(f"{path}: cannot be read: {told(error)}. Fetch the table anew.") from None
+        raise CalibrationError(f"{path}: cannot be read: {reason_text(error)}. Fetch the table anew.") from None
 
 
 def _attention(table: pd.DataFrame, model: ModelSpec, kind: str) -> tuple[Times, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from batchsim.base.errors import CalibrationError
 from batchsim.calibrate.backend import SPARE_BLOCKS
 from batchsim.calibrate.fit import robust_nnls, short
 from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.point_plan import Limits, Point, even_chunks
+from batchsim.calibrate.point_plan import StepRange, StepShape, even_chunks
 from batchsim.calibrate.runner import ModelRunner
 from batchsim.cost.profile import SwapCost
 
@@ -21,18 +21,18 @@ UTILISATION = 0.90
 _SWAP_REPEATS = 7
 
 
-def largest_steps(limits: Limits) -> list[Point]:
+def largest_steps(limits: StepRange) -> list[StepShape]:
     """The steps that need most memory beside KV: the most tokens, and the most rows of logits with as many tokens."""
     count = -(-limits.max_tokens // limits.max_context)
     decodes = limits.max_seqs - 1
-    found = [Point("C", (), even_chunks(limits.max_tokens, count))]
+    found = [StepShape("C", (), even_chunks(limits.max_tokens, count))]
     if 0 < decodes < limits.max_tokens:
         n = min(limits.max_tokens - decodes, limits.max_context)
-        found.append(Point("E", (1,) * decodes, ((0, n),)))
+        found.append(StepShape("E", (1,) * decodes, ((0, n),)))
     return found
 
 
-def blocks_of_largest_steps(limits: Limits, block_size: int) -> int:
+def blocks_of_largest_steps(limits: StepRange, block_size: int) -> int:
     """KV blocks enough for `largest_steps` and for one sequence of the longest context."""
     most = max(sum(-(-n // block_size) for n in point.lengths()) for point in largest_steps(limits))
     return max(most, -(-limits.max_context // block_size))
@@ -45,7 +45,7 @@ def give_back() -> None:
         torch.cuda.empty_cache()
 
 
-def measured_blocks(runner: ModelRunner, limits: Limits) -> tuple[int, str]:
+def measured_blocks(runner: ModelRunner, limits: StepRange) -> tuple[int, str]:
     """KV blocks that fill UTILISATION of the card's memory, and the sum they come from in words.
 
     `runner` is on CUDA and has a small pool. Counted beside KV: all that the process holds now but the small pool,
@@ -76,16 +76,16 @@ def measured_blocks(runner: ModelRunner, limits: Limits) -> tuple[int, str]:
     return room // block_bytes - 1, terms  # one block more is the padding's
 
 
-def run_full(runner: ModelRunner, limits: Limits) -> None:
+def run_full(runner: ModelRunner, limits: StepRange) -> None:
     """Runs the largest steps, and decodes that fill every KV block. ExecutorError if the device has no room."""
     for point in largest_steps(limits):
         run_once(runner, point)
     each = min(limits.max_context // runner.block_size, max(1, runner.num_blocks // limits.max_seqs))
     decodes = min(limits.max_seqs, runner.num_blocks // each)
-    run_once(runner, Point("A", (each * runner.block_size - 1,) * decodes))
+    run_once(runner, StepShape("A", (each * runner.block_size - 1,) * decodes))
 
 
-def run_once(runner: ModelRunner, point: Point) -> None:
+def run_once(runner: ModelRunner, point: StepShape) -> None:
     """Runs one whole step of `point`."""
     runner.step(
         StepInputs.synthetic(

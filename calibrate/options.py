@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.point_plan import Limits
+from batchsim.calibrate.point_plan import StepRange
 from batchsim.deployment.model import ModelSpec
 
 LEAST_MINUTES = 0.25
@@ -34,10 +34,10 @@ class Options:
     name: str | None = None
 
 
-def limits_of(options: Options, model: ModelSpec) -> Limits:
+def limits_of(options: Options, model: ModelSpec) -> StepRange:
     """The range of steps asked for, defaults filled in; its `kv_tokens` is 0 where memory is to be measured."""
     seqs, tokens, context = _DEFAULTS[options.device]
-    limits = Limits(
+    limits = StepRange(
         max_seqs=options.max_seqs or seqs,
         max_tokens=options.max_batched_tokens or max(tokens, options.max_seqs or 0),
         max_context=options.max_model_len or min(context, model.max_position_embeddings),

@@ -26,7 +26,7 @@ _FEW = 32  # sequences
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepRange:
     """The range of steps to cover: most sequences and tokens of a step, tokens of a sequence, tokens of the KV pool."""
 
     max_seqs: int
@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Point:
+class StepShape:
     """A step to measure: the computed tokens of each decode before it, and `(prefix, tokens)` of each chunk."""
 
     block: str
@@ -67,7 +67,7 @@ class Point:
         """Tokens of each sequence after the step."""
         return [c + 1 for c in self.decode] + [prefix + n for prefix, n in self.chunks]
 
-    def fits(self, limits: Limits, block_size: int) -> bool:
+    def fits(self, limits: StepRange, block_size: int) -> bool:
         """Whether the step lies within `limits` and its KV in the pool."""
         lengths = self.lengths()
         blocks = sum(-(-n // block_size) for n in lengths)
@@ -86,7 +86,7 @@ class Point:
         return {"block": self.block, "decode": decode, "chunks": [list(chunk) for chunk in self.chunks]}
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Point:
+    def from_row(cls, row: dict[str, Any]) -> StepShape:
         """The point that `to_row` wrote."""
         decode = row["decode"]
         if isinstance(decode, dict):
@@ -94,7 +94,7 @@ class Point:
         return cls(row["block"], tuple(decode), tuple((prefix, n) for prefix, n in row["chunks"]))
 
 
-def columns(points: Sequence[Point]) -> dict[str, np.ndarray]:
+def columns(points: Sequence[StepShape]) -> dict[str, np.ndarray]:
     """`points` as work columns (of step records), which a cost model reads."""
     rows = {
         "num_decode": [len(p.decode) for p in points],
@@ -116,7 +116,7 @@ def ladder(low: int, high: int, factor: float) -> list[int]:
     return sorted({round(low * (high / low) ** (i / steps)) for i in range(steps + 1)})
 
 
-def contexts(limits: Limits, *, fine: bool) -> list[int]:
+def contexts(limits: StepRange, *, fine: bool) -> list[int]:
     """Contexts of block A, in tokens: a short one, then the longest over powers of 2 if `fine`, else of 4."""
     longest = limits.max_context - 1
     found = {min(SHORT_CONTEXT, longest)}
@@ -140,13 +140,13 @@ def uneven(most: int) -> list[int]:
     return sorted({n for n in between if n <= most} | set(doublings(most)))
 
 
-def plan(limits: Limits, *, block_size: int, buckets: Sequence[int] = (), fine: bool = False) -> list[Point]:
+def plan(limits: StepRange, *, block_size: int, buckets: Sequence[int] = (), fine: bool = False) -> list[StepShape]:
     """The points of blocks A to E that lie within `limits`, without repeats.
 
     `buckets` are the sizes of CUDA graphs, () without; `fine` is for devices that time a step in little time beside
     loading the model. CalibrationError if the pool does not hold even one sequence of the longest context.
     """
-    alone = Point("A", (limits.max_context - 1,))
+    alone = StepShape("A", (limits.max_context - 1,))
     if not alone.fits(limits, block_size):
         raise CalibrationError(
             f"a sequence of {limits.max_context} tokens does not fit: at most {limits.max_tokens} tokens a step,"
@@ -156,27 +156,27 @@ def plan(limits: Limits, *, block_size: int, buckets: Sequence[int] = (), fine: 
     return [p for p in dict.fromkeys((*made, *_block_e(limits))) if p.fits(limits, block_size)]
 
 
-def _block_a(limits: Limits, buckets: Sequence[int], fine: bool) -> Iterable[Point]:
+def _block_a(limits: StepRange, buckets: Sequence[int], fine: bool) -> Iterable[StepShape]:
     found = contexts(limits, fine=fine)
     for b in doublings(limits.max_seqs):
-        yield from (Point("A", (c,) * b) for c in found)
+        yield from (StepShape("A", (c,) * b) for c in found)
     # Every size of graph; on a CPU every number of sequences while these are few, since its matmuls are uneven.
     others = buckets or (range(1, limits.max_seqs + 1) if limits.max_seqs <= _FEW else uneven(limits.max_seqs))
     for b in others:
         if b <= limits.max_seqs:
-            yield from (Point("A", (c,) * b) for c in (found[:1] if buckets else (found[0], found[-1])))
+            yield from (StepShape("A", (c,) * b) for c in (found[:1] if buckets else (found[0], found[-1])))
 
 
-def _block_b(limits: Limits) -> Iterable[Point]:
+def _block_b(limits: StepRange) -> Iterable[StepShape]:
     """Decodes with one long context among short ones, and with contexts that grow by equal factors."""
     longest = limits.max_context - 1
     for b in ladder(4, limits.max_seqs, 4) if limits.max_seqs >= 4 else ():
-        yield Point("B", (longest,) + (SHORT_CONTEXT,) * (b - 1))
-        yield Point("B", tuple(int(x) for x in np.geomspace(SHORT_CONTEXT, longest, b)))
-        yield Point("B", tuple(int(x) for x in np.geomspace(SHORT_CONTEXT, max(longest // 4, SHORT_CONTEXT), b)))
+        yield StepShape("B", (longest,) + (SHORT_CONTEXT,) * (b - 1))
+        yield StepShape("B", tuple(int(x) for x in np.geomspace(SHORT_CONTEXT, longest, b)))
+        yield StepShape("B", tuple(int(x) for x in np.geomspace(SHORT_CONTEXT, max(longest // 4, SHORT_CONTEXT), b)))
 
 
-def _token_sizes(limits: Limits, fine: bool) -> list[int]:
+def _token_sizes(limits: StepRange, fine: bool) -> list[int]:
     """Tokens of a step at which block C measures; `fine`: also sizes just past where a matmul needs one tile more."""
     if not fine:
         return uneven(limits.max_tokens)
@@ -191,22 +191,22 @@ def even_chunks(tokens: int, count: int) -> tuple[tuple[int, int], ...]:
     return tuple((0, tokens // count + (i < tokens % count)) for i in range(count))
 
 
-def _block_c(limits: Limits, fine: bool) -> Iterable[Point]:
+def _block_c(limits: StepRange, fine: bool) -> Iterable[StepShape]:
     for tokens in _token_sizes(limits, fine):
-        yield Point("C", (), even_chunks(tokens, -(-tokens // limits.max_context)))
+        yield StepShape("C", (), even_chunks(tokens, -(-tokens // limits.max_context)))
     for tokens in sorted({max(1, limits.max_tokens // 4), limits.max_tokens}):
         for count in ladder(2, min(limits.max_seqs, tokens, 64), 3.0) if limits.max_seqs > 1 else ():
-            yield Point("C", (), even_chunks(tokens, count))
+            yield StepShape("C", (), even_chunks(tokens, count))
 
 
-def _block_d(limits: Limits, fine: bool) -> Iterable[Point]:
+def _block_d(limits: StepRange, fine: bool) -> Iterable[StepShape]:
     longest = min(limits.max_tokens, limits.max_context // 2)
     for n in ladder(min(16, longest), longest, 3.0 if fine else 4.0):
         for prefix in contexts(limits, fine=fine):
-            yield Point("D", (), ((min(prefix, limits.max_context - n), n),))
+            yield StepShape("D", (), ((min(prefix, limits.max_context - n), n),))
 
 
-def _block_e(limits: Limits) -> Iterable[Point]:
+def _block_e(limits: StepRange) -> Iterable[StepShape]:
     if limits.max_seqs < 2:
         return
     found = contexts(limits, fine=False)
@@ -214,6 +214,6 @@ def _block_e(limits: Limits) -> Iterable[Point]:
         for c in found[:-1] or found:
             room = min(limits.max_tokens - b, limits.max_context)
             for n in sorted({max(1, room // 16), max(1, room // 4), max(1, room)}):
-                yield Point("E", (c,) * b, ((0, n),))
+                yield StepShape("E", (c,) * b, ((0, n),))
             if n > 1 and b + 2 <= limits.max_seqs:
-                yield Point("E", (c,) * b, ((min(c, limits.max_context - n), n // 2), (0, n - n // 2)))
+                yield StepShape("E", (c,) * b, ((min(c, limits.max_context - n), n // 2), (0, n - n // 2)))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.base.files import TEXT_BYTES, check_regular, read_text, told
+from batchsim.base.files import TEXT_BYTES, check_regular, read_text, reason_text
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Request
 
@@ -68,12 +68,14 @@ class TextPrompts:
         try:
             lines = [line for line in read_text(texts).splitlines() if line.strip()]
         except (OSError, ValueError) as error:
-            raise ScenarioError(f"{texts}: cannot be read as text: {told(error)}. Give one prompt a line.") from None
+            raise ScenarioError(
+                f"{texts}: cannot be read as text: {reason_text(error)}. Give one prompt a line."
+            ) from None
         try:
             check_regular(file, TEXT_BYTES)
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more special
-            raise ScenarioError(f"{file}: is no tokenizer: {told(error)}. Download it again.") from None
+            raise ScenarioError(f"{file}: is no tokenizer: {reason_text(error)}. Download it again.") from None
         self._lines = [np.array(e.ids, dtype=np.int64) for e in tokenizer.encode_batch(lines) if e.ids]
         if not self._lines:
             raise ScenarioError(f"{texts}: holds no text. Give one prompt a line.")

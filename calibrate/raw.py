@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import CalibrationError
-from batchsim.base.files import read_json, told, write_text
+from batchsim.base.files import read_json, reason_text, write_text
 from batchsim.base.plain import from_plain
-from batchsim.calibrate.bench import Sample
+from batchsim.calibrate.bench import MeasuredStep
 from batchsim.calibrate.engine_runs import EngineSteps
-from batchsim.calibrate.point_plan import Point
+from batchsim.calibrate.point_plan import StepShape
 from batchsim.cost.profile import SwapCost
 
 _FORMAT = "batchsim-calibration-partial 2"
@@ -25,7 +25,7 @@ class Raw:
     key: dict[str, Any]
     num_blocks: int | None = None  # measured; None if memory was not measured
     memory: str = ""  # in words, the sum that num_blocks comes from
-    samples: dict[Point, Sample] = field(default_factory=dict)
+    samples: dict[StepShape, MeasuredStep] = field(default_factory=dict)
     runs: list[EngineSteps] = field(default_factory=list)
     swap: SwapCost | None = None
     energy: dict[str, Any] | None = None
@@ -65,7 +65,7 @@ class Raw:
         except FileNotFoundError:
             return cls(key)
         except (OSError, ValueError) as error:
-            raise CalibrationError(f"{path}: cannot be read: {told(error)}. {advice}") from None
+            raise CalibrationError(f"{path}: cannot be read: {reason_text(error)}. {advice}") from None
         try:
             if value["format"] != _FORMAT:
                 raise ValueError
@@ -77,10 +77,10 @@ class Raw:
     @classmethod
     def _of(cls, key: dict[str, Any], value: dict[str, Any]) -> Raw:
         """The measurements in a file's JSON value; raises any of the errors that wrong types and missing keys make."""
-        samples = [Sample.from_row(row) for row in value["samples"]]
+        samples = [MeasuredStep.from_row(row) for row in value["samples"]]
         sentinel = value["sentinel"]
         if sentinel is not None and not (
-            Point.from_row(sentinel["step"]).decode and sentinel["ns"] > 0 and sentinel.get("mean_ns", 1) > 0
+            StepShape.from_row(sentinel["step"]).decode and sentinel["ns"] > 0 and sentinel.get("mean_ns", 1) > 0
         ):
             raise ValueError
         return cls(

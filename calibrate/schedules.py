@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchsim.calibrate.point_plan import Limits, Point
+from batchsim.calibrate.point_plan import StepRange, StepShape
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
@@ -38,17 +38,17 @@ class _Tap(SimExecutor):
 
     def __init__(self, max_model_len: int) -> None:
         super().__init__(_ROUGH, max_model_len)
-        self.seen: list[Point] = []
+        self.seen: list[StepShape] = []
 
     def execute(self, batch: Batch) -> StepResult:
         """Records the batch and runs it."""
         decode = [seq.num_computed_tokens for seq in batch.decodes.members] if batch.decodes is not None else []
         chunks = [(seq.settled_computed_tokens, n) for seq, n in batch.chunks]
-        self.seen.append(Point("H", tuple(decode), tuple(chunks)))
+        self.seen.append(StepShape("H", tuple(decode), tuple(chunks)))
         return super().execute(batch)
 
 
-def lengths(limits: Limits, *, longer: bool = False, most_prompt: int | None = None, output: int = 256) -> Lengths:
+def lengths(limits: StepRange, *, longer: bool = False, most_prompt: int | None = None, output: int = 256) -> Lengths:
     """Lengths that fit `limits`, with prompts of at most `most_prompt` tokens and a mean output of at most `output`.
 
     `longer` takes other means, for runs held out.
@@ -63,13 +63,13 @@ def lengths(limits: Limits, *, longer: bool = False, most_prompt: int | None = N
     )
 
 
-def workload(config: WorkloadConfig, limits: Limits, seed: int) -> BuiltWorkload:
+def workload(config: WorkloadConfig, limits: StepRange, seed: int) -> BuiltWorkload:
     """The requests that `config` describes."""
     return build_workload(config, load={}, seed=seed, max_model_len=limits.max_context, base=Path())
 
 
 def requests(
-    kind: str, max_seqs: int, limits: Limits, seed: int, seconds: float, step_s: float, *, longer: bool
+    kind: str, max_seqs: int, limits: StepRange, seed: int, seconds: float, step_s: float, *, longer: bool
 ) -> BuiltWorkload:
     """Enough requests for an engine run of `kind` and `seconds`, with steps of about `step_s`; caps are exact lengths.
 
@@ -93,7 +93,7 @@ def requests(
     return workload(config, limits, seed)
 
 
-def scheduler(kind: str, max_seqs: int, limits: Limits, kv: TableKV) -> Scheduler:
+def scheduler(kind: str, max_seqs: int, limits: StepRange, kv: TableKV) -> Scheduler:
     """The scheduler of a run of `kind`, `vllm`, `static` or else `continuous`, with the token budget of `limits`."""
     context = PolicyContext(kv, limits.max_context)
     if kind == "static":
@@ -109,7 +109,7 @@ def scheduler(kind: str, max_seqs: int, limits: Limits, kv: TableKV) -> Schedule
     return Continuous(ContinuousConfig(max_seqs, limits.max_tokens), context)
 
 
-def held_out_batches(limits: Limits, block_size: int, count: int, seed: int) -> list[Point]:
+def held_out_batches(limits: StepRange, block_size: int, count: int, seed: int) -> list[StepShape]:
     """Up to `count` different batches from simulated runs at low, high and too high load, in random order.
 
     Half of them, if there are that many, hold a chunk.
@@ -117,7 +117,7 @@ def held_out_batches(limits: Limits, block_size: int, count: int, seed: int) -> 
     shape = lengths(limits)
     tokens = shape.prompt.mean_tokens + shape.output.mean_tokens
     service_s = tokens * (_ROUGH.per_token + _ROUGH.base / max(limits.max_seqs / 2, 1)) / 1e9
-    seen: list[Point] = []
+    seen: list[StepShape] = []
     for i, load in enumerate(_LOADS):
         config = WorkloadConfig(
             arrivals=PoissonArrivals(mean_rate=load / service_s),
@@ -135,13 +135,13 @@ def held_out_batches(limits: Limits, block_size: int, count: int, seed: int) -> 
     return _spread([p for p in dict.fromkeys(seen) if p.fits(limits, block_size)], count, seed)
 
 
-def _spread(batches: list[Point], count: int, seed: int) -> list[Point]:
+def _spread(batches: list[StepShape], count: int, seed: int) -> list[StepShape]:
     """`count` of `batches` in random order: half with chunks, and of all sizes alike, by doublings of their decodes."""
     random = np.random.default_rng(seed)
     shuffled = [batches[i] for i in random.permutation(len(batches))]
-    chosen: list[Point] = []
+    chosen: list[StepShape] = []
     for with_chunks, most in ((True, count // 2), (False, count - count // 2)):
-        by_size: dict[int, list[Point]] = {}
+        by_size: dict[int, list[StepShape]] = {}
         for point in shuffled:
             if bool(point.chunks) is with_chunks:
                 by_size.setdefault(len(point.decode).bit_length(), []).append(point)

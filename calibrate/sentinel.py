@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from batchsim.calibrate.bench import Bench
-from batchsim.calibrate.point_plan import Point
+from batchsim.calibrate.point_plan import StepShape
 from batchsim.calibrate.runner import ModelRunner
 from batchsim.cost.profile import Profile
 
@@ -17,7 +17,7 @@ _VISITS = 15  # of as many replays as in the calibration: caches are warmer the 
 class Sentinel:
     """A step whose kernels took `ns` (median) while the profile was made, and `mean_ns` with interruptions."""
 
-    point: Point
+    point: StepShape
     ns: float
     mean_ns: float
 
@@ -27,7 +27,7 @@ class Sentinel:
         found = profile.made.get("sentinel")
         if found is None or "mean_ns" not in found:
             return None
-        return cls(Point.from_row(found["step"]), found["ns"], found["mean_ns"])
+        return cls(StepShape.from_row(found["step"]), found["ns"], found["mean_ns"])
 
     def drift(self, runner: ModelRunner) -> tuple[float, float] | None:
         """(by median, by mean) the share by which the step takes longer now than at calibration, negative if less.

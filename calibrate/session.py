@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.base.files import TABLE_BYTES, open_file, parse_json, replacing, told, writing
+from batchsim.base.files import TABLE_BYTES, open_file, parse_json, reason_text, replacing, writing
 from batchsim.base.plain import to_plain
 from batchsim.drive.live import INTERRUPTED, VirtualClock, WallClock, live
 from batchsim.kernel.core import EngineCore
@@ -116,7 +116,7 @@ def load_result(path: Path) -> LiveResult:
     except FileNotFoundError:
         raise ScenarioError(f"{path}: no such file. Give a result of a live run.") from None
     except UNREADABLE as error:
-        raise ScenarioError(f"{path}: cannot be read as a live result: {told(error)}. Run it again.") from None
+        raise ScenarioError(f"{path}: cannot be read as a live result: {reason_text(error)}. Run it again.") from None
 
 
 def run_live(
@@ -225,8 +225,8 @@ def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: 
     workload = resolved.built_workload(load, seed)
     longest = resolved.max_model_len
     if isinstance(workload, OpenWorkload):
-        marks = workload.marks
-        longest = min(longest, int((marks.prompt_tokens + marks.max_output_tokens).max()))
+        requests = workload.requests
+        longest = min(longest, int((requests.prompt_tokens + requests.max_output_tokens).max()))
     sequences = tokens = 1
     for policy in policies:
         slots, budget = policy.config.traits.max_num_seqs, policy.config.traits.max_num_batched_tokens

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from batchsim.base.errors import CalibrationError
-from batchsim.base.files import check_regular, read_json, told
+from batchsim.base.files import check_regular, read_json, reason_text
 from batchsim.calibrate.architecture import Architecture
 
 _FLOATS = ("BF16", "F16", "F32")  # dtypes of tensors as safetensors names them
@@ -22,7 +22,7 @@ STD = 0.02
 """Standard deviation of random weights; the `initializer_range` that the families' configs share."""
 
 Shape = tuple[int, ...]
-Source = Callable[[str], Tensor]
+TensorSource = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def load_weights(architecture: Architecture, folder: Path, device: torch.device)
             check_regular(path)
             opened = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
-            raise CalibrationError(f"{path}: cannot be read: {told(error)}. Download it again.") from None
+            raise CalibrationError(f"{path}: cannot be read: {reason_text(error)}. Download it again.") from None
         files.update(dict.fromkeys(opened.keys(), opened))
     _check_names(architecture, files, folder)
     dtype = getattr(torch, architecture.spec.dtype)
@@ -120,7 +120,7 @@ def _weight_files(folder: Path) -> list[Path]:
     try:
         names = sorted(set(read_json(index)["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CalibrationError(f"{index}: holds no weight_map: {told(error)}. Download it again.") from None
+        raise CalibrationError(f"{index}: holds no weight_map: {reason_text(error)}. Download it again.") from None
     for name in names:
         if not (folder / name).is_file():
             raise CalibrationError(f"{folder / name}: named in {index.name} but missing. Download it again.")
@@ -157,7 +157,7 @@ def _check_names(architecture: Architecture, files: dict[str, Any], folder: Path
             )
 
 
-def _assemble(architecture: Architecture, tensor: Source, origin: str) -> Weights:
+def _assemble(architecture: Architecture, tensor: TensorSource, origin: str) -> Weights:
     """The model from its tensors by name, each taken once, so that no more than one part is in memory twice."""
     embedding = tensor("model.embed_tokens.weight")
     layers = tuple(_layers(architecture, tensor))
@@ -166,7 +166,7 @@ def _assemble(architecture: Architecture, tensor: Source, origin: str) -> Weight
     return Weights(embedding, layers, norm, head, origin)
 
 
-def _layers(architecture: Architecture, tensor: Source) -> Iterator[LayerWeights]:
+def _layers(architecture: Architecture, tensor: TensorSource) -> Iterator[LayerWeights]:
     for layer in range(architecture.spec.num_hidden_layers):
         at = f"model.layers.{layer}."
         qkv = [f"{at}self_attn.{part}_proj" for part in "qkv"]

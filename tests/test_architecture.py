@@ -369,7 +369,7 @@ RIGHT = {
         "batchsim.kernel.types",
         "if TYPE_CHECKING:\n    from batchsim.kernel.kv_blocks import CountingKV",
     ),
-    "own_room": ("batchsim.policies.families.dynamic", "from batchsim.policies.families.rectangle import pad"),
+    "own_room": ("batchsim.policies.families.dynamic", "from batchsim.policies.families.padded_batch import pad"),
     "inner_package": ("batchsim.policies.systems.vllm", "from batchsim.policies.systems.vidur.orca import Orca"),
     "lazily_for_checkers": ("batchsim.cli", "if TYPE_CHECKING:\n    from batchsim.results.read import Results"),
     "numpy_of_one_file": ("batchsim.kernel.record", "import numpy"),

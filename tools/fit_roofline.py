@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from batchsim.base.errors import BatchsimError, CalibrationError
-from batchsim.base.files import open_file, told
+from batchsim.base.files import open_file, reason_text
 from batchsim.calibrate.import_aiconfigurator import (
     Floats,
     Times,
@@ -118,7 +118,9 @@ def load(folder: Path, gpu: str) -> list[KernelSums]:
     except FileNotFoundError as error:
         raise CalibrationError(f"{error.filename}: not found. Give the folder of the AIConfigurator tables.") from None
     except (OSError, ValueError) as error:
-        raise CalibrationError(f"{folder}: a table cannot be read: {told(error)}. Fetch the tables anew.") from None
+        raise CalibrationError(
+            f"{folder}: a table cannot be read: {reason_text(error)}. Fetch the tables anew."
+        ) from None
 
 
 def _from_composite(path: Path, system: str) -> list[KernelSums]:

@@ -38,7 +38,7 @@ _STREAMS = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")  # files of proc
 _NAME_BYTES = 100  # of an unfinished file's name, which must not be longer than a name may be
 
 
-def told(error: Exception) -> str:
+def reason_text(error: Exception) -> str:
     """What went wrong in reading or writing a file, in a few words: an OSError's `strerror`, else the error's text."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
@@ -147,7 +147,7 @@ def writing(
     try:
         yield
     except OSError as found:
-        raise error(f"{path}: cannot be written: {told(found)}. {advice}") from None
+        raise error(f"{path}: cannot be written: {reason_text(found)}. {advice}") from None
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from batchsim.base.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
-from batchsim.base.files import check_folder, check_writable, open_file, told, writing
+from batchsim.base.files import check_folder, check_writable, open_file, reason_text, writing
 from batchsim.base.ranges import MAX_JOBS
 
 if TYPE_CHECKING:
@@ -246,8 +246,8 @@ def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> 
             head = file.read(max(map(len, first_bytes)))
     except OSError as error:
         raise ScenarioError(
-            f"{path}: is there, and cannot be read: {told(error)}. Whether it is a {what} cannot be told. Give another"
-            " path."
+            f"{path}: is there, and cannot be read: {reason_text(error)}. Whether it is a {what} cannot be told. Give"
+            " another path."
         ) from None
     if head and not head.startswith(first_bytes):
         raise ScenarioError(f"{path}: is there, and no {what}. Give another path.")

@@ -39,8 +39,8 @@ def policies(as_json: JsonOption = False) -> None:
         lines = filled(row["what"], indent, f"{row['policy']:<18} {row['evidence']:<13} ")
         if "equal_schedules" in row:
             count = f"{row['equal_schedules']} schedule{'s' if row['equal_schedules'] > 1 else ''}"
-            told = f"equal in every step to {count} recorded from {row['engine']} {row['engine_version']}"
-            lines += filled(told, indent, indent)
+            text = f"equal in every step to {count} recorded from {row['engine']} {row['engine_version']}"
+            lines += filled(text, indent, indent)
         knobs = ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items())
         typer.echo("\n".join([*lines, *filled(knobs, indent, indent)]))
 

@@ -145,8 +145,8 @@ def _check_rejections(results: Results, strict: bool) -> None:
         rejected, submitted = row["rejected"], row["submitted"]
         if rejected and (strict or nothing):
             where = f"{row['label']} at load {row['load']:g}"
-            told = results.manifest["details"].get(row["label"], {})
-            details = "; ".join(f"{reason} ({numbers})" for reason, numbers in told.items())
+            reasons = results.manifest["details"].get(row["label"], {})
+            details = "; ".join(f"{reason} ({numbers})" for reason, numbers in reasons.items())
             raise BatchsimError(
                 f"{where}: {rejected:,.0f} of {submitted:,.0f} requests rejected: {details}."
                 " Correct what the reason names, in the policy or the workload."

@@ -26,7 +26,7 @@ from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
 
 if TYPE_CHECKING:
     from batchsim.calibrate.session import LiveResult
-    from batchsim.check.validation.compare_runs import Case, Played
+    from batchsim.check.validation.compare_runs import Played, ValidationSetup
     from batchsim.check.validation.planned_points import PlannedPoint
     from batchsim.drive.resolved import ResolvedPolicy
     from batchsim.scenario.point import Setup
@@ -59,7 +59,7 @@ def validate(
     Examples: batchsim validate live-demo --set cost=my-cpu.json; batchsim validate chat --device cuda --policy vllm
     --at 50%,80%,95%; batchsim validate chat --from campaign/
     """
-    from batchsim.check.validation.compare_runs import Case
+    from batchsim.check.validation.compare_runs import ValidationSetup
     from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan
     from batchsim.scenario.point import Setup
 
@@ -75,7 +75,7 @@ def validate(
     check_profile(setup.cost)
     resolved = setup.resolved
     chosen = [resolved.find(label) for label in policy] if policy else list(resolved.policies)
-    case = Case(resolved, setup.cost, setup.kv.num_blocks, seed)
+    case = ValidationSetup(resolved, setup.cost, setup.kv.num_blocks, seed)
     stem = out / f"validation-{name or loaded.name}"
     _make_folder(out)
     if json_file is not None:
@@ -98,7 +98,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def _saturations(case: Case, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
+def _saturations(case: ValidationSetup, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
     """The saturation of each policy by name, in requests/s.
 
     For a policy without one ScenarioError if `needed`; else a line on stderr says so, and the policy is left out.
@@ -121,7 +121,9 @@ def _with_share(point: PlannedPoint, saturation_rps: dict[str, float]) -> Planne
     return point if rate is None else replace(point, share=point.load / rate)
 
 
-def _saved(case: Case, folder: Path, policies: Sequence[str]) -> tuple[Case, list[PlannedPoint], list[list[Played]]]:
+def _saved(
+    case: ValidationSetup, folder: Path, policies: Sequence[str]
+) -> tuple[ValidationSetup, list[PlannedPoint], list[list[Played]]]:
     """The live runs saved in `folder`: the case they are of, its points, and the runs of each point."""
     from batchsim.calibrate.session import load_result
     from batchsim.check.validation.planned_points import PlannedPoint, sort_saved
@@ -137,7 +139,7 @@ def _saved(case: Case, folder: Path, policies: Sequence[str]) -> tuple[Case, lis
 
 
 def _live(
-    setup: Setup, case: Case, points: Sequence[PlannedPoint], device: str, repeats: int, folder: Path
+    setup: Setup, case: ValidationSetup, points: Sequence[PlannedPoint], device: str, repeats: int, folder: Path
 ) -> list[list[Played]]:
     """Runs every point `repeats` times, keeps each run in `folder`, and returns the runs of each point.
 
@@ -202,7 +204,7 @@ def _live(
 
 def _finish(
     setup: Setup,
-    case: Case,
+    case: ValidationSetup,
     points: Sequence[PlannedPoint],
     runs: Sequence[Sequence[Any]],
     saturation_rps: dict[str, float],

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from batchsim.base.errors import CalibrationError
-from batchsim.base.files import parse_json, read_text, told
+from batchsim.base.files import parse_json, read_text, reason_text
 from batchsim.base.plain import from_plain, to_plain
 from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import HostDuration, PartDuration
@@ -245,7 +245,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
         advice = f"Did you mean {near[0]}?" if near else known
         raise CalibrationError(f"{name}: neither a shipped profile nor a file. {advice}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
-        raise CalibrationError(f"{name[:200]}: cannot be read: {told(error)}. Give a profile's JSON file.") from None
+        raise CalibrationError(
+            f"{name[:200]}: cannot be read: {reason_text(error)}. Give a profile's JSON file."
+        ) from None
 
 
 # ---- JSON

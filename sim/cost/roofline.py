@@ -309,8 +309,8 @@ class Roofline(Cost):
         """One line for the head of a report."""
         tp, error = self.deployment.tp, self.error
         degree = f", tp {tp}" if tp > 1 else ""
-        told = f"error unknown: {error.source}" if isinstance(error, Unknown) else f"{KERNELS} {error}"
-        return f"cost: roofline{degree}, not measured here ({told})"
+        error_text = f"error unknown: {error.source}" if isinstance(error, Unknown) else f"{KERNELS} {error}"
+        return f"cost: roofline{degree}, not measured here ({error_text})"
 
     @property
     def error(self) -> CostError | Unknown:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import read_json, told
+from batchsim.base.files import read_json, reason_text
 from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
 
 # Source: config.json of the Hugging Face repository named beside each model; the fields that differ between them.
@@ -179,7 +179,7 @@ def read_model(name_or_path: str) -> ModelSpec:
             f"model: {name_or_path} is neither in the catalog nor a file. {_known(name_or_path, MODELS)}"
         ) from None
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"{path}: cannot be read: {told(error)}. Give a Hugging Face config.json.") from None
+        raise ScenarioError(f"{path}: cannot be read: {reason_text(error)}. Give a Hugging Face config.json.") from None
     if not isinstance(config, dict):
         raise ScenarioError(f"{path}: holds no JSON object. Give a Hugging Face config.json.")
     spec = ModelSpec.from_config(cast("dict[str, object]", config), str(path))

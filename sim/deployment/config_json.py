@@ -98,5 +98,5 @@ def _mlp(config: Mapping[str, object], name: str, dense: DenseMlp) -> Callable[[
     first = count_at(config, "first_k_dense_replace", name) if config.get("first_k_dense_replace") else 0
     every = count_at(config, "decoder_sparse_step", name, default=1)
     only = config.get("mlp_only_layers") or []
-    told = cast("list[object]", only) if isinstance(only, list) else []
-    return lambda i: dense if i < first or (i + 1) % every or i in told else experts
+    listed = cast("list[object]", only) if isinstance(only, list) else []
+    return lambda i: dense if i < first or (i + 1) % every or i in listed else experts

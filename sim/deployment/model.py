@@ -202,12 +202,12 @@ def _untimed(config: Mapping[str, object], name: str) -> str:
     model_type = config.get("model_type")
     found = {key: meaning for key, meaning in _REFUSED.items() if config.get(key)}
     if found:
-        told = " and ".join(f"{key} means {meaning}" for key, meaning in found.items())
+        meanings = " and ".join(f"{key} means {meaning}" for key, meaning in found.items())
         way = ""
         if all(key in _DROPPABLE for key in found):
             instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in found))
             way = f" Or remove {' and '.join(found)} from a copy of the file: that is the model with {instead}."
-        return f"{name}: {told}, whose step times cannot be derived. {_STATED}{way}"
+        return f"{name}: {meanings}, whose step times cannot be derived. {_STATED}{way}"
     if not isinstance(model_type, str) or model_type not in _QKV_BIAS:
         known = ", ".join(_QKV_BIAS)
         why = f"model_type {model_type!r} is none of the known {known}"

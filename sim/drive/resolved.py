@@ -52,8 +52,8 @@ class ResolvedPolicy:
     @property
     def name(self) -> str:
         """The label with the chosen variant, and the predictor that knows more of the lengths than an engine does."""
-        told = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
-        return f"{self.label} ({', '.join(filter(None, told))})" if any(told) else self.label
+        additions = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
+        return f"{self.label} ({', '.join(filter(None, additions))})" if any(additions) else self.label
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import parse_duration_ns
 from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, REJECTED, REPLICA_FAILED, Records
-from batchsim.metrics.attribution import PARTS, pieces
+from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.latencies import values_ns
 from batchsim.metrics.lives import Int
 from batchsim.metrics.point_inputs import of_class
@@ -85,7 +85,7 @@ class Objectives:
 
 
 def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
-    """A row a miss, by request id: request_id, klass, metric, cause, cause_ns, value_ns, limit_ns.
+    """A row a miss, by request id: request_id, request_class, metric, cause, cause_ns, value_ns, limit_ns.
 
     `metric` is the bound's, or the outcome of a request that did not finish, which has no value and no limit.
     `cause_ns` is the time of the cause that counts; 0 for a cause that is no time.
@@ -125,7 +125,7 @@ def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "request_id": requests["request_id"][at],
-            "klass": [records.texts[code] for code in requests["klass"][at]],
+            "request_class": [records.texts[code] for code in requests["request_class"][at]],
             **{name: [row[k] for row in rows] for k, name in ((1, "metric"), (2, "cause"), (3, "cause_ns"))},
         }
     )
@@ -155,12 +155,14 @@ def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
 
 def _parts(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
     """The parts' names in the order of PARTS; ns before, and ns after, the first token, both (requests, parts)."""
-    found = sorted(pieces(records, per_chunk_ns), key=lambda piece: (PARTS.index(piece.part.split(":")[0]), piece.part))
-    names = list(dict.fromkeys(piece.part for piece in found))
+    found = sorted(
+        part_times(records, per_chunk_ns), key=lambda times: (PARTS.index(times.part.split(":")[0]), times.part)
+    )
+    names = list(dict.fromkeys(times.part for times in found))
     sides = np.zeros((2, len(records.requests), len(names)), dtype=np.int64)
-    for piece in found:
-        part = np.full(len(piece.ns), names.index(piece.part))
-        np.add.at(sides, (piece.paced.astype(np.int64), piece.request, part), piece.ns)
+    for times in found:
+        part = np.full(len(times.ns), names.index(times.part))
+        np.add.at(sides, (times.after_first.astype(np.int64), times.request, part), times.ns)
     return names, sides[0], sides[1]
 
 

@@ -41,7 +41,7 @@ LIVE = "measured live; both sides here are simulations"
 OTHER_CODE = "made by other code, trace or paths"
 _RELATIVE = re.compile(r"([+-]\d+(?:\.\d+)?)\s*%\Z")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(.*)\Z", re.DOTALL)
-_CODES = ("klass", "tenant", "reason")
+_CODES = ("request_class", "tenant", "reason")
 _AXES = ("load", "seeds")  # which points there are, not what one is
 
 

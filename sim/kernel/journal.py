@@ -173,7 +173,7 @@ class Journal:
             first_delivery = life.first_token_ns + self.per_chunk_ns if streams else delivered
         self.recorder.request(
             request.id,
-            self.recorder.text(request.klass),
+            self.recorder.text(request.request_class),
             self.recorder.text(request.tenant),
             request.priority,
             request.arrival_ns if sent_ns is None else sent_ns,

@@ -56,7 +56,7 @@ STEP_COLUMNS = (
 STATE_COLUMNS = (("time_ns", "q"), ("request_id", "q"), ("state", "i"), ("reason", "i"), ("blocker", "q"))
 REQUEST_COLUMNS = (
     ("request_id", "q"),
-    ("klass", "i"),
+    ("request_class", "i"),
     ("tenant", "i"),
     ("priority", "q"),
     ("sent_ns", "q"),  # when the client sent it; equal to arrival_ns without a front end
@@ -212,7 +212,7 @@ class Recorder:
         request, never = arrival.request, (MISSING,) * 5
         self.request(
             request.id,
-            self.text(request.klass),
+            self.text(request.request_class),
             self.text(request.tenant),
             request.priority,
             now_ns if arrival.sent_ns is None else arrival.sent_ns,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Request:
     """What a client sent, as far as a scheduler may know it. Times in ns since the start of the run.
 
-    `klass` is the name of the request's class, `tenant` that of the customer who sent it; "": of none.
+    `request_class` is the name of the request's class, `tenant` that of the customer who sent it; "": of none.
     `tokens` says which tokens the prompt shares with others; None: none, with nobody. `ignore_eos`: the client asked
     for all of `max_output_tokens`, whether or not an end-of-sequence token comes before.
     """
@@ -31,7 +31,7 @@ class Request:
     prompt_tokens: int
     max_output_tokens: int
     priority: int = 0
-    klass: str = ""
+    request_class: str = ""
     tenant: str = ""
     deadline_ns: int | None = None
     tokens: TokenIds | None = None

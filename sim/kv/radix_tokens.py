@@ -8,17 +8,17 @@ from __future__ import annotations
 from batchsim.kernel.tokens import Segment, output_stream
 from batchsim.kernel.types import Sequence
 
-Run = tuple[Segment, ...]
+TokenRun = tuple[Segment, ...]
 
 
-def known_tokens(seq: Sequence, num_tokens: int) -> Run:
+def known_tokens(seq: Sequence, num_tokens: int) -> TokenRun:
     """The first `num_tokens` known tokens of `seq`: its prompt, then its output.
 
     A prompt that shares no tokens is a stream of its own, numbered below 0, so that only its own sequence finds it.
     """
     request = seq.request
     if request.tokens is None:
-        prompt: Run = ((-1 - request.id, 0, request.prompt_tokens),)
+        prompt: TokenRun = ((-1 - request.id, 0, request.prompt_tokens),)
     else:
         prompt = request.tokens.segments
     if num_tokens > request.prompt_tokens:
@@ -26,7 +26,7 @@ def known_tokens(seq: Sequence, num_tokens: int) -> Run:
     return head(prompt, num_tokens)
 
 
-def head(run: Run, num_tokens: int) -> Run:
+def head(run: TokenRun, num_tokens: int) -> TokenRun:
     """The first `num_tokens` tokens of `run`, or all if there are fewer."""
     left = num_tokens
     for i, (stream, start, length) in enumerate(run):
@@ -36,7 +36,7 @@ def head(run: Run, num_tokens: int) -> Run:
     return run
 
 
-def tail(run: Run, num_tokens: int) -> Run:
+def tail(run: TokenRun, num_tokens: int) -> TokenRun:
     """The tokens of `run` behind its first `num_tokens`."""
     left = num_tokens
     for i, (stream, start, length) in enumerate(run):
@@ -46,7 +46,7 @@ def tail(run: Run, num_tokens: int) -> Run:
     return ()
 
 
-def common_tokens(one: Run, other: Run) -> int:
+def common_tokens(one: TokenRun, other: TokenRun) -> int:
     """Length of the longest common prefix of two runs, in tokens."""
     common = 0
     for (stream, start, length), (other_stream, other_start, other_length) in zip(one, other, strict=False):

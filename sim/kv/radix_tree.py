@@ -10,7 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 
-from batchsim.kv.radix_tokens import Run, common_tokens, head, tail
+from batchsim.kv.radix_tokens import TokenRun, common_tokens, head, tail
 
 
 class Node:
@@ -21,11 +21,11 @@ class Node:
 
     __slots__ = ("blocks", "children", "key", "locks", "parent", "queued", "used")
 
-    def __init__(self, key: Run, blocks: list[int], parent: Node | None, used: int) -> None:
+    def __init__(self, key: TokenRun, blocks: list[int], parent: Node | None, used: int) -> None:
         self.key = key
         self.blocks = blocks
         self.parent = parent
-        self.children: dict[Run, Node] = {}
+        self.children: dict[TokenRun, Node] = {}
         self.locks = 0
         self.used = used
         self.queued = False  # has an entry in the queue of leaves
@@ -69,7 +69,7 @@ class RadixTree:
         """`num_tokens` rounded down to whole pages, in tokens."""
         return num_tokens // self.block_size * self.block_size
 
-    def find(self, run: Run) -> int:
+    def find(self, run: TokenRun) -> int:
         """How many tokens of `run`, whole pages, are cached. Changes nothing."""
         node, hit, page = self.root, 0, self.block_size
         while run and (child := node.children.get(head(run, page))) is not None:
@@ -80,7 +80,7 @@ class RadixTree:
             node, run = child, tail(run, n)
         return hit
 
-    def descend(self, run: Run) -> tuple[Node, int]:
+    def descend(self, run: TokenRun) -> tuple[Node, int]:
         """The node at whose end the cached part of `run` ends, and that part's length in whole pages' tokens.
 
         `run` has whole pages. A node that goes on otherwise is split. Counts as a use of the path.
@@ -96,7 +96,7 @@ class RadixTree:
             node, run = child, tail(run, n)
         return node, hit
 
-    def add_leaf(self, parent: Node, key: Run, blocks: list[int]) -> Node:
+    def add_leaf(self, parent: Node, key: TokenRun, blocks: list[int]) -> Node:
         """A new leaf without locks below `parent`, used later than all nodes walked over so far."""
         self.now += 1
         leaf = Node(key, blocks, parent, self.now)

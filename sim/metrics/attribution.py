@@ -2,7 +2,7 @@
 
 A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was delivered. Parts:
 
-    frontend                on the way to the engine, a late load source's lag included; delivery of the last piece
+    frontend                on the way to the engine, a late load source's lag included; delivery of the last chunk
     failover                lived on replicas that failed, until it could be sent to another
     waiting_step            arrived while a step ran, until that step ended
     queued:REASON           in the queue; REASON is what held its head at the time, until that head left. `no_replica`:
@@ -73,38 +73,38 @@ UNSTATED = "unstated"
 """The reason where a policy gave none."""
 
 
-class Piece(NamedTuple):
+class PartTimes(NamedTuple):
     """Time that requests spent in one part of their lives: parallel arrays, a row a span or request; 0 ns is left in.
 
-    `request` is a row of the requests table, `blocker` the id of who took the place, or MISSING. `paced`: the time lies
-    after the first token, so that it counts for TPOT and not for TTFT.
+    `request` is a row of the requests table, `blocker` the id of who took the place, or MISSING. `after_first`: the
+    time lies after the first token, so that it counts for TPOT and not for TTFT.
     """
 
     part: str
     request: Int
     ns: Int
     blocker: Int
-    paced: NDArray[np.bool_]
+    after_first: NDArray[np.bool_]
 
 
-def pieces(records: Records, per_chunk_ns: int = 0) -> Iterator[Piece]:
+def part_times(records: Records, per_chunk_ns: int = 0) -> Iterator[PartTimes]:
     """The time of all requests, part by part; a part may come more than once.
 
-    `per_chunk_ns` is the front end's time to deliver one piece of a response.
+    `per_chunk_ns` is the front end's time to deliver one chunk of a response.
     """
     for _, rows, engine in by_engine(records):
-        for piece in _pieces(engine, per_chunk_ns):
-            mine = rows[piece.request]
+        for times in _part_times(engine, per_chunk_ns):
+            mine = rows[times.request]
             if mine.min(initial=0) >= 0:
-                yield piece._replace(request=mine)
+                yield times._replace(request=mine)
             else:
                 kept = mine >= 0
-                blocker, paced = piece.blocker[kept], piece.paced[kept]
-                yield Piece(piece.part, mine[kept], piece.ns[kept], blocker, paced)
+                blocker, after_first = times.blocker[kept], times.after_first[kept]
+                yield PartTimes(times.part, mine[kept], times.ns[kept], blocker, after_first)
 
 
-def _pieces(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
-    """The pieces of one engine's requests, by their rows in its own table."""
+def _part_times(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
+    """The times of one engine's requests, by their rows in its own table."""
     intervals = state_intervals(records)
     yield from _ends(records, per_chunk_ns)
     yield from _queue(records, intervals)
@@ -115,8 +115,10 @@ def _pieces(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
             at = here & (intervals.reason == code)
             length = intervals.end_ns[at] - intervals.start_ns[at]
             request = intervals.request[at]
-            paced = _is_paced(records, request, intervals.start_ns[at])
-            yield Piece(named(STATE_NAMES[state], records.texts[code]), request, length, intervals.blocker[at], paced)
+            after_first = _is_after_first_token(records, request, intervals.start_ns[at])
+            yield PartTimes(
+                named(STATE_NAMES[state], records.texts[code]), request, length, intervals.blocker[at], after_first
+            )
 
 
 def attribute(records: Records, per_chunk_ns: int = 0) -> pd.DataFrame:
@@ -124,14 +126,14 @@ def attribute(records: Records, per_chunk_ns: int = 0) -> pd.DataFrame:
 
     Rows are by request, then in the order of PARTS; the `ns` of a finished request sum to its E2E exactly.
     """
-    all_pieces = sorted(
-        pieces(records, per_chunk_ns), key=lambda piece: (PARTS.index(piece.part.split(":")[0]), piece.part)
+    all_times = sorted(
+        part_times(records, per_chunk_ns), key=lambda times: (PARTS.index(times.part.split(":")[0]), times.part)
     )
-    names = list(dict.fromkeys(piece.part for piece in all_pieces))
-    code = np.concatenate([np.full(len(piece.ns), names.index(piece.part)) for piece in all_pieces])
-    request = np.concatenate([piece.request for piece in all_pieces])
-    blocker = np.concatenate([piece.blocker for piece in all_pieces])
-    ns = np.concatenate([piece.ns for piece in all_pieces])
+    names = list(dict.fromkeys(times.part for times in all_times))
+    code = np.concatenate([np.full(len(times.ns), names.index(times.part)) for times in all_times])
+    request = np.concatenate([times.request for times in all_times])
+    blocker = np.concatenate([times.blocker for times in all_times])
+    ns = np.concatenate([times.ns for times in all_times])
     some = ns != 0
     code, request, blocker, ns = code[some], request[some], blocker[some], ns[some]
     order = np.lexsort((blocker, code, request))
@@ -156,62 +158,64 @@ def named(part: str, reason: str) -> str:
     return f"{part}:{reason or UNSTATED}"
 
 
-def _piece(part: str, request: Int, ns: Int, paced: NDArray[np.bool_] | None = None) -> Piece:
-    return Piece(part, request, ns, np.full(len(ns), MISSING), np.zeros(len(ns), bool) if paced is None else paced)
+def _times(part: str, request: Int, ns: Int, after_first: NDArray[np.bool_] | None = None) -> PartTimes:
+    return PartTimes(
+        part, request, ns, np.full(len(ns), MISSING), np.zeros(len(ns), bool) if after_first is None else after_first
+    )
 
 
-def _is_paced(records: Records, request: Int, start_ns: Int) -> NDArray[np.bool_]:
+def _is_after_first_token(records: Records, request: Int, start_ns: Int) -> NDArray[np.bool_]:
     """Whether each span in one state lies after the first token, at which states change, so that no span is across."""
     first_ns = records.requests["first_token_ns"][request]
     return (first_ns != MISSING) & (start_ns >= first_ns)
 
 
-def _ends(records: Records, per_chunk_ns: int) -> Iterator[Piece]:
-    """The pieces before the arrival at the engine and after the last token."""
+def _ends(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
+    """The times before the arrival at the engine and after the last token."""
     requests = records.requests
     everyone = np.arange(len(requests))
     # The end of a run may come before requests that are still on their way have arrived.
     handed_ns = requests["arrival_ns"] + requests["lag_ns"]
     before_ns = requests["router_ns"] + requests["failover_ns"]
     way_ns = _span(requests["sent_ns"] + before_ns, np.minimum(handed_ns, requests["ended_ns"]))
-    yield _piece("frontend", everyone, way_ns)
-    yield _piece(named("queued", NO_REPLICA), everyone, requests["router_ns"])
-    yield _piece("failover", everyone, requests["failover_ns"])
+    yield _times("frontend", everyone, way_ns)
+    yield _times(named("queued", NO_REPLICA), everyone, requests["router_ns"])
+    yield _times("failover", everyone, requests["failover_ns"])
     finished = np.flatnonzero(requests["outcome"] == FINISHED)
     done = requests[finished]
     held_ns = done["delivered_ns"] - per_chunk_ns - done["ended_ns"]
-    yield _piece("response_held", finished, held_ns, np.ones(len(finished), bool))
+    yield _times("response_held", finished, held_ns, np.ones(len(finished), bool))
     lost = np.flatnonzero(given_up(requests))
     lost_ns = requests["ended_ns"][lost] - requests["last_token_ns"][lost]
-    yield _piece("response_held", lost, lost_ns, np.ones(len(lost), bool))
-    yield _piece("frontend", finished, np.full(len(finished), per_chunk_ns))
+    yield _times("response_held", lost, lost_ns, np.ones(len(lost), bool))
+    yield _times("frontend", finished, np.full(len(finished), per_chunk_ns))
 
 
 def _span(start_ns: Int, end_ns: Int) -> Int:
     return np.maximum(end_ns - start_ns, 0)
 
 
-def _queue(records: Records, intervals: Intervals) -> Iterator[Piece]:
-    """The pieces from arrival to first state: the rest of the step that ran, then what held the head of the queue.
+def _queue(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
+    """The times from arrival to first state: the rest of the step that ran, then what held the head of the queue.
 
     Time that nothing held the queue is `host_gap` where the very next step took the request; else `queued:unstated`.
     """
     everyone = np.arange(len(records.requests))
     arrival, entered, until, soon = queueing(records, intervals)
-    yield _piece("waiting_step", everyone, entered - arrival)
+    yield _times("waiting_step", everyone, entered - arrival)
     holds = queue_holds(records, intervals)
     length, left = holds.end_ns - holds.start_ns, until - entered
     for code in np.unique(holds.reason):
         at = holds.reason == code
         ns = Coverage(holds.start_ns[at], length[at]).between(entered, until)
         left = left - ns
-        yield _piece(named("queued", records.texts[code]), everyone, ns)
-    yield _piece("host_gap", everyone, np.where(soon, left, 0))
-    yield _piece(named("queued", ""), everyone, np.where(soon, 0, left))
+        yield _times(named("queued", records.texts[code]), everyone, ns)
+    yield _times("host_gap", everyone, np.where(soon, left, 0))
+    yield _times(named("queued", ""), everyone, np.where(soon, 0, left))
 
 
-def _running(records: Records, intervals: Intervals) -> Iterator[Piece]:
-    """The pieces in steps: own prefill and recompute, decode by what ran beside it; and the gaps between steps."""
+def _running(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
+    """The times in steps: own prefill and recompute, decode by what ran beside it; and the gaps between steps."""
     steps = records.step_columns
     covers = {
         part: Coverage(steps["start_ns"][kind], steps["duration_ns"][kind])
@@ -222,14 +226,14 @@ def _running(records: Records, intervals: Intervals) -> Iterator[Piece]:
         at = intervals.state == state
         start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
         ns = any_step.between(start, end)
-        paced = _is_paced(records, request, start)
-        yield _piece(name, request, ns, paced)
-        yield _piece("host_gap", request, end - start - ns, paced)
+        after_first = _is_after_first_token(records, request, start)
+        yield _times(name, request, ns, after_first)
+        yield _times("host_gap", request, end - start - ns, after_first)
     at = intervals.state == DECODE
     start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
-    left, paced = end - start, np.ones(len(start), bool)
+    left, after_first = end - start, np.ones(len(start), bool)
     for part, cover in covers.items():
         ns = cover.between(start, end)
         left = left - ns
-        yield _piece(part, request, ns, paced)
-    yield _piece("host_gap", request, left, paced)
+        yield _times(part, request, ns, after_first)
+    yield _times("host_gap", request, left, after_first)

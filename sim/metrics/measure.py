@@ -3,7 +3,7 @@
 
 Latencies are of the cohort's finished requests, and `uncompleted_share` says how many are missing from them;
 objectives, `slo_margin` and `in_slo` are over all offered ones (`slo`). Of every class of traffic, ttft, tpot, e2e and
-`in_slo` are also given apart. A percentile with fewer than 20 observations beyond it is listed in `few`.
+`in_slo` are also given apart. A percentile with fewer than 20 observations beyond it is listed in `weak_percentiles`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
 from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
-from batchsim.metrics.attribution import PARTS, pieces
+from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
 from batchsim.metrics.kpis import bound_by, engine_kpis
@@ -37,12 +37,12 @@ Ns = NDArray[np.float64]
 class Measured:
     """One run's metrics by name; None where one is not defined, never 0 instead.
 
-    `few`: the names of percentiles with fewer than FEW_BEYOND observations beyond, too few to trust. `reasons`: outcome
-    -> reason -> requests.
+    `weak_percentiles`: the names of percentiles with fewer than FEW_BEYOND observations beyond, too few to trust.
+    `reasons`: outcome -> reason -> requests.
     """
 
     values: dict[str, float | None]
-    few: frozenset[str]
+    weak_percentiles: frozenset[str]
     reasons: dict[str, dict[str, int]]
     unstable: bool
     bound_by: str
@@ -57,7 +57,7 @@ class Combined:
 
     mean: dict[str, float | None]
     half_width: dict[str, float | None]
-    few: frozenset[str]
+    weak_percentiles: frozenset[str]
     reasons: dict[str, dict[str, int]]
     unstable: bool
     bound_by: str
@@ -73,11 +73,11 @@ def measure(inputs: PointInputs) -> Measured:
     latencies = latencies_ns(inputs)
     gaps, counts = token_gaps(records, done) if inputs.streams else (np.array([]), None)
     values: dict[str, float | None] = {}
-    few: set[str] = set()
+    weak_percentiles: set[str] = set()
     for name in LATENCIES:
         observed, weights = (gaps, counts) if name == "itl" else (latencies[name][done], None)
         known = ~np.isnan(observed)
-        _summarise(name, observed[known], weights, values, few)
+        _summarise(name, observed[known], weights, values, weak_percentiles)
     span_ns = span_of(inputs, cohort)
     values |= _counts(requests, cohort, inputs.num_missing)
     values |= _rates(inputs, cohort, span_ns, latencies["tpot"][done])
@@ -86,7 +86,7 @@ def measure(inputs: PointInputs) -> Measured:
         mine = done & of_class(records, name)
         for latency in ("ttft", "tpot", "e2e"):
             observed = latencies[latency][mine]
-            _summarise(latency, observed[~np.isnan(observed)], None, values, few, f"[{name}]")
+            _summarise(latency, observed[~np.isnan(observed)], None, values, weak_percentiles, f"[{name}]")
     values |= engine_kpis(inputs, cohort, span_ns)
     part_ns = _time_by_part(inputs, done)
     values |= _shares(part_ns)
@@ -98,7 +98,7 @@ def measure(inputs: PointInputs) -> Measured:
     values["warmup_needed_s"] = _warmup_needed_s(requests, latencies["ttft"]) if steady else None
     return Measured(
         values,
-        frozenset(few),
+        frozenset(weak_percentiles),
         _reasons(records, inputs.num_missing),
         unstable,
         bound_by(inputs, values, part_ns, span_ns),
@@ -122,7 +122,7 @@ def combine(seeds: Iterable[Measured]) -> Combined:
     return Combined(
         mean=mean,
         half_width=widths,
-        few=frozenset().union(*(run.few for run in runs)),
+        weak_percentiles=frozenset().union(*(run.weak_percentiles for run in runs)),
         reasons={outcome: dict(counted) for outcome, counted in reasons.items()},
         unstable=2 * sum(run.unstable for run in runs) > len(runs),
         bound_by=Counter(run.bound_by for run in runs).most_common(1)[0][0],
@@ -160,12 +160,12 @@ def _summarise(
     observed: Ns,
     weights: NDArray[np.int64] | None,
     values: dict[str, float | None],
-    few: set[str],
+    weak_percentiles: set[str],
     of: str = "",
 ) -> None:
     """Adds mean and percentiles in seconds to `values`, None without observations, by names that end with `of`.
 
-    Names of percentiles with fewer than FEW_BEYOND observations beyond are added to `few`.
+    Names of percentiles with fewer than FEW_BEYOND observations beyond are added to `weak_percentiles`.
     """
     keys = [f"{name}_p{percent}_s{of}" for percent in PERCENTILES]
     values |= dict.fromkeys((f"{name}_mean_s{of}", *keys))
@@ -175,7 +175,7 @@ def _summarise(
     for key, (value_ns, beyond) in zip(keys, percentiles(observed, PERCENTILES, weights), strict=True):
         values[key] = value_ns / NS_PER_S
         if beyond < FEW_BEYOND:
-            few.add(key)
+            weak_percentiles.add(key)
 
 
 def _counts(requests: NDArray[np.void], cohort: NDArray[np.bool_], missing: int) -> dict[str, float | None]:
@@ -212,8 +212,8 @@ def _rates(
     output_tokens = per_s(done["output_tokens"].sum())
     first_ns, last_ns = makespan(inputs.records, cohort)
     completed = int((cohort & (requests["outcome"] == FINISHED)).sum())
-    paced = tpot[~np.isnan(tpot)]
-    median_ns = percentile(paced, 50)[0] if len(paced) else 0.0
+    known = tpot[~np.isnan(tpot)]
+    median_ns = percentile(known, 50)[0] if len(known) else 0.0
     return {
         "offered_rps": None if inputs.all_at_once else per_s(cohort.sum() + inputs.num_missing),
         "throughput_rps": per_s(len(done)),
@@ -302,8 +302,8 @@ def _warmup_needed_s(requests: NDArray[np.void], ttft: Ns) -> float | None:
 def _time_by_part(inputs: PointInputs, wanted: NDArray[np.bool_]) -> dict[str, int]:
     """ns that the wanted requests spent in each part, with its reason."""
     total: dict[str, int] = {}
-    for piece in pieces(inputs.records, inputs.per_chunk_ns):
-        total[piece.part] = total.get(piece.part, 0) + int(piece.ns[wanted[piece.request]].sum())
+    for times in part_times(inputs.records, inputs.per_chunk_ns):
+        total[times.part] = total.get(times.part, 0) + int(times.ns[wanted[times.request]].sum())
     return total
 
 

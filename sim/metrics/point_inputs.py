@@ -138,4 +138,4 @@ def between(times: NDArray[np.int64], window_ns: tuple[int, int]) -> NDArray[np.
 
 def of_class(records: Records, name: str) -> NDArray[np.bool_]:
     """Which requests are of the request class `name`."""
-    return records.requests["klass"] == (records.texts.index(name) if name in records.texts else -1)
+    return records.requests["request_class"] == (records.texts.index(name) if name in records.texts else -1)

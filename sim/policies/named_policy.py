@@ -80,11 +80,11 @@ def _own_code(kind: str) -> Generator[None]:
         except BaseException as error:
             if pressed:
                 raise
-            raise ScenarioError(f"policy {kind[:_LETTERS]} cannot be imported: {_told(error)}") from None
+            raise ScenarioError(f"policy {kind[:_LETTERS]} cannot be imported: {_reason_text(error)}") from None
     held.let_go()
 
 
-def _told(error: BaseException) -> str:
+def _reason_text(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error}. Is its folder on PYTHONPATH?"
     said = traceback.format_exception_only(error)[-1].strip()  # which an error that cannot be told does not break

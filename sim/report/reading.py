@@ -57,9 +57,9 @@ class PolicyCurve:
         """Half the 95 % interval of the metric over seeds at each load, NaN with one seed."""
         return column(self.rows, f"{metric}_ci")
 
-    def few(self, metric: str) -> Flags:
+    def weak(self, metric: str) -> Flags:
         """For each load, whether fewer than 20 observations lie beyond the percentile that `metric` names."""
-        return np.array([metric in few.split() for few in texts(self.rows, "few")], dtype=bool)
+        return np.array([metric in names.split() for names in texts(self.rows, "few")], dtype=bool)
 
     def index(self, load: float) -> int:
         """Index of `load`, one of this policy's tested loads, in the arrays."""

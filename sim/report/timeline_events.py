@@ -170,7 +170,9 @@ def _facts(records: Records, i: int) -> dict[str, Any]:
     """The request's facts that the viewer shows on a click on its slice."""
     row = records.requests[i]
     facts: dict[str, Any] = {"outcome": OUTCOME_NAMES[int(row["outcome"])]}
-    facts |= {name: records.texts[row[name]] for name in ("reason", "klass", "tenant") if records.texts[row[name]]}
+    facts |= {
+        name: records.texts[row[name]] for name in ("reason", "request_class", "tenant") if records.texts[row[name]]
+    }
     facts |= {name: int(row[name]) for name in ("prompt_tokens", "output_tokens")}
     if row["outcome"] == FINISHED:
         facts["ttft_ms"] = int(row["first_delivery_ns"] - row["sent_ns"]) / 1e6

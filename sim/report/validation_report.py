@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchsim.base.units import NS_PER_S
-from batchsim.check.validation.compare_runs import LiveRun, PointReport
+from batchsim.check.validation.compare_runs import ComparedRun, PointReport
 from batchsim.check.validation.verdicts import Bounds, Verdict, all_steps, verdicts
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.report.reading import load_text
@@ -102,7 +102,7 @@ def _point(point: PointReport) -> dict[str, Any]:
     }
 
 
-def _run(run: LiveRun) -> dict[str, Any]:
+def _run(run: ComparedRun) -> dict[str, Any]:
     divergence = run.divergence
     return _side(run.played.records) | {
         "repeat": run.played.repeat,

@@ -43,7 +43,7 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
     "requests": _REPLICA
     | {
         "request_id": "unique in the run",
-        "klass": "class of traffic; empty without classes",
+        "request_class": "class of traffic; empty without classes",
         "tenant": "who sent it; empty without tenants",
         "priority": "lower is more important",
         "sent_ns": "ns; when the client sent it; equal to arrival_ns without a front end",
@@ -103,7 +103,7 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
 
 def requests_frame(records: Records, replica: int | NDArray[np.int32] = 0) -> pd.DataFrame:
     """A row a request, by id; columns as in COLUMN_DOCS. `replica` is that of records of one engine."""
-    codes = {"klass": records.texts, "tenant": records.texts, "reason": records.texts, "outcome": OUTCOME_NAMES}
+    codes = {"request_class": records.texts, "tenant": records.texts, "reason": records.texts, "outcome": OUTCOME_NAMES}
     return _frame(columns(records.requests), replica if records.replicas is None else records.replicas.requests, codes)
 
 
@@ -194,7 +194,7 @@ def _numbers(frame: pd.DataFrame) -> NDArray[np.int32]:
     return frame["replica"].fillna(MISSING).to_numpy(dtype=np.int32)
 
 
-_CODES = ("klass", "tenant", "reason")
+_CODES = ("request_class", "tenant", "reason")
 
 
 def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArray[np.void]:

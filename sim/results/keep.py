@@ -103,7 +103,7 @@ def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[
         "unstable": measured.unstable,
         "bound_by": measured.bound_by,
         "values": measured.values,
-        "few": sorted(measured.few),
+        "few": sorted(measured.weak_percentiles),
         "reasons": measured.reasons,
         "details": run.records.details,
         "workload": {"notes": run.workload.notes, **run.workload.describe},
@@ -303,7 +303,7 @@ def _summary_row(runs: list[dict[str, Any]], failures: int, metrics: list[str]) 
     row |= {
         "unstable": combined.unstable,
         "bound_by": combined.bound_by,
-        "few": " ".join(sorted(combined.few)),
+        "few": " ".join(sorted(combined.weak_percentiles)),
     }
     for name, value in combined.mean.items():
         row[name], row[f"{name}_ci"] = value, combined.half_width[name]

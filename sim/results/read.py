@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import read_json, told
+from batchsim.base.files import read_json, reason_text
 from batchsim.kernel.record import Records
 from batchsim.metrics.intervals import Difference, paired
 from batchsim.metrics.latencies import LATENCIES
@@ -180,7 +180,9 @@ class Results:
         try:
             return read_table(folder, table)
         except (OSError, ValueError) as error:
-            raise ScenarioError(f"{folder}: {table} cannot be read: {told(error)}. Run the scenario again.") from None
+            raise ScenarioError(
+                f"{folder}: {table} cannot be read: {reason_text(error)}. Run the scenario again."
+            ) from None
 
     def _rows(self, policy: str, load: float, seed: int | None = None) -> pd.DataFrame:
         """The rows of `points` of a policy and load, of one seed if given. ScenarioError if there are none."""
@@ -297,7 +299,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
             raise ValueError("code or packages are not what a run writes")
         check_seal(manifest)
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"{path}: cannot be read: {told(error)}. Run the scenario again.") from None
+        raise ScenarioError(f"{path}: cannot be read: {reason_text(error)}. Run the scenario again.") from None
     return manifest
 
 
@@ -315,7 +317,7 @@ def _read_csv(folder: Path, name: str, manifest: dict[str, Any]) -> pd.DataFrame
             raise ValueError(f"it has no column {', '.join(missing)}")
         return frame
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"{folder / name}: cannot be read: {told(error)}. Run the scenario again.") from None
+        raise ScenarioError(f"{folder / name}: cannot be read: {reason_text(error)}. Run the scenario again.") from None
 
 
 def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:

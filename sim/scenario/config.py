@@ -161,8 +161,8 @@ class ScenarioFile(Config):
             raise ValueError(f"vary names {key} with {len(values):,} values. Give at most {MAX_CHOICES:,}.")
         for i, value in enumerate(values):
             if value is None or isinstance(value, dict | list):
-                told = "null" if value is None else value
-                raise ValueError(f"vary names {key} with {told}, which is no single value. Write numbers or words.")
+                shown = "null" if value is None else value
+                raise ValueError(f"vary names {key} with {shown}, which is no single value. Write numbers or words.")
             if value in values[:i]:
                 raise ValueError(f"vary names {key} with {value} twice. Keep one.")
 

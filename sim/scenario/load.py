@@ -18,17 +18,17 @@ from typing import Any, ParamSpec
 from pydantic import TypeAdapter
 
 from batchsim.base.errors import ScenarioError, bounded
-from batchsim.base.files import read_text, told
+from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
 from batchsim.cost import long_form
 from batchsim.policies.named_policy import find_policy
 from batchsim.policies.registry import POLICIES
+from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.document import MAX_DEPTH, Document, read_document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.replaced import check_replaced
-from batchsim.scenario.validate import validate
 from batchsim.workload.build import apply_load
 from batchsim.workload.predictors import PredictorConfig
 from batchsim.workload.workload_config import ClosedLoop
@@ -116,8 +116,8 @@ def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:
             found.append(changed(scenario, ["vary=null", override]))
         except ScenarioError as error:
             where = document.where(("vary", key))
-            told = str(error).removeprefix(f"--set {override}: ")
-            raise ScenarioError(f"{where}: vary {key}, value {value}: {told}") from None
+            message = str(error).removeprefix(f"--set {override}: ")
+            raise ScenarioError(f"{where}: vary {key}, value {value}: {message}") from None
     return tuple(found)
 
 
@@ -153,7 +153,7 @@ def _find(name_or_path: str) -> tuple[str, str, Path]:
         raise ScenarioError(f"{name_or_path}: no such scenario. {advice}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
         shown = name_or_path if len(name_or_path) <= _NAME_SHOWN else name_or_path[:_NAME_SHOWN] + "…"
-        raise ScenarioError(f"{shown}: cannot be read: {told(error)}. Give a YAML text file.") from None
+        raise ScenarioError(f"{shown}: cannot be read: {reason_text(error)}. Give a YAML text file.") from None
 
 
 def _check_loads(file: ScenarioFile, document: Document) -> None:
@@ -226,7 +226,7 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
     plain = document.value
     for _, owner in _costs(plain):
         _place_profile(owner.get("cost"), folder)
-    file: ScenarioFile = validate(ScenarioFile, plain, document, ())
+    file: ScenarioFile = check_values(ScenarioFile, plain, document, ())
     _check_loads(file, document)
     specs = tuple(spec for label in file.policies for spec in _specs(label, document, allow_code))
     if isinstance(file.workload.arrivals, ClosedLoop):
@@ -285,7 +285,7 @@ def _specs(label: str, document: Document, allow_code: bool) -> Iterator[PolicyS
     config_type, policy = _policy(kind, where, allow_code)
     predictor = entry.pop("predictor", None)
     if predictor is not None:
-        predictor = validate(PredictorConfig, predictor, document, (*path, "predictor"))
+        predictor = check_values(PredictorConfig, predictor, document, (*path, "predictor"))
     choices = {}
     for knob, value in entry.items():
         if isinstance(value, dict) and set(value) == {"best_of"}:
@@ -297,7 +297,7 @@ def _specs(label: str, document: Document, allow_code: bool) -> Iterator[PolicyS
     for picked in itertools.product(*choices.values()):
         chosen = dict(zip(choices, picked, strict=True))
         knobs = entry | chosen
-        config = validate(config_type, knobs, document, path)
+        config = check_values(config_type, knobs, document, path)
         if predictor is not None and not config.traits.needs_predictor:
             raise ScenarioError(f"{where}: {label} asks for no predicted lengths. Remove its predictor.")
         variant = ", ".join(f"{_initials(knob)} {value}" for knob, value in chosen.items())

@@ -51,14 +51,14 @@ def _check(
 ) -> None:
     """Runs `longest` alone under every policy, up to its first token. ScenarioError if the cost does not reach it."""
     tokens = longest.prompt_tokens
-    alone = Request(longest.id, 0, tokens, longest.max_output_tokens, longest.priority, longest.klass)
+    alone = Request(longest.id, 0, tokens, longest.max_output_tokens, longest.priority, longest.request_class)
     for spec in specs:
         try:
             simulate(setup.engine(spec, workload), _Alone(Arrival(alone, 1)))
         except ExtrapolationError as error:
-            told = _whole(setup.cost, tokens) or error
-            told = ExtrapolationError(told.message, advice or told.advice)
-            raise ScenarioError(f"{spec.name}, the longest prompt (seed {seed}): {told}") from None
+            refusal = _whole(setup.cost, tokens) or error
+            refusal = ExtrapolationError(refusal.message, advice or refusal.advice)
+            raise ScenarioError(f"{spec.name}, the longest prompt (seed {seed}): {refusal}") from None
         except (Exception, SystemExit):
             continue  # whatever else is wrong with a policy is told at its points, and the others' are kept
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from batchsim.base.errors import ScenarioError
 from batchsim.workload.closed_loop import ClosedLoopWorkload, build_closed
-from batchsim.workload.marks import MarkSource
 from batchsim.workload.open_loop import OpenWorkload, build_open
+from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.sessions import OpenSessions, build_sessions
 from batchsim.workload.traces import read_trace, rescale
 from batchsim.workload.traces.trace_rows import TraceRows
@@ -38,7 +38,7 @@ def build_workload(
     config = apply_load(config, load)
     if config.trace is not None:
         rows = _trace_rows(config, rows, seed, base)
-    source = MarkSource(config, rows, seed, max_model_len)
+    source = RequestSampler(config, rows, seed, max_model_len)
     if isinstance(config.arrivals, ClosedLoop):
         return build_closed(config, config.arrivals, source, rows, seed)
     if config.sessions is not None:

@@ -13,7 +13,7 @@ from batchsim.base.units import format_duration
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.arrivals import check_count
-from batchsim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.sessions import PILOT_SESSIONS, Turns, draw_turns, turn_notes
 from batchsim.workload.sharing import Sessions
 from batchsim.workload.texts import grouped
@@ -48,7 +48,7 @@ class Users:
     def __init__(
         self,
         loop: ClosedLoop,
-        source: MarkSource,
+        source: RequestSampler,
         frontend: Frontend,
         seed: int,
         duration_ns: int | None,
@@ -119,19 +119,19 @@ class Users:
     def _text(self, user: int, turn: int) -> TokenIds | None:
         """The prompt's tokens by the texts they are part of, for prefix caches; None where the prompt shares none."""
         block, users = self._block(user, turn), self.loop.users
-        row, marks = turn - block.first, block.drawn.marks
+        row, requests = turn - block.first, block.drawn.requests
         if self._sessions is not None:
             start = block.first + int(block.drawn.first[row])
             return block.drawn.text(row, range(start * users + user, turn * users + user + 1, users))
         if not self._source.shares:
             return None
-        prompt, group, group_tokens = marks.prompt_tokens[row], marks.group[row], marks.group_tokens[row]
+        prompt, group, group_tokens = requests.prompt_tokens[row], requests.group[row], requests.group_tokens[row]
         return grouped(turn * users + user, int(prompt), int(group), int(group_tokens))
 
     def _send(self, user: int, turn: int, now_ns: int) -> Arrival | None:
         if self.requests is not None and self.num_sent >= self.requests:
             return None
-        klass, prompt, output, cap, patience_ns, wait_ns = self.turn(user, turn)
+        request_class, prompt, output, cap, patience_ns, wait_ns = self.turn(user, turn)
         sent_ns = now_ns + wait_ns
         if self.duration_ns is not None and sent_ns >= self.duration_ns:
             return None
@@ -140,25 +140,33 @@ class Users:
         arrival_ns = sent_ns + self._frontend.request + self._frontend.per_prompt_token * prompt
         number = turn * self.loop.users + user
         text = self._text(user, turn)
-        return self._source.arrival(number, sent_ns, arrival_ns, klass, prompt, output, cap, patience_ns, tokens=text)
+        return self._source.arrival(
+            number, sent_ns, arrival_ns, request_class, prompt, output, cap, patience_ns, tokens=text
+        )
 
     def _draw(self, user: int, number: int, first: int) -> _Block:
         if self._sessions is None:
-            marks = self._source.draw(TURNS_PER_BLOCK, user=user, block=number)
-            drawn = Turns(marks, np.arange(len(marks)), 0)
+            requests = self._source.draw(TURNS_PER_BLOCK, user=user, block=number)
+            drawn = Turns(requests, np.arange(len(requests)), 0)
         else:
-            klass = np.repeat(self._source.classes_of(1, user=user), SESSIONS_PER_BLOCK)
+            request_class = np.repeat(self._source.classes_of(1, user=user), SESSIONS_PER_BLOCK)
             drawn = draw_turns(
-                self._source, self._sessions, self._seed, SESSIONS_PER_BLOCK, user=user, block=number, klass=klass
+                self._source,
+                self._sessions,
+                self._seed,
+                SESSIONS_PER_BLOCK,
+                user=user,
+                block=number,
+                request_class=request_class,
             )
-            marks = drawn.marks
+            requests = drawn.requests
         columns = (
-            marks.klass,
-            marks.prompt_tokens,
-            marks.output_tokens,
-            marks.max_output_tokens,
-            marks.patience_ns,
-            self._waits_ns(user, number, len(marks)),
+            requests.request_class,
+            requests.prompt_tokens,
+            requests.output_tokens,
+            requests.max_output_tokens,
+            requests.patience_ns,
+            self._waits_ns(user, number, len(requests)),
         )
         return _Block(number, first, list(zip(*(column.tolist() for column in columns), strict=True)), drawn)
 
@@ -186,8 +194,8 @@ class ClosedLoopWorkload:
     """
 
     users: Users
-    pilot: Marks
-    source: MarkSource
+    pilot: RequestColumns
+    source: RequestSampler
     warmup_ns: int
     notes: tuple[str, ...]
     describe: Describe
@@ -232,7 +240,7 @@ class ClosedLoopWorkload:
 
 
 def build_closed(
-    config: WorkloadConfig, loop: ClosedLoop, source: MarkSource, rows: TraceRows | None, seed: int
+    config: WorkloadConfig, loop: ClosedLoop, source: RequestSampler, rows: TraceRows | None, seed: int
 ) -> ClosedLoopWorkload:
     """The workload of a config whose arrivals are `loop`."""
     check_count(config.requests or loop.users)
@@ -245,7 +253,7 @@ def build_closed(
         pilot = source.draw(PILOT)
     else:
         turns = draw_turns(source, config.sessions, seed, PILOT_SESSIONS)
-        pilot = turns.marks
+        pilot = turns.requests
         think += f", sessions of {len(turns) / PILOT_SESSIONS:.3g} turns on average"
         notes += turn_notes(turns)
     return ClosedLoopWorkload(

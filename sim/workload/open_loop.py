@@ -12,7 +12,7 @@ from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.arrivals import arrival_times_ns, check_count
-from batchsim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.texts import grouped, hashed
 from batchsim.workload.traces.arrival_stats import describe_arrivals
 from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, HashIds, Ints, TraceRows
@@ -32,8 +32,8 @@ class OpenWorkload:
 
     sent_ns: Ints
     arrival_ns: Ints
-    marks: Marks
-    source: MarkSource
+    requests: RequestColumns
+    source: RequestSampler
     window_ns: tuple[int, int]
     all_at_once: bool
     notes: tuple[str, ...]
@@ -57,19 +57,19 @@ class OpenWorkload:
     @property
     def mean_output_tokens(self) -> dict[str, float]:
         """The mean true output in tokens, by class name."""
-        return self.source.mean_output_tokens(self.marks)
+        return self.source.mean_output_tokens(self.requests)
 
     def arrivals(self) -> Iterator[Arrival]:
         """All requests by (arrival_ns, id); objects are made a slice at a time."""
-        marks = self.marks
+        requests = self.requests
         columns = (
             self.sent_ns,
             self.arrival_ns,
-            marks.klass,
-            marks.prompt_tokens,
-            marks.output_tokens,
-            marks.max_output_tokens,
-            marks.patience_ns,
+            requests.request_class,
+            requests.prompt_tokens,
+            requests.output_tokens,
+            requests.max_output_tokens,
+            requests.patience_ns,
         )
         make = self.source.arrival
         shares = self.hash_ids is not None or self.source.shares
@@ -81,11 +81,11 @@ class OpenWorkload:
 
     def _tokens(self, number: int) -> TokenIds | None:
         """The prompt's tokens by the texts they are part of, for prefix caches; None where the prompt shares none."""
-        marks = self.marks
-        prompt = int(marks.prompt_tokens[number])
+        requests = self.requests
+        prompt = int(requests.prompt_tokens[number])
         if self.hash_ids is not None:
             return hashed(number, prompt, self.hash_ids, number)
-        return grouped(number, prompt, int(marks.group[number]), int(marks.group_tokens[number]))
+        return grouped(number, prompt, int(requests.group[number]), int(requests.group_tokens[number]))
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
         """Always None: no request waits for an answer."""
@@ -93,22 +93,22 @@ class OpenWorkload:
 
     def true_output_tokens(self, request: Request) -> int:
         """The true output length in tokens, which the engine is not told."""
-        return int(self.marks.output_tokens[request.id])
+        return int(self.requests.output_tokens[request.id])
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The requests as columns by request id; `klass` indexes `class_names`."""
+        """The requests as columns by request id; `request_class` indexes `class_names`."""
         return {
             "request_id": np.arange(len(self.sent_ns)),
             "sent_ns": self.sent_ns,
             "arrival_ns": self.arrival_ns,
-            "klass": self.marks.klass,
-            "prompt_tokens": self.marks.prompt_tokens,
-            "output_tokens": self.marks.output_tokens,
-            "max_output_tokens": self.marks.max_output_tokens,
+            "request_class": self.requests.request_class,
+            "prompt_tokens": self.requests.prompt_tokens,
+            "output_tokens": self.requests.output_tokens,
+            "max_output_tokens": self.requests.max_output_tokens,
         }
 
 
-def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | None, seed: int) -> OpenWorkload:
+def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows | None, seed: int) -> OpenWorkload:
     """The workload of a config whose arrivals are not a closed loop. ScenarioError if nothing is left to send."""
     replayed = None
     notes = list(rows.notes) if rows is not None else []
@@ -124,10 +124,10 @@ def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | Non
     else:
         assert not isinstance(config.arrivals, ClosedLoop), "for build_closed"
         sent_ns = arrival_times_ns(config.arrivals, seed, config.duration, config.requests)
-    marks = source.draw(len(sent_ns), rows=replayed)
+    requests = source.draw(len(sent_ns), rows=replayed)
     hash_ids, hash_notes = _hash_ids(rows, replayed, source)
     frontend = config.frontend
-    arrival_ns = sent_ns + (frontend.request + frontend.per_prompt_token * marks.prompt_tokens)
+    arrival_ns = sent_ns + (frontend.request + frontend.per_prompt_token * requests.prompt_tokens)
     end_ns = int(sent_ns[-1])
     if config.duration is not None and (replayed is None or len(replayed) < len(rows or ())):
         end_ns = config.duration
@@ -139,12 +139,12 @@ def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | Non
     return OpenWorkload(
         sent_ns=sent_ns,
         arrival_ns=arrival_ns,
-        marks=marks,
+        requests=requests,
         source=source,
         window_ns=(config.warmup, end_ns),
         all_at_once=isinstance(config.arrivals, AllAtOnce),
-        notes=(*notes, *hash_notes, *source.notes(marks, f"{len(marks):,} requests")),
-        describe=_describe_open(config, sent_ns, marks, rows),
+        notes=(*notes, *hash_notes, *source.notes(requests, f"{len(requests):,} requests")),
+        describe=_describe_open(config, sent_ns, requests, rows),
         frontend=frontend,
         seed=seed,
         hash_ids=hash_ids,
@@ -152,7 +152,7 @@ def build_open(config: WorkloadConfig, source: MarkSource, rows: TraceRows | Non
 
 
 def _hash_ids(
-    rows: TraceRows | None, replayed: TraceRows | None, source: MarkSource
+    rows: TraceRows | None, replayed: TraceRows | None, source: RequestSampler
 ) -> tuple[HashIds | None, list[str]]:
     """The hash ids of every request's prompt, and a note where those of the trace are not used.
 
@@ -197,7 +197,7 @@ def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[st
     return kept, [f"{len(rows) - keep:,} of {len(rows):,} rows left out: {why}{reused}"]
 
 
-def _describe_open(config: WorkloadConfig, sent_ns: Ints, marks: Marks, rows: TraceRows | None) -> Describe:
+def _describe_open(config: WorkloadConfig, sent_ns: Ints, requests: RequestColumns, rows: TraceRows | None) -> Describe:
     stats = describe_arrivals(sent_ns)
     kind = config.arrivals.kind
     name = {"poisson": "Poisson", "on_off": "on/off", "trace": "trace"}.get(kind, kind)
@@ -215,5 +215,5 @@ def _describe_open(config: WorkloadConfig, sent_ns: Ints, marks: Marks, rows: Tr
         "idc_1s": stats.idc_1s,
         "idc_60s": stats.idc_60s,
         "trace": rows.source if rows is not None else None,
-        **mean_lengths(marks),
+        **mean_lengths(requests),
     }

@@ -81,7 +81,7 @@ class ClassMean:
         self._means = {name: max(1, round(mean)) for name, mean in workload.mean_output_tokens.items()}
 
     def predict(self, request: Request) -> int:
-        return self._means[request.klass]
+        return self._means[request.request_class]
 
 
 def build_predictor(config: PredictorConfig, workload: BuiltWorkload) -> LengthPredictor:

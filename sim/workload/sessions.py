@@ -13,7 +13,7 @@ from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.arrivals import Process, arrival_times_ns, check_count
 from batchsim.workload.laws import draw_tokens
-from batchsim.workload.marks import Describe, Marks, MarkSource, mean_lengths
+from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.sharing import Sessions
 from batchsim.workload.texts import Turn, conversation
 from batchsim.workload.traces.arrival_stats import describe_arrivals
@@ -32,7 +32,7 @@ class Turns:
     `num_cut` sessions end before their last turn, because the model holds no more.
     """
 
-    marks: Marks
+    requests: RequestColumns
     first: Ints
     num_cut: int
 
@@ -41,51 +41,51 @@ class Turns:
 
     def text(self, row: int, request_ids: range) -> TokenIds:
         """The tokens of the prompt at `row`. `request_ids` are those of its session's turns, from the first on."""
-        marks, start = self.marks, int(self.first[row])
-        own, output = marks.own_tokens[start : row + 1], marks.output_tokens[start : row + 1]
+        requests, start = self.requests, int(self.first[row])
+        own, output = requests.own_tokens[start : row + 1], requests.output_tokens[start : row + 1]
         turns = [Turn(*turn) for turn in zip(request_ids, own.tolist(), output.tolist(), strict=False)]
-        return conversation(int(marks.group[row]), int(marks.group_tokens[row]), turns)
+        return conversation(int(requests.group[row]), int(requests.group_tokens[row]), turns)
 
 
 def draw_turns(
-    source: MarkSource,
+    source: RequestSampler,
     sessions: Sessions,
     seed: int,
     count: int,
     *,
     user: int = 0,
     block: int = 0,
-    klass: Ints | None = None,
+    request_class: Ints | None = None,
 ) -> Turns:
     """The turns of `count` sessions, the first n sessions being the same for every count.
 
-    `klass` has the class index of each session, else it is drawn.
+    `request_class` has the class index of each session, else it is drawn.
     """
     counts = draw_tokens(sessions.turns, random_stream(seed, "turns", user=user, block=block), count).tokens
     counts = np.minimum(counts, source.max_model_len)  # each turn brings a token or more, so no session has as many
     check_count(int(counts.sum()))
     first = np.repeat(np.cumsum(counts) - counts, counts)
-    klass = source.classes_of(count, user=user, block=block) if klass is None else klass
-    drawn = source.draw(len(first), user=user, block=block, klass=np.repeat(klass, counts))
-    marks, fits = _grown(source, drawn, first)
+    request_class = source.classes_of(count, user=user, block=block) if request_class is None else request_class
+    drawn = source.draw(len(first), user=user, block=block, request_class=np.repeat(request_class, counts))
+    requests, fits = _grown(source, drawn, first)
     kept = np.flatnonzero(fits)
     first = (np.cumsum(fits) - 1)[first[kept]]
-    return Turns(marks.picked(kept), first, len(np.unique(first)) - int(fits[np.cumsum(counts) - 1].sum()))
+    return Turns(requests.picked(kept), first, len(np.unique(first)) - int(fits[np.cumsum(counts) - 1].sum()))
 
 
-def _grown(source: MarkSource, marks: Marks, first: Ints) -> tuple[Marks, np.ndarray]:
-    """`marks` of turns with the context before each in its prompt, and which turns the model has room for.
+def _grown(source: RequestSampler, requests: RequestColumns, first: Ints) -> tuple[RequestColumns, np.ndarray]:
+    """`requests` of turns with the context before each in its prompt, and which turns the model has room for.
 
     A session's shared prefix is that of its first turn.
     """
-    own, output = marks.own_tokens, source.answered(marks.asked_tokens)
+    own, output = requests.own_tokens, source.answered(requests.asked_tokens)
     spent = own + output
     before = np.cumsum(spent) - spent
     context = before - before[first]
-    group, group_tokens = marks.group[first], marks.group_tokens[first]
+    group, group_tokens = requests.group[first], requests.group_tokens[first]
     prompt = group_tokens + context + own
     fits = (first == np.arange(len(first))) | (prompt + output <= source.max_model_len)
-    return source.with_prompts(marks, prompt, group=group, group_tokens=group_tokens, context_tokens=context), fits
+    return source.with_prompts(requests, prompt, group=group, group_tokens=group_tokens, context_tokens=context), fits
 
 
 def turn_notes(turns: Turns) -> Iterator[str]:
@@ -106,7 +106,7 @@ class OpenSessions:
     start_ns: Ints
     think_ns: Ints
     turns: Turns
-    source: MarkSource
+    source: RequestSampler
     window_ns: tuple[int, int]
     notes: tuple[str, ...]
     describe: Describe
@@ -126,12 +126,12 @@ class OpenSessions:
     @property
     def mean_output_tokens(self) -> dict[str, float]:
         """The mean true output in tokens, by class name."""
-        return self.source.mean_output_tokens(self.turns.marks)
+        return self.source.mean_output_tokens(self.turns.requests)
 
     def arrivals(self) -> Iterator[Arrival]:
         """The first turn of every session by (arrival_ns, id); objects are made a slice at a time."""
         rows = np.unique(self.turns.first)
-        late_ns = self.frontend.per_prompt_token * self.turns.marks.prompt_tokens[rows]
+        late_ns = self.frontend.per_prompt_token * self.turns.requests.prompt_tokens[rows]
         order = np.argsort(self.start_ns + late_ns, kind="stable")
         for begin in range(0, len(order), SLICE):
             chosen = order[begin : begin + SLICE]
@@ -148,22 +148,30 @@ class OpenSessions:
 
     def true_output_tokens(self, request: Request) -> int:
         """The true output length in tokens, which the engine is not told."""
-        return int(self.turns.marks.output_tokens[request.id])
+        return int(self.turns.requests.output_tokens[request.id])
 
     def _arrival(self, row: int, sent_ns: int) -> Arrival:
-        marks, frontend = self.turns.marks, self.frontend
-        columns = (marks.klass, marks.prompt_tokens, marks.output_tokens, marks.max_output_tokens, marks.patience_ns)
-        klass, prompt, output, cap, patience_ns = (int(column[row]) for column in columns)
+        requests, frontend = self.turns.requests, self.frontend
+        columns = (
+            requests.request_class,
+            requests.prompt_tokens,
+            requests.output_tokens,
+            requests.max_output_tokens,
+            requests.patience_ns,
+        )
+        request_class, prompt, output, cap, patience_ns = (int(column[row]) for column in columns)
         arrival_ns = sent_ns + frontend.request + frontend.per_prompt_token * prompt
         text = self.turns.text(row, range(int(self.turns.first[row]), row + 1))
-        return self.source.arrival(row, sent_ns, arrival_ns, klass, prompt, output, cap, patience_ns, tokens=text)
+        return self.source.arrival(
+            row, sent_ns, arrival_ns, request_class, prompt, output, cap, patience_ns, tokens=text
+        )
 
 
 def build_sessions(
     config: WorkloadConfig,
     sessions: Sessions,
     process: Process,
-    source: MarkSource,
+    source: RequestSampler,
     rows: TraceRows | None,
     seed: int,
 ) -> OpenSessions:
@@ -194,7 +202,7 @@ def build_sessions(
             f"{session_rps:.3g} sessions/s begin, for {process.mean_rate:g} requests/s at"
             f" {len(pilot) / PILOT_SESSIONS:.3g} turns a session; what would be sent after the duration is not",
             *turn_notes(turns),
-            *source.notes(turns.marks, f"{len(turns):,} turns"),
+            *source.notes(turns.requests, f"{len(turns):,} turns"),
         ),
         describe={
             "kind": process.kind,
@@ -205,7 +213,7 @@ def build_sessions(
             "mean_turns": mean_turns,
             "think_time_ns": sessions.think_time,
             "trace": rows.source if rows is not None else None,
-            **mean_lengths(turns.marks),
+            **mean_lengths(turns.requests),
         },
         frontend=config.frontend,
         seed=seed,

@@ -236,9 +236,9 @@ def test_users_of_whom_nobody_is_left_to_measure_are_too_few_to_be_tried(tmp_pat
     assert found.exit_code == 0, found.stderr
     (row,) = json.loads(found.stdout)["capacities"]
     assert row["met"] == "never" and row["not_measured"]
-    told = _call(tmp_path, *options, text=_closed_loop(6, "3s")).stdout
-    assert f"! continuous: nobody sends after the warm-up at {min(row['not_measured']):g}" in told
-    (effort,) = [line for line in told.splitlines() if line.startswith("a probe: ")]
+    printed = _call(tmp_path, *options, text=_closed_loop(6, "3s")).stdout
+    assert f"! continuous: nobody sends after the warm-up at {min(row['not_measured']):g}" in printed
+    (effort,) = [line for line in printed.splitlines() if line.startswith("a probe: ")]
     assert "." not in effort.partition(" requests")[0]
 
 

@@ -418,9 +418,9 @@ def test_a_failed_point_is_told_and_the_run_ends_with_1(here: Path) -> None:
         r"\d+ of 12 points failed, the others are kept: mine: .* failed at load .*again\.\n$", result.stderr
     )
     assert any(line.startswith("! mine: ") and "failed at load" in line for line in result.stdout.splitlines())
-    told = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", mine, "--allow-code", "--json")
-    assert told.exit_code == 1
-    found = json.loads(told.stdout)
+    again = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--set", mine, "--allow-code", "--json")
+    assert again.exit_code == 1
+    found = json.loads(again.stdout)
     assert {entry["policy"] for entry in found["failed"]} == {"mine"}
     assert [row["failed"] for row in found["policies"]["static"]["loads"]] == [0, 0]
 

@@ -27,7 +27,7 @@ def done(*args: object) -> str:
     return result.stdout
 
 
-def told(*args: object) -> list[Any]:
+def explained(*args: object) -> list[Any]:
     """The same as JSON."""
     return json.loads(done(*args, "--json"))
 
@@ -71,7 +71,7 @@ def test_the_slowest_of_every_policy(ran: Path) -> None:
 
 def test_parts_sum_to_the_latency_in_the_table(ran: Path) -> None:
     """In --json the parts add up to the request's E2E to the ns, and the slowest come first."""
-    (found,) = told("explain", ran, "--policy", "static", "--load", 10, "--slowest", 40)
+    (found,) = explained("explain", ran, "--policy", "static", "--load", 10, "--slowest", 40)
     requests = load_results(ran).requests("static", 10, 0).set_index("request_id")
     lives = [one["life_ns"] for one in found["slowest"]]
     assert lives == sorted(lives, reverse=True) and len(lives) == 40
@@ -98,7 +98,7 @@ def test_results_of_another_version_are_one_line(ran: Path, tmp_path: Path, comm
 
 def test_who_took_the_place_is_named(tight: Path) -> None:
     """A preempted request's part names the request that took its KV."""
-    (found,) = told("explain", tight, "--slowest", 40, "--load", 20)
+    (found,) = explained("explain", tight, "--slowest", 40, "--load", 20)
     parts = [part for one in found["slowest"] for part in one["parts"] if part["part"].startswith("preempted")]
     assert parts and any(part["blocker"] is not None for part in parts)
     assert " by request " in done("explain", tight, "--slowest", 40, "--load", 20)
@@ -109,7 +109,7 @@ def test_who_took_the_place_is_named(tight: Path) -> None:
 
 def test_one_request_under_every_policy(ran: Path) -> None:
     """The same request of every policy; its parts sum to E2E, which is that of the table, and are printed so."""
-    found = told("explain", ran, "--request", 7, "--load", 20)
+    found = explained("explain", ran, "--request", 7, "--load", 20)
     assert [(one["policy"], one["request_id"]) for one in found] == [("static", 7), ("continuous", 7)]
     out = done("explain", ran, "--request", 7, "--load", 20)
     assert max(map(len, out.splitlines())) <= WIDTH
@@ -125,7 +125,7 @@ def test_a_preempted_request_says_for_whom_and_what_was_computed_again(tight: Pa
     """The sentence has the preemption, its blocker and the tokens of the recompute; the line of time its letters."""
     requests = load_results(tight).requests("preemptive", 20, 0)
     row = requests[requests["num_preemptions"] == 1].iloc[0]
-    (one,) = told("explain", tight, "--request", row["request_id"], "--load", 20)
+    (one,) = explained("explain", tight, "--request", row["request_id"], "--load", 20)
     assert "preempted once for " in one["sentence"]
     assert f"recompute of {row['recomputed_tokens']:,} tokens" in one["sentence"]
     assert {"x", "R"} <= set(one["line"]) and len(one["line"]) == WIDTH - 4
@@ -136,10 +136,10 @@ def test_a_preempted_request_says_for_whom_and_what_was_computed_again(tight: Pa
 
 def test_misses_have_causes_by_policy_and_class(missed: Path) -> None:
     """As many as the shares in the results leave out, of each policy and class, with a picture."""
-    found = told("explain", missed, "--slo", "--load", 20)
+    found = explained("explain", missed, "--slo", "--load", 20)
     points = load_results(missed).points
-    assert [(one["policy"], one["klass"]) for one in found] == [
-        (policy, klass) for policy in ("static", "continuous") for klass in ("chat", "batch")
+    assert [(one["policy"], one["request_class"]) for one in found] == [
+        (policy, request_class) for policy in ("static", "continuous") for request_class in ("chat", "batch")
     ]
     for one in found:
         assert sum(row["misses"] for row in one["causes"]) == one["missed"]
@@ -166,10 +166,10 @@ def test_misses_of_one_seed_as_text(missed: Path, tmp_path: Path) -> None:
 
 def test_a_counterfactual_of_every_policy_and_of_the_one_it_names(ran: Path) -> None:
     """A change of the scenario is tried on all policies, one of a policy's knob on that policy."""
-    both = told("explain", ran, "--load", 20, "--counterfactual", "kv.tokens=+20%")
+    both = explained("explain", ran, "--load", 20, "--counterfactual", "kv.tokens=+20%")
     assert [one["policy"] for one in both] == ["static", "continuous"]
     assert both[0]["changes"] == [{"key": "kv.tokens", "before": 16000, "after": 19200}]
-    (one,) = told("explain", ran, "--load", 20, "--counterfactual", "policies.static.batch_size=2")
+    (one,) = explained("explain", ran, "--load", 20, "--counterfactual", "policies.static.batch_size=2")
     assert one["policy"] == "static" and not one["rerun"] and not one["no_effect"]
     out = done("explain", ran, "--load", 20, "--counterfactual", "policies.static.batch_size=2")
     assert "policies.static.batch_size 4 → 2" in out and max(map(len, out.splitlines())) <= WIDTH

@@ -65,7 +65,7 @@ READING: list[list[object]] = [
 ]
 
 
-def told(folder: Path, args: list[object], out: Path) -> Any:
+def result_of(folder: Path, args: list[object], out: Path) -> Any:
     """A reading command on results; what it writes goes to `out`."""
     placed = [out / arg if str(arg).endswith((".png", ".json", ".jsonl")) else arg for arg in args[1:]]
     return batchsim(args[0], folder, *placed)
@@ -73,7 +73,7 @@ def told(folder: Path, args: list[object], out: Path) -> Any:
 
 def refused(folder: Path, args: list[object], out: Path) -> str:
     """The one line that a reading command answers with, having written nothing."""
-    result = told(folder, args, out)
+    result = result_of(folder, args, out)
     assert result.exit_code == 2, f"{args}: {result.output} {result.exception!r}"
     assert (result.stdout, result.stderr.count("\n")) == ("", 1), f"{args}: {result.output}"
     assert len(result.stderr) < 600 and str(folder.parent) in result.stderr, f"{args}: {result.stderr}"
@@ -153,7 +153,7 @@ def test_another_version_is_told_and_never_at_length(copied: Path, tmp_path: Pat
     """How a run was made is no part of what it is, and may be of any length."""
     path = copied / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"packages": {"numpy": "1" * 5000}}))
-    result = told(copied, ["explain"], tmp_path / "out")
+    result = result_of(copied, ["explain"], tmp_path / "out")
     assert (result.exit_code, result.stderr.count("\n")) == (0, 1) and len(result.stderr) < 400
 
 
@@ -223,7 +223,7 @@ def test_results_with_other_contents_and_their_checksums_are_another_runs(copied
     path.write_text(json.dumps(json.loads(path.read_text()) | {"heading": "mine"}))
     refused(copied, ["explain"], tmp_path / "out")
     reseal(copied.parent)
-    assert told(copied, ["explain"], tmp_path / "out").exit_code == 0
+    assert result_of(copied, ["explain"], tmp_path / "out").exit_code == 0
 
 
 TABLES: dict[str, Callable[[str], str]] = {

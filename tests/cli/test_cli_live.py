@@ -103,8 +103,8 @@ def test_live_prints_and_keeps_results_like_a_run(scenario: Path, one_thread: No
     live = results.manifest["live"]
     assert (live["device"], live["reason"], live["policy"], live["load"]) == ("cpu", "", "continuous", 200)
     assert (scenario.parent / "out" / "s-live" / live["raw"]).is_file()
-    told = batchsim("explain", scenario.parent / "out" / "s-live", "--json")
-    assert told.exit_code == 0 and len(json.loads(told.stdout)[0]["slowest"]) == 5
+    explained = batchsim("explain", scenario.parent / "out" / "s-live", "--json")
+    assert explained.exit_code == 0 and len(json.loads(explained.stdout)[0]["slowest"]) == 5
 
 
 def test_live_speaks_json(scenario: Path, one_thread: None) -> None:

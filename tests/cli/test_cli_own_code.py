@@ -73,8 +73,8 @@ def test_allowed_code_runs_and_its_results_are_explained(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "mine" in json.loads(result.stdout)["policies"] and result.stderr == "hello\n"
     sys.modules.pop("mine")
-    told = batchsim("explain", "results/s", "--policy", "mine", "--json")
-    assert told.exit_code == 0 and "mine" not in sys.modules
+    explained = batchsim("explain", "results/s", "--policy", "mine", "--json")
+    assert explained.exit_code == 0 and "mine" not in sys.modules
     what_if = ["explain", "results/s", "--policy", "mine", "--counterfactual", "kv.tokens=+20%"]
     assert "Add --allow-code" in batchsim(*what_if).stderr
     assert batchsim(*what_if, "--allow-code").exit_code == 0

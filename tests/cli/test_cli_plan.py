@@ -242,11 +242,11 @@ def test_what_is_not_shown_to_hold_is_not_said_to_fail(planned: tuple[Path, Any]
     assert row["one_less_shown"] == ("fails" if row["one_less_margin"] < 0 else "not shown to hold")
     assert row["one_less_class"] in ("chat", "rest")
     row |= {"one_less": 0.962, "one_less_margin": 0.012, "one_less_margin_low": -0.0041, "one_less_class": "chat"}
-    for shown, told in (("not shown to hold", "is not shown to hold"), ("fails", "fails")):
+    for shown, verb in (("not shown to hold", "is not shown to hold"), ("fails", "fails")):
         row["one_less_shown"] = shown
         text = plan_text(tables, "EUR")
         assert f"96.2 % {shown} (−0.41 %)" in text
-        sentence = f"one replica less gives 96.2 % and {told} (its margin from −0.41 %, of chat)."
+        sentence = f"one replica less gives 96.2 % and {verb} (its margin from −0.41 %, of chat)."
         assert sentence in " ".join(text.split())
         twin = markdown("tiny", sections(tables, "EUR", {}), [])
         assert sentence in twin and f"| 96.2 % | {shown} | −0.41 % | chat |" in twin
@@ -272,9 +272,9 @@ def test_a_long_window_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
     monkeypatch.setattr("batchsim.study.planning.make.LONG", 1000)
     result = batchsim("plan", tmp_path / "tiny.yaml", "--out", tmp_path, "--jobs", 1, "--set", "plan.max_replicas=1")
-    told = " ".join(result.stderr.split())
-    assert "about 454 requests (2 s and 500 ms of warm-up at 181.5 requests/s)" in told
-    assert "in each of 3 seeds, first on 1 replica, for each of 4 configurations" in told
+    printed = " ".join(result.stderr.split())
+    assert "about 454 requests (2 s and 500 ms of warm-up at 181.5 requests/s)" in printed
+    assert "in each of 3 seeds, first on 1 replica, for each of 4 configurations" in printed
 
 
 def test_a_target_that_nothing_holds_says_what_bounds_it(planned: tuple[Path, Any]) -> None:

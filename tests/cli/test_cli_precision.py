@@ -26,8 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_points_get_seeds_until_they_are_precise(folder: Path) -> None:
     """From 5 to 8 seeds, each a row; unstable points keep the scenario's 2; what was reached is what was asked."""
     results = load_results(folder / "s")
-    told = results.manifest["precision"]
-    states = {(each["policy"], each["load"]): each for each in told["points"]}
+    precision = results.manifest["precision"]
+    states = {(each["policy"], each["load"]): each for each in precision["points"]}
     assert states["static", 90.0]["state"] == "unstable"
     assert states["static", 90.0]["num_seeds"] == 2
     rows = results.summary.set_index(["policy", "load"])
@@ -38,7 +38,7 @@ def test_points_get_seeds_until_they_are_precise(folder: Path) -> None:
             narrow = rows.loc[key, "e2e_mean_s_ci"] <= 0.1 * rows.loc[key, "e2e_mean_s"]
             assert narrow == (point["state"] == "reached")
             assert narrow or point["num_seeds"] == 8
-    assert {each["state"] for each in told["points"]} >= {"reached", "unstable"}
+    assert {each["state"] for each in precision["points"]} >= {"reached", "unstable"}
 
 
 def test_policies_at_a_load_keep_common_seeds(folder: Path) -> None:
@@ -65,8 +65,8 @@ def test_the_same_precision_again_simulates_nothing(folder: Path) -> None:
     again = batchsim("run", folder / "s.yaml", "--out", folder, *ASKED, "--json")
     manifest = load_results(folder / "s").manifest
     assert (manifest["points_run"], manifest["points_reused"] > 0) == (0, True)
-    told = json.loads(again.stdout)
-    assert told["precision"] == manifest["precision"]
+    result = json.loads(again.stdout)
+    assert result["precision"] == manifest["precision"]
 
 
 WRONG = {

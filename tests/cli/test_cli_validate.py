@@ -61,7 +61,7 @@ def test_saved_runs_are_judged(saved: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--from", "{saved}", "--set", "workload.requests=61"], "none of which served the requests"),
         (["--from", "{saved}", "--policy", "static"], "none of which served the requests"),
@@ -75,14 +75,14 @@ def test_saved_runs_are_judged(saved: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_judged_is_said_in_one_line(
-    arguments: list[str], told: str, saved: Path, tmp_path: Path
+    arguments: list[str], message: str, saved: Path, tmp_path: Path
 ) -> None:
     """Exit 2 and what to do."""
     imported = next(name for name in profile_names() if "llama-3.1-8b" in name)
     given = [argument.format(saved=saved, empty=tmp_path, imported=imported) for argument in arguments]
     done = batchsim("validate", "live-demo", "--out", tmp_path, *given)
     assert done.exit_code == 2
-    assert told in done.stderr and done.stderr.count("\n") == 1
+    assert message in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_policy_that_completes_nothing_is_named(tmp_path: Path) -> None:

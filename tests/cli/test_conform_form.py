@@ -13,7 +13,7 @@ import pytest
 from test_cli_conform import RECORDING
 
 from batchsim.base.errors import ScenarioError
-from batchsim.check.conform import Verdict, conform
+from batchsim.check.conform import StepComparison, conform
 from batchsim.check.conform.fields import BadRecording
 from batchsim.check.conform.recording import ABSENT, policy_config, read
 from batchsim.policies.evidence import FOLLOWED
@@ -332,9 +332,9 @@ def test_hostile_values_at_every_key_end_in_one_line_or_in_a_verdict(
             try:
                 found = conform(written(put(recording, keys, value), tmp_path))
             except ScenarioError as error:
-                told = str(error)
-                assert len(told.splitlines()) == 1 and len(told) < 700, (keys, value)
+                message = str(error)
+                assert len(message.splitlines()) == 1 and len(message) < 700, (keys, value)
                 continue
-            assert isinstance(found, Verdict) and str(found), (keys, value)
+            assert isinstance(found, StepComparison) and str(found), (keys, value)
             may = keys in ANYTHING or (value is None and _at(recording, keys) is None)
             assert may or j >= len(NEVER), (keys, value, found.difference)

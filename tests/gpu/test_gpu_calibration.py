@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 from batchsim.calibrate import memory
 from batchsim.calibrate.calibration import Options, calibrate
-from batchsim.calibrate.point_plan import Limits
+from batchsim.calibrate.point_plan import StepRange
 from batchsim.calibrate.runner import build_runner
 
 pytestmark = pytest.mark.gpu
@@ -32,7 +32,7 @@ CONFIG = {
     "torch_dtype": "bfloat16",
     "rms_norm_eps": 1e-5,
 }
-LIMITS = Limits(max_seqs=32, max_tokens=1024, max_context=2048, kv_tokens=0)
+LIMITS = StepRange(max_seqs=32, max_tokens=1024, max_context=2048, kv_tokens=0)
 
 
 @pytest.fixture

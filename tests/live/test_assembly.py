@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("torch", reason="the engine runs of a calibration need torch: pip install 'batchsim[live]'")
 
 from batchsim.calibrate.assemble import Job, assemble
-from batchsim.calibrate.bench import Sample
+from batchsim.calibrate.bench import MeasuredStep
 from batchsim.calibrate.engine_runs import EngineSteps, run_specs
-from batchsim.calibrate.point_plan import Limits, Point, columns, plan
+from batchsim.calibrate.point_plan import StepRange, StepShape, columns, plan
 from batchsim.calibrate.raw import Raw
 from batchsim.calibrate.schedules import held_out_batches, requests
 from batchsim.cost.calibrated import Calibrated
@@ -19,7 +19,7 @@ from batchsim.cost.work import WORK_COLUMNS
 from batchsim.deployment.catalog import MODELS
 from batchsim.workload.open_loop import OpenWorkload
 
-LIMITS = Limits(max_seqs=64, max_tokens=1024, max_context=2048, kv_tokens=64 * 2048)
+LIMITS = StepRange(max_seqs=64, max_tokens=1024, max_context=2048, kv_tokens=64 * 2048)
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
 LAUNCHES_NS = 5e6
 FACTOR, STEP_NS, HOST_NS, HOST_PER_SEQUENCE_NS = 1.02, 40_000, 350_000, 3_000
@@ -65,7 +65,7 @@ def profile() -> Profile:
     """The profile of everything measured, without noise."""
     work = job()
     times = kernel_ns(columns(work.points))
-    samples = {p: Sample(p, [float(ns)]) for p, ns in zip(work.points, times, strict=True)}
+    samples = {p: MeasuredStep(p, [float(ns)]) for p, ns in zip(work.points, times, strict=True)}
     swap = SwapCost(10_000.0, 40_000.0, assumed=False)
     return assemble(work, Raw(IDENTITY, num_blocks=55_000, samples=samples, runs=engine_steps(work), swap=swap))
 
@@ -89,7 +89,7 @@ def test_graphs_and_launches_are_in_the_profile(profile: Profile) -> None:
 
 def test_the_host_and_the_kernels_stay_apart(profile: Profile) -> None:
     """The host's time of a step of 30 decodes is the one put in, to 3 %."""
-    table = columns([Point("H", (500,) * 30)])
+    table = columns([StepShape("H", (500,) * 30)])
     host = Calibrated(profile).host_ns(table)[0]
     assert host == pytest.approx(HOST_NS + 30 * HOST_PER_SEQUENCE_NS, rel=0.03)
     assert not profile.costs.host.assumed
@@ -123,7 +123,7 @@ def test_without_engine_runs_the_host_is_assumed_and_said_to_be() -> None:
     work = job()
     chosen = [p for p in work.points if p.block in "AC"]
     times = kernel_ns(columns(chosen))
-    raw = Raw(IDENTITY, samples={p: Sample(p, [float(ns)]) for p, ns in zip(chosen, times, strict=True)})
+    raw = Raw(IDENTITY, samples={p: MeasuredStep(p, [float(ns)]) for p, ns in zip(chosen, times, strict=True)})
     partial = assemble(work, raw)
     assert partial.costs.host.assumed
     assert partial.costs.in_situ == 1.0

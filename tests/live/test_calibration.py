@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch", reason="calibration runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.bench import Bench, Sample
+from batchsim.calibrate.bench import Bench, MeasuredStep
 from batchsim.calibrate.calibration import Options, calibrate
-from batchsim.calibrate.point_plan import Point, columns
+from batchsim.calibrate.point_plan import StepShape, columns
 from batchsim.calibrate.raw import Raw
 from batchsim.calibrate.runner import build_runner
 from batchsim.calibrate.sentinel import Sentinel
@@ -86,13 +86,13 @@ def test_an_interrupted_calibration_leaves_a_profile_that_says_what_is_missing(c
     """After Ctrl-C the file is a whole profile, with costs above 0 and its gaps listed."""
     assert any(what.startswith("rounds:") for what in cut.cut.missing)
     assert any(what.startswith("block") for what in cut.cut.missing)
-    assert Calibrated(cut.cut).kernel_ns(columns([Point("H", (10, 10))]))[0] > 0
+    assert Calibrated(cut.cut).kernel_ns(columns([StepShape("H", (10, 10))]))[0] > 0
 
 
 @pytest.mark.slow
 def test_going_on_measures_nothing_twice(cut: Cut) -> None:
     """What was there before the interruption is there after it, as the first visits of each step."""
-    final = {Point.from_row(row): row["rounds"] for row in cut.final.samples}
+    final = {StepShape.from_row(row): row["rounds"] for row in cut.final.samples}
     before = {point: sample.to_row()["rounds"] for point, sample in cut.raw.samples.items()}
     assert before
     for point, rounds in before.items():
@@ -217,13 +217,13 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text("{}", encoding="utf-8")
     tables = ("import-aiconfigurator", str(tmp_path), "--gpu", "h200_sxm", "--model", "llama-3.1-8b")
-    for words, told in [
+    for words, message in [
         ((*tables, "-o", str(other)), "no batchsim-profile file"),
         (("show", "h200-llama-3.1-8b-aiconfigurator", "-o", str(tmp_path / "x.txt")), "does not end in .png"),
     ]:
         result = CliRunner().invoke(calibrate_app, list(words))
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-        assert told in result.stderr
+        assert message in result.stderr
     assert other.read_text(encoding="utf-8") == "{}"
     assert [file.name for file in tmp_path.iterdir()] == ["other.json"]
 
@@ -245,7 +245,11 @@ def test_an_unreadable_partial_file_is_said(tmp_path: Path) -> None:
 
 def partial(folder: Path, **changes: Any) -> Path:
     """The file of a calibration that was cut short, with `changes`; None takes a key away."""
-    raw = Raw({"options": {}}, samples={Point("A", (3,)): Sample(Point("A", (3,)), [5.0])}, swap=SwapCost(1, 2, False))
+    raw = Raw(
+        {"options": {}},
+        samples={StepShape("A", (3,)): MeasuredStep(StepShape("A", (3,)), [5.0])},
+        swap=SwapCost(1, 2, False),
+    )
     raw.save(folder / "p.json")
     value = json.loads((folder / "p.json").read_text(encoding="utf-8")) | changes
     kept = {name: found for name, found in value.items() if changes.get(name, 0) is not None}
@@ -282,7 +286,7 @@ def test_a_later_call_is_brought_to_the_first_ones_speed(tmp_path: Path) -> None
     sizes = {"num_blocks": 4, "max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32}
     runner = build_runner(model_file(tmp_path), device="cpu", **sizes)
     for first_ns, level in ((None, 1.0), (1000.0, 1.1)):
-        bench = Bench(runner, Point("A", (3,)), 0, first_ns)
+        bench = Bench(runner, StepShape("A", (3,)), 0, first_ns)
         assert bench.factor(0.0) == 1.0
         bench.drift = [(float(i), 1100.0) for i in range(8)]
         assert bench.factor(3.5) == pytest.approx(level)
@@ -293,6 +297,6 @@ def test_a_later_call_is_brought_to_the_first_ones_speed(tmp_path: Path) -> None
 
 def test_a_point_as_columns_has_the_work_that_it_holds() -> None:
     """Two decodes after 3 and 5 tokens beside a chunk of 4 after 2: their sums as step records have them."""
-    table_ = {name: int(values[0]) for name, values in columns([Point("E", (3, 5), ((2, 4),))]).items()}
+    table_ = {name: int(values[0]) for name, values in columns([StepShape("E", (3, 5), ((2, 4),))]).items()}
     assert (table_["num_decode"], table_["num_prefill_tokens"], table_["context_tokens"]) == (2, 4, 8)
     assert table_["prefill_pairs"] == int(np.sum([3, 4, 5, 6]))

@@ -290,7 +290,7 @@ STATE = {"format": "batchsim-campaign 1", "plan": "0", "device": "cpu", "model":
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "message"),
     [
         ("{", "cannot be read"),
         pytest.param('{"stages": []}', "cannot be read", marks=pytest.mark.slow),
@@ -300,10 +300,12 @@ STATE = {"format": "batchsim-campaign 1", "plan": "0", "device": "cpu", "model":
         pytest.param(json.dumps(STATE | {"device": "cuda"}), "was begun with device cuda", marks=pytest.mark.slow),
     ],
 )
-def test_a_folder_of_something_else_is_refused_in_one_line(place: Place, tmp_path: Path, state: str, told: str) -> None:
+def test_a_folder_of_something_else_is_refused_in_one_line(
+    place: Place, tmp_path: Path, state: str, message: str
+) -> None:
     """A broken state and one of another plan, model or device: exit code 2, one line, the file left as it is."""
     (tmp_path / "campaign.json").write_text(state, encoding="utf-8")
-    assert told in refused(place, tmp_path)
+    assert message in refused(place, tmp_path)
     assert (tmp_path / "campaign.json").read_text(encoding="utf-8") == state
 
 
@@ -316,7 +318,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(place: Place, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--device", "tpu", "--minutes", "0.5"], "--device tpu"),
         (["--minutes", "nan"], "--minutes nan"),
@@ -326,7 +328,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(place: Place, tmp_pat
     ],
 )
 def test_a_call_that_cannot_work_is_refused_in_one_line(
-    place: Place, tmp_path: Path, words: list[str], told: str
+    place: Place, tmp_path: Path, words: list[str], message: str
 ) -> None:
     """At the start, with exit code 2, however little time there is, and no folder is begun."""
     empty = tmp_path / "empty.json"
@@ -335,12 +337,12 @@ def test_a_call_that_cannot_work_is_refused_in_one_line(
     usual = ["--allow-code", "--out", str(tmp_path / "out"), "--plan", str(place.plan), "--device", "cpu"]
     done = CliRunner().invoke(campaign_app, [*usual, *given])
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
-    assert told in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"points": [["small", "continuous", 0.5, 0]] * 2}, "live-small-continuous-50-0 is there twice"),
         ({"points": [["other", "continuous", 0.5, 0]]}, "names no scenario of the plan"),
@@ -357,11 +359,11 @@ def test_a_call_that_cannot_work_is_refused_in_one_line(
         ({"scenarios": {"small": "plan.json"}}, "not a resolved scenario"),
     ],
 )
-def test_a_plan_that_cannot_be_run_is_refused(place: Place, change: dict[str, Any], told: str) -> None:
+def test_a_plan_that_cannot_be_run_is_refused(place: Place, change: dict[str, Any], message: str) -> None:
     """Before anything is begun, in words that say what is wrong."""
     wrong = place.folder / "wrong.json"
     wrong.write_text(json.dumps(json.loads(place.plan.read_text(encoding="utf-8")) | change), encoding="utf-8")
-    with pytest.raises(BatchsimError, match=told):
+    with pytest.raises(BatchsimError, match=message):
         Plan.read(wrong, allow_code=True)
 
 
@@ -426,8 +428,8 @@ def test_the_report_says_which_speeds_are_as_they_should_be(tmp_path: Path, devi
     campaign = Campaign(SHIPPED / "gpu.json", tmp_path, device, 1.0)
     campaign._note(profile, Reply(DONE, {"missing": []}), 0.0)
     *lines, last = campaign.report().splitlines()
-    told = [line for line in lines if line.endswith("%: NOT MET") and line.startswith("matmul ceiling in a prefill")]
-    assert len(told) == (device == "cuda") and last.startswith("2 of 12 stages done.")
+    missed = [line for line in lines if line.endswith("%: NOT MET") and line.startswith("matmul ceiling in a prefill")]
+    assert len(missed) == (device == "cuda") and last.startswith("2 of 12 stages done.")
     kept = json.loads((tmp_path / "campaign.json").read_text(encoding="utf-8"))
     assert ("targets" in kept) == (device == "cuda")
 

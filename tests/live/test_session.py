@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="the executor runs on torch: pip ins
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.calibrate.bench import Bench
 from batchsim.calibrate.identity import identity
-from batchsim.calibrate.point_plan import Point
+from batchsim.calibrate.point_plan import StepShape
 from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.calibrate.sentinel import Sentinel
 from batchsim.calibrate.session import LiveResult, check_machine, graphs_of, load_result, predict, run_live, step_limits
@@ -162,8 +162,8 @@ def test_what_is_no_result_is_one_line(played: LiveResult, tmp_path: Path) -> No
 
 def test_step_limits_hold_what_a_policy_can_ask_for(resolved: Resolved) -> None:
     """A token budget bounds a step; without one, as many of the longest requests as there are slots."""
-    marks = resolved.built_workload(1.0, 0).marks
-    longest = int((marks.prompt_tokens + marks.max_output_tokens).max())
+    requests = resolved.built_workload(1.0, 0).requests
+    longest = int((requests.prompt_tokens + requests.max_output_tokens).max())
     assert step_limits(resolved, (resolved.find("continuous"),), 1.0, 0) == (8, 32)
     assert step_limits(resolved, (resolved.find("uncapped"),), 1.0, 0) == (3, 3 * longest)
     assert step_limits(resolved, (resolved.find("static"),), 1.0, 0) == (4, 4 * longest)
@@ -194,20 +194,20 @@ def test_the_sentinel_tells_the_drift_by_median_and_by_mean(
         return [1000] * n if n == 1 else [1000] * (n - 1) + [1000 + 200 * n]
 
     monkeypatch.setattr(runner, "replay", replay)
-    sentinel = Sentinel(Point("A", (3,)), 1000.0, 1100.0)
+    sentinel = Sentinel(StepShape("A", (3,)), 1000.0, 1100.0)
     made = run_live(resolved, resolved.find("continuous"), 1.0, 0, runner, sentinel=sentinel).made
     assert made["drift"] == [0.0, 0.0] and made["drift_of_means"] == pytest.approx([1200 / 1100 - 1] * 2)
     bench = Bench(runner, sentinel.point, seed=0)
     bench.watch(now=True)
     assert (bench.usual_ns(), bench.mean_ns()) == (1000, 1200)
-    too_long = Sentinel(Point("A", (10**6,)), 1000.0, 1000.0)
+    too_long = Sentinel(StepShape("A", (10**6,)), 1000.0, 1000.0)
     assert too_long.drift(runner) is None
 
 
 def test_a_profile_without_the_sentinels_mean_has_no_sentinel() -> None:
     """Older profiles kept its median alone, which does not say what interrupted them then."""
     profile = load_profile(profile_names()[0])
-    point, known = Point("A", (3,)), {"sentinel": {"step": Point("A", (3,)).to_row(), "ns": 5}}
+    point, known = StepShape("A", (3,)), {"sentinel": {"step": StepShape("A", (3,)).to_row(), "ns": 5}}
     assert Sentinel.of(profile) is None and Sentinel.of(replace(profile, made=known)) is None
     whole = {"sentinel": known["sentinel"] | {"mean_ns": 6}}
     assert Sentinel.of(replace(profile, made=whole)) == Sentinel(point, 5, 6)

@@ -84,7 +84,7 @@ def main() -> int:
         counts.clear()
         mutants = random.Random(args.seed).sample(mutants, min(args.sample, len(mutants)))
 
-    def told(mutant: Mutant, killed: bool) -> None:
+    def notify(mutant: Mutant, killed: bool) -> None:
         counts[mutant.path]["killed" if killed else "survived"] += 1
         if not killed:
             print(f"[[survivor]]  # {mutant.name}")
@@ -93,7 +93,7 @@ def main() -> int:
             print('why = ""\n', flush=True)
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        test({path: code for path, (code, _) in made.items()}, Tester(mutants, args.jobs, told), Path(folder))
+        test({path: code for path, (code, _) in made.items()}, Tester(mutants, args.jobs, notify), Path(folder))
     return report(counts, args.least) or (bool(stale) and args.sample is None)
 
 

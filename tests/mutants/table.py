@@ -48,14 +48,14 @@ TESTS = {
         "policies/test_preemptive conformance/test_regressions conformance:preemptive"
     ),
     "sim/policies/families/queues.py": "policies/test_vllm policies/test_preemptive conformance:vllm",
-    "sim/policies/families/rectangle.py": (
+    "sim/policies/families/padded_batch.py": (
         f"{BATCHES} policies/test_tf_serving policies/test_ray_serve policies/test_triton"
     ),
     "sim/policies/families/first_come.py": "policies/test_continuous policies/test_tgi conformance:continuous",
     "sim/policies/systems/vidur/vidur_scheduler.py": (
         "policies/test_sarathi policies/test_vllm_v0 policies/test_orca conformance:sarathi conformance:vllm_v0"
     ),
-    "sim/policies/families/sealed.py": "policies/test_tf_serving policies/test_ray_serve policies/test_triton"
+    "sim/policies/families/closed_batches.py": "policies/test_tf_serving policies/test_ray_serve policies/test_triton"
     " conformance:ray_serve",
     "sim/policies/families/static.py": BATCHES,
     "sim/policies/systems/faster_transformer.py": "policies/test_hf_static conformance:faster_transformer",

@@ -33,7 +33,7 @@ class Tester:
 
     mutants: list[Mutant]
     jobs: int
-    told: Callable[[Mutant, bool], None]  # whether it was killed
+    notify: Callable[[Mutant, bool], None]  # whether it was killed
     seconds: dict[str, float] = field(default_factory=dict[str, float])  # of CPU, by test, without a mutant
 
     @pytest.hookimpl(trylast=True)
@@ -63,7 +63,7 @@ class Tester:
         for mutant in self.mutants:
             items = [item for name in sorted(tests_of(mutant.path)) for item in groups[name]]
             work.append((mutant, sorted(items, key=lambda item: self.seconds[item.nodeid])))
-        _forked(work, self.jobs, self._test, lambda one, status: self.told(one[0], status != 0))
+        _forked(work, self.jobs, self._test, lambda one, status: self.notify(one[0], status != 0))
         return True
 
     def _time(self, groups: list[tuple[str, list[pytest.Item]]]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batchsim.explain.story import Stories
 from batchsim.kernel.record import FINISHED, MISSING, Records
-from batchsim.metrics.attribution import pieces
+from batchsim.metrics.attribution import part_times
 from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import built, cases
 from tests.conformance.test_conformance import RANDOM, random_cases
@@ -24,14 +24,16 @@ def _check(records: Records) -> None:
     whole: Counter[int] = Counter()
     by_part: dict[tuple[int, str], int] = {}
     ids = records.requests["request_id"].tolist()
-    for piece in pieces(records):
-        for i, ns, paced in zip(piece.request.tolist(), piece.ns.tolist(), piece.paced.tolist(), strict=True):
-            assert ns >= 0, piece.part
+    for times in part_times(records):
+        for i, ns, after_first in zip(
+            times.request.tolist(), times.ns.tolist(), times.after_first.tolist(), strict=True
+        ):
+            assert ns >= 0, times.part
             whole[ids[i]] += ns
-            before[ids[i]] += 0 if paced else ns
+            before[ids[i]] += 0 if after_first else ns
             if ns:
-                by_part[ids[i], piece.part] = by_part.get((ids[i], piece.part), 0) + ns
-    stories, told = Stories(records), {}
+                by_part[ids[i], times.part] = by_part.get((ids[i], times.part), 0) + ns
+    stories, by_chapter = Stories(records), {}
     for row in records.requests:
         id_ = int(row["request_id"])
         end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
@@ -42,8 +44,8 @@ def _check(records: Records) -> None:
         assert story.ns == whole[id_]
         assert all(one.end_ns == next_.start_ns for one, next_ in pairwise(story.chapters))
         assert all(sum(chapter.parts.values()) == chapter.ns > 0 for chapter in story.chapters)
-        told |= {(id_, part): ns for part, ns in story.parts().items()}
-    assert told == by_part
+        by_chapter |= {(id_, part): ns for part, ns in story.parts().items()}
+    assert by_chapter == by_part
 
 
 @pytest.mark.parametrize("kind", POLICIES)

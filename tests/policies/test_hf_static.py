@@ -60,7 +60,7 @@ def test_hf_ends_a_batch_with_its_last_row_not_with_the_cap() -> None:
     assert times(hf("0:4->3/9 0:4->1/9", batch_size=2), "delivered_ns") == [(30,), (30,)]
 
 
-def test_hf_cuts_a_batch_whose_rectangle_memory_does_not_hold() -> None:
+def test_hf_cuts_a_padded_batch_that_memory_does_not_hold() -> None:
     """Rows of 8 + 5 - 1 tokens need 3 blocks each: 6 blocks hold two of three."""
     records = hf("0:8->1 0:2->5 0:2->1", batch_size=3, blocks=6)
     assert times(records, "scheduled_ns") == [(0,), (0,), (50,)]

@@ -24,7 +24,7 @@ def test_rule_2_the_timer_starts_when_the_first_is_taken() -> None:
     assert starts_us(ray("3:4->1 9:4->1 13:4->1 14:4->1")) == [13, 13, 13, 24]
 
 
-def test_rule_2_a_batch_is_sealed_when_its_timer_ends_not_a_nanosecond_before() -> None:
+def test_rule_2_a_batch_is_closed_when_its_timer_ends_not_a_nanosecond_before() -> None:
     """Taken at 0 with a timer of 10 ns."""
     scheduler = RayServe(RayServeConfig(batch_wait_timeout_s=1e-8), PolicyContext(CountingKV(9, 4), 64))
     scheduler.add(Sequence(Request(0, 0, 4, 1)), 0)
@@ -62,7 +62,7 @@ def test_rule_2_a_timeout_of_zero_takes_what_is_there() -> None:
     assert starts_us(ray("0:4->1 0:4->1 1:4->1 2:4->1", wait_us=0)) == [0, 0, 10, 20]
 
 
-def test_rule_3_batches_are_sealed_while_another_runs_and_not_topped_up() -> None:
+def test_rule_3_batches_are_closed_while_another_runs_and_not_topped_up() -> None:
     """The first runs from 10 to 110; meanwhile two timers end, and the batches of one run one after the other."""
     records = ray("0:4->10 20:4->1 40:4->1 105:4->1")
     assert starts_us(records) == [10, 110, 120, 130]
@@ -70,7 +70,7 @@ def test_rule_3_batches_are_sealed_while_another_runs_and_not_topped_up() -> Non
 
 
 def test_rule_3_a_batch_still_forming_when_the_replica_gets_free_waits_for_its_timer() -> None:
-    """The replica is free at 20; the batch begun at 15 is sealed at 25."""
+    """The replica is free at 20; the batch begun at 15 is closed at 25."""
     assert starts_us(ray("0:4->1 15:4->1 24:4->1")) == [10, 25, 25]
 
 
@@ -80,7 +80,7 @@ def test_rule_4_what_does_not_fit_goes_to_the_back_and_seals_the_batch() -> None
     assert starts_us(records) == [0, 50, 10, 10]
 
 
-def test_rule_4_a_batch_that_is_exactly_full_is_sealed() -> None:
+def test_rule_4_a_batch_that_is_exactly_full_is_closed() -> None:
     """6 + 4 tokens are not above 10."""
     records = ray("0:6->1 3:4->1", wait_us=50, max_batch_size=10, batch_size_fn="prompt_tokens")
     assert starts_us(records) == [3, 3]
@@ -93,7 +93,7 @@ def test_rule_4_a_single_item_of_exactly_the_limit_runs() -> None:
 
 
 def test_who_gives_up_leaves_one_place() -> None:
-    """0 computes and 1, sealed, gives up at 6: 2 enters at 10, and 3 when 0 has ended, in a batch apart."""
+    """0 computes and 1, closed, gives up at 6: 2 enters at 10, and 3 when 0 has ended, in a batch apart."""
     knobs = {"wait_us": 0, "max_batch_size": 2, "max_ongoing_requests": 2}
     assert starts_us(ray("0:4->3 5:4->1c6 7:4->1 7:4->1", **knobs)) == [0, None, 30, 40]
 
@@ -126,7 +126,7 @@ def test_rule_5_a_cancelled_request_keeps_its_place_until_the_batch_starts() -> 
 
 
 def test_rule_5_a_batch_of_cancelled_requests_is_skipped() -> None:
-    """The one sealed at 25 is empty when its turn comes at 40; the next runs."""
+    """The one closed at 25 is empty when its turn comes at 40; the next runs."""
     assert starts_us(ray("0:4->3 15:4->1c33 27:4->1")) == [10, None, 40]
 
 
@@ -140,7 +140,7 @@ def test_rule_6_answers_leave_with_the_batch_or_are_streamed() -> None:
 
 
 def test_rule_6_nobody_joins_a_streaming_batch() -> None:
-    """The batch of one row that decodes until 40 is not joined by the one sealed at 25."""
+    """The batch of one row that decodes until 40 is not joined by the one closed at 25."""
     assert starts_us(ray("0:4->3 15:4->1", stream=True)) == [10, 40]
 
 
@@ -159,7 +159,7 @@ def test_rule_7_a_place_that_gets_free_within_a_step_is_not_taken_before() -> No
 
 
 def test_a_batch_larger_than_the_kv_pool_runs_in_parts() -> None:
-    """Three rows of 2 blocks each and a pool of 4: two run, the third follows before a batch sealed long since."""
+    """Three rows of 2 blocks each and a pool of 4: two run, the third follows before a batch closed long since."""
     records = ray("0:8->1 0:8->1 0:8->1 1:8->1 1:8->1 1:8->1", blocks=4, wait_us=50, max_batch_size=3)
     assert starts_us(records) == [0, 0, 10, 20, 20, 30]
     assert blocked_us(records)[0] == (0, 2, "kv_blocks")

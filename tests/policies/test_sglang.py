@@ -395,8 +395,8 @@ def test_a_cap_is_cut_to_what_context_and_pool_hold(page: int, tokens: int, max_
     """A prompt of 10 that would go on for 90 tokens ends at the cut cap; nothing is refused for it."""
     done = timeline("0:10->90", page=page, tokens=tokens, max_model_len=max_model_len)
     assert outcomes(done.records) == [("finished", "" if output == 90 else "cap_cut")]
-    told = {} if output == 90 else {"cap_cut": f"90 output tokens asked for, {output} allowed"}
-    assert done.records.details == told
+    details = {} if output == 90 else {"cap_cut": f"90 output tokens asked for, {output} allowed"}
+    assert done.records.details == details
     assert done.records.requests["output_tokens"].tolist() == [output]
 
 
@@ -413,8 +413,8 @@ def test_what_would_keep_the_head_of_the_queue_for_ever_is_rejected(
     done = timeline(arrivals, page=16, tokens=64, disable_radix_cache=disable_radix_cache)
     reason = "never_fits" if outcome == "rejected" else "cap_cut"
     assert outcomes(done.records) == [(outcome, reason), ("finished", "")]
-    told = "48 KV tokens for what is known, 0 to come and a page of 16 must be below the 64 in the pool"
-    assert outcome == "finished" or done.records.details == {"never_fits": told}
+    details = "48 KV tokens for what is known, 0 to come and a page of 16 must be below the 64 in the pool"
+    assert outcome == "finished" or done.records.details == {"never_fits": details}
 
 
 @pytest.mark.parametrize(("output", "ends"), [(27, "finished"), (28, "rejected")])

@@ -23,7 +23,7 @@ from batchsim.kernel.types import Arrival, PolicyContext, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
-from batchsim.policies.systems.sglang.token_budget import Completion, Growth, NewTokenRatio
+from batchsim.policies.systems.sglang.token_budget import Completion, NewTokenRatio, RemainingOutput
 
 # ---- rule 5: reservation
 
@@ -84,7 +84,7 @@ def test_rule_6_start_floor_and_what_a_retraction_sets() -> None:
 
 def test_rule_5_expected_outputs_are_clipped_at_4096() -> None:
     """Of 5,000 tokens to come 4,096 count, until fewer are left; 10 to come count as they are."""
-    growth = Growth()
+    growth = RemainingOutput()
     long, short = Sequence(Request(0, 0, 1, 5000)), Sequence(Request(1, 0, 1, 10))
     growth.join(long, 7)
     growth.join(short, 7)

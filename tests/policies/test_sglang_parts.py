@@ -17,7 +17,12 @@ from batchsim.policies.systems.sglang.prefill_adder import PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
-from batchsim.policies.systems.sglang.token_budget import CLIP_MAX_NEW_TOKENS, Completion, Growth, PrefillBudget
+from batchsim.policies.systems.sglang.token_budget import (
+    CLIP_MAX_NEW_TOKENS,
+    Completion,
+    PrefillBudget,
+    RemainingOutput,
+)
 from batchsim.policies.systems.sglang.waiting_queue import ByPrefix, ByPriority, Fcfs, Waiting
 
 Prompt = tuple[tuple[int, int], ...]
@@ -221,7 +226,7 @@ def test_a_budget_of_tokens_is_used_up_at_0(tokens: int, chunk: int, used_up: bo
 
 def test_one_that_leaves_takes_what_is_beyond_the_clip_along() -> None:
     """Of 4,096 and 3 more tokens to come nothing is left behind for the others."""
-    growth = Growth()
+    growth = RemainingOutput()
     for seq in (long := Sequence(Request(0, 0, 1, CLIP_MAX_NEW_TOKENS + 3)), Sequence(Request(1, 0, 1, 10))):
         growth.join(seq, 0)
     growth.leave(long)
@@ -230,7 +235,7 @@ def test_one_that_leaves_takes_what_is_beyond_the_clip_along() -> None:
 
 def test_one_that_ignores_the_end_of_its_text_leaves_nothing_reserved() -> None:
     """Of 10 tokens to come half are expected, after one has left that had 20."""
-    growth = Growth()
+    growth = RemainingOutput()
     for seq in (fixed := Sequence(Request(0, 0, 1, 20, ignore_eos=True)), Sequence(Request(1, 0, 1, 10))):
         growth.join(seq, 0)
     assert growth.reserved(0, 0.5) == 25.0

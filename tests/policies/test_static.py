@@ -148,7 +148,7 @@ def test_row_end_streams() -> None:
 # ---- KV
 
 
-def test_kv_cuts_the_batch_to_the_padded_rectangle() -> None:
+def test_kv_cuts_the_padded_batch() -> None:
     """Three rows of 8 + 5 - 1 = 12 tokens need 9 blocks: 9 take them, 8 cut the batch and name the reason."""
     arrivals = "0:8->1 0:2->5 0:2->1"
     assert times(static(arrivals, batch_size=3, blocks=9), "scheduled_ns") == [(0,), (0,), (0,)]

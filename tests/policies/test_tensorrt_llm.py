@@ -273,8 +273,8 @@ def test_what_could_never_end_is_rejected() -> None:
     assert outcomes(trt(arrivals, blocks=4).records) == [("finished", ""), ("rejected", "never_fits")]
     assert outcomes(evicting(arrivals, blocks=4).records) == [("finished", ""), ("finished", "")]
     assert outcomes(evicting("0:8->10", blocks=4).records) == [("rejected", "never_fits")]
-    told = "5 KV blocks to completion, 4 in the pool"
-    assert trt(arrivals, blocks=4).records.details == {"never_fits": told}
+    details = "5 KV blocks to completion, 4 in the pool"
+    assert trt(arrivals, blocks=4).records.details == {"never_fits": details}
 
 
 def test_a_pause_cuts_off_what_one_step_could_not_compute_anew() -> None:

@@ -33,7 +33,7 @@ def level_of(**policy: Any) -> dict[str, Any]:
 # ---- when payloads are formed
 
 
-def test_rule_1_payloads_formed_ahead_are_sealed_at_a_preferred_size() -> None:
+def test_rule_1_payloads_formed_ahead_are_closed_at_a_preferred_size() -> None:
     """Busy until 30: 2 of sizes 2 and 4 seal a payload at 12, and again at 26; no third one is begun before 30."""
     arrivals = "0:4->3 5:4->1 12:4->1 25:4->1 26:4->1 27:4->1"
     assert starts_us(triton(arrivals, preferred_batch_size=(2, 4))) == [0, 30, 30, 40, 40, 50]
@@ -63,7 +63,7 @@ def test_rule_1_a_payload_sent_by_its_delay_grows_up_to_a_preferred_size() -> No
     assert starts_us(triton(arrivals, default_queue_policy=NO_PREFETCHING, **knobs)) == [0, 0, 100, 100, 100]
 
 
-def test_rule_1_two_that_come_at_once_make_a_sealed_payload() -> None:
+def test_rule_1_two_that_come_at_once_make_a_closed_payload() -> None:
     """Busy until 30 and without a delay: a preferred size of two is complete, though one of four could follow."""
     assert starts_us(triton("0:4->3 5:4->1 5:4->1 12:4->1 12:4->1", preferred_batch_size=(2, 4))) == [0, 30, 30, 40, 40]
 
@@ -86,7 +86,7 @@ def test_rule_1_behind_a_full_payload_the_next_is_begun() -> None:
 
 
 def test_rule_1_a_payload_of_the_largest_preferred_size_is_full() -> None:
-    """Busy until 100: formed of those of 10 and 20, not sealed under a delay, it takes in no third for all that."""
+    """Busy until 100: formed of those of 10 and 20, not closed under a delay, it takes in no third for all that."""
     arrivals = "0:4->10 0:4->10 10:4->1 20:4->1 30:4->1"
     assert starts_us(triton(arrivals, max_batch_size=8, preferred_batch_size=(2,), delay_us=50)) == [
         0,

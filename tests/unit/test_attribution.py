@@ -21,7 +21,7 @@ from batchsim.kernel.record import (
     Recorder,
 )
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.metrics.attribution import PARTS, attribute, pieces
+from batchsim.metrics.attribution import PARTS, attribute, part_times
 from tests.unit.metrics_helpers import MAX_MODEL_LEN, POLICIES, LinearCost, Run, arrival, records_of, run, traffic, vllm
 
 
@@ -86,7 +86,7 @@ def test_a_life_by_hand():
 
 
 def test_front_end_and_held_response():
-    """The way in and the last piece's delivery are `frontend`; between last token and delivery the response is held."""
+    """The way in and the last chunk's delivery are `frontend`; between last token and delivery the response is held."""
     records = records_of(
         [{"sent_ns": 0, "arrival_ns": 40, "ended_ns": 100, "delivered_ns": 150}],
         [{"start_ns": 40, "duration_ns": 60, "num_chunks": 1}],
@@ -162,10 +162,10 @@ def test_time_after_the_first_token_is_told_apart():
     steps = [{"start_ns": 10 * i, "duration_ns": 10, kind: 1} for i, kind in enumerate(kinds)]
     records = records_of([{"sent_ns": 0, "first_token_ns": 10, "ended_ns": 50}], steps, states, ("", "kv_blocks"))
     split: dict[bool, dict[str, int]] = {False: {}, True: {}}
-    for piece in pieces(records):
-        for ns, paced in zip(piece.ns.tolist(), piece.paced.tolist(), strict=True):
+    for times in part_times(records):
+        for ns, after_first in zip(times.ns.tolist(), times.after_first.tolist(), strict=True):
             if ns:
-                split[paced][piece.part] = split[paced].get(piece.part, 0) + ns
+                split[after_first][times.part] = split[after_first].get(times.part, 0) + ns
     assert split[False] == {"prefill": 10}
     assert split[True] == {"decode_alone": 20, "preempted:kv_blocks": 10, "recompute": 10}
 

@@ -117,10 +117,10 @@ def test_points_not_run_have_no_differences_and_say_so_when_asked(tmp_path: Path
     """The JSON holds each policy's own loads; a policy is compared only where it was run."""
     results = ran(TWO, tmp_path, "seeds=2")
     only = max(results.summary["load"])
-    told = results.as_json()
-    assert [row["policy"] for row in told["differences"] if row["load"] == only] == []
-    assert {len(policy["loads"]) for policy in told["policies"].values()} == {6}
-    assert told["policies"]["small"]["saturation_rps"] < told["policies"]["large"]["curve"]["knee"]["load"]
+    plain = results.as_json()
+    assert [row["policy"] for row in plain["differences"] if row["load"] == only] == []
+    assert {len(policy["loads"]) for policy in plain["policies"].values()} == {6}
+    assert plain["policies"]["small"]["saturation_rps"] < plain["policies"]["large"]["curve"]["knee"]["load"]
     with pytest.raises(Exception, match=r"no point small at load .* loads "):
         results.requests("small", only, 0)
 

@@ -146,22 +146,22 @@ def test_a_deadline_cuts_an_idle_wait_short(drive: Driver) -> None:
 
 def test_a_scheduler_is_told_when_requests_enter_and_are_given_up() -> None:
     """The time of the instant, not that of the arrival or of the deadline."""
-    told: list[tuple[str, int, int]] = []
+    notified: list[tuple[str, int, int]] = []
 
-    class Told(Sleeper):
+    class Notified(Sleeper):
         def add(self, seq: Sequence, now_ns: int) -> None:
-            told.append(("add", seq.request.id, now_ns))
+            notified.append(("add", seq.request.id, now_ns))
             super().add(seq, now_ns)
 
         def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-            told.append(("cancel", seq.request.id, now_ns))
+            notified.append(("cancel", seq.request.id, now_ns))
             return super().cancel(seq, now_ns)
 
-    core = engine(Told())
+    core = engine(Notified())
     core.submit(arrival(0, 3, deadline_ns=7))
     core.enter_due(5)
     core.enter_due(9)
-    assert told == [("add", 0, 5), ("cancel", 0, 9)]
+    assert notified == [("add", 0, 5), ("cancel", 0, 9)]
 
 
 def test_timers_of_the_ended_wake_nobody() -> None:
@@ -616,8 +616,8 @@ def test_an_engine_says_who_ended_and_why() -> None:
     core = engine(vllm(CountingKV(100, 4)), max_waiting=2)
     for made in (arrival(0, 0, output=1), arrival(1, 0, deadline_ns=0), arrival(2, 0, prompt=MAX_MODEL_LEN)):
         core.submit(made)
-    told = core.enter_due(0)
-    assert [(type(event), event.request.id, event.reason) for event in told if isinstance(event, Ended)] == [
+    notified = core.enter_due(0)
+    assert [(type(event), event.request.id, event.reason) for event in notified if isinstance(event, Ended)] == [
         (Cancelled, 1, "deadline"),
         (Rejected, 2, "prompt_too_long"),
     ]
@@ -637,14 +637,14 @@ def test_tokens_are_told_to_whoever_asks() -> None:
     """The last chunk of a prompt and each decode have one; in a leap each decode has one a step, before its end."""
     core = engine(vllm(CountingKV(100, 4), max_num_batched_tokens=4), tells_tokens=True)
     core.submit(arrival(0, 0, prompt=5, output=5))
-    told, now_ns = [], 0
+    notified, now_ns = [], 0
     while core.has_work:
         batch = core.schedule(now_ns, drain=True)
         assert isinstance(batch, Batch)
         now_ns = core.execute(batch, now_ns)
         now_ns = core.leap(batch, now_ns, now_ns + 15, Constant())
-        told.append([(e.count if isinstance(e, Tokens) else "end", e.request.id) for e in core.complete(now_ns)])
-    assert told == [[], [(1, 0)], [(3, 0)], [(1, 0), ("end", 0)]]
+        notified.append([(e.count if isinstance(e, Tokens) else "end", e.request.id) for e in core.complete(now_ns)])
+    assert notified == [[], [(1, 0)], [(3, 0)], [(1, 0), ("end", 0)]]
 
 
 def test_tokens_are_told_to_nobody_who_did_not_ask() -> None:

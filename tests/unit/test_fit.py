@@ -8,15 +8,15 @@ from scipy.optimize import nnls as scipy_nnls
 
 from batchsim.base.errors import CalibrationError
 from batchsim.calibrate.fit import errors, fit_host, fit_kernels, nnls, robust_nnls
-from batchsim.calibrate.point_plan import Limits, Point, columns, doublings, plan
+from batchsim.calibrate.point_plan import StepRange, StepShape, columns, doublings, plan
 from batchsim.cost.work import padded_work
 from batchsim.deployment.catalog import MODELS
 
 LLAMA = MODELS["llama-3.1-8b"]
-LIMITS = Limits(max_seqs=16, max_tokens=256, max_context=512, kv_tokens=16 * 512)
+LIMITS = StepRange(max_seqs=16, max_tokens=256, max_context=512, kv_tokens=16 * 512)
 
 
-def law(points: list[Point]) -> np.ndarray:
+def law(points: list[StepShape]) -> np.ndarray:
     """Times in ns: bent in the tokens, linear in all else."""
     work = padded_work(columns(points))
     decodes = np.array([len(p.decode) for p in points])
@@ -25,7 +25,7 @@ def law(points: list[Point]) -> np.ndarray:
     return matmul + 60_000 * decodes + 150 * work.context + 40_000 * chunks + 25 * work.pairs
 
 
-def predicted(kernels, points: list[Point]) -> np.ndarray:
+def predicted(kernels, points: list[StepShape]) -> np.ndarray:
     """What fitted kernels say of points, without graphs."""
     work, chunk = padded_work(columns(points)), kernels.chunk_attention
     decodes = np.array([len(p.decode) for p in points])
@@ -71,7 +71,11 @@ def test_a_known_law_is_found() -> None:
     """Every step of blocks A to E, and steps between them, come out within 1 % of the law that made the times."""
     points = plan(LIMITS, block_size=16)
     kernels = fit_kernels(LLAMA, points, law(points).tolist(), buckets=(), measured_grid=False)
-    between = [Point("H", (100, 300, 7), ((33, 90),)), Point("H", (400,) * 11), Point("H", (), ((64, 150), (0, 40)))]
+    between = [
+        StepShape("H", (100, 300, 7), ((33, 90),)),
+        StepShape("H", (400,) * 11),
+        StepShape("H", (), ((64, 150), (0, 40))),
+    ]
     for some in (points, between):
         assert predicted(kernels, some) == pytest.approx(law(some), rel=0.01)
     assert kernels.launch_ns == 0
@@ -108,7 +112,7 @@ def test_graphs_get_a_curve_by_size_and_launches_a_floor() -> None:
         found = float(
             kernels.decode.holding(np.array([b]))[0] + kernels.decode_attention.at(np.array([b]), np.array([c]))[0]
         )
-        assert found == pytest.approx(law([Point("A", (c,) * b)])[0], rel=0.02)
+        assert found == pytest.approx(law([StepShape("A", (c,) * b)])[0], rel=0.02)
 
 
 @pytest.mark.parametrize(("most", "ran"), [(100, 104), (20, 24)])
@@ -116,7 +120,7 @@ def test_graphs_get_a_curve_by_size_and_launches_a_floor() -> None:
 def test_every_size_of_graph_has_a_time_of_its_own(most: int, ran: int, measured: str) -> None:
     """The most sequences ran in a graph that is larger than they are; sizes not measured come from their neighbours."""
     sizes = tuple(size for size in (1, 2, 4, 8, 16, *range(24, 120, 8)) if size <= ran + 8)
-    limits = Limits(max_seqs=most, max_tokens=256, max_context=512, kv_tokens=most * 512)
+    limits = StepRange(max_seqs=most, max_tokens=256, max_context=512, kv_tokens=most * 512)
     points = plan(limits, block_size=16, buckets=sizes, fine=True)
     if measured == "cut":
         points = [p for p in points if p.block != "A" or len(p.decode) in (1, 8, 64, most)]
@@ -127,7 +131,7 @@ def test_every_size_of_graph_has_a_time_of_its_own(most: int, ran: int, measured
     decode = kernels.decode
     assert decode is not None
     assert decode.x == sizes
-    full = [Point("A", (16,) * size) for size in sizes]
+    full = [StepShape("A", (16,) * size) for size in sizes]
     assert predicted(kernels, full) == pytest.approx(law(full), rel=0.01)
     assert decode.holding(np.array([most]))[0] == decode.ns[sizes.index(ran)]
 
@@ -135,7 +139,7 @@ def test_every_size_of_graph_has_a_time_of_its_own(most: int, ran: int, measured
 def test_too_few_points_are_said() -> None:
     """A fit of next to nothing is refused in one line."""
     with pytest.raises(CalibrationError, match="too few"):
-        fit_kernels(LLAMA, [Point("A", (5,))], [1e6], buckets=(), measured_grid=False)
+        fit_kernels(LLAMA, [StepShape("A", (5,))], [1e6], buckets=(), measured_grid=False)
 
 
 def test_the_hosts_time_is_what_periods_have_beyond_kernels() -> None:
@@ -168,13 +172,13 @@ def test_errors_of_a_constant_factor() -> None:
     "limits",
     [
         LIMITS,
-        Limits(256, 8192, 8192, 400_000),
-        Limits(1, 16, 64, 64),
-        Limits(3, 3, 40, 100),
-        Limits(512, 512, 131_072, 200_000),
+        StepRange(256, 8192, 8192, 400_000),
+        StepRange(1, 16, 64, 64),
+        StepRange(3, 3, 40, 100),
+        StepRange(512, 512, 131_072, 200_000),
     ],
 )
-def test_a_plan_stays_within_its_hull(limits: Limits) -> None:
+def test_a_plan_stays_within_its_hull(limits: StepRange) -> None:
     """No point has more sequences, tokens, context or KV than asked for; the ends of the hull are among them."""
     points = plan(limits, block_size=16)
     assert all(p.fits(limits, 16) for p in points)
@@ -186,5 +190,5 @@ def test_a_plan_stays_within_its_hull(limits: Limits) -> None:
 
 def test_points_survive_json() -> None:
     """A point read back from a sample's row is the point."""
-    for point in (*plan(LIMITS, block_size=16), Point("H", (3, 3, 4), ((0, 7),))):
-        assert Point.from_row(point.to_row()) == point
+    for point in (*plan(LIMITS, block_size=16), StepShape("H", (3, 3, 4), ((0, 7),))):
+        assert StepShape.from_row(point.to_row()) == point

@@ -285,11 +285,11 @@ def test_only_the_prefixes_of_a_replica_that_leaves_move() -> None:
 def test_stories_and_audit_tell_of_replicas() -> None:
     """The life that was lost is a chapter, and what a replica's requests cost each other is told replica by replica."""
     found = run(FleetPlan(2, (Failure(0, 15, 20),), "retry"), arrival(0, 0), arrival(1, 0), arrival(2, 30))
-    told = Stories(found.records).tell(0)
-    assert [(c.what, c.start_ns, c.end_ns) for c in told.chapters[:2]] == [
+    story = Stories(found.records).tell(0)
+    assert [(c.what, c.start_ns, c.end_ns) for c in story.chapters[:2]] == [
         ("failover", 0, 15),
         ("waiting_step", 15, 20),
     ]
-    assert told.ns == 50
+    assert story.ns == 50
     lost = [event for event in audit_events(found.records) if event["kind"] == "lost"]
     assert [(event["time_ns"], event["replica"], event["delayed"]) for event in lost] == [(15, 0, [0])]

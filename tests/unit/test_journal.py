@@ -70,9 +70,9 @@ def ended(journal: Journal, seq: Sequence) -> Any:
 
 def test_a_prompt_that_a_batch_leaves_out_lacked_tokens_unless_the_policy_says_otherwise() -> None:
     """A prefill that gets no chunk though its prompt is not done sat out: by the given reason, or `token_budget`."""
-    journal, (told, untold, other) = begun(3)
-    journal.scheduled(Batch(None, [(told, 4), (untold, 4)], 8), 0, {})
-    journal.scheduled(Batch(None, [(other, 8)], 8), 10, {told: ("kv_blocks", 2)})
+    journal, (noted, untold, other) = begun(3)
+    journal.scheduled(Batch(None, [(noted, 4), (untold, 4)], 8), 0, {})
+    journal.scheduled(Batch(None, [(other, 8)], 8), 10, {noted: ("kv_blocks", 2)})
     assert states(journal) == [
         (0, 0, PREFILL, "", MISSING),
         (0, 1, PREFILL, "", MISSING),
@@ -80,7 +80,7 @@ def test_a_prompt_that_a_batch_leaves_out_lacked_tokens_unless_the_policy_says_o
         (10, 0, SAT_OUT, "kv_blocks", 2),
         (10, 1, SAT_OUT, "token_budget", MISSING),
     ]
-    assert [seq.state for seq in (told, untold, other)] == [SAT_OUT, SAT_OUT, PREFILL]
+    assert [seq.state for seq in (noted, untold, other)] == [SAT_OUT, SAT_OUT, PREFILL]
 
 
 def test_a_decode_that_leaves_the_group_sits_out_until_it_is_back() -> None:
@@ -217,8 +217,8 @@ def test_a_step_counts_blocks_moved_both_ways_and_those_preempted() -> None:
 
 def test_times_of_the_front_end_are_kept() -> None:
     """When the client sent it and the load source handed it over, what router and failed replicas took."""
-    told: dict[str, int] = {"sent_ns": 1, "submitted_ns": 7, "router_ns": 2, "failover_ns": 3, "num_retries": 4}
-    journal, (seq,) = begun(1, **told)
+    noted: dict[str, int] = {"sent_ns": 1, "submitted_ns": 7, "router_ns": 2, "failover_ns": 3, "num_retries": 4}
+    journal, (seq,) = begun(1, **noted)
     row = ended(journal, seq)
     assert (row["sent_ns"], row["lag_ns"], row["router_ns"], row["failover_ns"], row["num_retries"]) == (1, 7, 2, 3, 4)
     journal, (seq,) = begun(1)

@@ -113,8 +113,8 @@ def test_few_observations_are_marked():
     for count, weak in ((1999, True), (2000, False)):
         rows = [_answer(0.1 * i, 1 + i / 1000, 1, 2) for i in range(count)]
         measured = measure(inputs_of(records_of(rows)))
-        assert ("ttft_p99_s" in measured.few) is weak
-        assert "ttft_p50_s" not in measured.few
+        assert ("ttft_p99_s" in measured.weak_percentiles) is weak
+        assert "ttft_p50_s" not in measured.weak_percentiles
 
 
 def test_whole_responses_have_no_pace():
@@ -220,7 +220,7 @@ def test_goodput_exists_for_the_per_request_form_only():
 
 def test_a_request_is_judged_by_its_class():
     """The class's objective replaces the scenario's; one class that misses breaks the verdict of the point."""
-    rows = [_answer(0, 100, 10, 11, klass=1), _answer(0, 100, 10, 11, klass=2)]
+    rows = [_answer(0, 100, 10, 11, request_class=1), _answer(0, 100, 10, 11, request_class=2)]
     records = records_of(rows, texts=("", "chat", "batch"))
     strict, loose = parse_slo("ttft<50ms @ 99%"), parse_slo("ttft<1s @ 99%")
     values = measure(inputs_of(records, slo=strict, class_slos={"batch": loose})).values
@@ -392,17 +392,17 @@ def test_requests_sent_together_are_in_the_order_of_their_ids():
     assert found == 1.0
 
 
-def _seed(value: float | None, *, unstable: bool = False, bound: str = "load", few: tuple[str, ...] = ()) -> Measured:
-    return Measured({"x": value}, frozenset(few), {"rejected": {"queue_full": 2}}, unstable, bound)
+def _seed(value: float | None, *, unstable: bool = False, bound: str = "load", weak: tuple[str, ...] = ()) -> Measured:
+    return Measured({"x": value}, frozenset(weak), {"rejected": {"queue_full": 2}}, unstable, bound)
 
 
 def test_combine_is_the_t_interval_over_seeds():
     """Mean ± t(0.975, 2) · s/√3 of 1, 2, 3; reasons add up; weak percentiles of any seed stay marked."""
-    combined = combine([_seed(1.0, few=("x",)), _seed(2.0, bound="slots"), _seed(3.0, bound="slots")])
+    combined = combine([_seed(1.0, weak=("x",)), _seed(2.0, bound="slots"), _seed(3.0, bound="slots")])
     assert combined.mean == {"x": 2.0}
     assert combined.half_width["x"] == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
     assert combined.reasons == {"rejected": {"queue_full": 6}}
-    assert (combined.few, combined.bound_by, combined.num_seeds) == (frozenset({"x"}), "slots", 3)
+    assert (combined.weak_percentiles, combined.bound_by, combined.num_seeds) == (frozenset({"x"}), "slots", 3)
 
 
 def test_what_none_of_so_many_did_may_still_be_done_by_some():

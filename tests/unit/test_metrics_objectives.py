@@ -20,12 +20,12 @@ from tests.unit.metrics_helpers import MS, arrival, inputs_of, records_of, run
 from tests.unit.test_metrics import _answer
 
 TEXTS = ("", "a", "b", "queue_full")
-REFUSED = {"sent_ns": 200 * MS, "ended_ns": 200 * MS, "outcome": REJECTED, "reason": 3, "klass": 1}
+REFUSED = {"sent_ns": 200 * MS, "ended_ns": 200 * MS, "outcome": REJECTED, "reason": 3, "request_class": 1}
 
 
 def classes(**more: Any) -> Measured:
     """The run above, judged by what is given."""
-    rows = [_answer(0, 100, 10, 11, klass=1), _answer(100, 300, 30, 21, klass=2), REFUSED]
+    rows = [_answer(0, 100, 10, 11, request_class=1), _answer(100, 300, 30, 21, request_class=2), REFUSED]
     return measure(inputs_of(records_of(rows, texts=TEXTS), num_offered=4, **more))
 
 
@@ -54,7 +54,7 @@ def test_each_class_has_latencies_of_its_own() -> None:
             keys = [f"{latency}_mean_s[{name}]", *(f"{latency}_p{p}_s[{name}]" for p in PERCENTILES)]
             seconds = None if value_ms is None else pytest.approx(value_ms / 1000)
             assert [measured.values[key] for key in keys] == [seconds] * len(keys)
-            assert (keys[-1] in measured.few) is (value_ms is not None)
+            assert (keys[-1] in measured.weak_percentiles) is (value_ms is not None)
     assert {key for key in measured.values if "[" in key and not key.startswith("in_slo")} == {
         f"{latency}_{what}_s[{name}]"
         for latency in ("ttft", "tpot", "e2e")
@@ -120,7 +120,7 @@ def test_the_gaps_of_a_class_are_its_own() -> None:
     """Those of other classes neither keep nor miss its bound, and who of it was never let in is lost to it."""
     records = run([arrival(i, 500 * i, 6, 4 + i) for i in range(6)]).records
     records = replace(records, texts=("", "a", "b"))
-    records.requests["klass"] = [1, 2] * 3
+    records.requests["request_class"] = [1, 2] * 3
     gaps, counts = token_gaps(records, np.array([True, False] * 3))
     limit_ns = 1064  # all gaps of `b` are shorter, and all but one of `a`
     kept = counts[gaps < limit_ns].sum() / counts.sum()

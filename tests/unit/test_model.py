@@ -134,10 +134,10 @@ def test_a_refused_model_is_told_why_and_the_ways_out(change: dict[str, object],
     """What makes it unlike the known ones is named, not its type; stated times always do, a copy where a key can go."""
     with pytest.raises(ScenarioError) as caught:
         ModelSpec.from_config(LLAMA | change, "my/config.json").check_timed()
-    told = str(caught.value)
-    assert told.startswith(f"my/config.json: {complaint}") and told.endswith(copy)
-    assert "cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of" in told
-    assert ("model_type" in told) is ("model_type" in complaint)
+    message = str(caught.value)
+    assert message.startswith(f"my/config.json: {complaint}") and message.endswith(copy)
+    assert "cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of" in message
+    assert ("model_type" in message) is ("model_type" in complaint)
 
 
 def test_the_ways_out_of_a_refused_model_work(tmp_path: Path) -> None:
@@ -228,11 +228,11 @@ def test_a_model_that_no_cost_can_time_runs_with_stated_times(tmp_path: Path) ->
     setup = Setup.of(load_scenario(str(tmp_path / "s.yaml")))
     assert simulate_point(setup, Point(setup.scenario.specs[0], 1.0, 0)).end_ns > 0
     assert Resolved.from_json(setup.resolved.to_json(), "r").model == setup.model
-    told = r"moe\.json: num_experts means a mixture of experts, whose step times cannot be derived\. State them"
+    message = r"moe\.json: num_experts means a mixture of experts, whose step times cannot be derived\. State them"
     for cost in ("h200", "h200-qwen3-8b-aiconfigurator"):
-        with pytest.raises(ScenarioError, match=rf"--set cost={cost}: .*{told}"):
+        with pytest.raises(ScenarioError, match=rf"--set cost={cost}: .*{message}"):
             Setup.of(load_scenario(str(tmp_path / "s.yaml"), overrides=[f"cost={cost}"]))
-    with pytest.raises(ScenarioError, match=told):
+    with pytest.raises(ScenarioError, match=message):
         load_model(str(tmp_path / "moe.json"))
 
 

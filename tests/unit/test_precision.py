@@ -22,8 +22,8 @@ SHARE = 0.05
 def result(policy: str, load: float, seed: int, value: float | None, **more: Any) -> dict[str, Any]:
     """What a point left, as far as precision reads it."""
     values = {"x": value, "slo_margin": 0.01, "in_slo": 1.0, "norm_latency_mean_s": value}
-    told = {"policy": policy, "variant": "", "load": load, "seed": seed, "values": values, "unstable": False}
-    return told | {"few": [], "reasons": {}, "bound_by": "load"} | more
+    row = {"policy": policy, "variant": "", "load": load, "seed": seed, "values": values, "unstable": False}
+    return row | {"few": [], "reasons": {}, "bound_by": "load"} | more
 
 
 def test_no_interval_is_trusted_before_the_least_number_of_seeds() -> None:

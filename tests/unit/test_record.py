@@ -126,12 +126,19 @@ def test_tables_of_another_version_are_refused(table: str) -> None:
 def test_one_that_reached_no_engine_has_its_request_and_no_times(sent_ns: int | None) -> None:
     """It was sent and arrived when it ended, unless the client sent it before; the router's times are kept."""
     recorder = Recorder()
-    request = Request(4, 5, 8, 9, priority=2, klass="chat", tenant="a")
+    request = Request(4, 5, 8, 9, priority=2, request_class="chat", tenant="a")
     arrival = Arrival(request, 9, sent_ns=sent_ns, router_ns=11, failover_ns=12, num_retries=13)
     recorder.unserved(arrival, 20, UNFINISHED, "time_limit")
     records = recorder.records()
     (row,) = records.requests
-    given = {"request_id": 4, "klass": 1, "tenant": 2, "priority": 2, "prompt_tokens": 8, "max_output_tokens": 9}
+    given = {
+        "request_id": 4,
+        "request_class": 1,
+        "tenant": 2,
+        "priority": 2,
+        "prompt_tokens": 8,
+        "max_output_tokens": 9,
+    }
     given |= {"sent_ns": 20 if sent_ns is None else 3, "arrival_ns": 20, "ended_ns": 20, "outcome": UNFINISHED}
     given |= {"reason": 3, "router_ns": 11, "failover_ns": 12, "num_retries": 13}
     missing = ("scheduled_ns", "first_token_ns", "last_token_ns", "first_delivery_ns", "delivered_ns")

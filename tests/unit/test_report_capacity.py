@@ -15,7 +15,7 @@ from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity
 from batchsim.study.capacity.search import Axis, Book, Effort, Trial, capacity
-from batchsim.study.capacity.study import Case
+from batchsim.study.capacity.study import PolicySearch
 
 
 def _trials(margin: float, luck: float) -> dict[int, Trial]:
@@ -38,7 +38,7 @@ def _setup() -> Setup:
 def study(book: Book) -> CapacityStudy:
     """One policy of `chat`, of which these trials are known."""
     setup = _setup()
-    case = Case(setup, setup.scenario.specs[0], Axis(0.01), 10.0, Effort(), book=book)
+    case = PolicySearch(setup, setup.scenario.specs[0], Axis(0.01), 10.0, Effort(), book=book)
     found = [PolicyCapacity(case, capacity(book))]
     return CapacityStudy(setup.scenario, setup, "ttft<1s @ 99%", 1.0, Effort(), found, [], UNMEASURED, None, [])
 

@@ -43,10 +43,10 @@ SWEEPS: dict[str, tuple[Callable[[Path, Limits], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("sweep", "told"), SWEEPS.values(), ids=SWEEPS)
-def test_every_sweep_is_counted_before_it_begins(tmp_path: Path, sweep: Callable[..., Any], told: str) -> None:
+@pytest.mark.parametrize(("sweep", "message"), SWEEPS.values(), ids=SWEEPS)
+def test_every_sweep_is_counted_before_it_begins(tmp_path: Path, sweep: Callable[..., Any], message: str) -> None:
     """More points than allowed, or more memory, end it with nothing written."""
-    with pytest.raises(ScenarioError, match=f"{told}.* 5 are allowed.* --max-points "):
+    with pytest.raises(ScenarioError, match=f"{message}.* 5 are allowed.* --max-points "):
         sweep(tmp_path, FEW)
     with pytest.raises(ScenarioError, match=r"GB of memory, and 0.0001 GB are allowed.* --max-memory 1GB\."):
         sweep(tmp_path, Limits(MAX_POINTS, 10**5))

@@ -11,7 +11,7 @@ from batchsim.kernel.record import BLOCKED, CANCELLED, DECODE, MISSING, PREEMPTE
 from tests.unit.metrics_helpers import arrival, records_of, run, vllm
 
 
-def _told(chapters: tuple[Chapter, ...]) -> list[tuple[str, int, int]]:
+def _chapters(chapters: tuple[Chapter, ...]) -> list[tuple[str, int, int]]:
     return [(chapter.what, chapter.start_ns, chapter.end_ns) for chapter in chapters]
 
 
@@ -20,7 +20,7 @@ def test_a_request_behind_another_by_hand():
     made = run([arrival(0, 0, 10, 2), arrival(1, 500, 10, 2)], lambda kv: vllm(kv, max_num_seqs=1))
     story = Stories(made.records).tell(1)
     # Steps: prefill of 0 until 1070 and one decode until 2077, then the same of request 1.
-    assert _told(story.chapters) == [
+    assert _chapters(story.chapters) == [
         ("waiting_step", 500, 1070),
         ("queued", 1070, 2077),
         ("prefill", 2077, 3147),
@@ -42,8 +42,8 @@ def test_the_queue_names_who_stood_first_and_what_held_it():
         ],
         texts=("", "no_slot", "kv_blocks"),
     )
-    told = Stories(records).tell(1).chapters
-    assert [(c.reason, c.head, c.blocker, c.start_ns, c.end_ns) for c in told if c.what == "queued"] == [
+    chapters = Stories(records).tell(1).chapters
+    assert [(c.reason, c.head, c.blocker, c.start_ns, c.end_ns) for c in chapters if c.what == "queued"] == [
         ("unstated", None, None, 5, 10),
         ("no_slot", 0, 7, 10, 60),
         ("kv_blocks", None, None, 60, 90),
@@ -78,7 +78,7 @@ def test_the_way_there_and_back_belongs_to_the_life():
         [{"start_ns": 40, "duration_ns": 60, "num_chunks": 1}],
         [(40, 0, PREFILL, 0, MISSING)],
     )
-    assert _told(Stories(records, per_chunk_ns=20).tell(0).chapters) == [
+    assert _chapters(Stories(records, per_chunk_ns=20).tell(0).chapters) == [
         ("frontend", 0, 40),
         ("prefill", 40, 100),
         ("response_held", 100, 130),

@@ -67,7 +67,7 @@ def test_waiting_is_explained_by_what_kept_it_waiting():
     assert _causes(_queued_then_prefilled(40, 1000), "queue_time<=40ns @ 99%") == []
 
 
-def _paced(states: list[tuple[int, int, int, int, int]], kinds: list[str], output_tokens: int = 3) -> Records:
+def _decoded(states: list[tuple[int, int, int, int, int]], kinds: list[str], output_tokens: int = 3) -> Records:
     """A request of several tokens, the first at 10, in steps of 10 ns."""
     steps = [{"start_ns": 10 * i, "duration_ns": 10} | dict.fromkeys(kind.split(), 1) for i, kind in enumerate(kinds)]
     times = {"first_token_ns": 10, "first_delivery_ns": 10, "ended_ns": 10 * len(kinds)}
@@ -79,12 +79,12 @@ def test_the_pace_is_judged_by_what_came_after_the_first_token():
     """A tpot miss names the largest part after the first token; the prefill before it does not count."""
     steps = ["num_chunks", "num_decode", *["num_chunks"] * 4, "num_decode"]
     out = [(20, 0, PREEMPTED, 2, 7), (50, 0, RECOMPUTE, 0, MISSING), (60, 0, DECODE, 0, MISSING)]
-    assert _causes(_paced(out, steps), "tpot<11ns @ 99%") == [("tpot", "preempted:kv_blocks", 30)]
+    assert _causes(_decoded(out, steps), "tpot<11ns @ 99%") == [("tpot", "preempted:kv_blocks", 30)]
     left_out = [(20, 0, SAT_OUT, 1, MISSING), (60, 0, DECODE, 0, MISSING)]
-    assert _causes(_paced(left_out, steps), "tpot<11ns @ 99%") == [("tpot", "sat_out:no_slot", 40)]
+    assert _causes(_decoded(left_out, steps), "tpot<11ns @ 99%") == [("tpot", "sat_out:no_slot", 40)]
     beside = ["num_chunks", "num_decode num_chunks", "num_decode"]
-    assert _causes(_paced([], beside), "tpot<10ns @ 99%") == [("tpot", "decode_beside_prefill", 10)]
-    assert _causes(_paced([], ["num_chunks", "num_decode", "num_decode"]), "tpot<10ns @ 99%") == [
+    assert _causes(_decoded([], beside), "tpot<10ns @ 99%") == [("tpot", "decode_beside_prefill", 10)]
+    assert _causes(_decoded([], ["num_chunks", "num_decode", "num_decode"]), "tpot<10ns @ 99%") == [
         ("tpot", "decode_alone", 20)
     ]
 
@@ -92,8 +92,8 @@ def test_the_pace_is_judged_by_what_came_after_the_first_token():
 def test_the_bound_that_is_exceeded_most_is_the_one_explained():
     """Both are missed: ttft by 10/9, tpot by 10/5, so the pace is explained."""
     beside = ["num_chunks", "num_decode num_chunks", "num_decode"]
-    assert _causes(_paced([], beside), "ttft<9ns & tpot<5ns @ 99%") == [("tpot", "decode_alone", 10)]
-    assert _causes(_paced([], beside), "ttft<3ns & tpot<9ns @ 99%") == [("ttft", "prefill", 10)]
+    assert _causes(_decoded([], beside), "ttft<9ns & tpot<5ns @ 99%") == [("tpot", "decode_alone", 10)]
+    assert _causes(_decoded([], beside), "ttft<3ns & tpot<9ns @ 99%") == [("ttft", "prefill", 10)]
 
 
 def test_an_answer_delivered_whole_misses_by_that():
@@ -127,12 +127,15 @@ def test_those_that_did_not_finish_are_misses_of_what_they_waited_for():
 
 def test_classes_are_judged_by_their_own_objective_and_the_warm_up_by_none():
     """A class with an SLO of its own keeps to it; who was sent in the warm-up misses nothing."""
-    rows = [{"sent_ns": at, "first_token_ns": at + 100, "ended_ns": at + 100, "klass": k} for at, k in ((0, 4), (9, 0))]
+    rows = [
+        {"sent_ns": at, "first_token_ns": at + 100, "ended_ns": at + 100, "request_class": k}
+        for at, k in ((0, 4), (9, 0))
+    ]
     records = records_of(rows, texts=TEXTS)
     own = {"interactive": parse_slo("ttft<50ns @ 99%")}
     judged = Objectives(parse_slo("ttft<200ns @ 99%"), own, ("interactive",))
     misses = slo_misses(records, judged)
-    assert (misses["request_id"].tolist(), misses["klass"].tolist()) == ([0], ["interactive"])
+    assert (misses["request_id"].tolist(), misses["request_class"].tolist()) == ([0], ["interactive"])
     assert misses["limit_ns"].tolist() == [50] and misses["value_ns"].tolist() == [100]
     assert slo_misses(records, Objectives(judged.slo, own, (), warmup_ns=5)).empty
 

@@ -123,15 +123,15 @@ def test_kv_memory_that_a_change_states_is_no_share_of_a_gpu(tmp_path):
 def test_misses_that_vanish_and_appear_are_told_by_request(results):
     """The sets are those of the two sides, and the text names them with the values before and after."""
     found = counterfactual(results, "preemptive", 9.0, 0, ["kv.tokens=+100%"])
-    told = counterfactual_data(found)
+    plain = counterfactual_data(found)
     before = set(found.base.misses["request_id"].tolist())
     after = set(found.changed.misses["request_id"].tolist())
-    assert told["misses"] == [len(before), len(after)] and before != after
-    assert (set(told["vanish"]), set(told["appear"])) == (before - after, after - before)
-    assert sum(row["misses"][1] for row in told["causes"]) == len(after)
-    in_slo = told["metrics"]["in_slo"]
+    assert plain["misses"] == [len(before), len(after)] and before != after
+    assert (set(plain["vanish"]), set(plain["appear"])) == (before - after, after - before)
+    assert sum(row["misses"][1] for row in plain["causes"]) == len(after)
+    in_slo = plain["metrics"]["in_slo"]
     assert in_slo == pytest.approx([1 - len(before) / 40, 1 - len(after) / 40])
-    text = counterfactual_text(results, told)
+    text = counterfactual_text(results, plain)
     assert "kv.tokens 1,600 → 3,200" in text and f"{len(before - after)} vanish" in text
     assert max(map(len, text.splitlines())) <= 100
 
@@ -139,16 +139,16 @@ def test_misses_that_vanish_and_appear_are_told_by_request(results):
 def test_a_change_of_the_requests_compares_no_two(results):
     """Other prompts are other requests: counts alone are compared."""
     change = "workload.lengths.prompt={kind: uniform, min: 50, max: 900}"
-    told = counterfactual_data(counterfactual(results, "preemptive", 9.0, 0, [change]))
-    assert told["shared"] == 0 and told["vanish"] is None
-    assert "the requests differ" in counterfactual_text(results, told)
+    plain = counterfactual_data(counterfactual(results, "preemptive", 9.0, 0, [change]))
+    assert plain["shared"] == 0 and plain["vanish"] is None
+    assert "the requests differ" in counterfactual_text(results, plain)
 
 
 def test_who_is_no_longer_judged_is_not_a_miss_that_vanished(results):
     """A longer warm-up leaves requests out: they are counted of one side alone."""
-    told = counterfactual_data(counterfactual(results, "preemptive", 9.0, 1, ["workload.warmup=2s"]))
-    assert told["misses"][0] > told["misses"][1] and told["requests"][0] > told["requests"][1] == told["shared"]
-    assert told["vanish"] == told["appear"] == []
+    plain = counterfactual_data(counterfactual(results, "preemptive", 9.0, 1, ["workload.warmup=2s"]))
+    assert plain["misses"][0] > plain["misses"][1] and plain["requests"][0] > plain["requests"][1] == plain["shared"]
+    assert plain["vanish"] == plain["appear"] == []
 
 
 def test_users_who_wait_for_answers_are_compared_by_turn(tmp_path):
@@ -159,11 +159,11 @@ def test_users_who_wait_for_answers_are_compared_by_turn(tmp_path):
     )
     ran = run_scenario(load_scenario(str(tmp_path / "u.yaml")), out=tmp_path)
     found = counterfactual(ran, "preemptive", 1.0, 0, ["cost.base=2ms"])
-    told = counterfactual_data(found)
-    assert found.closed_loop and told["shared"] == len(found.shared) > 20
+    plain = counterfactual_data(found)
+    assert found.closed_loop and plain["shared"] == len(found.shared) > 20
     sent = [side.records.requests["sent_ns"].tolist() for side in (found.base, found.changed)]
     assert sent[0] != sent[1]
-    assert {*told["vanish"], *told["appear"], *told["remain"]} <= found.shared
+    assert {*plain["vanish"], *plain["appear"], *plain["remain"]} <= found.shared
     more = counterfactual(ran, "preemptive", 1.0, 0, ["workload.arrivals.users=7"])
     assert not more.shared, "with other users, an id is another one's turn"
 

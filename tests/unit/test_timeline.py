@@ -121,8 +121,8 @@ def test_prefill_and_preempted_slices_are_as_long_as_the_parts_of_attribution(ar
             drawn[name.split(":")[0]] = drawn.get(name.split(":")[0], 0) + end - start
     parts = attribute(records)
     for part in ("prefill", "recompute", "preempted"):
-        told = parts.loc[parts["part"].astype(str).str.split(":").str[0] == part, "ns"].sum()
-        assert drawn.get(part, 0) == told
+        attributed = parts.loc[parts["part"].astype(str).str.split(":").str[0] == part, "ns"].sum()
+        assert drawn.get(part, 0) == attributed
 
 
 def test_counters_show_blocks_queue_and_tokens():

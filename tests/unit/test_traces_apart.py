@@ -33,22 +33,22 @@ def refusal(config: TraceConfig) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize(("wild", "told"), WILD.values(), ids=WILD)
-def test_a_time_years_from_the_others_is_refused_by_its_row(tmp_path: Path, wild: int, told: str) -> None:
+@pytest.mark.parametrize(("wild", "how_far"), WILD.values(), ids=WILD)
+def test_a_time_years_from_the_others_is_refused_by_its_row(tmp_path: Path, wild: int, how_far: str) -> None:
     """The row in the middle of the file is named, whichever side of the others its time is on."""
     stamps = [EPOCH_S + i for i in range(50)]
     message = refusal(log(tmp_path, *stamps[:20], wild, *stamps[20:]))
-    assert message.startswith(f"{tmp_path}/t.csv:22: its time lies {told} those of most rows. Correct it")
+    assert message.startswith(f"{tmp_path}/t.csv:22: its time lies {how_far} those of most rows. Correct it")
     assert "on_broken: drop" in message and "\n" not in message
 
 
-@pytest.mark.parametrize(("wild", "told"), WILD.values(), ids=WILD)
-def test_rows_apart_are_dropped_where_broken_ones_are(tmp_path: Path, wild: int, told: str) -> None:
+@pytest.mark.parametrize(("wild", "how_far"), WILD.values(), ids=WILD)
+def test_rows_apart_are_dropped_where_broken_ones_are(tmp_path: Path, wild: int, how_far: str) -> None:
     """`on_broken: drop` leaves the row out, counts it and names it; the others are as if it had never been there."""
     rows = read_trace(log(tmp_path, EPOCH_S, wild, EPOCH_S + 9, on_broken="drop"), Path())
     assert rows.arrival_ns is not None and rows.arrival_ns.tolist() == [0, 9 * NS_PER_S]
     (note,) = [note for note in rows.notes if "for their times" in note]
-    assert note.startswith("1 of 3 rows dropped for their times: ") and f"t.csv:3: its time lies {told}" in note
+    assert note.startswith("1 of 3 rows dropped for their times: ") and f"t.csv:3: its time lies {how_far}" in note
 
 
 def test_a_tolerant_reader_is_told_first(tmp_path: Path) -> None:

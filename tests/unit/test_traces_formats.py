@@ -76,7 +76,7 @@ def test_mapping_reads_other_tools(
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "advice"),
+    ("name", "message", "advice"),
     [
         ("blis_tracev2_style.csv", "BLIS TraceV2", "arrival: arrival_time_us"),
         ("llmservingsim_style.jsonl", "LLMServingSim", "time_unit: ns"),
@@ -87,11 +87,11 @@ def test_mapping_reads_other_tools(
         ("weka_style.jsonl", "WEKA", "one line per request"),
     ],
 )
-def test_known_formats_without_reader_are_named(name: str, told: str, advice: str) -> None:
+def test_known_formats_without_reader_are_named(name: str, message: str, advice: str) -> None:
     """A known format that is not read is refused by its name, with what to do instead."""
     with pytest.raises(TraceError) as error:
         read(name)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert advice in str(error.value)
 
 
@@ -267,8 +267,8 @@ def test_sha256_is_of_the_uncompressed_content(tmp_path: Path) -> None:
 def test_missing_file_says_what_to_fetch() -> None:
     """A missing file's error names the place to fetch it from and its hash."""
     digest = "ab" * 32
-    told = rf"none\.csv: no such file\. Fetch there \(SHA-256 {digest}\) and put it at none\.csv"
-    with pytest.raises(TraceError, match=told):
+    message = rf"none\.csv: no such file\. Fetch there \(SHA-256 {digest}\) and put it at none\.csv"
+    with pytest.raises(TraceError, match=message):
         read("none.csv", fetch="there", sha256=digest)
     with pytest.raises(TraceError, match=r"none\.csv: no such file\. Correct trace\.path\.$"):
         read("none.csv")

@@ -180,14 +180,19 @@ def test_a_drift_is_said_beside_the_prediction_and_never_moves_it() -> None:
     assert found.bias_at_par == pytest.approx(0, abs=1e-6)
     assert (still.drift, still.bias, still.bias_at_par) == (0, found.bias, found.bias)
     assert error_grid(validation(found))[1][2:5] == ["+4.0", "-3.8", "+0.0"]
-    told = json.loads(to_json(validation(found)))["points"][0]
-    assert (told["machine_drift"], told["step_bias"], told["step_bias_at_par"], told["live_runs_calm"]) == (
+    point_json = json.loads(to_json(validation(found)))["points"][0]
+    assert (
+        point_json["machine_drift"],
+        point_json["step_bias"],
+        point_json["step_bias_at_par"],
+        point_json["live_runs_calm"],
+    ) == (
         found.drift,
         found.bias,
         found.bias_at_par,
         1,
     )
-    (run,) = told["live"]
+    (run,) = point_json["live"]
     assert (run["machine_drift"], run["machine_drift_of_means"], run["calm"]) == ([0.03, 0.05], [0.03, 0.05], True)
     assert "; drift +4.0 %" in markdown(validation(found), [])
     assert "; drift +3.0 %, not calm" in markdown(validation(drifted(0.01, 0.05)), [])
@@ -245,9 +250,9 @@ def test_runs_that_do_not_count_stay_visible_and_more_than_half_of_them_are_too_
     half = judge(case(), resolved().find("continuous"), LOAD, 0.5, [*good, *cut])
     most = judge(case(), resolved().find("continuous"), LOAD, 0.5, [good[0], *cut])
     assert half.unfit == "" and "more than half of the live runs do not count" in most.unfit
-    for found, told in ((half, "2 of 4 live runs do not count"), (most, "2 of 3 live runs do not count")):
+    for found, message in ((half, "2 of 4 live runs do not count"), (most, "2 of 3 live runs do not count")):
         said = "\n".join(validation(found).warnings())
-        assert told in said and said.count("VOID") == 2 and told in report(validation(found))
+        assert message in said and said.count("VOID") == 2 and message in report(validation(found))
         (point,) = json.loads(to_json(validation(found)))["points"]
         assert (point["live_runs"], point["live_runs_not_counted"]) == (len(found.runs), 2)
         assert sum(run["void"] == "cut: out_of_memory" for run in point["live"]) == 2
@@ -276,13 +281,13 @@ def test_the_json_holds_both_sides_arrivals_and_all_figures() -> None:
     behind = late(played("continuous", LOAD), 1000)
     found = validation(judge(case(), resolved().find("continuous"), LOAD, 0.5, [behind]))
     text = to_json(found)
-    (told,) = json.loads(text)["points"]
-    intended = told["intended_arrival_ns"]
+    (point_json,) = json.loads(text)["points"]
+    intended = point_json["intended_arrival_ns"]
     assert len(intended) == 60
-    assert told["simulated"]["actual_arrival_ns"] == intended
-    assert told["live"][0]["actual_arrival_ns"] == [ns + 1000 for ns in intended]
-    assert told["simulated"]["num_steps"] == told["live"][0]["num_steps"] > 0
-    assert {row["name"] for row in told["errors"]} == set(FIGURES)
+    assert point_json["simulated"]["actual_arrival_ns"] == intended
+    assert point_json["live"][0]["actual_arrival_ns"] == [ns + 1000 for ns in intended]
+    assert point_json["simulated"]["num_steps"] == point_json["live"][0]["num_steps"] > 0
+    assert {row["name"] for row in point_json["errors"]} == set(FIGURES)
     assert max(map(len, text.splitlines())) > 300
     assert METRICS["output_tokens_per_s"].words == "output tokens per s" and METRICS["ttft_p99_s"].words == "ttft p99"
 

@@ -96,7 +96,7 @@ def test_saved_runs_of_another_model_or_other_knobs_are_refused() -> None:
     """The first value that differs is named with both sides, for a run that says too little of itself as well."""
     run = played("continuous", LOAD)
     model, knobs = run.made["model"], run.made["knobs"]
-    for changed, told in [
+    for changed, message in [
         ({"model": model | {"hidden_size": 4096}}, "had model.hidden_size 4096, the scenario 128"),
         ({"block_size": 32}, "had block_size 32, the scenario 16"),
         (
@@ -106,7 +106,7 @@ def test_saved_runs_of_another_model_or_other_knobs_are_refused() -> None:
         ({"max_model_len": 128}, "had max_model_len 128"),
         ({"model": {}}, "had model.model_type None"),
     ]:
-        with pytest.raises(ScenarioError, match=told):
+        with pytest.raises(ScenarioError, match=message):
             sort_saved(case(), [replace(run, made=run.made | changed)], [])
     renamed = replace(run, made=run.made | {"model": model | {"name": "by another name"}})
     assert sort_saved(case(), [renamed], []).num_others == 0
@@ -117,16 +117,16 @@ def test_saved_runs_go_with_a_profile_of_their_machine_and_executor() -> None:
     run = played("continuous", LOAD)
     imported = load_profile(profile_names()[0])
     measured = replace(imported, origin="measured", gpu=None, hardware=run.made["hardware"])
-    for hardware, told in [
+    for hardware, message in [
         ({"device": "cpu", "cpu": "none"}, ""),
         ({"device": "cpu", "cpu": "Abacus 9"}, "ran on none, profile .* is of Abacus 9"),
         ({"device": "cuda", "cpu": "none", "gpu": "A Board"}, "ran on none, profile .* is of A Board"),
     ]:
         other = replace(case(), cost=Calibrated(replace(measured, hardware=hardware)))
-        if not told:
+        if not message:
             assert sort_saved(other, [run], []).num_others == 0
             continue
-        with pytest.raises(ScenarioError, match=told):
+        with pytest.raises(ScenarioError, match=message):
             sort_saved(other, [run], [])
     check_profile(Calibrated(measured))
     check_profile(case().cost)

@@ -132,18 +132,18 @@ def test_a_wide_spread_widens_the_bound_of_a_latency_on_a_cpu_alone() -> None:
     assert e2e.error is not None and e2e.spread is not None
     assert 0.10 < abs(e2e.error) < 2 * e2e.spread and not found.unfit
     for device, met in (("cpu", True), ("cuda", False)):
-        told = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS[device])}
-        assert told["e2e mean"] is met
+        judged = {verdict.what: verdict.met for verdict in verdicts([found], BOUNDS[device])}
+        assert judged["e2e mean"] is met
 
 
 def test_near_saturation_the_load_axis_and_the_throughput_are_judged() -> None:
     """From 90 % of saturation on a GPU's latencies have no bound of their own."""
     near = point("continuous", 1.0, share=0.95)
-    told = {verdict.what: verdict.met for verdict in verdicts([near], BOUNDS["cuda"])}
-    assert told["e2e mean"] is None and told["load-equivalent error"] is True and told["throughput rps"] is True
+    judged = {verdict.what: verdict.met for verdict in verdicts([near], BOUNDS["cuda"])}
+    assert judged["e2e mean"] is None and judged["load-equivalent error"] is True and judged["throughput rps"] is True
     off = point("continuous", 1.1, share=0.95)
-    told = {verdict.what: verdict.met for verdict in verdicts([off], BOUNDS["cuda"])}
-    assert told["load-equivalent error"] is False
+    judged = {verdict.what: verdict.met for verdict in verdicts([off], BOUNDS["cuda"])}
+    assert judged["load-equivalent error"] is False
 
 
 def test_the_load_axis_is_judged_for_the_tails_as_well() -> None:
@@ -153,8 +153,8 @@ def test_the_load_axis_is_judged_for_the_tails_as_well() -> None:
     assert list(shifts) == ["ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s"]
 
     def judged(**changed: float | None) -> Verdict:
-        told = verdicts([replace(near, shifts=shifts | changed)], BOUNDS["cuda"])
-        return next(verdict for verdict in told if verdict.what == "load-equivalent error")
+        all_verdicts = verdicts([replace(near, shifts=shifts | changed)], BOUNDS["cuda"])
+        return next(verdict for verdict in all_verdicts if verdict.what == "load-equivalent error")
 
     assert judged().met is True and judged().found.startswith("4 of 4 figures")
     off = judged(ttft_p99_s=0.03)

@@ -58,10 +58,12 @@ def replay(*, load=None, scale=None, **fields):
     return build(TraceArrivals(), load=load, rows=ROWS, trace=TraceConfig("five.csv", rate_scale=scale), **fields)
 
 
-def marks(workload):
+def drawn_requests(workload):
     """What every request carries besides its times, in the order of sending."""
     sent = sorted(workload.arrivals(), key=lambda a: a.request.id)
-    return [(a.request.prompt_tokens, a.output_tokens, a.request.klass, a.request.max_output_tokens) for a in sent]
+    return [
+        (a.request.prompt_tokens, a.output_tokens, a.request.request_class, a.request.max_output_tokens) for a in sent
+    ]
 
 
 CLASSES = {
@@ -75,8 +77,8 @@ def test_request_i_is_the_same_request_at_every_load(arrivals):
     """Lengths, classes and caps of the first requests do not depend on the rate."""
     low, high = build(arrivals, classes=CLASSES), build(arrivals, load={"mean_rate": 16.0}, classes=CLASSES)
     assert high.num_offered > 5 * low.num_offered
-    assert marks(high)[: low.num_offered] == marks(low)
-    assert marks(build(arrivals, classes=CLASSES, seed=2)) != marks(low)
+    assert drawn_requests(high)[: low.num_offered] == drawn_requests(low)
+    assert drawn_requests(build(arrivals, classes=CLASSES, seed=2)) != drawn_requests(low)
 
 
 def test_the_same_seed_gives_the_same_arrivals_every_time():
@@ -88,8 +90,8 @@ def test_the_same_seed_gives_the_same_arrivals_every_time():
 def test_a_class_of_its_own_leaves_the_others_requests_alone():
     """Changing the lengths of one class changes no request of another."""
     changed = {**CLASSES, "batch": TrafficClass(0.3, lengths=Lengths(FixedTokens(9), FixedTokens(9)))}
-    before = marks(build(PoissonArrivals(8.0), classes=CLASSES))
-    after = marks(build(PoissonArrivals(8.0), classes=changed))
+    before = drawn_requests(build(PoissonArrivals(8.0), classes=CLASSES))
+    after = drawn_requests(build(PoissonArrivals(8.0), classes=changed))
     assert [m for m in before if m[2] == "chat"] == [m for m in after if m[2] == "chat"]
     assert {m[:2] for m in after if m[2] == "batch"} == {(9, 9)}
 
@@ -97,7 +99,9 @@ def test_a_class_of_its_own_leaves_the_others_requests_alone():
 def test_classes_have_their_shares_lengths_priorities_and_deadlines():
     """What a class says holds for its requests; what it leaves out is the workload's."""
     workload = build(PoissonArrivals(50.0), classes=CLASSES, deadline=2 * MINUTE_NS)
-    by_class = {name: [a for a in workload.arrivals() if a.request.klass == name] for name in workload.class_names}
+    by_class = {
+        name: [a for a in workload.arrivals() if a.request.request_class == name] for name in workload.class_names
+    }
     assert len(by_class["batch"]) / workload.num_offered == pytest.approx(0.3, abs=0.01)
     for a in by_class["batch"]:
         assert (a.request.prompt_tokens, a.request.priority, a.cancel_ns) == (4000, 5, None)
@@ -118,7 +122,7 @@ def test_outputs_are_cut_to_the_cap_and_counted():
         room = 130 - a.request.prompt_tokens
         assert a.request.max_output_tokens == max(1, min(40, room))
         assert a.output_tokens <= a.request.max_output_tokens
-    prompt, asked = workload.marks.prompt_tokens, workload.marks.asked_tokens
+    prompt, asked = workload.requests.prompt_tokens, workload.requests.asked_tokens
     too_long, room = int((prompt >= 130).sum()), 130 - prompt
     by_cap = int(((asked > 40) & (room >= 40)).sum())
     by_model = int(((room >= 1) & (room < 40) & (asked > room)).sum())
@@ -271,7 +275,7 @@ def test_the_description_has_the_measured_figures():
     workload = build(OnOffArrivals(8.0, 4 * NS_PER_S, 6 * NS_PER_S))
     assert workload.describe["text"].startswith("on/off arrivals, CV ")
     assert workload.describe["cv"] > 2
-    assert workload.describe["mean_prompt_tokens"] == workload.marks.prompt_tokens.mean()
+    assert workload.describe["mean_prompt_tokens"] == workload.requests.prompt_tokens.mean()
     columns = workload.columns()
     assert {len(column) for column in columns.values()} == {workload.num_offered}
 
@@ -291,7 +295,7 @@ def test_predictors_guess_as_they_say():
     assert (np.median(logs), logs.std()) == pytest.approx((0, 0.5), abs=0.03)
     assert noisy.name == "noisy (sigma 0.5)"
     mean = build_predictor(ClassMeanConfig(), workload)
-    assert {mean.predict(r) for r in requests if r.klass == "batch"} == {5}
+    assert {mean.predict(r) for r in requests if r.request_class == "batch"} == {5}
     with pytest.raises(ValueError, match="sigma is 4"):
         NoisyConfig(4.0)
 
@@ -300,17 +304,17 @@ def test_a_class_that_does_not_occur_has_the_overall_mean():
     """A class too rare for the sample can still be predicted."""
     workload = build(ConstantArrivals(1.0), classes={"a": TrafficClass(1.0), "rare": TrafficClass(0.0)})
     predictor = build_predictor(ClassMeanConfig(), workload)
-    rare = Request(id=0, arrival_ns=0, prompt_tokens=1, max_output_tokens=9, klass="rare")
-    assert predictor.predict(rare) == round(workload.marks.output_tokens.mean())
+    rare = Request(id=0, arrival_ns=0, prompt_tokens=1, max_output_tokens=9, request_class="rare")
+    assert predictor.predict(rare) == round(workload.requests.output_tokens.mean())
 
 
 def test_longer_prompts_are_the_same_requests() -> None:
     """prompt_scale multiplies drawn and replayed prompts in whole tokens, changes nothing else, and is noted."""
     plain, longer = (build(PoissonArrivals(2.0), prompt_scale=x) for x in (1.0, 1.5))
-    assert np.array_equal(longer.marks.prompt_tokens, np.rint(plain.marks.prompt_tokens * 1.5))
+    assert np.array_equal(longer.requests.prompt_tokens, np.rint(plain.requests.prompt_tokens * 1.5))
     assert np.array_equal(longer.sent_ns, plain.sent_ns)
-    assert np.array_equal(longer.marks.output_tokens, plain.marks.output_tokens)
+    assert np.array_equal(longer.requests.output_tokens, plain.requests.output_tokens)
     assert "every prompt 1.5 times as long (prompt_scale)" in longer.notes
-    assert replay(prompt_scale=0.5).marks.prompt_tokens.tolist() == [5, 10, 15, 20, 25]
+    assert replay(prompt_scale=0.5).requests.prompt_tokens.tolist() == [5, 10, 15, 20, 25]
     with pytest.raises(ValueError, match="prompt_scale is 0"):
         build(PoissonArrivals(2.0), prompt_scale=0.0)

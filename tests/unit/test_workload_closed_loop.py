@@ -131,7 +131,7 @@ def test_reports_of_a_closed_loop_come_from_a_sample():
     oracle = build_predictor(OracleConfig(), workload)
     assert [oracle.predict(a.request) for a in sent] == [a.output_tokens for a in sent]
     mean = build_predictor(ClassMeanConfig(), workload)
-    assert {mean.predict(a.request) for a in sent if a.request.klass == "chat"} == {
+    assert {mean.predict(a.request) for a in sent if a.request.request_class == "chat"} == {
         round(workload.mean_output_tokens["chat"])
     }
     assert workload.true_output_tokens(sent[-1].request) == sent[-1].output_tokens

@@ -112,11 +112,11 @@ def test_a_class_has_a_prefix_of_its_own_or_the_workloads() -> None:
     classes = {"a": TrafficClass(0.3), "b": TrafficClass(0.3), "own": own}
     heads: dict[str, set[Any]] = {name: set() for name in classes}
     for arrival in build(OPEN, classes=classes, shared_prefix=SharedPrefix(3, 20)).arrivals():
-        heads[arrival.request.klass].add(parts(arrival)[0])
+        heads[arrival.request.request_class].add(parts(arrival)[0])
     assert heads["a"] == heads["b"] and len(heads["a"]) == 3 and {h[2] for h in heads["a"]} == {20}
     assert len(heads["own"]) == 2 and {h[2] for h in heads["own"]} == {50} and not heads["own"] & heads["a"]
     for arrival in build(OPEN, classes=classes).arrivals():
-        assert (arrival.request.tokens is None) is (arrival.request.klass != "own")
+        assert (arrival.request.tokens is None) is (arrival.request.request_class != "own")
 
 
 def test_users_of_a_closed_loop_share_prefixes_too() -> None:
@@ -164,7 +164,7 @@ def test_turns_do_not_depend_on_the_engine(arrivals: Any, sessions: Sessions) ->
     runs = []
     for service in (lambda r: NS_PER_S, lambda r: 30 * NS_PER_S, lambda r: (r.prompt_tokens * 7919) % (9 * NS_PER_S)):
         sent = drive(build(arrivals, **more), service)
-        runs.append({a.request.id: (parts(a), a.output_tokens, a.request.klass) for a in sent})
+        runs.append({a.request.id: (parts(a), a.output_tokens, a.request.request_class) for a in sent})
     assert runs[1].items() <= runs[0].items() and len(runs[1]) < len(runs[0])
     shared = runs[0].keys() & runs[2].keys()
     assert len(shared) > 100 and all(runs[0][i] == runs[2][i] for i in shared)
@@ -177,14 +177,14 @@ def test_a_session_is_of_one_class_and_has_one_prefix() -> None:
     classes = {"x": TrafficClass(0.7), "y": TrafficClass(0.3, shared_prefix=SharedPrefix(5, 40))}
     for arrivals, sessions in ((ClosedLoop(300, NS_PER_S), Sessions(TURNS)), (OPEN, OPEN_SESSIONS)):
         sent = drive(build(arrivals, sessions=sessions, classes=classes, duration=100 * NS_PER_S))
-        firsts = {parts(a)[int(a.request.klass == "y")][0]: a.request.klass for a in sent}
+        firsts = {parts(a)[int(a.request.request_class == "y")][0]: a.request.request_class for a in sent}
         for arrival in sent:
             head = parts(arrival)
-            assert firsts[head[int(arrival.request.klass == "y")][0]] == arrival.request.klass
+            assert firsts[head[int(arrival.request.request_class == "y")][0]] == arrival.request.request_class
         assert list(firsts.values()).count("y") / len(firsts) == pytest.approx(0.3, abs=0.08)
     users: dict[int, set[str]] = {}
     for arrival in drive(build(LOOP, sessions=Sessions(TURNS), classes=classes)):
-        users.setdefault(arrival.request.id % LOOP.users, set()).add(arrival.request.klass)
+        users.setdefault(arrival.request.id % LOOP.users, set()).add(arrival.request.request_class)
     assert all(len(classes_of) == 1 for classes_of in users.values())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.plain import to_plain
-from batchsim.check.validation.compare_runs import Case, PointReport, judge
+from batchsim.check.validation.compare_runs import PointReport, ValidationSetup, judge
 from batchsim.check.validation.verdicts import BOUNDS
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
@@ -74,11 +74,11 @@ def resolved() -> Resolved:
 
 
 @cache
-def case(cost: Linear = COST) -> Case:
+def case(cost: Linear = COST) -> ValidationSetup:
     """The demo as `cost` predicts it."""
     blocks = resolved().num_blocks
     assert blocks is not None, "the demo states its KV memory"
-    return Case(resolved(), cost, blocks, seed=0)
+    return ValidationSetup(resolved(), cost, blocks, seed=0)
 
 
 def played(

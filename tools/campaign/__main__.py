@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from batchsim.base.errors import BatchsimError, CalibrationError
-from batchsim.base.files import check_folder, read_json, told, write_text
+from batchsim.base.files import check_folder, read_json, reason_text, write_text
 from batchsim.cost.profile import load_profile
 from tools.campaign.plan import SHIPPED, Known, Plan, Stage, profile_name
 from tools.campaign.targets import line, targets
@@ -72,7 +72,7 @@ class Campaign:
             new |= {"model": self.plan.model, "calls": 0, "stages": {}, "saturation_rps": {}, "num_blocks": None}
             return new
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CalibrationError(f"{self._state_file}: cannot be read: {told(error)}. {advice}") from None
+            raise CalibrationError(f"{self._state_file}: cannot be read: {reason_text(error)}. {advice}") from None
         for what, ours in (("device", self.device), ("model", self.plan.model), ("plan", self.plan.digest)):
             if found[what] != ours:
                 raise CalibrationError(
@@ -251,7 +251,7 @@ def _check_writable(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         check_folder(out)
     except OSError as error:
-        raise CalibrationError(f"--out {out}: cannot be written: {told(error)}. Give another folder.") from None
+        raise CalibrationError(f"--out {out}: cannot be written: {reason_text(error)}. Give another folder.") from None
 
 
 def _check_call(device: str, minutes: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.base.files import TABLE_BYTES, parse_json, read_text, told
+from batchsim.base.files import TABLE_BYTES, parse_json, read_text, reason_text
 from batchsim.calibrate.options import LEAST_MINUTES, Options
 from batchsim.deployment.catalog import load_model
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
@@ -102,7 +102,7 @@ class Plan:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             example = SHIPPED / "gpu.json"
-            raise CalibrationError(f"{path}: cannot be read as a plan: {told(error)}. Copy {example}.") from None
+            raise CalibrationError(f"{path}: cannot be read as a plan: {reason_text(error)}. Copy {example}.") from None
         plan._check(path)
         return plan
 
@@ -169,7 +169,7 @@ def _text(plan: Path, name: str, file: Path) -> str:
         return read_text(file, TABLE_BYTES)
     except (OSError, ValueError) as error:
         raise CalibrationError(
-            f"{plan}: scenario {name}: {file} cannot be read: {told(error)}. Write it with batchsim resolve."
+            f"{plan}: scenario {name}: {file} cannot be read: {reason_text(error)}. Write it with batchsim resolve."
         ) from None
 
 

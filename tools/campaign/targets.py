@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchsim.calibrate.point_plan import Point, columns
+from batchsim.calibrate.point_plan import StepShape, columns
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
 from batchsim.cost.work import useful_flops_bytes
@@ -32,14 +32,14 @@ def targets(profile: Profile, ceilings: dict[str, float]) -> list[dict[str, Any]
     for sequences, bound_ms in DECODE_MS.items():
         if sequences > hull.max_sequences or hull.max_context < CONTEXT:
             continue
-        step = columns([Point("A", (CONTEXT,) * sequences)])
+        step = columns([StepShape("A", (CONTEXT,) * sequences)])
         host_ns = float(cost.host_ns(step)[0])
         whole_ns = float(cost.kernel_ns(step)[0]) + host_ns
         host_shares.append(host_ns / whole_ns)
         bound = bound_ms if (profile.gpu, profile.model.name) == _MS_OF else None
         rows.append(_row(f"decode of {sequences} at context {CONTEXT}", whole_ns / 1e6, "ms", bound, at_most=True))
     tokens = min(hull.max_tokens, hull.max_chunk_context)
-    step = columns([Point("C", (), ((0, tokens),))])
+    step = columns([StepShape("C", (), ((0, tokens),))])
     flops = float(useful_flops_bytes(profile.model, step)[0][0]) / float(cost.kernel_ns(step)[0]) * 1e9
     share = flops / ceilings["matmul_flops"]
     rows.append(_row(f"matmul ceiling in a prefill of {tokens}", 100 * share, "%", 100 * PREFILL_SHARE, at_most=False))

@@ -43,15 +43,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from batchsim.base.errors import ScenarioError, cut
-from batchsim.check.conform.compare_steps import Difference, Verdict, compare
+from batchsim.check.conform.compare_steps import FactDifference, StepComparison, compare
 from batchsim.check.conform.fields import BadRecording
 from batchsim.check.conform.recording import read
 from batchsim.policies.registry import POLICIES
 
-__all__ = ["Difference", "Verdict", "conform"]
+__all__ = ["FactDifference", "StepComparison", "conform"]
 
 
-def conform(path: Path, policy: str | None = None, order: str | None = None) -> Verdict:
+def conform(path: Path, policy: str | None = None, order: str | None = None) -> StepComparison:
     """Compares the recording at `path` with a replay under its scheduler's policy, or under `policy` with those knobs.
 
     `order` of the rows within a batch: "exact" as the engine had it, "arrival" (the replay's rows are put so before

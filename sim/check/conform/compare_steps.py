@@ -24,7 +24,7 @@ READ_WHEN = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class FactDifference:
     """One fact that differs between replay (`here`) and recording, both values as text."""
 
     name: str
@@ -33,7 +33,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepComparison:
     """A comparison: the steps compared, and the first difference in one line, "" if there is none.
 
     `differences` are all facts that differ in that step, `around` the lines that describe the state around it. Times
@@ -44,7 +44,7 @@ class Verdict:
     policy: str
     num_steps: int
     difference: str = ""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[FactDifference, ...] = ()
     around: tuple[str, ...] = ()
     tolerance_ns: int = 0
     order: str = EXACT
@@ -66,7 +66,7 @@ def _read_when(name: str) -> str:
     return f" ({READ_WHEN[name]})" if name in READ_WHEN else ""
 
 
-def compare(path: Path, recording: Recording) -> Verdict:
+def compare(path: Path, recording: Recording) -> StepComparison:
     """Replays `recording` and returns its verdict. BadRecording if the policy cannot be run with the recorded knobs."""
     replay = Replay(recording)
     recorded, count, last = recording.steps, 0, None
@@ -78,13 +78,13 @@ def compare(path: Path, recording: Recording) -> Verdict:
             step = next(steps, None)
         except (SchedulerStalled, PolicyError) as error:
             what = f"step {count + 1} ({recording.steps_name}[{count}]) cannot be made: {error}"
-            return Verdict(path, recording.policy, count, what, around=notes)
+            return StepComparison(path, recording.policy, count, what, around=notes)
         if step is None:
             break
         if count == len(recorded):
             what = f"step {count + 1} is made where the recording has ended after {count}"
             extra = (f"step {count + 1} here: {_summary(step)}", *_around(step.before, replay, last, count))
-            return Verdict(path, recording.policy, count + 1, what, around=(*extra, *notes))
+            return StepComparison(path, recording.policy, count + 1, what, around=(*extra, *notes))
         facts = _by_arrival(step.facts, places) if recording.order == ARRIVAL else step.facts
         found = (*_unequal(recorded[count], facts, recording), *_of_requests(step, recording))
         count += 1
@@ -93,14 +93,14 @@ def compare(path: Path, recording: Recording) -> Verdict:
             at = f"({recording.steps_name}[{count - 1}], {step.facts['start_ns'] / NS_PER_S:.6f} s)"
             what = f"step {count} differs in {names} {at}"
             around = (*_around(step.before, replay, last, count - 1), *notes)
-            return Verdict(path, recording.policy, count, what, found, around)
+            return StepComparison(path, recording.policy, count, what, found, around)
         last = step
     if count < len(recorded):
         what = f"ends after {count} steps, the recording has {len(recorded)}"
-        return Verdict(path, recording.policy, count, what, around=(*_around(None, replay, last, count), *notes))
+        return StepComparison(path, recording.policy, count, what, around=(*_around(None, replay, last, count), *notes))
     found = tuple(_unequal(recording.totals, replay.run_facts(), recording))
     what = f"all {count} steps are equal, the totals differ in {', '.join(d.name for d in found)}" if found else ""
-    return Verdict(
+    return StepComparison(
         path, recording.policy, count, what, found, notes if found else (), recording.tolerance_ns, recording.order
     )
 
@@ -115,14 +115,14 @@ def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]
     }
 
 
-def _of_requests(step: Step, recording: Recording) -> Iterator[Difference]:
+def _of_requests(step: Step, recording: Recording) -> Iterator[FactDifference]:
     """Differences in the requests' facts that are final with this step, such as the time of the first token."""
     for i, ours in step.requests:
         for one in _unequal(recording.requests.get(i, {}), ours, recording):
-            yield Difference(f"{one.name} of request {i}", one.here, one.recorded)
+            yield FactDifference(f"{one.name} of request {i}", one.here, one.recorded)
 
 
-def _unequal(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Iterator[Difference]:
+def _unequal(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Iterator[FactDifference]:
     """The recorded facts that differ from the replay's `ours`; a fact that `ours` lacks is not compared."""
     for name, (fact, value) in recorded.items():
         if fact not in ours:
@@ -131,7 +131,7 @@ def _unequal(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Ite
         if recording.order == FREE and fact in IN_BATCH_ORDER:
             here, value = sorted(here), sorted(value)
         if not _same(fact, here, value, recording.tolerance_ns):
-            yield Difference(name, _shown(fact, here), _shown(fact, value))
+            yield FactDifference(name, _shown(fact, here), _shown(fact, value))
 
 
 def _same(fact: str, ours: Any, recorded: Any, tolerance_ns: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from batchsim.base.errors import cut, shown
-from batchsim.base.files import read_json, told
+from batchsim.base.files import read_json, reason_text
 from batchsim.base.units import NS_PER_S
 from batchsim.check.conform.fields import BadRecording, Kind, ListOf, check_row
 from batchsim.kernel.types import Arrival
@@ -95,7 +95,7 @@ def _json(path: Path) -> Any:
     try:
         return read_json(path)
     except OSError as error:
-        raise BadRecording(f"cannot be read: {told(error)}. Give a recording's path.") from None
+        raise BadRecording(f"cannot be read: {reason_text(error)}. Give a recording's path.") from None
     except ValueError as error:
         raise BadRecording(f"not a recording, or not all of one: {error}. Record it again.") from None
 

@@ -114,7 +114,7 @@ class Simulated:
 
 
 @dataclass(frozen=True)
-class Case:
+class ValidationSetup:
     """What all points of a validation share: the scenario, the cost model that predicts, the KV blocks, the seed."""
 
     resolved: Resolved
@@ -157,7 +157,7 @@ class Case:
         return measure(self.inputs(run.records, run.workload, run.workload.window_ns, run.streams))
 
 
-def _simulate(resolved: Resolved, policy: ResolvedPolicy, load: float, case: Case) -> Simulated:
+def _simulate(resolved: Resolved, policy: ResolvedPolicy, load: float, case: ValidationSetup) -> Simulated:
     workload = resolved.built_workload(load, case.seed)
     kv = new_kv(policy.config, case.num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
     executor = SimExecutor(case.cost, resolved.max_model_len)
@@ -191,7 +191,7 @@ class MetricError:
 
 
 @dataclass(frozen=True)
-class LiveRun:
+class ComparedRun:
     """One live run of a point. `void` says why it does not count, "" if it does.
 
     `drift` is the share by which the machine was slower around the run than at calibration, by the sentinel's mean,
@@ -228,14 +228,14 @@ class PointReport:
     load: float
     share: float | None
     simulated: Simulated
-    runs: tuple[LiveRun, ...]
+    runs: tuple[ComparedRun, ...]
     metrics: tuple[MetricError, ...]
     pairs: StepPairs | None
     pairs_at_par: StepPairs | None
     shifts: dict[str, float | None]
 
     @property
-    def counted(self) -> list[LiveRun]:
+    def counted(self) -> list[ComparedRun]:
         """The live runs that count."""
         return [run for run in self.runs if not run.void]
 
@@ -250,7 +250,7 @@ class PointReport:
         return self.steps[-1].bias if self.pairs is not None else None
 
     @property
-    def calm(self) -> list[LiveRun]:
+    def calm(self) -> list[ComparedRun]:
         """The live runs that count and that the sentinel calls calm."""
         return [run for run in self.counted if run.calm]
 
@@ -291,13 +291,15 @@ class PointReport:
         return "; ".join(found)
 
 
-def judge(case: Case, policy: ResolvedPolicy, load: float, share: float | None, lives: Sequence[Played]) -> PointReport:
+def judge(
+    case: ValidationSetup, policy: ResolvedPolicy, load: float, share: float | None, lives: Sequence[Played]
+) -> PointReport:
     """Compares the live runs of a point with its simulation. `share` is the load over the policy's saturation."""
     voids = [void(live) for live in lives]
     counted = [live for live, why in zip(lives, voids, strict=True) if not why]
     simulated = case.simulate(policy, load)
     runs = tuple(
-        LiveRun(live, why, None if live.reason else first_divergence(simulated.records, live.records))
+        ComparedRun(live, why, None if live.reason else first_divergence(simulated.records, live.records))
         for live, why in zip(lives, voids, strict=True)
     )
     predicted = case.measure(simulated)
@@ -371,7 +373,7 @@ def served(workload: BuiltWorkload, records: Records) -> bool:
 def _metric_error(name: str, predicted: Measured, measured: Sequence[Measured]) -> MetricError:
     simulated = predicted.values[name]
     values = [value for run in measured if (value := run.values[name]) is not None]
-    few = name in predicted.few or any(name in run.few for run in measured)
+    few = name in predicted.weak_percentiles or any(name in run.weak_percentiles for run in measured)
     if not values or len(values) < len(measured):
         return MetricError(name, simulated, None, None, None, few)
     live = float(np.mean(values))

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import to_plain
-from batchsim.check.validation.compare_runs import Case, Played, served
+from batchsim.check.validation.compare_runs import Played, ValidationSetup, served
 from batchsim.cost import Cost
 from batchsim.drive.resolved import ResolvedPolicy
 
@@ -57,7 +57,7 @@ def check_profile(cost: Cost) -> None:
         )
 
 
-def saturations(case: Case, policies: Sequence[ResolvedPolicy]) -> dict[str, float]:
+def saturations(case: ValidationSetup, policies: Sequence[ResolvedPolicy]) -> dict[str, float]:
     """The saturation of each policy by name, in requests/s; {} where the load axis is not a rate."""
     if case.resolved.load_name != "mean_rate":
         return {}
@@ -65,7 +65,7 @@ def saturations(case: Case, policies: Sequence[ResolvedPolicy]) -> dict[str, flo
 
 
 def plan(
-    case: Case,
+    case: ValidationSetup,
     policies: Sequence[ResolvedPolicy],
     saturation_rps: Mapping[str, float],
     *,
@@ -103,12 +103,12 @@ def _share(saturation_rps: Mapping[str, float], policy: ResolvedPolicy, load: fl
 class Saved:
     """Saved live runs of one scenario: their case, the runs by (policy, load), and how many were of other scenarios."""
 
-    case: Case
+    case: ValidationSetup
     points: dict[tuple[str, float], list[Played]]
     num_others: int
 
 
-def sort_saved(case: Case, runs: Sequence[Played], policies: Sequence[str]) -> Saved:
+def sort_saved(case: ValidationSetup, runs: Sequence[Played], policies: Sequence[str]) -> Saved:
     """Those of `runs` that served the scenario's requests under its policies, by point; the others are counted.
 
     The case gets the seed and the KV blocks of the runs. ScenarioError if no run fits; if runs differ in these or in
@@ -125,8 +125,10 @@ def sort_saved(case: Case, runs: Sequence[Played], policies: Sequence[str]) -> S
         _check(case, run)
     kinds = {(run.seed, run.num_blocks, _machine(run)) for run in mine}
     if len(kinds) > 1:
-        told = ", ".join(f"seed {seed} with {blocks} KV blocks on {machine}" for seed, blocks, machine in sorted(kinds))
-        raise ScenarioError(f"the live runs differ: {told}. Keep those of one kind in the folder.")
+        kinds_text = ", ".join(
+            f"seed {seed} with {blocks} KV blocks on {machine}" for seed, blocks, machine in sorted(kinds)
+        )
+        raise ScenarioError(f"the live runs differ: {kinds_text}. Keep those of one kind in the folder.")
     ((seed, num_blocks, _),) = kinds
     points: dict[tuple[str, float], list[Played]] = {}
     for run in sorted(mine, key=lambda run: (run.load, run.repeat)):
@@ -145,14 +147,14 @@ def _name(hardware: Mapping[str, Any]) -> str:
     return str(hardware.get("gpu") or hardware.get("cpu"))
 
 
-def _fits(case: Case, run: Played) -> bool:
+def _fits(case: ValidationSetup, run: Played) -> bool:
     return served(case.resolved.built_workload(run.load, run.seed), run.records)
 
 
-def _check(case: Case, run: Played) -> None:
+def _check(case: ValidationSetup, run: Played) -> None:
     """ScenarioError unless the run had the scenario's model, memory and knobs, on the machine of the cost profile."""
     resolved, made = case.resolved, run.made
-    told = f"the live run of {run.policy} at load {run.load:.4g}, repeat {run.repeat},"
+    subject = f"the live run of {run.policy} at load {run.load:.4g}, repeat {run.repeat},"
     asked = {
         "model": to_plain(replace(resolved.model, name="")),
         "block_size": resolved.block_size,
@@ -163,15 +165,15 @@ def _check(case: Case, run: Played) -> None:
     had = made | {"model": made.get("model", {}) | {"name": ""}}
     for name, ours in asked.items():
         if differs := _difference(name, ours, had.get(name)):
-            raise ScenarioError(f"{told} had {differs}. Give the scenario, and the --set, that it was made with.")
+            raise ScenarioError(f"{subject} had {differs}. Give the scenario, and the --set, that it was made with.")
     profile = case.cost.profile
     if profile is None or profile.origin != "measured":
         return
     key, its = "gpu" if made.get("device") == "cuda" else "cpu", made.get("hardware", {})
     if made.get("device") != profile.hardware.get("device") or its.get(key) != profile.hardware.get(key):
         raise ScenarioError(
-            f"{told} ran on {_name(its)}, profile {profile.name} is of {_name(profile.hardware)}. Give the profile of"
-            " the machine that it ran on."
+            f"{subject} ran on {_name(its)}, profile {profile.name} is of {_name(profile.hardware)}. Give the profile"
+            " of the machine that it ran on."
         )
 
 
@@ -179,6 +181,6 @@ def _difference(path: str, ours: object, its: object) -> str:
     """The first value in which two plain objects differ, in words that begin with its `path`; "" if none does."""
     if isinstance(ours, dict) and isinstance(its, dict):
         names = dict.fromkeys([*ours, *its])
-        told = (_difference(f"{path}.{name}", ours.get(name), its.get(name)) for name in names)
-        return next(filter(None, told), "")
+        found = (_difference(f"{path}.{name}", ours.get(name), its.get(name)) for name in names)
+        return next(filter(None, found), "")
     return "" if ours == its else f"{path} {its}, the scenario {ours}"

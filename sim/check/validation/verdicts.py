@@ -128,13 +128,13 @@ def _bias_verdict(
     rows = {name: all_steps(mine, at_par=bounds.at_par) for name, mine in by_policy.items()}
     biases = {name: mine[-1].bias for name, mine in rows.items() if mine}
     worst = max(biases, key=lambda name: abs(biases[name]))
-    told = f"{whole.bias:+.2%} of {whole.n:,} steps" + (f" in {of}" if of else "")
+    finding = f"{whole.bias:+.2%} of {whole.n:,} steps" + (f" in {of}" if of else "")
     if len(by_policy) > 1:
         words += " under every policy"
-        told += f" (largest: {worst} {biases[worst]:+.2%})"
-    told += "".join(f", none of {name}" for name, mine in rows.items() if not mine)
+        finding += f" (largest: {worst} {biases[worst]:+.2%})"
+    finding += "".join(f", none of {name}" for name, mine in rows.items() if not mine)
     missed = any(abs(bias) > bounds.bias for bias in (whole.bias, *biases.values()))
-    return Verdict(what, words, told, _met(missed, judged=len(biases) == len(rows)))
+    return Verdict(what, words, finding, _met(missed, judged=len(biases) == len(rows)))
 
 
 def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int, where: str) -> Verdict:
@@ -146,14 +146,14 @@ def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int,
         return Verdict(label, words, "no point to judge", None)
     known = [(point, metric, abs(metric.error)) for point, metric in figures if metric.error is not None]
     good = sum(off <= max(bound, spreads * (metric.spread or 0.0)) for _, metric, off in known)
-    told = [f"{good} of {len(figures)} points"]
+    finding = [f"{good} of {len(figures)} points"]
     if known:
         point, worst, _ = max(known, key=lambda found: found[2])
         spread = "not known: one live run" if worst.spread is None else f"±{worst.spread:.1%}"
-        told.append(f"the largest error {worst.error:+.1%} (spread {spread}) at {_at(point)}")
-    told += [f"not defined at {_at(point)}" for point, metric in figures if metric.error is None]
+        finding.append(f"the largest error {worst.error:+.1%} (spread {spread}) at {_at(point)}")
+    finding += [f"not defined at {_at(point)}" for point, metric in figures if metric.error is None]
     missed = good < len(known) or any(_one_sided(metric) for _, metric in figures)
-    return Verdict(label, words, ", ".join(told), _met(missed, judged=len(known) == len(figures)))
+    return Verdict(label, words, ", ".join(finding), _met(missed, judged=len(known) == len(figures)))
 
 
 def _shift_verdict(points: Sequence[PointReport], bound: float) -> Verdict:
@@ -163,14 +163,14 @@ def _shift_verdict(points: Sequence[PointReport], bound: float) -> Verdict:
     known = [(point, metric, shift) for point, metric, shift in figures if shift is not None]
     good = sum(abs(shift) <= bound for _, _, shift in known)
     absent = sum(metric.simulated is None and metric.live is None for _, metric, _ in figures)
-    told = f"{good} of {len(figures)} figures"
+    finding = f"{good} of {len(figures)} figures"
     if known:
         point, metric, shift = max(known, key=lambda one: abs(one[2]))
         few = "~ " if metric.few else ""
-        told += f", the largest {shift:+.1%} ({few}{METRICS[metric.name].words}, {_at(point)})"
-    told += f", {beyond} beyond reach" if (beyond := len(figures) - len(known) - absent) else ""
-    told += f", {absent} not defined" if absent else ""
-    return Verdict("load-equivalent error", words, told, _met(good + absent < len(figures), judged=not absent))
+        finding += f", the largest {shift:+.1%} ({few}{METRICS[metric.name].words}, {_at(point)})"
+    finding += f", {beyond} beyond reach" if (beyond := len(figures) - len(known) - absent) else ""
+    finding += f", {absent} not defined" if absent else ""
+    return Verdict("load-equivalent error", words, finding, _met(good + absent < len(figures), judged=not absent))
 
 
 def _one_sided(metric: MetricError) -> bool:

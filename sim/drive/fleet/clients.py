@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from batchsim.drive.fleet.simulate_fleet import Fleet
 
 
-class Trip:
+class InFlight:
     """A client's request in flight: its first arrival, and its time at the router and on failed replicas so far."""
 
     __slots__ = ("arrival", "failover_ns", "num_retries", "router_ns", "since_ns")
@@ -47,7 +47,7 @@ class Trip:
 
 
 class Clients:
-    """The processes of the arrivals and of the router; `trips` are the requests between their sending and their end."""
+    """The processes of the arrivals and of the router; `in_flight` are the requests sent and not ended."""
 
     def __init__(self, fleet: Fleet, router: Router, workload: Workload) -> None:
         self.fleet = fleet
@@ -55,7 +55,7 @@ class Clients:
         self.workload = workload
         self.streams = 0  # arrival streams not at their end
         self.next_known_ns: float = inf  # the next of the arrivals known in advance
-        self.trips: dict[int, Trip] = {}
+        self.in_flight: dict[int, InFlight] = {}
         self.pending: list[tuple[int, int]] = []  # (time, id) of what is dispatched at this instant
         self.held: dict[int, None] = {}  # ids of what waits because no replica is up
         self.recorder = Recorder()  # of requests that end at the router
@@ -82,7 +82,7 @@ class Clients:
         delay_ns = arrival.request.arrival_ns - self.fleet.env.now
         if delay_ns > 0:
             yield self.fleet.env.timeout(delay_ns)
-        self.trips[arrival.request.id] = Trip(arrival)
+        self.in_flight[arrival.request.id] = InFlight(arrival)
         self._submit(arrival.request.arrival_ns, arrival.request.id)
 
     def _submit(self, since_ns: int, request_id: int) -> None:
@@ -96,10 +96,10 @@ class Clients:
         for event in events:
             if not isinstance(event, Tokens):
                 self.router.answered(event.request, engine.slot.number)
-                self._told(event.request.id, now_ns)
+                self._respond(event.request.id, now_ns)
 
-    def _told(self, request_id: int, now_ns: int) -> None:
-        following = self.workload.responded(self.trips.pop(request_id).arrival.request, now_ns)
+    def _respond(self, request_id: int, now_ns: int) -> None:
+        following = self.workload.responded(self.in_flight.pop(request_id).arrival.request, now_ns)
         if following is not None:
             self.streams += 1
             self.fleet.env.process(self._following(following))
@@ -118,47 +118,47 @@ class Clients:
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         """Sends a request to a replica, or lets it wait at the router where none is up."""
-        trip = self.trips[request_id]
+        sent = self.in_flight[request_id]
         if not self.fleet.up:
-            self._hold(request_id, trip, now_ns)
+            self._hold(request_id, sent, now_ns)
             return
-        arrival = trip.now(now_ns)
+        arrival = sent.now(now_ns)
         number = self.router.route(arrival.request, self.fleet.up)
         engine = self.fleet.slots[number].engine
         assert engine is not None and number in self.fleet.up, "a router answers with one of the replicas that are up"
-        trip.since_ns = now_ns
+        sent.since_ns = now_ns
         engine.core.submit(arrival)
         engine.rouse()
 
-    def _hold(self, request_id: int, trip: Trip, now_ns: int) -> None:
+    def _hold(self, request_id: int, sent: InFlight, now_ns: int) -> None:
         """Lets a request wait at the router, no longer than its own timers and the run's end allow."""
-        trip.since_ns = now_ns
+        sent.since_ns = now_ns
         self.held[request_id] = None
-        request, cancel_ns = trip.arrival.request, trip.arrival.cancel_ns
+        request, cancel_ns = sent.arrival.request, sent.arrival.cancel_ns
         timers = [(request.deadline_ns, CANCELLED, "deadline"), (cancel_ns, CANCELLED, "client_cancel")]
         for due_ns, outcome, reason in [*timers, (self.fleet.stop_ns, UNFINISHED, "drain_limit")]:
             if due_ns is not None and due_ns <= now_ns:
-                self._give_up(trip, outcome, reason)
+                self._give_up(sent, outcome, reason)
             elif due_ns is not None:
-                self.fleet.at(due_ns, lambda o=outcome, r=reason: self._give_up(trip, o, r))
+                self.fleet.at(due_ns, lambda o=outcome, r=reason: self._give_up(sent, o, r))
 
     def release(self) -> None:
         """Dispatches at this instant the requests that waited for a replica, since one is up."""
         now_ns, held, self.held = int(self.fleet.env.now), self.held, {}
         for request_id in held:
-            trip = self.trips[request_id]
-            trip.router_ns += now_ns - trip.since_ns
+            sent = self.in_flight[request_id]
+            sent.router_ns += now_ns - sent.since_ns
             self._submit(now_ns, request_id)
 
-    def _give_up(self, trip: Trip, outcome: int, reason: str) -> None:
+    def _give_up(self, sent: InFlight, outcome: int, reason: str) -> None:
         """Ends a request that still waits at the router."""
-        request_id, now_ns = trip.arrival.request.id, int(self.fleet.env.now)
-        if request_id not in self.held or self.trips.get(request_id) is not trip:
+        request_id, now_ns = sent.arrival.request.id, int(self.fleet.env.now)
+        if request_id not in self.held or self.in_flight.get(request_id) is not sent:
             return
         del self.held[request_id]
-        trip.router_ns += now_ns - trip.since_ns
-        self.recorder.unserved(trip.now(now_ns), now_ns, outcome, reason)
-        self._told(request_id, now_ns)
+        sent.router_ns += now_ns - sent.since_ns
+        self.recorder.unserved(sent.now(now_ns), now_ns, outcome, reason)
+        self._respond(request_id, now_ns)
         self.fleet.check_done()
 
     def retry(self, engine: Engine, lost: list[Request], now_ns: int) -> None:
@@ -166,8 +166,8 @@ class Clients:
         for request in lost:
             self.router.answered(request, engine.slot.number)
             engine.lost.add(request.id)
-            trip = self.trips[request.id]
-            trip.failover_ns += now_ns - trip.since_ns
-            trip.num_retries += 1
-            trip.since_ns = now_ns
+            sent = self.in_flight[request.id]
+            sent.failover_ns += now_ns - sent.since_ns
+            sent.num_retries += 1
+            sent.since_ns = now_ns
             self._submit(now_ns, request.id)

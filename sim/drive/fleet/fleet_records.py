@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from batchsim.kernel.record import Records, Replicas
 
-_TEXTS = {"requests": ("klass", "tenant", "reason"), "states": ("reason",), "steps": ()}
+_TEXTS = {"requests": ("request_class", "tenant", "reason"), "states": ("reason",), "steps": ()}
 _ORDER = {"requests": "request_id", "steps": "start_ns", "states": "time_ns"}
 
 

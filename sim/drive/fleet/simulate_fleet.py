@@ -123,7 +123,7 @@ class Fleet:
 
     def check_done(self) -> bool:
         """Whether every request has ended and none will come; if so, the run is done."""
-        if self.clients.streams or self.clients.trips:
+        if self.clients.streams or self.clients.in_flight:
             return False
         if not self.done.triggered:
             self.done.succeed()

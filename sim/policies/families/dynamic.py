@@ -6,7 +6,7 @@ them while the oldest of them has waited less than `max_queue_delay`, (b) sends 
 all if the oldest has waited `max_queue_delay` or more, or the run drains, (d) else waits for that delay. A delay of 0
 always sends preferred sizes first; without any, `max_batch_size` is the one. A request that has waited
 `max_queue_time` without being sent is rejected (`queue_timeout`), at once when idle, else at the next step boundary;
-like a deadline it comes before a start at the same instant. The batch itself: see `rectangle.py`.
+like a deadline it comes before a start at the same instant. The batch itself: see `padded_batch.py`.
 Source: NVIDIA Triton's dynamic batcher, core commit 73aad7c3, src/dynamic_batch_scheduler.cc.
 Simplifies: requests are single rows of any shape; one instance, no payload queued ahead of it; one timeout for all
 levels, action REJECT, seen at step boundaries; priorities start at 0 and one outside the levels is rejected.
@@ -24,7 +24,7 @@ from batchsim.base.units import Duration, PositiveDuration, format_duration
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-from batchsim.policies.families.rectangle import FinishedRows, Padding, Rectangle, Respond
+from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Dynamic:
         self.streams = config.respond == "row_end"
         self.events: list[Event] = []
         self.levels: list[OrderedDict[Sequence, None]] = [OrderedDict() for _ in range(config.priority_levels or 1)]
-        self.batch = Rectangle(
+        self.batch = PaddedBatch(
             context, padding=config.padding, finished_rows=config.finished_rows, respond=config.respond
         )
         self._preferred = config.preferred_batch_sizes or (config.max_batch_size,)

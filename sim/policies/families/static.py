@@ -4,7 +4,7 @@ Rule: one FIFO. An idle engine starts when `batch_size` requests wait, or fewer 
 `wait_for_full` with whatever waits. The wait is bounded by `max_wait` of the oldest, and a drained run flushes it. A
 batch takes the oldest requests until KV is short. With `group_by_length` it takes the oldest one and those of nearest
 prompt length among all that wait: the oldest always goes, so nobody starves. Responses go out whole at the batch's
-end, or under `respond: row_end` as a stream that closes with its row. Padding and KV: see `rectangle.py`.
+end, or under `respond: row_end` as a stream that closes with its row. Padding and KV: see `padded_batch.py`.
 Source: request-level batching as in FasterTransformer and in `generate` of Hugging Face; the baseline of Yu et al.,
 Orca (OSDI 2022), section 3. With `reserve_tokens` it is Vidur's `faster_transformer`, its leak of blocks fixed.
 Simplifies: lengths are prompt lengths, outputs are not predicted; the cost model sees padded tokens, not their pairs.
@@ -23,7 +23,7 @@ from batchsim.base.units import Duration
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-from batchsim.policies.families.rectangle import FinishedRows, Padding, Rectangle, Respond
+from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Static:
         self.streams = config.respond == "row_end"
         self.events: list[Event] = []
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
-        self.batch = Rectangle(
+        self.batch = PaddedBatch(
             context,
             padding=config.padding,
             finished_rows=config.finished_rows,

@@ -5,7 +5,7 @@ one step computes them, then every row decodes, ended ones on as padding, until 
 token or its cap. Nobody joins, nothing streams: all answers return when the batch is over. With `wait_for_full` a batch
 is filled first, as a pipeline's data loader does it, the last one flushed; without, `generate` gets what waits.
 Simplifies: `generate` has one `max_new_tokens` a batch, here each row stops at its own cap; its cache grows and the
-process dies when memory is out, here KV for the padded rectangle is reserved and a batch that does not fit is cut.
+process dies when memory is out, here KV for the padded batch is reserved and a batch that does not fit is cut.
 This is `static` with its default padding, rows and responses.
 """
 

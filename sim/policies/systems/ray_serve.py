@@ -4,11 +4,11 @@ Rule: the replica takes in at most `max_ongoing_requests`, the others wait at th
 from its queue, starts a timer then, takes what is queued and what arrives until it has `max_batch_size` or
 `batch_wait_timeout_s` is over, seals the batch and at once begins the next, whether or not the model is free. Sealed
 batches run one after the other to their end and are not topped up. With a `batch_size_fn` a request that would pass
-the limit goes to the back of the queue and the batch is sealed; one that passes it alone fails (`item_too_large`). A
+the limit goes to the back of the queue and the batch is closed; one that passes it alone fails (`item_too_large`). A
 cancelled request keeps its place until its batch starts. Answers leave with the batch, or are streamed.
 Source: python/ray/serve/batching.py of the 2.60.0 wheel.
 Simplifies: one replica and one model id (no sub-batches); what arrives at the instant a timer ends is still taken in;
-the queue at the proxy has no bound. The model pads prompts to the longest. KV shortage: see `sealed.py`.
+the queue at the proxy has no bound. The model pads prompts to the longest. KV shortage: see `closed_batches.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from batchsim.base.units import NS_PER_S, Seconds
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-from batchsim.policies.families.sealed import SealedBatches
+from batchsim.policies.families.closed_batches import ClosedBatches
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RayServe:
         self.max_model_len = context.max_model_len
         self.streams = config.stream
         self.events: list[Event] = []
-        self.sealed = SealedBatches(context, padding="longest", respond="row_end" if config.stream else "batch_end")
+        self.closed = ClosedBatches(context, padding="longest", respond="row_end" if config.stream else "batch_end")
         self.loop = _Loop(config)
         self.outside: dict[Sequence, None] = {}  # at the proxy
         self.failed: dict[Sequence, None] = {}  # too large for any batch, not told yet
@@ -79,11 +79,11 @@ class RayServe:
 
     @property
     def num_waiting(self) -> int:
-        return self.sealed.num_waiting + self.loop.num_waiting + len(self.outside) + len(self.failed)
+        return self.closed.num_waiting + self.loop.num_waiting + len(self.outside) + len(self.failed)
 
     @property
     def num_running(self) -> int:
-        return self.sealed.rectangle.num_running
+        return self.closed.running.num_running
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len)
@@ -102,8 +102,8 @@ class RayServe:
                 del gone[seq]
                 return []
         responses: list[Sequence] = []
-        if not (self.loop.cancel(seq) or self.sealed.discard(seq)):
-            responses = self.sealed.rectangle.cancel(seq)
+        if not (self.loop.cancel(seq) or self.closed.discard(seq)):
+            responses = self.closed.running.cancel(seq)
         self._note_left(1 + len(responses), now_ns)
         return responses
 
@@ -113,10 +113,10 @@ class RayServe:
         if self.failed:
             self._reject_failed()
         work: Batch | Idle = IDLE
-        if self.sealed.is_running:
-            work = self.sealed.rectangle.step()
-        elif self.sealed.batches:
-            work = self.sealed.start()
+        if self.closed.is_running:
+            work = self.closed.running.step()
+        elif self.closed.batches:
+            work = self.closed.start()
         elif self.loop.due_ns is not None:
             work = Idle(self.loop.due_ns)
         self._note_blocked()
@@ -124,10 +124,10 @@ class RayServe:
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # What the loop seals meanwhile it seals by the time at which it is due, whenever it is asked.
-        return self.sealed.rectangle.repeat(batch)
+        return self.closed.running.repeat(batch)
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        responses = self.sealed.rectangle.complete(batch, finished)
+        responses = self.closed.running.complete(batch, finished)
         self._note_left(len(responses), now_ns)
         return responses
 
@@ -158,9 +158,9 @@ class RayServe:
         loop = self.loop
         while True:
             loop.run(until_ns)
-            for rows in loop.sealed:
-                self.sealed.put(rows)
-            failed, loop.sealed, loop.failed = loop.failed, [], []
+            for rows in loop.closed:
+                self.closed.put(rows)
+            failed, loop.closed, loop.failed = loop.failed, [], []
             if not failed:
                 return
             self.failed |= dict.fromkeys(failed)
@@ -174,8 +174,8 @@ class RayServe:
         self.failed = {}
 
     def _note_blocked(self) -> None:
-        head = self.sealed.head or self.loop.head
-        event = self.sealed.blocked(head or next(iter(self.outside), None), None if head else "no_slot")
+        head = self.closed.head or self.loop.head
+        event = self.closed.blocked(head or next(iter(self.outside), None), None if head else "no_slot")
         if event is not None:
             self.events.append(event)
 
@@ -183,7 +183,7 @@ class RayServe:
 class _Loop:
     """Ray's loop that forms batches, replayed: it acts at each arrival and when its timer ends, and at no other time.
 
-    `sealed` are the batches closed, `failed` the requests too large for one, since these lists were last taken.
+    `closed` are the batches closed, `failed` the requests too large for one, since these lists were last taken.
     `due_ns` is when the timer of the open batch ends; None without one.
     """
 
@@ -193,7 +193,7 @@ class _Loop:
         self.counts_tokens = config.batch_size_fn is not None
         self.at_ns = 0  # the instant up to which all is done, but for what is queued
         self.due_ns: int | None = None
-        self.sealed: list[list[Sequence]] = []
+        self.closed: list[list[Sequence]] = []
         self.failed: list[Sequence] = []
         self._members: dict[Sequence, None] = {}  # queued or in the batch, and not cancelled
         self._queue: deque[Sequence] = deque()  # arrived at `at_ns`
@@ -263,7 +263,7 @@ class _Loop:
         rows = [seq for seq in self._batch if seq in self._members]
         for seq in rows:
             del self._members[seq]
-        self.sealed.append(rows)
+        self.closed.append(rows)
         self._batch = []
         self._size = 0
         self.due_ns = None

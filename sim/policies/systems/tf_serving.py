@@ -9,7 +9,7 @@ to its end, and all its answers leave then. Without `pad_variable_length_inputs`
 Source: batching_session.cc there; tensorflow/core/kernels/batching_util/shared_batch_scheduler.h, commit de307979.
 Simplifies: a timeout is seen at once, not within 1 ms; a cancelled request leaves its batch, where it would be computed
 to its end; requests of one row, so that splitting only sets the size of a batch; copies hold no KV. KV shortage:
-see `sealed.py`.
+see `closed_batches.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from batchsim.base.units import Microseconds
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-from batchsim.policies.families.sealed import SealedBatches
+from batchsim.policies.families.closed_batches import ClosedBatches
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TfServing:
         self.max_model_len = context.max_model_len
         self.events: list[Event] = []
         pads = config.pad_variable_length_inputs
-        self.closed = SealedBatches(
+        self.closed = ClosedBatches(
             context, padding="longest" if pads else "none", allowed_sizes=config.allowed_batch_sizes
         )
         self.open: dict[Sequence, None] = {}
@@ -104,7 +104,7 @@ class TfServing:
 
     @property
     def num_running(self) -> int:
-        return self.closed.rectangle.num_running
+        return self.closed.running.num_running
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len)
@@ -126,10 +126,10 @@ class TfServing:
         if seq in self.open:
             del self.open[seq]
             return []
-        return [] if self.closed.discard(seq) else self.closed.rectangle.cancel(seq)
+        return [] if self.closed.discard(seq) else self.closed.running.cancel(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        work: Batch | Idle = self.closed.rectangle.step() if self.closed.is_running else self._take(now_ns)
+        work: Batch | Idle = self.closed.running.step() if self.closed.is_running else self._take(now_ns)
         head = self.closed.head or next(iter(self.open), None)
         event = self.closed.blocked(head)
         if event is not None:
@@ -137,10 +137,10 @@ class TfServing:
         return work
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        return self.closed.rectangle.repeat(batch)
+        return self.closed.running.repeat(batch)
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.closed.rectangle.complete(batch, finished)
+        return self.closed.running.complete(batch, finished)
 
     # ---- what the thread does
 

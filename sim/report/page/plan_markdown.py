@@ -16,7 +16,7 @@ def markdown(name: str, sections: list[Section], files: list[str]) -> str:
     for section in sections:
         blocks.append(f"## {escaped(section.title)}")
         blocks += [escaped(sentence_text(sentence)) for sentence in section.sentences]
-        blocks += [f"![{escaped(told)}]({picture}.svg)" for picture, told in section.pictures]
+        blocks += [f"![{escaped(caption)}]({picture}.svg)" for picture, caption in section.pictures]
         blocks += [_table(view) for view in section.views]
     blocks.append(f"Tables as CSV and JSON: {', '.join(files)}.")
     return "\n\n".join(blocks) + "\n"

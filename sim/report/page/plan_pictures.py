@@ -30,9 +30,9 @@ def draw_pictures(tables: Tables, currency: str) -> dict[str, tuple[str, str]]:
     found = {}
     with house_style():
         matplotlib.rcParams["svg.fonttype"] = "path"
-        for name, (told, draw) in drawn.items():
+        for name, (caption, draw) in drawn.items():
             matplotlib.rcParams["svg.hashsalt"] = name  # else the ids in the file differ from run to run
-            found[name] = (told, _svg(draw(tables, currency)))
+            found[name] = (caption, _svg(draw(tables, currency)))
     return found
 
 

@@ -28,8 +28,8 @@ def plan_text(tables: Tables, currency: str) -> str:
             needed = f"; {row['note']}" if row["note"] else ""
             needed = needed if row["replicas_needed"] is None else f"; it would take {row['replicas_needed']}"
             share = COLUMNS["attainment"].show(row["attainment"])
-            told = f"{row['shown']}, {share} within the SLO{needed}"
-            lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {told}")
+            result = f"{row['shown']}, {share} within the SLO{needed}"
+            lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {result}")
         elif row["holds"] is None:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]

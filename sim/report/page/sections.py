@@ -116,8 +116,8 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
     if "classes" in tables:
         found.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
     if "sureness" in tables:
-        told: Sentence = ["Sampling and cost-model error are apart: no interval here contains both."]
-        found.append(Section("How sure", [told], views=[view(tables, "sureness", SURENESS, currency)]))
+        sentence: Sentence = ["Sampling and cost-model error are apart: no interval here contains both."]
+        found.append(Section("How sure", [sentence], views=[view(tables, "sureness", SURENESS, currency)]))
     found.append(Section("Assumptions", views=[view(tables, "assumptions", ("what", "assumed"), currency)]))
     found.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)]))
     return found
@@ -179,17 +179,22 @@ def _uncertainty(tables: Tables, index: int) -> Sentence:
 
     sampling = ("sampling", "attainment")
     low, high = (of(*sampling, end) for end in ("low", "high"))
-    told: Sentence = ["Sampling leaves ", low, *([" to ", high] if low.text != high.text else []), " within the SLO"]
-    told += [" at both ends of the interval"] if low.text == high.text else []
+    sentence: Sentence = [
+        "Sampling leaves ",
+        low,
+        *([" to ", high] if low.text != high.text else []),
+        " within the SLO",
+    ]
+    sentence += [" at both ends of the interval"] if low.text == high.text else []
     if ("cost model", "replicas") not in mine:
-        return [*told, "; the error of the step times is ", of("cost model", "step_time", "source")]
-    told += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
+        return [*sentence, "; the error of the step times is ", of("cost model", "step_time", "source")]
+    sentence += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
     replicas = tables["sureness"][mine["cost model", "replicas"]]
     fewest, most = (
         "more than max_replicas" if replicas[end] is None else of("cost model", "replicas", end)
         for end in ("low", "high")
     )
-    told += [of("cost model", "step_time", "high"), " would take "]
+    sentence += [of("cost model", "step_time", "high"), " would take "]
     if replicas["low"] == replicas["high"]:
-        return [*told, fewest, " replica" if replicas["low"] == 1 else " replicas", " either way"]
-    return [*told, fewest, " to ", most, " replicas"]
+        return [*sentence, fewest, " replica" if replicas["low"] == 1 else " replicas", " either way"]
+    return [*sentence, fewest, " to ", most, " replicas"]

@@ -30,8 +30,8 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     for picture, (_, svg) in pictures.items():
         write_text(folder / f"{picture}.svg", svg)
         written.append(folder / f"{picture}.svg")
-    told = {picture: text for picture, (text, _) in pictures.items()}
-    parts = sections(tables, currency, told)
+    captions = {picture: text for picture, (text, _) in pictures.items()}
+    parts = sections(tables, currency, captions)
     files = [f"{table}.csv" for table in tables]
     images = {picture: _data_uri(svg) for picture, (_, svg) in pictures.items()}
     title = cell(tables, "report", 0, "scenario")

@@ -56,7 +56,7 @@ def causes_picture(results: Results, found: list[dict[str, Any]], load: float, n
         for row, one in enumerate(found):
             share = 100 * one["missed"] / one["offered"]
             shares.text(share, row, f" {share:.3g} % of {one['offered']:,}", va="center", size=8, color=GREY)
-        names = [one["label"] + (f" · {one['klass']}" if one["klass"] else "") for one in found]
+        names = [one["label"] + (f" · {one['request_class']}" if one["request_class"] else "") for one in found]
         shares.set_yticks(range(len(found)), names)
         shares.set_ylim(len(found) - 0.4, -0.6)
         # Room for the figures beside the bars.

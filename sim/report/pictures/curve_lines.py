@@ -43,14 +43,14 @@ def widened(depth: int) -> dict[str, float]:
     return {"linewidth": 1.8 + 2.8 * depth, "markersize": 5.5 + 3.0 * depth}
 
 
-def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, few: Flags, depth: int = 0) -> None:
-    """Draws a curve, broken where y is NaN; markers are open where `few` is set.
+def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, weak: Flags, depth: int = 0) -> None:
+    """Draws a curve, broken where y is NaN; markers are open where `weak` is set.
 
-    `few`: fewer than 20 observations lie beyond the percentile. `depth`: how many later curves lie on this one.
+    `weak`: fewer than 20 observations lie beyond the percentile. `depth`: how many later curves lie on this one.
     """
     size = widened(depth)
     ax.plot(x, y, color=style.color, linestyle=style.linestyle, linewidth=size["linewidth"])
-    for chosen, face in ((few, "white"), (~few, style.color)):
+    for chosen, face in ((weak, "white"), (~weak, style.color)):
         ax.plot(
             x[chosen],
             y[chosen],

@@ -125,7 +125,7 @@ def draw_latency(ax: Axes, results: Results, metric: str, limits: tuple[float, f
         x, y, half = sweep.loads, sweep.stable(metric), sweep.half_width(metric)
         floor = low * 1e-3  # a band that reaches below 0 runs off the bottom of a logarithmic panel
         ax.fill_between(x, np.maximum(y - half, floor), y + half, color=style.color, alpha=shade, linewidth=0)
-        draw_line(ax, x, y, style, sweep.few(metric), depth)
+        draw_line(ax, x, y, style, sweep.weak(metric), depth)
         if sweep.unstable_from is not None:
             draw_cross(ax, style, x, y, sweep, sweep.unstable_from, crosses)
     if absent:
@@ -168,7 +168,7 @@ def draw_throughput_latency(ax: Axes, results: Results, metric: str = "norm_late
     for (sweep, style), depth in zip(drawn, depths, strict=True):
         x, y = sweep.values(throughput), sweep.stable(metric)
         draw_error_bars(ax, x, y, sweep.half_width(throughput), sweep.half_width(metric), style)
-        draw_line(ax, x, y, style, sweep.few(metric), depth)
+        draw_line(ax, x, y, style, sweep.weak(metric), depth)
         at = x[sweep.unstable]
         if len(at) and np.isfinite(at[0]):
             draw_cross(ax, style, x, y, sweep, float(at[0]), crosses)
@@ -206,7 +206,7 @@ def draw_frontier(ax: Axes, results: Results) -> None:
     for (sweep, style), depth in zip(drawn, depths, strict=True):
         x, y = sweep.stable(user), sweep.stable(gpu)
         draw_error_bars(ax, x, y, sweep.half_width(user), sweep.half_width(gpu), style)
-        draw_line(ax, x, y, style, sweep.few(user), depth)
+        draw_line(ax, x, y, style, sweep.weak(user), depth)
         every += [(a, b) for a, b in zip(x, y, strict=True) if np.isfinite(a) and np.isfinite(b)]
     best = pareto(every)
     if best:

@@ -87,7 +87,7 @@ def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
             x,
             y,
             style,
-            np.array([sweep.tested(load) and sweep.few(metric)[sweep.index(load)] for sweep in members]),
+            np.array([sweep.tested(load) and sweep.weak(metric)[sweep.index(load)] for sweep in members]),
         )
         ax.errorbar(x, y, yerr=np.minimum(half, 0.99 * y), fmt="none", ecolor=style.color, alpha=0.5)
         grows = np.array([sweep.tested(load) and bool(sweep.unstable[sweep.index(load)]) for sweep in members])

@@ -79,15 +79,15 @@ def capacity_in_words(study: CapacityStudy, found: Capacity) -> str:
 
 def open_ends(study: CapacityStudy, found: Capacity) -> str:
     """Why the capacity, or an end of its interval, is not known; "" if all are."""
-    told: list[str] = []
+    ends: list[str] = []
     if found.load is not None or found.never:
         if found.low is None and (found.load is not None or found.undecided):
-            told.append(f"no load from {number(found.lowest)} {unit(study)} on is decided to meet the SLO")
+            ends.append(f"no load from {number(found.lowest)} {unit(study)} on is decided to meet the SLO")
         if found.high is None:
-            told.append(f"no load up to {number(found.highest)} {unit(study)} is decided to miss the SLO")
+            ends.append(f"no load up to {number(found.highest)} {unit(study)} is decided to miss the SLO")
     elif found.low is None or found.low < found.highest:
-        told.append(f"capacity not found up to {number(found.highest)} {unit(study)}")
-    return "; ".join(told)
+        ends.append(f"capacity not found up to {number(found.highest)} {unit(study)}")
+    return "; ".join(ends)
 
 
 def number(value: float | None) -> str:
@@ -160,8 +160,8 @@ def _remarks(study: CapacityStudy) -> list[str]:
                 if value is not None
             ]
             at = f"at {number(policy.breaks_at)} {unit(study)}, where it comes closest"
-            told = ", ".join(filter(None, [first_to_break(policy), ", ".join(floor)]))
-            lines.append(f"! {policy.name}: {f'{why} ({more})' if why else 'no load meets the SLO'}: {at}: {told}")
+            text = ", ".join(filter(None, [first_to_break(policy), ", ".join(floor)]))
+            lines.append(f"! {policy.name}: {f'{why} ({more})' if why else 'no load meets the SLO'}: {at}: {text}")
         elif why:
             lines.append(f"! {policy.name}: {why}: {more}")
         elif found.load is None:
@@ -198,11 +198,11 @@ def _saturation(study: CapacityStudy) -> list[str]:
     leaves = f"the SLO leaves {kept:.0%} of it" if kept <= 1 else "less than the capacity"
     lines = [f"saturation of {best.name} {number(best.case.saturation)} req/s: {leaves}"]
     if study.poisson is not None:
-        told = study.poisson.why if study.poisson.load is None else f"{number(study.poisson.load)} req/s"
-        lines[0] += f"; as Poisson arrivals: {told}"
+        text = study.poisson.why if study.poisson.load is None else f"{number(study.poisson.load)} req/s"
+        lines[0] += f"; as Poisson arrivals: {text}"
     if kept > 1:
-        told = "at its capacity the queue grows, which runs are too short to show. Lengthen workload.duration"
-        lines.append(f"! {best.name}: {told}")
+        text = "at its capacity the queue grows, which runs are too short to show. Lengthen workload.duration"
+        lines.append(f"! {best.name}: {text}")
     return [line.replace("%", " %") for line in lines]
 
 
@@ -211,10 +211,10 @@ def _changes(study: CapacityStudy) -> list[str]:
     if best is None or best.found.load is None or not study.changes:
         return []
     helping = [c for c in study.changes if c.load is not None and c.load > best.found.load]
-    told = "    ".join(f"{c.what} → {number(c.load)}" for c in helping)
-    if not told:
+    text = "    ".join(f"{c.what} → {number(c.load)}" for c in helping)
+    if not text:
         return [f"what would help {best.name}: none of {len(study.changes)} single changes wins 5 %"]
-    return [f"what would help {best.name}:  {told}"]
+    return [f"what would help {best.name}:  {text}"]
 
 
 def _cost(study: CapacityStudy) -> list[str]:
@@ -225,10 +225,10 @@ def _cost(study: CapacityStudy) -> list[str]:
     head = f"cost-model error is not in the interval: {study.error} in step time ({study.error.source})"
     if not known:
         return [head]
-    told: dict[str, list[str]] = {}
+    by_shares: dict[str, list[str]] = {}
     for name, shares in known.items():
-        told.setdefault(_shares(shares), []).append(name)
-    each = "; ".join(f"{', '.join(names)} {shares}" for shares, names in told.items())
+        by_shares.setdefault(_shares(shares), []).append(name)
+    each = "; ".join(f"{', '.join(names)} {shares}" for shares, names in by_shares.items())
     return [f"{head} moves the capacity: {each}; calibrate to narrow it"]
 
 

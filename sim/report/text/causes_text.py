@@ -35,9 +35,9 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
         for seed in seeds:
             records = results.records(policy, load, seed)
             cohort = records.requests[objectives.cohort(records)]
-            for code, count in zip(*np.unique(cohort["klass"], return_counts=True), strict=True):
-                klass = records.texts[code]
-                offered[klass] = offered.get(klass, 0) + int(count)
+            for code, count in zip(*np.unique(cohort["request_class"], return_counts=True), strict=True):
+                request_class = records.texts[code]
+                offered[request_class] = offered.get(request_class, 0) + int(count)
             missed.append(slo_misses(records, objectives))
             lost = _never_let_in(results, policy, load, seed, len(cohort))
             if lost:
@@ -46,9 +46,14 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
         every = pd.concat(missed, ignore_index=True)
         order = [name for name in ("", *objectives.class_names, "?") if name in offered]
         found += [
-            {"policy": policy, "label": names[policy], "klass": klass, "offered": offered[klass]}
-            | _counted(every.loc[every["klass"] == klass])
-            for klass in order
+            {
+                "policy": policy,
+                "label": names[policy],
+                "request_class": request_class,
+                "offered": offered[request_class],
+            }
+            | _counted(every.loc[every["request_class"] == request_class])
+            for request_class in order
         ]
     return found
 
@@ -60,8 +65,14 @@ def _never_let_in(results: Results, policy: str, load: float, seed: int, known: 
     return round(float(points.loc[mine, "cohort"].iloc[0])) - known
 
 
-def _lost_frame(count: int, klass: str) -> pd.DataFrame:
-    row = {"request_id": -1, "klass": klass, "metric": "unfinished", "cause": NEVER_LET_IN, "cause_ns": 0}
+def _lost_frame(count: int, request_class: str) -> pd.DataFrame:
+    row = {
+        "request_id": -1,
+        "request_class": request_class,
+        "metric": "unfinished",
+        "cause": NEVER_LET_IN,
+        "cause_ns": 0,
+    }
     return pd.DataFrame([row] * count).astype({"cause_ns": np.int64})
 
 
@@ -82,9 +93,11 @@ def causes_text(results: Results, found: list[dict[str, Any]], load: float, num_
     lines = [f"SLO misses {at_load(load_name(results), load)} ({seeds}): {results.manifest['objective']}"]
     width = max([len(row["cause"]) for one in found for row in one["causes"]] + [5])
     for one in found:
-        klass = f", class {one['klass']}" if one["klass"] else ""
+        request_class = f", class {one['request_class']}" if one["request_class"] else ""
         share = 100 * one["missed"] / one["offered"]
-        lines.append(f"{one['label']}{klass}: {one['missed']:,} of {one['offered']:,} requests missed ({share:.3g} %)")
+        lines.append(
+            f"{one['label']}{request_class}: {one['missed']:,} of {one['offered']:,} requests missed ({share:.3g} %)"
+        )
         for row in one["causes"]:
             of_misses = f"{100 * row['misses'] / one['missed']:.0f} %"
             time = f"  median {format_duration(row['median_ns'])}" if row["median_ns"] else ""

@@ -30,11 +30,11 @@ def curve_table(results: Results) -> list[str]:
         rate = f"{results.manifest['saturation_rps'][sweep.policy]:.3g} req/s"
         grid.append([sweep.name, rate, _knee(its.knee), _crossed(its.crossing), _grows(its, name)])
     unit = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}[name]
-    told = (
+    legend = (
         f"loads in {unit} · saturation: completions under overload · knee: greatest power, throughput / mean e2e ·"
         f" crossed: {results.manifest['objective']}, interpolated between the tested loads in brackets"
     )
-    return [*aligned(grid, left=(0,)), fit(told)]
+    return [*aligned(grid, left=(0,)), fit(legend)]
 
 
 def _knee(knee: Knee | None) -> str:

@@ -63,7 +63,7 @@ def story(results: Results, policy: str, load: float, seed: int, request: int) -
     stories = Stories(records, parse_duration_ns(frontend.get("per_chunk", "0s")))
     known = records.requests["request_id"]
     try:
-        told = stories.tell(request)
+        life = stories.tell(request)
     except KeyError:
         raise ScenarioError(
             f"{results.path}: no request {request} at load {load:g} with seed {seed}. Ids go from {known.min()} to"
@@ -78,27 +78,27 @@ def story(results: Results, policy: str, load: float, seed: int, request: int) -
         "seed": seed,
         "request_id": request,
         **{name: int(row[name]) for name in facts if name in (row.dtype.names or ())},
-        "klass": records.texts[row["klass"]],
+        "request_class": records.texts[row["request_class"]],
         "outcome": OUTCOME_NAMES[int(row["outcome"])],
         "reason": records.texts[row["reason"]],
         "e2e_ns": int(row["delivered_ns"] if finished else row["ended_ns"]) - int(row["sent_ns"]),
-        "parts": [{"part": part, "ns": ns} for part, ns in sorted(told.parts().items(), key=lambda item: -item[1])],
-        "chapters": [_plain(chapter) for chapter in told.chapters],
+        "parts": [{"part": part, "ns": ns} for part, ns in sorted(life.parts().items(), key=lambda item: -item[1])],
+        "chapters": [_plain(chapter) for chapter in life.chapters],
     }
     if records.replicas is not None:
         (replica,) = records.replicas.requests[known == request].tolist()
         found |= {"replica": None if replica == MISSING else replica, "num_retries": int(row["num_retries"])}
-    assert told.ns == found["e2e_ns"], "parts sum to E2E"
-    return found | {"sentence": _sentence(told, found), "line": _line(told, stories.steps(request))}
+    assert life.ns == found["e2e_ns"], "parts sum to E2E"
+    return found | {"sentence": _sentence(life, found), "line": _line(life, stories.steps(request))}
 
 
-def _line(told: Story, steps: NDArray[np.void]) -> str:
+def _line(story: Story, steps: NDArray[np.void]) -> str:
     """The life to scale as `_CELLS` letters of `_LETTERS`, each for the state at its cell's middle. `steps` are those
     of the engine that served the request.
     """
-    chapters, k, line = told.chapters, 0, ""
+    chapters, k, line = story.chapters, 0, ""
     for cell in range(_CELLS if chapters else 0):
-        at_ns = chapters[0].start_ns + (2 * cell + 1) * told.ns // (2 * _CELLS)
+        at_ns = chapters[0].start_ns + (2 * cell + 1) * story.ns // (2 * _CELLS)
         while k + 1 < len(chapters) and chapters[k].end_ns <= at_ns:
             k += 1
         what = chapters[k].what
@@ -120,13 +120,13 @@ def _plain(chapter: Chapter) -> dict[str, Any]:
 # ---- the sentence
 
 
-def _sentence(told: Story, facts: dict[str, Any]) -> str:
+def _sentence(story: Story, facts: dict[str, Any]) -> str:
     """The kinds of state the request went through, by first occurrence, each with its total time, as one sentence."""
     by_kind: dict[str, list[Chapter]] = {}
-    for chapter in told.chapters:
+    for chapter in story.chapters:
         by_kind.setdefault(chapter.what, []).append(chapter)
     terms = [term for what, chapters in by_kind.items() for term in _terms(what, chapters, facts)]
-    gaps_ns = told.parts().get("host_gap", 0)
+    gaps_ns = story.parts().get("host_gap", 0)
     terms += [f"between steps {format_duration(gaps_ns)}"] if gaps_ns else []
     end = "" if facts["outcome"] == "finished" else f"; {facts['outcome']} ({facts['reason']})"
     return (", ".join(terms) or "no time at all") + end
@@ -212,10 +212,10 @@ def _count(number: int, one: str) -> str:
 def story_text(results: Results, found: dict[str, Any]) -> str:
     """`found`, which `story` returned, as text: sentence, timeline in letters, chapters, and the exact sum."""
     point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
-    klass = f" of class {found['klass']}" if found["klass"] else ""
+    request_class = f" of class {found['request_class']}" if found["request_class"] else ""
     tokens = f"{found['prompt_tokens']:,} + {found['output_tokens']:,} tokens"
     sent_s = found["sent_ns"] / NS_PER_S
-    head = f"{point}: request {found['request_id']}{klass} ({tokens}), sent at {sent_s:.6f} s"
+    head = f"{point}: request {found['request_id']}{request_class} ({tokens}), sent at {sent_s:.6f} s"
     life = f"{format_duration(found['e2e_ns'])}: {found['sentence']}"
     head, life = (_NUMBER_AND_UNIT.sub(f"\\1{_UNBROKEN}\\2", text) for text in (head, life))
     lines = [text.replace(_UNBROKEN, " ") for text in (*filled(head, "  "), *filled(life, "    ", "  "))]
@@ -257,8 +257,10 @@ def _title(chapter: dict[str, Any]) -> str:
         title += f" {'for' if what in ('preempted', 'swapped') else 'held by'} request {chapter['blocker']}"
     title += f" in {_count(chapter['steps'], 'step')}" if chapter["steps"] else ""
     if set(parts) - {what, title}:
-        told = " + ".join(f"{format_duration(ns)} {part}" for part, ns in sorted(parts.items(), key=lambda p: -p[1]))
-        title += f": {told}" if what == "decode" or len(parts) > 1 else ""
+        parts_text = " + ".join(
+            f"{format_duration(ns)} {part}" for part, ns in sorted(parts.items(), key=lambda p: -p[1])
+        )
+        title += f": {parts_text}" if what == "decode" or len(parts) > 1 else ""
     return title
 
 

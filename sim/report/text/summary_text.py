@@ -198,7 +198,7 @@ def _cells(sweep: PolicyCurve, i: int, shares: Sequence[str]) -> list[str]:
         for metric in _LATENCIES:
             value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
             text = per_token_text(value) if metric == _PER_TOKEN else time_text(value, half)
-            latencies.append(f"~{text}" if sweep.few(metric)[i] and text != DASH else text)
+            latencies.append(f"~{text}" if sweep.weak(metric)[i] and text != DASH else text)
     return [
         sweep.labels[i],
         *latencies,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from batchsim.check.validation.compare_runs import CALM, FIGURES, SHIFTED, SPREADS, LiveRun, PointReport
+from batchsim.check.validation.compare_runs import CALM, FIGURES, SHIFTED, SPREADS, ComparedRun, PointReport
 from batchsim.check.validation.load_shift import REACH
 from batchsim.check.validation.step_error import RegionError
 from batchsim.check.validation.verdicts import all_steps
@@ -38,8 +38,8 @@ def report(found: Validation) -> str:
         lines += [f"- {found.where(point)}: {_parts(run)}" for run in point.counted[:1]]
     grid = step_grid(all_steps(found.points))
     verdicts = [f"{v.word}: {v.what} {v.bound}: {v.found}" for v in found.verdicts]
-    told = [*lines, "", *aligned(grid, left=(0,), close=True), "", *verdicts, "", LEGEND]
-    lines = "\n".join(map(fit, told)).split("\n")
+    text = [*lines, "", *aligned(grid, left=(0,), close=True), "", *verdicts, "", LEGEND]
+    lines = "\n".join(map(fit, text)).split("\n")
     return "\n".join([*map(fit, lines), *aligned(error_grid(found), left=(0,), close=True)])
 
 
@@ -48,7 +48,7 @@ def _saturation(found: Validation) -> str:
     return f"saturation in simulation, all requests waiting from the start: {rates}"
 
 
-def _parts(run: LiveRun) -> str:
+def _parts(run: ComparedRun) -> str:
     steps = len(run.played.records.steps)
     return f"none in {steps} steps" if run.divergence is None else run.divergence.text
 
@@ -168,10 +168,10 @@ def _page_of(found: Validation, point: PointReport) -> list[str]:
     lines = [f"- simulated: {len(simulated.steps):,} steps, {len(simulated.requests):,} requests"]
     for run in point.runs:
         steps = len(run.played.records.steps)
-        told = f"void: {run.void}" if run.void else f"first step that differs: {_parts(run)}"
+        text = f"void: {run.void}" if run.void else f"first step that differs: {_parts(run)}"
         if run.drift is not None:
-            told += f"; drift {100 * run.drift:+.1f} %" + ("" if run.calm else ", not calm")
-        lines.append(f"- live, repeat {run.played.repeat}: {steps:,} steps; {told}")
+            text += f"; drift {100 * run.drift:+.1f} %" + ("" if run.calm else ", not calm")
+        lines.append(f"- live, repeat {run.played.repeat}: {steps:,} steps; {text}")
     parts = [f"## {escaped(found.where(point))}", "\n".join(lines)]
     if point.counted:
         parts += [_markdown_table(metric_grid(point)), _markdown_table(step_grid(point.steps))]

@@ -23,7 +23,7 @@ from batchsim.study.capacity.search import Capacity, Effort, Probe, capacity, ja
 from batchsim.study.capacity.study import (
     AT_SHARE,
     QUICK,
-    Case,
+    PolicySearch,
     is_burstier_than_poisson,
     means,
     misses,
@@ -53,7 +53,7 @@ class PolicyCapacity:
     the share by which the capacity moves where steps are as short, and as long, as the cost's error allows.
     """
 
-    case: Case
+    case: PolicySearch
     found: Capacity
     breaks: list[tuple[str, str, int]] = field(default_factory=list)
     breaks_at: float | None = None
@@ -72,7 +72,7 @@ class PolicyCapacity:
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedCapacity:
     """One change of the scenario in words, and the capacity with it; None where it was not found, and `why`."""
 
     what: str
@@ -92,8 +92,8 @@ class CapacityStudy:
     policies: list[PolicyCapacity]
     differences: list[tuple[str, str, Difference]]
     error: CostError | Unknown
-    poisson: Change | None
-    changes: list[Change]
+    poisson: ChangedCapacity | None
+    changes: list[ChangedCapacity]
     num_points: int = 0
     num_reused: int = 0
 
@@ -161,7 +161,7 @@ def _chosen(scenario: Scenario, policies: Sequence[str]) -> list[str]:
     return [label for label in labels if not policies or label in policies]
 
 
-def _search(setup: Setup, labels: Sequence[str], sweep: Sweep, effort: Effort) -> list[Case]:
+def _search(setup: Setup, labels: Sequence[str], sweep: Sweep, effort: Effort) -> list[PolicySearch]:
     """The searched case of every label: of several variants the one that a quick search puts first."""
     chosen = [spec for spec in setup.scenario.specs if spec.label in labels]
     every = new_cases(setup, chosen, effort, sweep)
@@ -177,7 +177,7 @@ def _search(setup: Setup, labels: Sequence[str], sweep: Sweep, effort: Effort) -
     return best
 
 
-def _found(case: Case) -> Capacity:
+def _found(case: PolicySearch) -> Capacity:
     """What the search found; where loads are whole numbers, the highest that still passes, ends rounded outwards."""
     found = capacity(case.book)
     if not case.axis.whole or found.load is None:
@@ -186,7 +186,7 @@ def _found(case: Case) -> Capacity:
     return replace(found, load=float(floor(found.load)), low=low, high=high)
 
 
-def _merit(case: Case) -> tuple[float, float]:
+def _merit(case: PolicySearch) -> tuple[float, float]:
     """A sort key of variants, the best last: the capacity; where no load meets the SLO, how close one came."""
     if not case.book:
         return 0.0, 0.0
@@ -266,19 +266,19 @@ def _vary(study: CapacityStudy, sweep: Sweep) -> None:
     study.changes.sort(key=lambda change: -(change.load or 0.0))
 
 
-def _change(what: str, case: Case, base: PolicyCapacity) -> Change:
+def _change(what: str, case: PolicySearch, base: PolicyCapacity) -> ChangedCapacity:
     """The change `what` with the capacity of its quick search, on the scale of the capacity it is compared with."""
     if case.failed:
-        return Change(what, None, case.failed)
+        return ChangedCapacity(what, None, case.failed)
     if not probes(case.book)[0].passes and len(case.book) == 1:
-        return Change(what, None, f"wins less than {HELPS - 1:.0%}")
+        return ChangedCapacity(what, None, f"wins less than {HELPS - 1:.0%}")
     share = ratio(case, base.case)
     if share is None or base.found.load is None:
-        return Change(what, None, "no crossing was found")
-    return Change(what, share * base.found.load)
+        return ChangedCapacity(what, None, "no crossing was found")
+    return ChangedCapacity(what, share * base.found.load)
 
 
-def _cost_cases(study: CapacityStudy, policy: PolicyCapacity) -> list[Case]:
+def _cost_cases(study: CapacityStudy, policy: PolicyCapacity) -> list[PolicySearch]:
     """The policy where steps take as long as the cost's error allows, at both ends; [] where that is unknown."""
     error, load = study.error, policy.found.load
     if isinstance(error, Unknown) or load is None:
@@ -293,7 +293,7 @@ def _cost_cases(study: CapacityStudy, policy: PolicyCapacity) -> list[Case]:
     return cases
 
 
-def _poisson(study: CapacityStudy, best: PolicyCapacity) -> Case | None:
+def _poisson(study: CapacityStudy, best: PolicyCapacity) -> PolicySearch | None:
     """The best policy under independent arrivals; None where they are no burstier."""
     if not is_burstier_than_poisson(study.scenario) or best.found.load is None:
         return None
@@ -302,12 +302,12 @@ def _poisson(study: CapacityStudy, best: PolicyCapacity) -> Case | None:
     return variant(best.case, overrides, 1.5 * best.found.load, _quick(best.case))
 
 
-def _quick(case: Case) -> Effort:
+def _quick(case: PolicySearch) -> Effort:
     """The quick effort; of one seed where seeds are all the same."""
     return QUICK if case.effort.most > 1 else replace(QUICK, pilot=1, fewest=1, most=1)
 
 
-def _changes(best: PolicyCapacity) -> list[tuple[str, Case]]:
+def _changes(best: PolicyCapacity) -> list[tuple[str, PolicySearch]]:
     """Single changes that could help, in words, each with its case: first tried just above the capacity."""
     case, scenario, load = best.case, best.case.setup.scenario, best.found.load
     assert load is not None, "the best policy has a capacity"
@@ -323,7 +323,7 @@ def _changes(best: PolicyCapacity) -> list[tuple[str, Case]]:
     return wanted
 
 
-def _knobs(case: Case) -> list[tuple[str, Any, str]]:
+def _knobs(case: PolicySearch) -> list[tuple[str, Any, str]]:
     """(knob, its value in a scenario, in words) of the policy's `knobs` that are set to numbers, doubled and halved."""
     found = []
     for knob in case.spec.config.traits.knobs:

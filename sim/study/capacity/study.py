@@ -43,7 +43,7 @@ AT_SHARE = 0.9  # of the capacity: where the engine's use is told
 
 
 @dataclass
-class Case:
+class PolicySearch:
     """One policy whose capacity is looked for, and what was found so far. `failed` says why it ended early."""
 
     setup: Setup
@@ -76,13 +76,13 @@ class Case:
         return [seed for seed in sorted(self.book[load]) if (load, seed) in self.results]
 
 
-def run_searches(cases: Sequence[Case], sweep: Sweep, *, tolerant: bool = False) -> None:
+def run_searches(cases: Sequence[PolicySearch], sweep: Sweep, *, tolerant: bool = False) -> None:
     """Fills the books, all cases side by side. A point that fails ends its case if `tolerant`, else everything.
 
     ScenarioError where a case found nobody to measure at any load.
     """
 
-    def until_it_fails(case: Case) -> Generator[list[tuple[float, int]], None, None]:
+    def until_it_fails(case: PolicySearch) -> Generator[list[tuple[float, int]], None, None]:
         for wanted in search(case.book, case.start, case.axis, case.effort):
             yield wanted
             if case.failed:
@@ -102,7 +102,7 @@ def run_searches(cases: Sequence[Case], sweep: Sweep, *, tolerant: bool = False)
 
 
 def run_trials(
-    wanted: Sequence[tuple[Case, Sequence[tuple[float, int]]]], sweep: Sweep, *, tolerant: bool = False
+    wanted: Sequence[tuple[PolicySearch, Sequence[tuple[float, int]]]], sweep: Sweep, *, tolerant: bool = False
 ) -> None:
     """Runs trials and writes them into their books, the heaviest first so that parallel ones end together.
 
@@ -155,7 +155,7 @@ def with_load(scenario: Scenario) -> Scenario:
     return changed(scenario, [f"load={{mean_rate: [{arrivals.mean_rate:g}/s]}}"])
 
 
-def new_cases(setup: Setup, specs: Sequence[PolicySpec], effort: Effort, sweep: Sweep) -> list[Case]:
+def new_cases(setup: Setup, specs: Sequence[PolicySpec], effort: Effort, sweep: Sweep) -> list[PolicySearch]:
     """A case for each of `specs`, with its axis and first load: a share of what the policy completes under overload."""
     scenario = setup.scenario
     axis, rate = _axis(setup)
@@ -167,7 +167,8 @@ def new_cases(setup: Setup, specs: Sequence[PolicySpec], effort: Effort, sweep: 
     written = float(np.median(scenario.loads)) if scenario.loads else ANY_LOAD
     starts = {name: START_SHARE * rps / rate for name, rps in saturation.items()}
     return [
-        Case(setup, spec, axis, starts.get(spec.name, written), effort, saturation.get(spec.name)) for spec in specs
+        PolicySearch(setup, spec, axis, starts.get(spec.name, written), effort, saturation.get(spec.name))
+        for spec in specs
     ]
 
 
@@ -248,16 +249,16 @@ def only(spec: PolicySpec, scenario: Scenario, **knobs: Any) -> str:
     return f"policies={json.dumps({spec.label: plain})}"
 
 
-def variant(case: Case, overrides: Sequence[str], start: float, effort: Effort = QUICK) -> Case | None:
+def variant(case: PolicySearch, overrides: Sequence[str], start: float, effort: Effort = QUICK) -> PolicySearch | None:
     """A case like `case` in a changed scenario; None where the change makes no sense there."""
     try:
         setup = Setup.of(changed(case.setup.scenario, overrides))
     except BatchsimError:
         return None
-    return Case(setup, setup.scenario.specs[0], case.axis, start, effort)
+    return PolicySearch(setup, setup.scenario.specs[0], case.axis, start, effort)
 
 
-def ratio(found: Case, base: Case) -> float | None:
+def ratio(found: PolicySearch, base: PolicySearch) -> float | None:
     """The capacity of `found` over that of `base`, both of the same few seeds; None where either has none."""
     num_seeds = min(QUICK.fewest, found.effort.fewest, base.effort.fewest)
     mine, theirs = (capacity(case.book, num_seeds).load for case in (found, base))
@@ -267,7 +268,7 @@ def ratio(found: Case, base: Case) -> float | None:
 # ---- reasons
 
 
-def misses(case: Case, load: float, home: Any) -> Counter[tuple[str, str]]:
+def misses(case: PolicySearch, load: float, home: Any) -> Counter[tuple[str, str]]:
     """Misses by (metric of the bound, cause) over the first seeds of a load; empty where no request misses by
     itself."""
     counted: Counter[tuple[str, str]] = Counter()
@@ -283,7 +284,7 @@ def misses(case: Case, load: float, home: Any) -> Counter[tuple[str, str]]:
     return counted
 
 
-def means(case: Case, load: float, names: Sequence[str]) -> dict[str, float | None]:
+def means(case: PolicySearch, load: float, names: Sequence[str]) -> dict[str, float | None]:
     """By metric, the means of `names` over the seeds of a load; None where no seed has a value."""
     trials = [case.results[load, seed]["values"] for seed in case.measured(load)]
     known = {name: [values[name] for values in trials if values[name] is not None] for name in names}

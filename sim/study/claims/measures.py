@@ -81,7 +81,7 @@ def next_step_share(results: Results, policy: str, against: Sequence[str], load:
     shares, longest_ns, most_steps = [], 0.0, 0
     for seed in _seeds(results, policy, load):
         requests = results.requests(policy, load, seed)
-        short = (requests["klass"].astype(str) == "short") & (requests["sent_ns"] >= warmup_ns)
+        short = (requests["request_class"].astype(str) == "short") & (requests["sent_ns"] >= warmup_ns)
         requests = requests.take(np.flatnonzero(short))
         missed, waited_ns = steps_missed(requests, results.steps(policy, load, seed))
         shares.append(float((missed == 0).mean()))

@@ -103,5 +103,5 @@ def _setup(scenario: Scenario, variant: Scenario) -> Setup:
         return Setup.of(variant)
     except ScenarioError as error:
         override = f"--set {scenario.vary_key}={json.dumps(value, ensure_ascii=False)}: "
-        told = str(error).removeprefix(override)
-        raise ScenarioError(f"{scenario.places['vary']}: vary {scenario.vary_key}, value {value}: {told}") from None
+        message = str(error).removeprefix(override)
+        raise ScenarioError(f"{scenario.places['vary']}: vary {scenario.vary_key}, value {value}: {message}") from None

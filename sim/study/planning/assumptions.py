@@ -69,7 +69,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("batchsim", f"{made['packages']['batchsim']}, commit {made['commit'] or 'unknown'}, code {made['code']}"),
         ("machine", f"{made['machine']}, Python {made['python']}"),
     ]
-    return [{"what": what, "assumed": told} for what, told in rows]
+    return [{"what": what, "assumed": assumed} for what, assumed in rows]
 
 
 def _told_traffic(planned: Planned) -> str:

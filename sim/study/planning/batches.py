@@ -30,7 +30,7 @@ def batch_attainments(
     end = int(sent.max())
     inside = sent >= start
     passed = _passed(table, slos, streams)
-    klass = table["klass"].astype(str).to_numpy()
+    request_class = table["request_class"].astype(str).to_numpy()
     edges = np.linspace(start, end + 1, batches + 1)
     found = []
     for low, high in pairwise(edges):
@@ -38,7 +38,7 @@ def batch_attainments(
         by_class: dict[str, float | None] = {}
         margins = []
         for name, slo in slos.items():
-            of_class = mine if name == "" else mine & (klass == name)
+            of_class = mine if name == "" else mine & (request_class == name)
             share = float(passed[of_class].mean()) if of_class.any() else None
             by_class[name] = share
             if share is not None:
@@ -57,9 +57,9 @@ def _passed(table: object, slos: Mapping[str, Slo], streams: bool) -> np.ndarray
     if not streams:
         judged["tpot"][column["output_tokens"] >= 2] = np.inf
     judged = {name: np.where(finished, values, np.inf) for name, values in judged.items()}
-    klass = np.asarray(table["klass"].astype(str))  # type: ignore[index]
+    request_class = np.asarray(table["request_class"].astype(str))  # type: ignore[index]
     passed = np.zeros(len(finished), dtype=bool)
     for name, slo in slos.items():
-        mine = np.ones(len(finished), dtype=bool) if name == "" else klass == name
+        mine = np.ones(len(finished), dtype=bool) if name == "" else request_class == name
         passed |= mine & slo.passes(judged)
     return passed

@@ -90,15 +90,15 @@ def why_not(planned: Planned, index: int) -> str:
     assert found.fails is not None, "a search that found nothing tried something"
     tried = found.fails.ask.group.replicas
     if found.alone is None or not found.alone.missed:
-        told = f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}"
-        return told if found.fails.missed else f"{told}, {_too_few(found.fails)}"
+        text = f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}"
+        return text if found.fails.missed else f"{text}, {_too_few(found.fails)}"
     alone = found.alone
     lost = {reason: n for result in alone.results for reason, n in result["reasons"].get("rejected", {}).items()}
     if lost:
         reason, count = max(lost.items(), key=lambda item: item[1])
         details = {k: v for result in alone.results for k, v in result["details"].items()}
-        told = f" ({details[reason]})" if reason in details else ""
-        return f"one replica with hardly any traffic rejects {count:,} requests: {reason}{told}"
+        text = f" ({details[reason]})" if reason in details else ""
+        return f"one replica with hardly any traffic rejects {count:,} requests: {reason}{text}"
     slo = parse_slo(planned.demand.scenario.file.slo)
     facts = []
     for bound in slo.bounds:

@@ -86,7 +86,7 @@ def shares_by_use(folder: Path, names: tuple[str, ...]) -> dict[str, float]:
     ns, decodes = steps["duration_ns"].to_numpy(), steps["num_decode"].to_numpy()
     alone = (steps["num_prefill_tokens"].to_numpy() == 0) & (decodes > 0)
     decode_ns = ns[alone].sum() / decodes[alone].sum() if alone.any() else 0.0
-    klass = np.asarray(requests["klass"].astype(str))
+    request_class = np.asarray(requests["request_class"].astype(str))
     ran = np.asarray(requests["scheduled_ns"].notna())
     output = np.where(ran, requests["output_tokens"].to_numpy(), 0)
     prompt = requests["prompt_tokens"].to_numpy() - requests["cached_tokens"].to_numpy()
@@ -94,7 +94,7 @@ def shares_by_use(folder: Path, names: tuple[str, ...]) -> dict[str, float]:
     left_ns = max(float(ns.sum() - decode_ns * decodes.sum()), 0.0)
     used = {}
     for name in names:
-        mine = klass == name
+        mine = request_class == name
         used[name] = decode_ns * float(output[mine].sum()) + left_ns * float(prompt[mine].sum()) / max(prompt.sum(), 1)
     whole = sum(used.values())
     return {name: part / whole if whole else 0.0 for name, part in used.items()}

@@ -162,12 +162,12 @@ class Book:
         try:
             return Setup.of(changed(scenario, texts))
         except (ScenarioError, CalibrationError) as error:
-            told = str(error)
+            message = str(error)
             for text in texts:  # nobody wrote them
-                told = told.removeprefix(f"--set {text}: ")
-            hint = " Here that is kv_tokens of that GPU." if "kv: tokens" in told else ""
+                message = message.removeprefix(f"--set {text}: ")
+            hint = " Here that is kv_tokens of that GPU." if "kv: tokens" in message else ""
             where = scenario.places.get("plan", scenario.source)
-            raise type(error)(f"{where}: plan.gpus.{gpu}: {told}{hint}") from None
+            raise type(error)(f"{where}: plan.gpus.{gpu}: {message}{hint}") from None
 
     def seeds(self, change: Variation) -> tuple[int, ...]:
         """The seeds that decide: all of the scenario, or one where copies of a trace are too few to differ by seed."""

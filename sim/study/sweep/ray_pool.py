@@ -56,8 +56,10 @@ def _run_there(function: Callable[[Any], Any], task: Any, made_with: dict[str, s
     """On a node: the result of a task, if the node would have made what this machine would."""
     other = {name: have for name, have in _made_with().items() if have != made_with[name]}
     if other:
-        told = ", ".join(f"{name} {have}, here {made_with[name]}" for name, have in other.items())
-        raise ScenarioError(f"--executor ray: node {socket.gethostname()} has {told}. Install the same on every node.")
+        differing = ", ".join(f"{name} {have}, here {made_with[name]}" for name, have in other.items())
+        raise ScenarioError(
+            f"--executor ray: node {socket.gethostname()} has {differing}. Install the same on every node."
+        )
     return function(task)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from batchsim.base.errors import TraceError
 from batchsim.workload.traces.trace_config import Columns, TimeUnit, TraceConfig
-from batchsim.workload.traces.trace_file import Source
+from batchsim.workload.traces.trace_file import TraceSource
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ _KNOWN: tuple[tuple[str, set[str], str], ...] = (
 )
 
 
-def lay_out(source: Source, config: TraceConfig) -> Layout:
+def lay_out(source: TraceSource, config: TraceConfig) -> Layout:
     """How `source` is to be read under `config`. TraceError where its format is unknown, or a column is missing."""
     if config.columns is not None:
         layout = Layout("mapping", config.columns, config.time_unit, "columns given")
@@ -110,7 +110,7 @@ def lay_out(source: Source, config: TraceConfig) -> Layout:
     return layout
 
 
-def _with_hash_ids(source: Source, config: TraceConfig, layout: Layout) -> Layout:
+def _with_hash_ids(source: TraceSource, config: TraceConfig, layout: Layout) -> Layout:
     """`layout` with the column of hash_ids, where the trace has one and it is not to be ignored."""
     columns, size = layout.columns, config.hash_id_block_size
     if config.prefix == "ignore":
@@ -128,7 +128,7 @@ def _with_hash_ids(source: Source, config: TraceConfig, layout: Layout) -> Layou
     return layout
 
 
-def _check_names(source: Source, layout: Layout) -> None:
+def _check_names(source: TraceSource, layout: Layout) -> None:
     if source.container not in ("CSV", "Parquet"):
         return  # JSON objects differ line by line; a missing key is reported with its line
     columns = layout.columns
@@ -140,7 +140,7 @@ def _check_names(source: Source, layout: Layout) -> None:
             raise TraceError(f"{source.path}: column {name!r} stands there twice. Rename one.")
 
 
-def _unit(source: Source, config: TraceConfig, name: str, unit: TimeUnit | None) -> TimeUnit | None:
+def _unit(source: TraceSource, config: TraceConfig, name: str, unit: TimeUnit | None) -> TimeUnit | None:
     """The unit of a format's times; the user's word counts where formats share column names, else it must agree."""
     asked = config.time_unit
     if asked is None or asked == unit:
@@ -152,7 +152,7 @@ def _unit(source: Source, config: TraceConfig, name: str, unit: TimeUnit | None)
     return asked
 
 
-def _recognised(source: Source, config: TraceConfig) -> Layout:
+def _recognised(source: TraceSource, config: TraceConfig) -> Layout:
     names = set(source.names)
     listed = f"{source.container} with the columns"
     for name, (columns, unit) in _FORMATS.items():
@@ -175,7 +175,7 @@ def _recognised(source: Source, config: TraceConfig) -> Layout:
     raise _unknown(source)
 
 
-def _timestamp_family(source: Source, config: TraceConfig) -> Layout:
+def _timestamp_family(source: TraceSource, config: TraceConfig) -> Layout:
     """Mooncake or guidellm: the names are the same, the units differ by 1000. Integers with hash_ids are Mooncake."""
     columns = _TIMESTAMP_FAMILY
     if config.time_unit is not None:
@@ -186,7 +186,7 @@ def _timestamp_family(source: Source, config: TraceConfig) -> Layout:
     return Layout("timestamp", columns, None, "timestamp, input_length")
 
 
-def _refuse_known(source: Source) -> None:
+def _refuse_known(source: TraceSource) -> None:
     """TraceError if `source` is of a known format that holds no requests with lengths, or needs a mapping."""
     names, first = set(source.names), source.first
     known = next(((name, advice) for name, needed, advice in _KNOWN if needed <= names), None)
@@ -203,7 +203,7 @@ def _refuse_known(source: Source) -> None:
         raise TraceError(f"{source.path}: looks like {known[0]}, which has no reader. {known[1]}")
 
 
-def _unknown(source: Source) -> TraceError:
+def _unknown(source: TraceSource) -> TraceError:
     if not source.names:
         return TraceError(
             f"{source.path}: the first record is not a JSON object, so the format cannot be told. Correct it, or state"

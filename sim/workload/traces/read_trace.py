@@ -15,7 +15,7 @@ from batchsim.workload.traces.apart import rows_apart
 from batchsim.workload.traces.formats import UNUSED, Layout, lay_out
 from batchsim.workload.traces.scale import spread
 from batchsim.workload.traces.trace_config import TraceConfig
-from batchsim.workload.traces.trace_file import Source, open_source, reading, rows
+from batchsim.workload.traces.trace_file import TraceSource, open_source, reading, rows
 from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows
 from batchsim.workload.traces.values import UNIT_NS, clock_reader, hash_id_reader, token_reader
 
@@ -110,7 +110,7 @@ def recognise(path: Path) -> str:
     return f"{layout.format}: {layout.reason}"
 
 
-def _load(source: Source, layout: Layout, config: TraceConfig) -> _Loaded:
+def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
     columns = layout.columns
     names = [columns.prompt, columns.output] + ([columns.arrival] if columns.arrival is not None else [])
     block_tokens = layout.hash_block_tokens
@@ -161,7 +161,7 @@ def _note_broken(loaded: _Loaded, message: str, config: TraceConfig) -> None:
     loaded.first_broken = loaded.first_broken or message
 
 
-def _check_not_empty(source: Source, config: TraceConfig, loaded: _Loaded) -> None:
+def _check_not_empty(source: TraceSource, config: TraceConfig, loaded: _Loaded) -> None:
     if loaded.prompt_tokens:
         return
     if loaded.seen == 0 and config.rows is not None:
@@ -177,7 +177,7 @@ def _check_not_empty(source: Source, config: TraceConfig, loaded: _Loaded) -> No
     )
 
 
-def _load_notes(source: Source, layout: Layout, loaded: _Loaded) -> list[str]:
+def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded) -> list[str]:
     notes = []
     if loaded.broken:
         notes.append(f"{loaded.broken:,} of {loaded.seen:,} rows dropped as broken, the first {loaded.first_broken}")
@@ -191,7 +191,7 @@ def _load_notes(source: Source, layout: Layout, loaded: _Loaded) -> list[str]:
     return notes
 
 
-def _check_unit(source: Source, layout: Layout, arrival_ns: Ints) -> None:
+def _check_unit(source: TraceSource, layout: Layout, arrival_ns: Ints) -> None:
     """TraceError where the unit of the times is unknown; its text has the load that either unit would mean."""
     arrival = layout.columns.arrival
     if layout.whole_units and layout.unit in UNIT_NS and np.any(arrival_ns % UNIT_NS[layout.unit]):
@@ -213,7 +213,7 @@ def _check_unit(source: Source, layout: Layout, arrival_ns: Ints) -> None:
 
 
 def _near(
-    source: Source, config: TraceConfig, arrival_ns: Ints, numbers: Ints, tolerant: bool
+    source: TraceSource, config: TraceConfig, arrival_ns: Ints, numbers: Ints, tolerant: bool
 ) -> tuple[slice, list[str]]:
     """The rows less than a year from each other, or all rows where `trace.time` may cut the others off; and notes."""
     whole = slice(0, len(arrival_ns))
@@ -248,7 +248,7 @@ def _time_order(arrival_ns: Ints) -> tuple[Ints | slice, list[str]]:
     return order, notes
 
 
-def _time_slice(source: Source, config: TraceConfig, arrival_ns: Ints) -> tuple[slice, list[str]]:
+def _time_slice(source: TraceSource, config: TraceConfig, arrival_ns: Ints) -> tuple[slice, list[str]]:
     """The rows inside `config.time`, and a note on its span."""
     if config.time is None:
         return slice(0, len(arrival_ns)), []

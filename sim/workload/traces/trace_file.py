@@ -45,7 +45,7 @@ Decode = Callable[[Any], Sequence[object]]
 
 
 @dataclass(frozen=True)
-class Source:
+class TraceSource:
     """A file, its container and the names of its columns (of the first record's keys for JSON).
 
     `first` is the first JSON record, {} for other containers or where it is no object.
@@ -78,7 +78,7 @@ def reading(path: Path) -> Iterator[None]:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from None
 
 
-def open_source(config: TraceConfig, base: Path) -> Source:
+def open_source(config: TraceConfig, base: Path) -> TraceSource:
     """The file of `config`, `base` being the folder of relative paths, with its hash checked.
 
     TraceError where it is missing, has another hash, is empty or is no table.
@@ -157,11 +157,11 @@ def _check_sha256(path: Path, config: TraceConfig) -> None:
         raise TraceError(f"{path}: SHA-256 is {digest.hexdigest()}, expected {want}. {fetch} or correct trace.sha256.")
 
 
-def _peek(path: Path) -> Source:
+def _peek(path: Path) -> TraceSource:
     with _open(path) as stream:
         head = stream.read(4096)
     if head.startswith(b"PAR1"):
-        return Source(path, "Parquet", _parquet_names(path), {})
+        return TraceSource(path, "Parquet", _parquet_names(path), {})
     if b"\0" in head:
         raise TraceError(f"{path}: holds zero bytes: not CSV, JSON or Parquet in UTF-8. Convert it to one of them.")
     with _text(path, None) as stream:
@@ -174,13 +174,13 @@ def _peek(path: Path) -> Source:
     if line.startswith("["):
         items = _array(path)
         first = items[0] if items and isinstance(items[0], dict) else {}
-        return Source(path, "JSON array", tuple(first), first)
+        return TraceSource(path, "JSON array", tuple(first), first)
     if line.startswith("{"):
         first = _first_record(line)
-        return Source(path, "JSON lines", tuple(first), first)
+        return TraceSource(path, "JSON lines", tuple(first), first)
     with _text(path, "") as stream:
         header = next(_csv_rows(path, stream))[1]
-    return Source(path, "CSV", tuple(name.strip() for name in header), {})
+    return TraceSource(path, "CSV", tuple(name.strip() for name in header), {})
 
 
 def _first_record(line: str) -> dict[str, object]:
@@ -191,7 +191,7 @@ def _first_record(line: str) -> dict[str, object]:
     return found if isinstance(found, dict) else {}  # reading the rows reports what is wrong, with its line
 
 
-def rows(source: Source, columns: Sequence[str]) -> tuple[Iterator[Row], Decode]:
+def rows(source: TraceSource, columns: Sequence[str]) -> tuple[Iterator[Row], Decode]:
     """The rows as `(number, raw)` and the function that takes a raw row's values of `columns`.
 
     The function raises ValueError on a broken row. Numbers count lines of text, from 1, or items. Use within `reading`.
@@ -276,14 +276,14 @@ def _csv_rows(path: Path, stream: io.TextIOWrapper) -> Iterator[tuple[int, list[
         raise TraceError(f"{path}:{reader.line_num}: not CSV ({error}). Correct the line.") from None
 
 
-def _csv_data(source: Source) -> Iterator[Row]:
+def _csv_data(source: TraceSource) -> Iterator[Row]:
     with _text(source.path, "") as stream:
         lines = _csv_rows(source.path, stream)
         next(lines)
         yield from lines
 
 
-def _csv_decode(source: Source, columns: Sequence[str]) -> Decode:
+def _csv_decode(source: TraceSource, columns: Sequence[str]) -> Decode:
     width = len(source.names)
     pick = itemgetter(*(source.names.index(name) for name in columns))
 
@@ -315,7 +315,7 @@ def _parquet_names(path: Path) -> tuple[str, ...]:
         return tuple(file.schema_arrow.names)
 
 
-def _parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet_rows(source: TraceSource, columns: Sequence[str]) -> Iterator[Row]:
     with _parquet(source.path) as file:
         number = 0
         for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns)):

@@ -9,7 +9,7 @@ from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import Sequence, by_order
 from batchsim.kv.radix_cache import RadixKV
-from batchsim.policies.systems.sglang.token_budget import RETRACT_DECODE_STEPS, Growth
+from batchsim.policies.systems.sglang.token_budget import RETRACT_DECODE_STEPS, RemainingOutput
 
 NEAR_WHOLE = 1e-3  # far above what the order of adding floats can change
 
@@ -21,7 +21,7 @@ class RunningBatch:
 
     def __init__(self, kv: KVBlockManager, cache: RadixKV | None) -> None:
         self.group = DecodeGroup(kv.block_size)
-        self.growth = Growth()
+        self.growth = RemainingOutput()
         self.full = ""
         self._kv = kv
         self._cache = cache

@@ -42,7 +42,7 @@ class NewTokenRatio:
         self.current = min((output_tokens + RETRACT_DECODE_STEPS * num_left) / (max_new_tokens + 1), 1.0)
 
 
-class Growth:
+class RemainingOutput:
     """Output tokens that the decodes may still generate, each clipped to CLIP_MAX_NEW_TOKENS; O(1) but for long ones.
 
     A decode's output cap less what it has generated, plus the group's step, stays the same while it decodes.

@@ -12,7 +12,7 @@ from itertools import islice
 
 from batchsim.kernel.types import Sequence
 from batchsim.kv.radix_cache import RadixKV
-from batchsim.kv.radix_tokens import Run, common_tokens, known_tokens
+from batchsim.kv.radix_tokens import TokenRun, common_tokens, known_tokens
 
 PREFIX_MATCH_MAX = 128  # waiting requests beyond which lpm is fcfs
 REFRESH_PASSES = 32
@@ -170,7 +170,7 @@ class ByPrefix(Waiting):
             super().arrange()
             return
         matched: dict[Sequence, int] = {}
-        first: dict[tuple[int, int], list[Run]] = {}  # by first token, those that need not wait for another
+        first: dict[tuple[int, int], list[TokenRun]] = {}  # by first token, those that need not wait for another
         later: set[Sequence] = set()
         for seq, _ in self._queue:
             tokens = seq.num_tokens

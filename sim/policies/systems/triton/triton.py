@@ -10,7 +10,8 @@ DELAYed behind all others of its level. A payload runs to its end and is answere
 Source: src/dynamic_batch_scheduler.cc, scheduler_utils.cc, rate_limiter.cc, model_config_utils.cc of that commit.
 Simplifies: requests of one row; no merging of payloads, response cache or rate limits; a busy instance's queue is not
 looked through for timeouts in between; a request is expired from its timeout on, and a cancelled one leaves at once;
-requests bring no timeout of their own. The model pads prompts to the longest, but for ragged ones. KV: `sealed.py`.
+requests bring no timeout of their own. The model pads prompts to the longest, but for ragged ones.
+KV: `closed_batches.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from batchsim.base.units import Microseconds
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
-from batchsim.policies.families.sealed import SealedBatches
+from batchsim.policies.families.closed_batches import ClosedBatches
 from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy, PriorityQueues
 
 MAX_PAYLOADS = 2
@@ -95,7 +96,7 @@ class Triton:
         self.kv = context.kv
         self.max_model_len = context.max_model_len
         self.events: list[Event] = []
-        self.payloads = SealedBatches(context, padding="none" if config.allow_ragged_batch else "longest")
+        self.payloads = ClosedBatches(context, padding="none" if config.allow_ragged_batch else "longest")
         levels, policies = range(1, max(config.priority_levels, 1) + 1), config.priority_queue_policy
         self.queues = PriorityQueues([policies.get(i, config.default_queue_policy) for i in levels])
         self._preferred = sorted(config.preferred_batch_size) or [config.max_batch_size]
@@ -108,7 +109,7 @@ class Triton:
 
     @property
     def num_running(self) -> int:
-        return self.payloads.rectangle.num_running
+        return self.payloads.running.num_running
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         at_ns = max(seq.request.arrival_ns, self._seen_ns)
@@ -123,7 +124,7 @@ class Triton:
         if seq in self.queues:
             self.queues.remove(seq)
             return []
-        return [] if self.payloads.discard(seq) else self.payloads.rectangle.cancel(seq)
+        return [] if self.payloads.discard(seq) else self.payloads.running.cancel(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         self._wake_until(now_ns + 1)
@@ -132,7 +133,7 @@ class Triton:
             self._form(now_ns)
         work: Batch | Idle = IDLE
         if payloads.is_running:
-            work = payloads.rectangle.step()
+            work = payloads.running.step()
         elif payloads.batches:
             work = payloads.start()
             self._form(now_ns)  # there is a slot again
@@ -145,10 +146,10 @@ class Triton:
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         self._wake_until(now_ns + 1)
-        return self.payloads.rectangle.repeat(batch)
+        return self.payloads.running.repeat(batch)
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.payloads.rectangle.complete(batch, finished)
+        return self.payloads.running.complete(batch, finished)
 
     def _level(self, seq: Sequence) -> int:
         """The level of a request: one outside the levels is of the default one, and there is one without levels."""
@@ -172,7 +173,7 @@ class Triton:
         payloads, queues = self.payloads, self.queues
         self._next_ns = None
         while queues and self._has_slot():
-            growing = payloads.batches[-1] if payloads.batches and not payloads.batches[-1].is_sealed else None
+            growing = payloads.batches[-1] if payloads.batches and not payloads.batches[-1].is_closed else None
             rows = list(growing.rows) if growing is not None else []
             pending, is_cut, rejected = queues.scan(
                 now_ns, lambda found, seq, rows=rows: self._joins([*rows[:1], *found[:1]], len(rows) + len(found), seq)
@@ -182,10 +183,10 @@ class Triton:
             for seq in pending[:count]:
                 queues.remove(seq)
             if growing is None:
-                payloads.put(pending[:count], is_sealed=is_saturated)
+                payloads.put(pending[:count], is_closed=is_saturated)
             else:
                 payloads.extend(growing, pending[:count])
-                growing.is_sealed = is_saturated
+                growing.is_closed = is_saturated
             if not count and not is_saturated:
                 return
 

@@ -23,15 +23,15 @@ FOR_EVER_NS = np.iinfo(np.int64).max  # the patience of a client that never canc
 
 
 @dataclass(frozen=True)
-class Marks:
-    """Drawn requests as columns. `klass` is the index of the request class; `asked_tokens` the output before the cut.
+class RequestColumns:
+    """Drawn requests as columns. `request_class` is the index of the class; `asked_tokens` the output before the cut.
 
     Length columns are in tokens, patience in ns or FOR_EVER_NS. `drawn_*` are lengths before the limits of their law.
     A prompt begins with `group_tokens` of shared prefix number `group`; -1: with none. `context_tokens` of it are the
     earlier turns of its session.
     """
 
-    klass: Ints
+    request_class: Ints
     prompt_tokens: Ints
     output_tokens: Ints
     asked_tokens: Ints
@@ -49,15 +49,15 @@ class Marks:
         return self.prompt_tokens - self.group_tokens - self.context_tokens
 
     def __len__(self) -> int:
-        return len(self.klass)
+        return len(self.request_class)
 
-    def picked(self, index: Ints) -> Marks:
+    def picked(self, index: Ints) -> RequestColumns:
         """The requests at the rows `index`."""
-        return Marks(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+        return RequestColumns(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
 
-class MarkSource:
-    """Draws the marks of requests, each purpose from a random stream of its own: its n-th draw depends on nothing else.
+class RequestSampler:
+    """Draws requests as columns, each purpose from a random stream of its own: its n-th draw depends on nothing else.
 
     `names` are the classes in the scenario's order, or one nameless class. `rows` is the trace, where one is used;
     `of_rows`: a replay takes the lengths of its rows, for one class at least.
@@ -87,29 +87,38 @@ class MarkSource:
         return np.searchsorted(self._edges, uniform, side="right")
 
     def draw(
-        self, size: int, *, user: int = 0, block: int = 0, rows: TraceRows | None = None, klass: Ints | None = None
-    ) -> Marks:
-        """The marks of `size` requests, the first n being the same for every size.
+        self,
+        size: int,
+        *,
+        user: int = 0,
+        block: int = 0,
+        rows: TraceRows | None = None,
+        request_class: Ints | None = None,
+    ) -> RequestColumns:
+        """`size` requests, the first n being the same for every size.
 
-        `rows` gives the lengths where the config has none; `klass` the class indices, else drawn for each request.
+        `rows` gives the lengths where the config has none; `request_class` the class indices, else they are drawn.
         """
         stream = partial(random_stream, self._seed, user=user, block=block)
-        if klass is None:
-            klass = self.classes_of(size, user=user, block=block)
+        if request_class is None:
+            request_class = self.classes_of(size, user=user, block=block)
         prompt, output = self._lengths(self.lengths, "", size, stream, rows)
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
                 own = self._lengths(traffic.lengths, name, size, stream, rows)
-                prompt, output = _chosen(klass == index, own[0], prompt), _chosen(klass == index, own[1], output)
+                prompt, output = (
+                    _chosen(request_class == index, own[0], prompt),
+                    _chosen(request_class == index, own[1], output),
+                )
         patience_ns = np.full(size, FOR_EVER_NS)
         for index, patience in enumerate(self._patience):
             if patience is not None:
-                patience_ns = np.where(klass == index, _waits(patience, stream("patience"), size), patience_ns)
-        group, group_tokens = self._groups(klass, stream)
+                patience_ns = np.where(request_class == index, _waits(patience, stream("patience"), size), patience_ns)
+        group, group_tokens = self._groups(request_class, stream)
         prompt_tokens = prompt.tokens + group_tokens
         cut, cap = self._caps(prompt_tokens, output.tokens)
-        return Marks(
-            klass=klass,
+        return RequestColumns(
+            request_class=request_class,
             prompt_tokens=prompt_tokens,
             output_tokens=cut,
             asked_tokens=output.tokens,
@@ -127,9 +136,9 @@ class MarkSource:
         """Whether any class has a shared prefix."""
         return any(prefix is not None for _, prefix in self._prefixes)
 
-    def _groups(self, klass: Ints, stream: Stream) -> tuple[Ints, Ints]:
+    def _groups(self, request_class: Ints, stream: Stream) -> tuple[Ints, Ints]:
         """The number of each prompt's shared prefix, counted over all classes, and its tokens; -1 and 0 without one."""
-        group, tokens = np.full(len(klass), -1), np.zeros(len(klass), np.int64)
+        group, tokens = np.full(len(request_class), -1), np.zeros(len(request_class), np.int64)
         first: dict[str, int] = {}
         count = 0
         for index, (name, prefix) in enumerate(self._prefixes):
@@ -137,8 +146,8 @@ class MarkSource:
                 if name not in first:
                     first[name] = count
                     count += prefix.groups
-                mine = klass == index
-                drawn = prefix.drawn(stream(f"prefix/{name}").random(len(klass)))
+                mine = request_class == index
+                drawn = prefix.drawn(stream(f"prefix/{name}").random(len(request_class)))
                 group = np.where(mine, first[name] + drawn, group)
                 tokens = np.where(mine, prefix.added_tokens, tokens)
         return group, tokens
@@ -177,10 +186,10 @@ class MarkSource:
         """`asked`, output lengths in tokens, cut to a cap in tokens; `max_model_len` cuts none of them."""
         return asked if isinstance(self.output_cap, str) else np.minimum(asked, self.output_cap)
 
-    def with_prompts(self, marks: Marks, prompt: Ints, **shared: Ints) -> Marks:
-        """`marks` with prompts of `prompt` tokens, and output and cap to fit; the columns `shared` replace theirs."""
-        cut, cap = self._caps(prompt, marks.asked_tokens)
-        return replace(marks, prompt_tokens=prompt, output_tokens=cut, max_output_tokens=cap, **shared)
+    def with_prompts(self, requests: RequestColumns, prompt: Ints, **shared: Ints) -> RequestColumns:
+        """`requests` with prompts of `prompt` tokens, output and cap to fit; the columns `shared` replace theirs."""
+        cut, cap = self._caps(prompt, requests.asked_tokens)
+        return replace(requests, prompt_tokens=prompt, output_tokens=cut, max_output_tokens=cap, **shared)
 
     def _caps(self, prompt: Ints, output: Ints) -> tuple[Ints, Ints]:
         """The output cut to what the client and the model allow, and the cap that the client asks for, at least 1.
@@ -199,7 +208,7 @@ class MarkSource:
         number: int,
         sent_ns: int,
         arrival_ns: int,
-        klass: int,
+        request_class: int,
         prompt: int,
         output: int,
         cap: int,
@@ -207,43 +216,43 @@ class MarkSource:
         *,
         tokens: TokenIds | None,
     ) -> Arrival:
-        """The request with these marks. Deadline and cancel count from the sending."""
-        deadline_ns = self._deadlines_ns[klass]
+        """The request of these values. Deadline and cancel count from the sending."""
+        deadline_ns = self._deadlines_ns[request_class]
         request = Request(
             id=number,
             arrival_ns=arrival_ns,
             prompt_tokens=prompt,
             max_output_tokens=cap,
-            priority=self.classes[klass].priority,
-            klass=self.names[klass],
+            priority=self.classes[request_class].priority,
+            request_class=self.names[request_class],
             deadline_ns=None if deadline_ns is None else sent_ns + deadline_ns,
             tokens=tokens,
         )
         cancel_ns = None if patience_ns == FOR_EVER_NS else sent_ns + patience_ns
         return Arrival(request, output, cancel_ns, None if sent_ns == arrival_ns else sent_ns)
 
-    def mean_output_tokens(self, marks: Marks) -> dict[str, float]:
-        """The mean true output in tokens by class name; that of all requests for a class of which `marks` has none."""
-        counts = np.bincount(marks.klass, minlength=len(self.names))
-        totals = np.bincount(marks.klass, weights=marks.output_tokens, minlength=len(self.names))
-        overall = float(marks.output_tokens.mean())
+    def mean_output_tokens(self, requests: RequestColumns) -> dict[str, float]:
+        """The mean true output in tokens by class name; that of all for a class of which `requests` has none."""
+        counts = np.bincount(requests.request_class, minlength=len(self.names))
+        totals = np.bincount(requests.request_class, weights=requests.output_tokens, minlength=len(self.names))
+        overall = float(requests.output_tokens.mean())
         return {
             name: float(total / count) if count else overall
             for name, total, count in zip(self.names, totals, counts, strict=True)
         }
 
-    def notes(self, marks: Marks, of: str) -> Iterator[str]:
-        """A line for everything that changed the lengths asked for; `of` names what `marks` are (`19,366 requests`)."""
+    def notes(self, requests: RequestColumns, of: str) -> Iterator[str]:
+        """A line for everything that changed the lengths asked for; `of` names what they are (`19,366 requests`)."""
         shared = [index for index, traffic in enumerate(self.classes) if traffic.lengths is None]
-        groups = [("", self.lengths, np.isin(marks.klass, shared))]
+        groups = [("", self.lengths, np.isin(requests.request_class, shared))]
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
-                groups.append((f" of class {name}", traffic.lengths, marks.klass == index))
+                groups.append((f" of class {name}", traffic.lengths, requests.request_class == index))
         for of_class, lengths, chosen in groups:
             if isinstance(lengths, Lengths) and chosen.any():
                 sides = (
-                    ("prompt", lengths.prompt, marks.own_tokens, marks.drawn_prompt),
-                    ("output", lengths.output, marks.asked_tokens, marks.drawn_output),
+                    ("prompt", lengths.prompt, requests.own_tokens, requests.drawn_prompt),
+                    ("output", lengths.output, requests.asked_tokens, requests.drawn_output),
                 )
                 for side, law, tokens, drawn in sides:
                     if share := float((tokens != drawn)[chosen].mean()):
@@ -255,20 +264,20 @@ class MarkSource:
                         )
         if self._prompt_scale != 1:
             yield f"every prompt {self._prompt_scale:g} times as long (prompt_scale)"
-        room = self.max_model_len - marks.prompt_tokens
-        yield from self._cap_notes(marks, room, of)
+        room = self.max_model_len - requests.prompt_tokens
+        yield from self._cap_notes(requests, room, of)
 
-    def _cap_notes(self, marks: Marks, room: Ints, of: str) -> Iterator[str]:
+    def _cap_notes(self, requests: RequestColumns, room: Ints, of: str) -> Iterator[str]:
         fits = room >= 1
         cap = self.output_cap
         counts = [(int((~fits).sum()), f"have a prompt of max_model_len {self.max_model_len} or more: to be rejected")]
-        by_cap = np.zeros(len(marks), bool)
+        by_cap = np.zeros(len(requests), bool)
         if isinstance(cap, int):
-            by_cap = fits & (marks.asked_tokens > cap) & (cap <= room)
+            by_cap = fits & (requests.asked_tokens > cap) & (cap <= room)
             lowered = int((fits & (room < cap)).sum())
             counts.append((int(by_cap.sum()), f"have their output cut to output_cap {cap}"))
             counts.append((lowered, f"ask for less than output_cap {cap}: max_model_len - prompt"))
-        by_model = fits & (marks.output_tokens < marks.asked_tokens) & ~by_cap
+        by_model = fits & (requests.output_tokens < requests.asked_tokens) & ~by_cap
         counts.append((int(by_model.sum()), "have their output cut to max_model_len - prompt"))
         for count, what in counts:
             if count:
@@ -288,9 +297,9 @@ def _waits(patience: Patience, rng: np.random.Generator, size: int) -> Ints:
     return np.maximum(np.rint(rng.standard_exponential(size) * patience.mean), 1).astype(np.int64)
 
 
-def mean_lengths(marks: Marks) -> dict[str, float]:
+def mean_lengths(requests: RequestColumns) -> dict[str, float]:
     """The mean prompt and the mean true output, under the names that reports use."""
     return {
-        "mean_prompt_tokens": float(marks.prompt_tokens.mean()),
-        "mean_output_tokens": float(marks.output_tokens.mean()),
+        "mean_prompt_tokens": float(requests.prompt_tokens.mean()),
+        "mean_output_tokens": float(requests.output_tokens.mean()),
     }

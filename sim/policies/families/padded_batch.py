@@ -1,8 +1,8 @@
 """The running batch of a policy that runs whole batches to their end: nobody joins, KV is held until the last row ends.
 
-Rows are prefilled in one step and then decode in lockstep. KV is reserved at the start for a rectangle: every row gets
-its prompt (the longest prompt of the batch under `padding: longest`) plus the largest output cap of the batch, less the
-last token, which is never computed. Under `finished_rows: hold` the row of an ended or cancelled sequence computes on
+Rows are prefilled in one step and then decode in lockstep. KV is reserved at the start: every row gets its prompt
+(the longest prompt of the batch under `padding: longest`) plus the largest output cap of the batch, less the last
+token, which is never computed. Under `finished_rows: hold` the row of an ended or cancelled sequence computes on
 as padding; under `drop` it leaves the compute. Its KV stays reserved either way.
 """
 
@@ -19,11 +19,11 @@ FinishedRows = Literal["hold", "drop"]
 Respond = Literal["batch_end", "row_end"]
 
 
-class Rectangle:
-    """The running batch, whose KV is a rectangle of rows by tokens: `rows` are its sequences in batch order, ended ones
+class PaddedBatch:
+    """The running batch, padded to one shape, its KV too: `rows` are its sequences in batch order, ended ones
     included; empty when no batch runs.
 
-    `row_tokens` reserves that many tokens a row instead of the rectangle; the policy then admits only what fits.
+    `row_tokens` reserves that many tokens a row instead; the policy then admits only what fits.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Closed batches, here called sealed: formed before the engine can run them, and run whole, one after the other.
+"""Closed batches: formed before the engine can run them, and run whole, one after the other.
 
 What Triton calls payloads, TensorFlow Serving closed batches and Ray Serve formed batches: their members are fixed
-while others still wait for a batch. Each runs to its end as a rectangle (see `rectangle.py`) whose ended rows compute
-on. None of these systems knows of KV memory: where a batch does not fit the pool, the rows that do run first and the
-rest right after them, before all other batches.
+while others still wait for a batch. Each runs to its end as a padded batch (see `padded_batch.py`) whose ended rows
+compute on. None of these systems knows of KV memory: where a batch does not fit the pool, the rows that do run first
+and the rest right after them, before all other batches.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from batchsim.kernel.types import Batch, Event, PolicyContext, Sequence
-from batchsim.policies.families.rectangle import Padding, Rectangle, Respond
+from batchsim.policies.families.padded_batch import PaddedBatch, Padding, Respond
 
 
 @dataclass(eq=False, slots=True)
 class QueuedBatch:
-    """A batch that waits to run. Unless it is sealed (closed), rows may still be added."""
+    """A batch that waits to run. Unless it is closed, rows may still be added."""
 
     rows: dict[Sequence, None] = field(default_factory=dict[Sequence, None])
-    is_sealed: bool = True
+    is_closed: bool = True
 
 
-class SealedBatches:
+class ClosedBatches:
     """The closed batches that wait, in the order in which they run, and the one that runs.
 
     `allowed_sizes` rise; a batch of another size is filled up to the next one with copies of its last row.
@@ -39,7 +39,7 @@ class SealedBatches:
         respond: Respond = "batch_end",
         allowed_sizes: tuple[int, ...] = (),
     ) -> None:
-        self.rectangle = Rectangle(context, padding=padding, finished_rows="hold", respond=respond)
+        self.running = PaddedBatch(context, padding=padding, finished_rows="hold", respond=respond)
         self.batches: deque[QueuedBatch] = deque()  # none of them empty
         self.allowed_sizes = allowed_sizes
         self._batch_of: dict[Sequence, QueuedBatch] = {}
@@ -53,22 +53,22 @@ class SealedBatches:
     @property
     def is_running(self) -> bool:
         """Whether a batch has been started and has not ended."""
-        return bool(self.rectangle.rows)
+        return bool(self.running.rows)
 
     @property
     def head(self) -> Sequence | None:
         """The first sequence of the batch that runs next."""
         return next(iter(self.batches[0].rows)) if self.batches else None
 
-    def put(self, rows: Iterable[Sequence], *, is_sealed: bool = True) -> None:
+    def put(self, rows: Iterable[Sequence], *, is_closed: bool = True) -> None:
         """Queues a batch of `rows`; nothing if there are none."""
-        batch = QueuedBatch(is_sealed=is_sealed)
+        batch = QueuedBatch(is_closed=is_closed)
         self.extend(batch, rows)
         if batch.rows:
             self.batches.append(batch)
 
     def extend(self, batch: QueuedBatch, rows: Iterable[Sequence]) -> None:
-        """Adds `rows` to a waiting batch that is not sealed."""
+        """Adds `rows` to a waiting batch that is not closed."""
         for seq in rows:
             batch.rows[seq] = None
             self._batch_of[seq] = batch
@@ -94,12 +94,12 @@ class SealedBatches:
         """Starts the next batch, or the first rows of it that fit the KV pool; returns the prefill step. Only while no
         batch runs."""
         rows = self.pop()
-        count = self.rectangle.fitting(rows)
+        count = self.running.fitting(rows)
         rest = rows[count:]
         if rest:
             self.batches.appendleft(QueuedBatch())
             self.extend(self.batches[0], rest)
-        return self.rectangle.start(rows[:count], rest, self._copies(count))
+        return self.running.start(rows[:count], rest, self._copies(count))
 
     def blocked(self, head: Sequence | None, reason: str | None = None) -> Event | None:
         """The `blocked` event if `head`, the first request of all that wait, or its reason has changed; else None.
@@ -109,7 +109,7 @@ class SealedBatches:
         before, self._blocked = self._blocked, None
         if head is None:
             return None
-        self._blocked = (head, reason or self.rectangle.why_not(head))
+        self._blocked = (head, reason or self.running.why_not(head))
         return None if self._blocked == before else Event("blocked", *self._blocked)
 
     def _copies(self, count: int) -> int:

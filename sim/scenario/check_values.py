@@ -36,7 +36,7 @@ _GONE = {
 """Kinds of earlier versions, and what to write instead."""
 
 
-def validate(kind: Any, value: Any, document: Document, path: Keys) -> Any:
+def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
     """`value` as the dataclass `kind`; the first error in file order as a ScenarioError."""
     try:
         return adapter(kind).validate_json(json.dumps(value))
