@@ -6,13 +6,15 @@ answered may send at this instant; the scheduler is asked. Drivers differ in how
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.types import Batch, Idle
+from batchsim.kernel.events import Cancelled, EngineEvent, Finished
+from batchsim.kernel.types import IDLE, Batch, Idle
 
 
 class Wait(Enum):
@@ -20,14 +22,37 @@ class Wait(Enum):
 
     ENTER: submit every arrival that is due. SETTLE: have all other engines of this instant let theirs in, and submit
     what that brought. THROUGH: nothing is left to do and nothing will come; end, or wait for what comes nevertheless.
+    LAND: wait until the oldest step in flight is over.
     """
 
     ENTER = 0
     SETTLE = 1
     THROUGH = 2
+    LAND = 3
 
 
-ENTER, SETTLE, THROUGH = Wait
+ENTER, SETTLE, THROUGH, LAND = Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch the step `batch`, without waiting for its end; None: the scheduler was asked and had nothing to run."""
+
+    batch: Batch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The host is at work until `until_ns`, and nobody enters; a driver in real time, whose host has worked, goes on.
+
+    `work`: `launch` the step just scheduled, `process` the results of the oldest call in flight, or `nap`.
+    """
+
+    until_ns: int
+    work: Literal["launch", "process", "nap"]
+
+
+Waits = Generator[Wait | Idle | Batch | Launch | Busy, int, None]
 
 
 class Driver(Protocol):
@@ -44,14 +69,19 @@ class Driver(Protocol):
 
 def crank(
     core: EngineCore, driver: Driver, *, drains: Callable[[], bool] | None = None, settles: bool = False
-) -> Generator[Wait | Idle | Batch, int, None]:
-    """Runs `core` for ever. Yields what to wait for; is sent the time, in ns, at which that is over.
+) -> Waits:
+    """Runs `core` for ever, by its loop. Yields what to wait for; is sent the time, in ns, at which that is over.
 
     For an Idle the driver waits until its `until_ns` or the next arrival, whichever is sooner; for a Batch it executes
     the step, waits for its end and sends that. `drains` says whether no arrival will come until this engine acts, which
     a scheduler is told; by default `driver.is_over`. `settles`: SETTLE is yielded. Both are for several engines.
     """
-    drains = drains or driver.is_over
+    loop = {"sync": _sync, "batch_queue": _batch_queue}[core.loop.kind]
+    return loop(core, driver, drains or driver.is_over, settles)
+
+
+def _sync(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
+    """A step, then the next: while one runs the host stands still."""
     while True:
         now_ns = yield ENTER
         if not core.has_work and driver.is_over():
@@ -76,8 +106,65 @@ def crank(
             yield _until_a_timer(work, core.next_timer_ns)
 
 
+def _has_left(events: Iterable[EngineEvent]) -> bool:
+    """Whether any request that had entered has ended."""
+    return any(isinstance(event, Finished | Cancelled) for event in events)
+
+
 def _until_a_timer(idle: Idle, timer_ns: int | None) -> Idle:
     """`idle`, ending at `timer_ns`, the next deadline or cancel, where that is sooner."""
     if timer_ns is None or (idle.until_ns is not None and idle.until_ns <= timer_ns):
         return idle
     return Idle(timer_ns)
+
+
+def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
+    """vLLM's queue of calls to the scheduler. While it is not full the scheduler is asked again before any result is
+    taken; a call that had nothing to run takes a place like any other.
+
+    Source: vllm/v1/engine/core.py of the 0.33.0 wheel, `step_with_batch_queue` and `_process_engine_step`.
+    """
+    executor, depth, nap_ns = core.executor, core.loop.depth, core.loop.nap_ns
+    queue: deque[Batch | None] = deque()
+    untold = False  # whether someone has ended since the scheduler was last asked, which asks it once more
+    while True:
+        now_ns = yield ENTER
+        if not (core.has_work or untold or queue) and driver.is_over():
+            yield THROUGH
+            continue
+        events = core.enter_due(now_ns)
+        if not events and settles:
+            yield SETTLE
+            events = core.enter_due(now_ns)
+        if events:
+            untold = untold or _has_left(events)
+            driver.tell(events, now_ns)
+            continue
+        if not (core.has_entered or untold or queue):
+            yield IDLE
+            continue
+        ran = False
+        if core.has_entered or untold:
+            work = core.schedule(now_ns, drains())
+            untold = False
+            if core.events:
+                driver.tell(core.take_events(), now_ns)
+            batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
+            before_ns, _ = executor.host_ns(batch)
+            now_ns = yield Busy(now_ns + before_ns, "launch")
+            now_ns = yield Launch(batch)
+            queue.append(batch)
+            ran = batch is not None
+        if len(queue) >= depth or not (ran or core.has_entered):
+            batch = queue.popleft()
+            if batch is not None:
+                now_ns = yield LAND
+            _, after_ns = executor.host_ns(batch)
+            now_ns = yield Busy(now_ns + after_ns, "process")
+            if batch is not None:
+                events = core.complete(now_ns)
+                if events:
+                    untold = untold or _has_left(events)
+                    driver.tell(events, now_ns)
+        if not ran and nap_ns and (core.has_entered or untold):
+            yield Busy(now_ns + nap_ns, "nap")

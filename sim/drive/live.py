@@ -14,7 +14,7 @@ from typing import Any
 
 from batchsim.base.errors import ExecutorError, PolicyError, SchedulerStalled
 from batchsim.base.units import format_duration
-from batchsim.drive.instant import ENTER, THROUGH, crank
+from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Clock, Inline, LoadThread, Source, Traffic, VirtualClock, WallClock
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import FINISHED, Records
@@ -147,9 +147,15 @@ def _run(core: EngineCore, source: Source, clock: Clock, ctrl_c: _CtrlC, progres
             ctrl_c.may_raise = True
             source.wait(wait.until_ns)
             ctrl_c.may_raise = False
-        else:
-            assert isinstance(wait, Batch)
+        elif isinstance(wait, Batch):
             now_ns = _step(core, wait, clock, progress)
+        elif isinstance(wait, Launch):
+            if wait.batch is not None:
+                core.execute(wait.batch, now_ns)
+        else:
+            assert wait is LAND or isinstance(wait, Busy)
+            clock.sleep_until(wait.until_ns if isinstance(wait, Busy) else core.in_flight.steps[0].end_ns)
+            now_ns = clock.now_ns()
         wait = loop.send(now_ns)
     return now_ns
 

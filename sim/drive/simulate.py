@@ -12,7 +12,7 @@ from typing import Any
 import simpy
 from simpy.events import EventPriority
 
-from batchsim.drive.instant import ENTER, THROUGH, crank
+from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, Tokens
 from batchsim.kernel.sim_executor import SimExecutor
@@ -99,6 +99,14 @@ class _Run:
                 end_ns = self._execute(wait, now_ns)
                 yield env.timeout(end_ns - now_ns)
                 now_ns = end_ns
+            elif type(wait) is Launch:
+                if wait.batch is not None:
+                    now_ns = self._launch(wait.batch, now_ns)
+            elif wait is LAND or type(wait) is Busy:
+                until_ns = wait.until_ns if type(wait) is Busy else self.core.in_flight.steps[0].end_ns
+                if until_ns > now_ns:
+                    yield env.timeout(until_ns - now_ns)
+                    now_ns = until_ns
             else:
                 assert isinstance(wait, Idle)
                 yield from self._rest(wait, now_ns)
@@ -113,6 +121,11 @@ class _Run:
             return end_ns
         timer_ns, next_ns = self.core.next_timer_ns, self.env.peek()
         return self.core.leap(batch, end_ns, next_ns if timer_ns is None else min(next_ns, timer_ns), self.cost)
+
+    def _launch(self, batch: Batch, now_ns: int) -> int:
+        """Launches the step, and after it identical ones; returns the time at which the host is through with that."""
+        self.core.execute(batch, now_ns)
+        return now_ns
 
     def _rest(self, idle: Idle, now_ns: int) -> Generator[simpy.Event, Any, None]:
         """Waits until the next arrival or the time of `idle`."""

@@ -2,20 +2,21 @@
 
 At one instant things happen in this order: the step ends, cancels and deadlines take effect, arrivals enter by
 (time, id), the scheduler is asked. A finish beats a cancel. The driver calls `schedule`, `execute` and `complete` in
-turn, pushes arrivals to `submit`, and passes on the events that come back; `batchsim.drive.instant` has the one loop
-that does it.
+turn, or as far ahead of each other as the engine's `loop` has it, pushes arrivals to `submit`, and passes on the events
+that come back; `batchsim.drive.instant` has the loops that do it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
 from dataclasses import replace
 from heapq import heappop, heappush
 
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS, format_duration
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished, Rejected, Tokens, Unfinished
+from batchsim.kernel.in_flight import Flight, InFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
 from batchsim.kernel.record import CAP_CUT, Recorder, pack_step
 from batchsim.kernel.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Scheduler, Sequence, StepResult
@@ -30,7 +31,7 @@ class EngineCore:
     `per_chunk_ns` is the front end's time to deliver each piece of a response. `max_waiting` bounds the queue: arrivals
     beyond it are rejected, those of one instant counting against each other. At the first step boundary at or after
     `stop_ns` all that is open ends unfinished. `tells_tokens`: `complete` also returns who got tokens, which costs a
-    step O(batch).
+    step O(batch). `loop`: how host and GPU wait for each other.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class EngineCore:
         per_chunk_ns: int = 0,
         stop_ns: int | None = None,
         tells_tokens: bool = False,
+        loop: EngineLoop = SYNC,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -52,11 +54,13 @@ class EngineCore:
         self.max_waiting = max_waiting
         self.stop_ns = stop_ns
         self.tells_tokens = tells_tokens
+        self.loop = loop
+        self._ahead = loop.is_ahead
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
-        self.journal = Journal(recorder, per_chunk_ns)
-        self._in_flight: deque[tuple[Batch, list[Sequence]]] = deque()  # batches that run, and whom each finishes
+        self.journal = Journal(recorder, per_chunk_ns, ahead=self._ahead)
+        self.in_flight = InFlight(loop)
         self._fruitless = 0  # preemptions since the last token
         self._stopped = False
 
@@ -86,6 +90,11 @@ class EngineCore:
         return bool(self.journal.lives or self._inbox)
 
     @property
+    def has_entered(self) -> bool:
+        """Whether any request that has entered has not been answered yet."""
+        return bool(self.journal.lives)
+
+    @property
     def num_waiting(self) -> int:
         """Number of requests that wait, those still in the inbox among them."""
         return self.scheduler.num_waiting + len(self._inbox)
@@ -113,6 +122,7 @@ class EngineCore:
             self.events = self.enter_due(now_ns)
             if self._stopped:
                 return IDLE
+        self.in_flight.called_ns = now_ns
         work = self.scheduler.schedule(now_ns, drain)
         reasons = self._drain_events(now_ns) if self.scheduler.events else None
         if isinstance(work, Idle):
@@ -143,7 +153,10 @@ class EngineCore:
         return events
 
     def execute(self, batch: Batch, now_ns: int) -> int:
-        """Runs the step that `schedule` returned, starting at `now_ns`; returns its end in ns."""
+        """Launches the step that `schedule` returned at `now_ns`; returns its end in ns.
+
+        It starts at once, or where the loop is ahead when the step before it leaves the device.
+        """
         result: StepResult = self.executor.execute(batch)
         end_ns = now_ns + result.duration_ns
         if end_ns > MAX_TIME_NS:
@@ -155,13 +168,21 @@ class EngineCore:
         pairs = sampled = 0
         if batch.chunks:
             pairs, sampled = self._advance_chunks(batch)
-        if batch.decodes is not None:
-            batch.decodes.advance(result.accepted)
+        group = batch.decodes
+        if group is not None:
+            group.advance(result.accepted)
+            batch.group_step = group.step
         if sampled or batch.num_decode:
             self._fruitless = 0
-        self._in_flight.append((batch, result.finished))
+        start_ns, duration_ns = now_ns, result.duration_ns
+        if self._ahead:
+            start_ns, end_ns = self.in_flight.launch(batch, result, now_ns)
+            duration_ns = end_ns - start_ns
+            self.recorder.launched(self.in_flight.called_ns, now_ns)
+        else:
+            self.in_flight.steps.append(Flight(batch, result.finished, end_ns))
         try:
-            self.journal.step(self.scheduler, batch, now_ns, result.duration_ns, pairs, sampled)
+            self.journal.step(self.scheduler, batch, start_ns, duration_ns, pairs, sampled)
         except struct.error:
             raise ScenarioError(
                 f"{type(self.scheduler).__name__}: a step of {batch.num_prefill_tokens:,} tokens of prompts and"
@@ -176,7 +197,7 @@ class EngineCore:
         Writes the same rows as stepping would. Returns the end of the last step in ns.
         """
         group, scheduler = batch.decodes, self.scheduler
-        if group is None or batch.chunks or self._in_flight[-1][1] or not batch.num_decode:
+        if group is None or batch.chunks or self.in_flight.steps[-1].finished or not batch.num_decode:
             return end_ns
         quiet = self.executor.quiet_steps(batch)
         horizon_ns = min(horizon_ns, MAX_TIME_NS)
@@ -203,7 +224,12 @@ class EngineCore:
 
         Returns what happened since events were last returned.
         """
-        batch, finished = self._in_flight.popleft()
+        if self._ahead:
+            flight = self.in_flight.land(self.journal.lives)
+            self.recorder.processed(now_ns, flight.wasted_tokens)
+        else:
+            flight = self.in_flight.steps.popleft()
+        batch, finished = flight.batch, flight.finished
         self.journal.tokens(batch, finished, now_ns)
         if self.tells_tokens:
             self._tell_tokens(batch)
@@ -229,15 +255,11 @@ class EngineCore:
 
         Returns the arrivals of these requests, in order of entering.
         """
-        if self._in_flight:
-            batch, _ = self._in_flight.popleft()
-            self.recorder.cut_last_step(now_ns)
-            decodes = batch.decodes.members if batch.decodes is not None else ()
-            for seq in [*batch.sampled, *decodes]:
-                seq.settled_output_tokens -= 1
+        self.recorder.cut_last_steps(len(self.in_flight.steps), now_ns)
         opened = [life.arrival for life in self.journal.lives.values()]
         opened += [arrival for _, _, arrival in sorted(self._inbox)]
         self.close(now_ns, reason)
+        self.in_flight.steps.clear()
         return opened
 
     # ---- one instant
@@ -288,7 +310,7 @@ class EngineCore:
         if idle.until_ns is not None:
             if idle.until_ns <= now_ns:
                 raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
-        elif drain and self.journal.lives and self._next_cancel_ns() is None:
+        elif drain and self.journal.lives and not self.in_flight.steps and self._next_cancel_ns() is None:
             raise SchedulerStalled(f"nothing is due after {now_ns} ns and the scheduler waits. {self._dump()}")
 
     def _dump(self) -> str:
@@ -325,6 +347,7 @@ class EngineCore:
             if done == known:
                 seq.settled_output_tokens += 1
                 sampled.append(seq)
+                del self.journal.prefilling[seq]
         if tokens != batch.num_prefill_tokens:
             raise self._policy_error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
         if len(chunks) > 1 and len({seq for seq, _ in chunks}) != len(chunks):
@@ -375,7 +398,7 @@ class EngineCore:
     def _cut(self, seq: Sequence) -> str:
         """CAP_CUT if `seq` ended where the policy had lowered its cap to, else ""."""
         asked, cap = seq.request.max_output_tokens, seq.max_output_tokens
-        if cap == asked or seq.num_output_tokens < cap:
+        if cap == asked or seq.num_output_tokens - seq.num_wasted_tokens < cap:
             return ""
         self.recorder.details.setdefault(CAP_CUT, f"{asked} output tokens asked for, {cap} allowed")
         return CAP_CUT
@@ -393,6 +416,11 @@ class EngineCore:
         self, seq: Sequence, now_ns: int, ended: type[Finished | Rejected | Cancelled | Unfinished], reason: str
     ) -> None:
         """Ends the request of `seq` and adds the event, an `ended`."""
-        self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams)
+        in_flight = self.in_flight
+        undelivered = 0
+        if in_flight.steps and not seq.num_wasted_tokens:
+            undelivered = in_flight.output_tokens_of(seq)
+            in_flight.waste(seq)
+        self.journal.end(seq, now_ns, ended.outcome, reason, undelivered, streams=self.scheduler.streams)
         self.executor.end(seq)
         self.events.append(ended(seq.request, reason))

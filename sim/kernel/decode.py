@@ -57,11 +57,20 @@ class DecodeGroup:
         seq.settled_computed_tokens += gained
         seq.settled_output_tokens += gained
         seq.group = None
+        seq.last_group, seq.left_step = self, self.step
         seq.epoch += 1
         del self.members[seq]
         del self._by_phase[seq.phase][seq]
         self.total_context_tokens -= seq.settled_computed_tokens
         self.left.append(seq)
+
+    def advance_by(self, seq: Sequence, more: int) -> None:
+        """Gives the member `seq` so many tokens more, or fewer, than the steps of the group since it joined say."""
+        seq.joined_step -= more
+        self.total_context_tokens += more
+        del self._by_phase[seq.phase][seq]
+        seq.phase = (seq.phase - more) % self.block_size
+        self._by_phase[seq.phase][seq] = None
 
     def blocks_due(self) -> int:
         """How many members need one more KV block for the next decode step. O(1)."""
@@ -84,9 +93,4 @@ class DecodeGroup:
         self.total_context_tokens += len(self.members)
         if accepted:
             for seq, count in accepted.items():
-                more = count - 1
-                seq.joined_step -= more
-                self.total_context_tokens += more
-                del self._by_phase[seq.phase][seq]
-                seq.phase = (seq.phase - more) % self.block_size
-                self._by_phase[seq.phase][seq] = None
+                self.advance_by(seq, count - 1)

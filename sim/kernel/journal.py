@@ -55,9 +55,10 @@ class _Life:
 class Journal:
     """The open requests of one engine and the rows they leave. `lives` holds them in order of entering."""
 
-    def __init__(self, recorder: Recorder, per_chunk_ns: int) -> None:
+    def __init__(self, recorder: Recorder, per_chunk_ns: int, *, ahead: bool = False) -> None:
         self.recorder = recorder
         self.per_chunk_ns = per_chunk_ns
+        self._ahead = ahead
         self.lives: dict[Sequence, _Life] = {}
         self.prefilling: dict[Sequence, None] = {}  # had a chunk in the last step, and are not done
 
@@ -107,7 +108,8 @@ class Journal:
             life.preemptions += 1
             row(now_ns, seq.request.id, seq.state, *reasons.get(seq, ("", None)))
         for seq in batch.left:
-            if seq.state == DECODE and seq.group is None:
+            # Whoever has its last token in flight is not scheduled again, ahead of results; it does not sit out.
+            if seq.state == DECODE and seq.group is None and (seq in reasons or not self._ahead):
                 seq.state = SAT_OUT
                 row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("", None)))
         for seq in [*batch.joined, *(seq for seq, _ in batch.swap_in)]:
@@ -146,24 +148,26 @@ class Journal:
             life = self.lives[seq]
             if life.first_token_ns == MISSING:
                 life.first_token_ns = now_ns
-            seq.state = DECODE
-            del self.prefilling[seq]
+            if seq.state in (PREFILL, RECOMPUTE):
+                seq.state = DECODE
         for seq in finished:
             life = self.lives[seq]
             life.last_token_ns = now_ns
-            life.output_tokens = seq.num_output_tokens
+            life.output_tokens = seq.num_output_tokens - seq.num_wasted_tokens
             seq.state = ENDED
         for seq in batch.sampled:
             if seq.state == DECODE:
                 self.recorder.state(now_ns, seq.request.id, DECODE)
 
-    def end(self, seq: Sequence, now_ns: int, outcome: int, reason: str, *, streams: bool) -> None:
-        """Writes the row of the request of `seq` and forgets it. A finished request is delivered now, or where the
-        policy `streams` was with its last token."""
+    def end(self, seq: Sequence, now_ns: int, outcome: int, reason: str, undelivered: int, *, streams: bool) -> None:
+        """Writes the row of the request of `seq`, of whose tokens `undelivered` are in flight, and forgets it.
+
+        A finished request is delivered now, or where the policy `streams` was with its last token.
+        """
         life = self.lives.pop(seq)
         self.prefilling.pop(seq, None)
         finished = outcome == FINISHED
-        output_tokens = life.output_tokens or seq.num_output_tokens
+        output_tokens = life.output_tokens or seq.num_output_tokens - undelivered
         seq.state = ENDED
         request = seq.request
         sent_ns, submitted_ns = life.arrival.sent_ns, life.arrival.submitted_ns

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchsim.base.ranges import Config
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Traits:
     `prefix_cache`: the kind of KV manager that finds prompts' prefixes again (`batchsim.kv.choice.new_kv`); "": none
     does. `needs_predictor`: the policy asks a predictor for output lengths. `needs_swap_space`: it moves KV to host
     memory. `knobs`: names of its numbers that `batchsim capacity` doubles and halves, one at a time, in this order.
+    `loop`: how the engine's host and one GPU wait for each other; its depth grows by the stages beyond the first of a
+    pipeline where the policy `pipelines`, that is, can have a batch in each.
     """
 
     max_num_seqs: int | None = None
@@ -27,6 +30,8 @@ class Traits:
     needs_predictor: bool = False
     needs_swap_space: bool = False
     knobs: tuple[str, ...] = ()
+    loop: EngineLoop = SYNC
+    pipelines: bool = False
 
 
 class PolicyConfig(Config):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,12 @@ STEP_COLUMNS = (
     ("cached_tokens", "q"),  # found in the prefix cache by those admitted in this step
 )
 STATE_COLUMNS = (("time_ns", "q"), ("request_id", "q"), ("state", "i"), ("reason", "i"), ("blocker", "q"))
+LANE_COLUMNS = (
+    ("called_ns", "q"),  # the scheduler was asked
+    ("launched_ns", "q"),  # the host was through with it; the device took it up at the step's start
+    ("processed_ns", "q"),  # the results were processed and tokens went out
+    ("wasted_tokens", "q"),  # computed of requests that had ended by then
+)
 REQUEST_COLUMNS = (
     ("request_id", "q"),
     ("request_class", "i"),
@@ -100,6 +106,7 @@ def _format(columns: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, np.dty
 _STEP, STEP_DTYPE = _format(STEP_COLUMNS)
 _STATE, STATE_DTYPE = _format(STATE_COLUMNS)
 _REQUEST, REQUEST_DTYPE = _format(REQUEST_COLUMNS)
+_LANE, LANE_DTYPE = _format(LANE_COLUMNS)
 pack_step = _STEP.pack
 
 
@@ -125,6 +132,7 @@ class Records:
     `requests` is sorted by request id, `steps` by start; `states` is in the order in which things happened.
     `details` maps a rejection's reason to the numbers of its first case, and the reason of a cut run to what failed.
     `replicas` says whose rows these are where several engines wrote them; see `batchsim.drive.fleet.fleet_records`.
+    `lanes` has a row a step where the engine schedules ahead of results: the host's part; else it is empty.
     """
 
     requests: NDArray[np.void]
@@ -133,6 +141,7 @@ class Records:
     texts: tuple[str, ...]
     details: dict[str, str]
     replicas: Replicas | None = None
+    lanes: NDArray[np.void] = field(default_factory=lambda: np.empty(0, LANE_DTYPE))
 
     @cached_property
     def step_columns(self) -> dict[str, NDArray[Any]]:
@@ -181,6 +190,8 @@ class Recorder:
         self.step_rows = bytearray()  # of STEP_COLUMNS, packed by `pack_step`
         self._states = bytearray()
         self._requests = bytearray()
+        self.lane_rows = bytearray()  # of LANE_COLUMNS, a row for each of step_rows or none
+        self._num_processed = 0  # of these rows, the first ones
         self._codes: dict[str, int] = {"": 0}
         self.details: dict[str, str] = {}
 
@@ -201,11 +212,22 @@ class Recorder:
         """Writes the row of a request, in the order of REQUEST_COLUMNS."""
         self._requests += _REQUEST.pack(*row)
 
-    def cut_last_step(self, end_ns: int) -> None:
-        """Lets the last step end at `end_ns`, before its time."""
-        at = len(self.step_rows) - _STEP.size
-        (start_ns,) = struct.unpack_from("<q", self.step_rows, at)
-        struct.pack_into("<q", self.step_rows, at + 8, end_ns - start_ns)
+    def launched(self, called_ns: int, launched_ns: int) -> None:
+        """Writes the row of the host's part of the next step."""
+        self.lane_rows += _LANE.pack(called_ns, launched_ns, MISSING, 0)
+
+    def processed(self, now_ns: int, wasted_tokens: int) -> None:
+        """Notes that the oldest step not processed yet is so at `now_ns`."""
+        if self._num_processed >= 0:
+            struct.pack_into("<qq", self.lane_rows, self._num_processed * _LANE.size + 16, now_ns, wasted_tokens)
+        self._num_processed += 1
+
+    def cut_last_steps(self, count: int, now_ns: int) -> None:
+        """Lets the last `count` steps end at `now_ns` at the latest, before their time; one not begun has no time."""
+        for at in range(len(self.step_rows) - count * _STEP.size, len(self.step_rows), _STEP.size):
+            start_ns, duration_ns = struct.unpack_from("<qq", self.step_rows, at)
+            start_ns = min(start_ns, now_ns)
+            struct.pack_into("<qq", self.step_rows, at, start_ns, min(start_ns + duration_ns, now_ns) - start_ns)
 
     def unserved(self, arrival: Arrival, now_ns: int, outcome: int, reason: str) -> None:
         """Writes the row of a request that ended at `now_ns` without having reached an engine."""
@@ -245,6 +267,9 @@ class Recorder:
         """
         drained = self.records()
         self.step_rows, self._states, self._requests = bytearray(), bytearray(), bytearray()
+        # What is in flight has its row among the drained, and is never said to be processed.
+        self._num_processed -= len(self.lane_rows) // _LANE.size
+        self.lane_rows = bytearray()
         self.details = {}
         return drained
 
@@ -257,4 +282,5 @@ class Recorder:
             states=np.frombuffer(self._states, STATE_DTYPE),
             texts=tuple(self._codes),
             details=dict(self.details),
+            lanes=np.frombuffer(self.lane_rows, LANE_DTYPE),
         )

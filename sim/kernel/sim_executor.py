@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from batchsim.kernel.types import Batch, CostModel, Sequence, StepResult
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
+from batchsim.kernel.types import Batch, CostModel, LaneCosts, Sequence, StepResult
+
+_ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
 
 
 class SimExecutor:
-    """Runs batches on a cost model. Knows the true output lengths; a step is O(sequences that end or join)."""
+    """Runs batches on a cost model. Knows the true output lengths; a step is O(sequences that end or join).
 
-    def __init__(self, cost: CostModel, max_model_len: int) -> None:
+    Where the `loop` schedules ahead, `cost` has LaneCosts, and durations are the GPU's alone.
+    """
+
+    def __init__(self, cost: CostModel, max_model_len: int, loop: EngineLoop = SYNC) -> None:
         self.cost = cost
         self.max_model_len = max_model_len
+        self.loop = loop
+        self._lanes: LaneCosts | None = cost if loop.is_ahead else None  # type: ignore[assignment]
+        self.duration_ns = cost.step_ns if self._lanes is None else self._lanes.device_ns
         self._targets: dict[Sequence, int] = {}
-        self._ends: list[tuple[int, int, int, Sequence]] = []  # (group step, order, epoch, sequence)
+        self._ends: dict[DecodeGroup, list[tuple[int, int, int, Sequence]]] = {}  # (group step, order, epoch, sequence)
 
     def begin(self, seq: Sequence, output_tokens: int | None) -> None:
         """Notes the output length at which `seq` ends: its true one, the client's cap, the policy's or the model's."""
@@ -26,19 +36,28 @@ class SimExecutor:
     def end(self, seq: Sequence) -> None:
         self._targets.pop(seq, None)
 
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        """ns of the host before the launch of `batch` and after its end; None: a call that scheduled nothing."""
+        assert self._lanes is not None  # a loop that is not sync asks
+        return self._lanes.host_ns(batch)
+
     def quiet_steps(self, batch: Batch) -> int:
-        ends, group = self._ends, batch.decodes
+        group = batch.decodes
+        ends = self._ends.get(group) if group is not None else None
         while ends:
             step, _, epoch, seq = ends[0]
-            if epoch == seq.epoch and seq.group is group:
-                return step - group.step - 1 if group is not None else 0
+            if epoch == seq.epoch:
+                return step - group.step - 1
             heappop(ends)
         return 0
 
     def execute(self, batch: Batch) -> StepResult:
-        group, ends = batch.decodes, self._ends
+        group = batch.decodes
         finished: list[Sequence] = []
         if group is not None:
+            ends = self._ends.get(group)
+            if ends is None:
+                ends = self._ends[group] = []
             for seq in batch.joined:
                 if seq.group is group:
                     end = group.step + self._targets[seq] - seq.num_output_tokens
@@ -56,4 +75,11 @@ class SimExecutor:
                 finished.append(seq)
         if len(finished) > 1:
             finished = batch.in_order(finished)
-        return StepResult(self.cost.step_ns(batch), finished)
+        if self._lanes is None:
+            return StepResult(self.duration_ns(batch), finished)
+        for seq in finished:
+            self._targets[seq] = _ENDED
+        if self.loop.stages == 1:
+            return StepResult(self.duration_ns(batch), finished)
+        stages_ns = self._lanes.stages_ns(batch)
+        return StepResult(sum(stages_ns), finished, stages_ns=stages_ns)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
+
 if TYPE_CHECKING:
     from batchsim.kernel.decode import DecodeGroup
     from batchsim.kernel.kv_blocks import KVBlockManager
@@ -77,14 +79,20 @@ class Sequence:
     group they are derived from the group's step. `order` is the admission serial and `num_blocks` the KV manager's
     count outside the group's growth. `epoch` changes on leaving the group and invalidates planned finishes.
     `max_output_tokens` is the request's, unless the policy lowers it in `add`, as some engines do to fit their KV.
+    `last_group` is the group it left last, at its `left_step`. Where an engine schedules ahead of results, counters are
+    of what is scheduled: what is known lags behind by the steps in flight. `num_wasted_tokens` of them, of a sequence
+    that has finished, come after its last one.
     """
 
     __slots__ = (
         "epoch",
         "group",
         "joined_step",
+        "last_group",
+        "left_step",
         "max_output_tokens",
         "num_blocks",
+        "num_wasted_tokens",
         "order",
         "phase",
         "request",
@@ -98,9 +106,10 @@ class Sequence:
         self.max_output_tokens = request.max_output_tokens
         self.order = -1
         self.epoch = 0
-        self.num_blocks = 0
+        self.num_blocks = self.num_wasted_tokens = 0
         self.group: DecodeGroup | None = None
-        self.joined_step = 0
+        self.last_group: DecodeGroup | None = None
+        self.joined_step = self.left_step = 0
         self.phase = 0
         self.settled_computed_tokens = 0
         self.settled_output_tokens = 0
@@ -155,7 +164,8 @@ class Batch:
     `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
     step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
-    `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it.
+    `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
+    the group's count of steps with this one, filled in as the step is launched.
     """
 
     __slots__ = (
@@ -163,6 +173,7 @@ class Batch:
         "chunks",
         "context_tokens",
         "decodes",
+        "group_step",
         "joined",
         "layout",
         "left",
@@ -208,6 +219,7 @@ class Batch:
         self.pad_context_tokens = pad_context_tokens
         self.layout = layout
         self.num_steps = 1
+        self.group_step = 0
         self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()
@@ -277,11 +289,13 @@ class StepResult:
     """What a step took and which sequences produced their last token in it, in batch order.
 
     `accepted`: the members of the decode group that got another number of tokens than one, as with speculation.
+    `stages_ns`: the duration of each stage of a pipeline, which sum to `duration_ns`; None where there is one stage.
     """
 
     duration_ns: int
     finished: list[Sequence]
     accepted: Mapping[Sequence, int] | None = None
+    stages_ns: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,12 +341,14 @@ class PolicyContext:
     """Everything a policy is built with besides its config.
 
     A predictor is there only for a config whose traits have `needs_predictor`; swap blocks likewise `needs_swap_space`.
+    `loop` is the engine's.
     """
 
     kv: KVBlockManager
     max_model_len: int
     predictor: LengthPredictor | None = None
     estimator: StepEstimator | None = None
+    loop: EngineLoop = SYNC
 
 
 class Scheduler(Protocol):
@@ -407,6 +423,22 @@ class CostModel(Protocol):
 
     def step_ns(self, batch: Batch) -> int:
         """The duration of the step `batch` in ns, at least 1: GPU, host and swap terms together."""
+        ...
+
+
+class LaneCosts(CostModel, Protocol):
+    """A cost model for engines whose host works while the GPU does: both times of a step, apart."""
+
+    def device_ns(self, batch: Batch) -> int:
+        """ns of the step `batch` on the GPU, at least 1: all that is not the host's."""
+        ...
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        """ns of the step `batch` in each stage of the pipeline, each at least 1."""
+        ...
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        """ns of the host for the step `batch`: until it is launched, and to process its results; None: an empty one."""
         ...
 
 

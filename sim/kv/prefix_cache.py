@@ -22,12 +22,13 @@ class BlockHashKV:
     Blocks of a sequence that shares no tokens (`Request.tokens` None) can be found by nobody else, so they are
     published only when it gives them up and will come back: `free`, and not `end`. Blocks by which the decode group
     grew leave the queue only when ids or queue are next looked at. There is no swap in vLLM V1: `swap_out` never finds
-    room.
+    room. `unknown`: the number of a decode's newest tokens that its engine does not know yet when it schedules the next
+    one; a block is published once all its tokens are known.
     """
 
     __slots__ = (
         "_due", "_held", "_index", "_key", "_moves", "_num_sharing", "_queue", "_search", "_users",
-        "block_size", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free",
+        "block_size", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free", "unknown",
     )  # fmt: skip
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
@@ -43,6 +44,7 @@ class BlockHashKV:
         self._users = [0] * num_blocks  # sequences that hold a published block
         self._search: _Search | None = None  # the last lookup, kept up to date
         self._moves = 0  # counts the times blocks were given back
+        self.unknown = 0
         self._num_sharing = 0  # holdings of sequences whose tokens have identity
 
     @property
@@ -143,8 +145,8 @@ class BlockHashKV:
 
     # ---- the running
 
-    def allocate(self, seq: Sequence, num_tokens: int) -> bool:
-        """As `KVBlockManager.allocate`; full blocks of known tokens become published."""
+    def allocate(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> bool:
+        """As `KVBlockManager.allocate`; full blocks of known tokens, all but the last `unknown`, become published."""
         self._deal()
         holding = self._held.get(seq)
         if holding is None:
@@ -153,9 +155,14 @@ class BlockHashKV:
         if need > self.num_free:
             return False
         holding.table += self._take(need)
-        self._publish_to(holding, seq, num_tokens)
+        self._publish_to(holding, seq, min(num_tokens, seq.num_tokens - unknown))
         seq.num_blocks = len(holding.table)
         return True
+
+    def publish(self, seq: Sequence, num_tokens: int) -> None:
+        """Publishes the full blocks of the first `num_tokens` tokens of `seq`: their last ones have become known."""
+        self._deal()
+        self._publish_to(self._held[seq], seq, num_tokens)
 
     def grow_group(self, group: DecodeGroup) -> bool:
         need = group.blocks_due()
@@ -166,10 +173,11 @@ class BlockHashKV:
             self._due += group.members_due()
         if self._num_sharing:
             self._deal()
-            for seq in group.members_due(ahead=1):
+            unknown = self.unknown
+            for seq in group.members_due(ahead=1 - unknown):
                 holding = self._held[seq]
                 if holding.sharing:
-                    self._publish_to(holding, seq, seq.num_tokens)
+                    self._publish_to(holding, seq, seq.num_tokens - unknown)
         return True
 
     def _deal(self) -> None:
@@ -185,23 +193,27 @@ class BlockHashKV:
         search = self._search
         if search is None or search.missing is None or not search.echoes:
             return False
-        for seq in group.members_due(ahead=1):
+        for seq in group.members_due(ahead=1 - self.unknown):
             holding = self._held[seq]
-            if holding.sharing and holding.key((seq.num_computed_tokens + 1) // self.block_size - 1) == search.missing:
+            full = (seq.num_tokens - self.unknown) // self.block_size
+            if holding.sharing and holding.key(full - 1) == search.missing:
                 return True
         return False
 
     # ---- giving back
 
-    def free(self, seq: Sequence) -> None:
-        """Gives back the blocks of `seq`, which may come back and find them. Before it leaves the group."""
-        self._give_back(seq, returns=True)
+    def free(self, seq: Sequence, unknown: int = 0) -> None:
+        """Gives back the blocks of `seq`, which may come back and find them. Before it leaves the group.
 
-    def end(self, seq: Sequence) -> None:
+        The last `unknown` of its tokens are not known yet.
+        """
+        self._give_back(seq, unknown, returns=True)
+
+    def end(self, seq: Sequence, unknown: int = 0) -> None:
         """As `free`, for a sequence that will not come back: cheaper where nobody else could find its blocks."""
-        self._give_back(seq, returns=False)
+        self._give_back(seq, unknown, returns=False)
 
-    def _give_back(self, seq: Sequence, *, returns: bool) -> None:
+    def _give_back(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
         self._deal()
         seq.num_blocks = 0
         holding = self._held.pop(seq, None)
@@ -209,7 +221,8 @@ class BlockHashKV:
             return
         table, users, published = holding.table, self._users, holding.published
         self._num_sharing -= holding.sharing
-        full = published if holding.sharing else max(holding.full, seq.num_computed_tokens // self.block_size)
+        computed = seq.num_computed_tokens - unknown
+        full = published if holding.sharing else max(holding.full, computed // self.block_size)
         if returns:
             self._publish(holding, published, full, users=0)
         unused = table[published:full][::-1]

@@ -152,7 +152,7 @@ def test_a_step_cut_short_ends_when_it_was_cut() -> None:
     recorder = Recorder()
     for start_ns in (100, 110):
         recorder.step_rows += pack_step(start_ns, 10, *range(2, len(STEP_COLUMNS)))
-    recorder.cut_last_step(113)
+    recorder.cut_last_steps(1, 113)
     assert (len(recorder), recorder.num_steps) == (0, 2)
     steps = recorder.records().steps
     assert steps[0].item() == (100, 10, *range(2, len(STEP_COLUMNS)))

@@ -18,6 +18,7 @@ from typing import Literal
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import NonNegativeInt, PositiveInt, ShareBelowOne
 from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
@@ -25,14 +26,16 @@ from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.queues import FcfsQueue, PriorityQueue
 
 _NO_CAP = 1 << 62
+ASYNCHRONOUS = EngineLoop("batch_queue", depth=2, nap_ns=1_000_000)
+"""vLLM's queue of batches: one in flight while the next is scheduled, and 1 ms of sleep after a call that had nothing
+to run."""
 
 
 @dataclass(frozen=True)
 class VllmConfig(PolicyConfig):
     """Knobs by vLLM's names, with its defaults for an online server on a GPU of 70 to 160 GB other than the A100.
 
-    `async_scheduling` is on in vLLM where it can be, and `prefill_schedule_interval` may be more than 1 there; neither
-    is simulated. None stands for max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for
+    `prefill_schedule_interval` may be more than 1 in vLLM, which is not simulated. None stands for max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for
     max_num_seqs in `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1.
     """
 
@@ -52,8 +55,6 @@ class VllmConfig(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.async_scheduling:
-            raise ValueError("async_scheduling: true is not simulated. Set it to false, here and in the engine")
         if self.prefill_schedule_interval != 1:
             raise ValueError(
                 f"prefill_schedule_interval {self.prefill_schedule_interval} is not simulated. Set it to 1"
@@ -80,6 +81,7 @@ class VllmConfig(PolicyConfig):
             max_num_batched_tokens=self.max_num_batched_tokens,
             prefix_cache="blocks" if self.enable_prefix_caching else "",
             knobs=("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"),
+            loop=ASYNCHRONOUS if self.async_scheduling else SYNC,
         )
 
     @property
@@ -116,10 +118,17 @@ class Vllm:
         self.kv = kv
         self.max_model_len = context.max_model_len
         self.events: list[Event] = []
+        self.loop = context.loop
+        self._ahead = config.async_scheduling
+        if self._ahead and self.cache is not None:
+            self.cache.unknown = 1
         self.group = DecodeGroup(kv.block_size)
         self.running: dict[Sequence, None] = {}  # in order of admission
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self.stalled: dict[Sequence, None] = {}  # running, ready to decode, sat out the last step
+        self.ending: dict[Sequence, None] = {}  # running, their last token by length in flight
+        self._last: Batch | None = None  # the latest batch, whose prompts' ends have not joined the group
+        self._caps: dict[int, list[tuple[Sequence, int]]] = {}  # step of the group -> who then has its last token
         self.waiting: FcfsQueue | PriorityQueue = PriorityQueue() if config.policy == "priority" else FcfsQueue()
         self._watermark_blocks = int(config.watermark * (kv.num_blocks + 1))  # vLLM counts its null block in
         self._step_tokens, self._slots = config.step_tokens, config.slots
@@ -144,12 +153,14 @@ class Vllm:
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         if seq in self.running:
-            self._release(seq, returns=False)
+            self._release(seq, self._unknown(seq), returns=False)
         else:
             self.waiting.remove(seq)
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        if self._ahead:
+            self._go_on_unseen()
         cap = self._prefill_cap()
         preempted: list[Sequence] = []
         cached: list[tuple[Sequence, int]] = []
@@ -161,7 +172,9 @@ class Vllm:
         group = self.group
         if not (group.members or chunks or preempted):
             return IDLE
-        return Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
+        batch = Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
+        self._last = batch
+        return batch
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # All who run decode: each came in with a token of a step to itself, so the budget has one for all of them.
@@ -174,13 +187,63 @@ class Vllm:
         return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        if self._ahead:
+            self._complete_late(finished)
+            return finished
         for seq in finished:
-            self._release(seq, returns=False)
+            self._release(seq, 0, returns=False)
         for seq in batch.sampled:
             if seq in self.running:
                 del self.partial[seq]
                 self.group.join(seq)
         return finished
+
+    # ---- ahead of results
+
+    def _go_on_unseen(self) -> None:
+        """Lets those decode whose prompts end with the step in flight, and takes out those whose last token it makes:
+        that an output reaches its cap is known before it is there; that it ends by a stop token is not."""
+        group = self.group
+        for seq, epoch in self._caps.pop(group.step, ()):
+            if seq.epoch == epoch:
+                if self.cache is None:
+                    self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count
+                group.leave(seq)
+                self.ending[seq] = None
+        if self._last is not None:
+            for seq in self._last.sampled:
+                if seq in self.partial:
+                    del self.partial[seq]
+                    self._decode_on(seq)
+            self._last = None
+
+    def _decode_on(self, seq: Sequence) -> None:
+        """Lets `seq` join the group, or end if its last token is in flight already."""
+        left = min(seq.max_output_tokens, self.max_model_len - seq.request.prompt_tokens) - seq.num_output_tokens
+        if left <= 0:
+            self.ending[seq] = None
+            return
+        self.group.join(seq)
+        if self._ahead:
+            self._caps.setdefault(self.group.step + left, []).append((seq, seq.epoch))
+
+    def _unknown(self, seq: Sequence) -> int:
+        """How many of the tokens of `seq` are in flight."""
+        return int(self._ahead and (seq.group is not None or seq in self.ending))
+
+    def _complete_late(self, finished: list[Sequence]) -> None:
+        """Ends those found finished, who may have been preempted since; publishes what has become known."""
+        cache = self.cache
+        if cache is not None:
+            for seq in self.stalled:
+                cache.publish(seq, seq.num_computed_tokens)
+        for seq in finished:
+            if seq not in self.running:
+                self.waiting.remove(seq)
+                continue
+            if cache is not None:
+                cache.publish(seq, seq.num_computed_tokens - seq.num_wasted_tokens)
+            self._release(seq, seq.num_wasted_tokens, returns=False)
 
     # ---- the running
 
@@ -231,9 +294,12 @@ class Vllm:
         i = 0
         while i < len(order) and left > 0:
             seq = order[i]
+            if seq in self.ending:
+                i += 1
+                continue
             computed = seq.num_computed_tokens
             n = min(seq.num_tokens - computed, cap, left)
-            while not kv.allocate(seq, computed + n):
+            while not self._allocate(seq, computed + n):
                 victim = max(order, key=_importance) if by_priority else order[-1]
                 at = order.index(victim)
                 del order[at]
@@ -250,7 +316,8 @@ class Vllm:
                 i += 1
         for seq in order:
             if seq.group is not None and seq not in scheduled:
-                kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
+                if self.cache is None or not self._ahead:
+                    kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
                 self.group.leave(seq)
                 self.stalled[seq] = None
                 self.events.append(Event("sat_out", seq, "token_budget"))
@@ -260,24 +327,32 @@ class Vllm:
         """Whether a scheduled running sequence decodes; one that sat out joins the group again."""
         if seq in self.stalled:
             del self.stalled[seq]
-            self.group.join(seq)
+            self._decode_on(seq)
         return seq.group is not None
+
+    def _allocate(self, seq: Sequence, num_tokens: int) -> bool:
+        if self._ahead and self.cache is not None:
+            return self.cache.allocate(seq, num_tokens, self._unknown(seq))
+        return self.kv.allocate(seq, num_tokens)
 
     def _preempt(self, victim: Sequence, by: Sequence) -> None:
         self.events.append(Event("preempted", victim, "kv_blocks", by.request.id))
-        self._release(victim, returns=True)
+        self._release(victim, self._unknown(victim), returns=True)
         victim.reset_computed()
         self.waiting.put_back(victim)
 
-    def _release(self, seq: Sequence, *, returns: bool) -> None:
-        if self.cache is not None and not returns:
-            self.cache.end(seq)
-        else:
+    def _release(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
+        if self.cache is None:
             self.kv.free(seq)
+        elif returns:
+            self.cache.free(seq, unknown)
+        else:
+            self.cache.end(seq, unknown)
         if seq.group is not None:
             self.group.leave(seq)
         self.partial.pop(seq, None)
         self.stalled.pop(seq, None)
+        self.ending.pop(seq, None)
         del self.running[seq]
 
     # ---- the waiting

@@ -1,0 +1,99 @@
+"""The steps of an engine that were launched and whose results are not processed yet, oldest first.
+
+With one step in flight nothing can happen between its launch and its end. With more, a sequence may have ended, been
+preempted or been given up in a step whose tokens are still to come: what it has been given and what the client has had
+part by the steps in flight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterator
+
+from batchsim.kernel.engine_loop import EngineLoop
+from batchsim.kernel.types import Batch, Sequence, StepResult
+
+
+class Flight:
+    """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain."""
+
+    __slots__ = ("batch", "end_ns", "finished", "wasted_tokens")
+
+    def __init__(self, batch: Batch, finished: list[Sequence], end_ns: int) -> None:
+        self.batch = batch
+        self.finished = finished
+        self.end_ns = end_ns
+        self.wasted_tokens = 0
+
+
+class InFlight:
+    """The steps in flight, and when each stage of the device is free again. `called_ns`: of the last call to schedule.
+    """
+
+    __slots__ = ("_finishing", "_free_ns", "called_ns", "steps")
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self.steps: deque[Flight] = deque()
+        self.called_ns = 0
+        self._free_ns = [0] * loop.stages
+        self._finishing: dict[Sequence, int] = {}  # output tokens with the last one, which is in flight
+
+    def launch(self, batch: Batch, result: StepResult, now_ns: int) -> tuple[int, int]:
+        """Takes in the step `batch`, launched at `now_ns`, its counters moved on; returns its start and end in ns.
+
+        It goes through the stages behind the step before it.
+        """
+        free_ns = self._free_ns
+        start_ns = end_ns = max(now_ns, free_ns[0])
+        for stage, duration_ns in enumerate(result.stages_ns or (result.duration_ns,)):
+            end_ns = max(end_ns, free_ns[stage]) + duration_ns
+            free_ns[stage] = end_ns
+        self.steps.append(Flight(batch, result.finished, end_ns))
+        for seq in result.finished:
+            self._finishing[seq] = seq.num_output_tokens
+        return start_ns, end_ns
+
+    def land(self, alive: Container[Sequence]) -> Flight:
+        """Takes out the oldest step, its results there; of those who are not `alive` any more it forgets the results.
+
+        Says of the finished how many tokens later steps, in flight, compute of them in vain.
+        """
+        flight = self.steps.popleft()
+        batch = flight.batch
+        if batch.sampled:
+            batch.sampled = [seq for seq in batch.sampled if seq in alive]
+        ended: list[Sequence] = []
+        for seq in flight.finished:
+            outputs = self._finishing.pop(seq)
+            if seq not in alive:
+                continue
+            ended.append(seq)
+            seq.num_wasted_tokens = seq.num_output_tokens - outputs
+            if seq.num_wasted_tokens:
+                self.waste(seq)
+        flight.finished = ended
+        return flight
+
+    def waste(self, seq: Sequence) -> None:
+        """Notes that what is in flight of `seq` is computed in vain."""
+        for flight, tokens, _ in self._rows(seq):
+            flight.wasted_tokens += tokens
+
+    def output_tokens_of(self, seq: Sequence) -> int:
+        """How many of the output tokens of `seq` are in flight."""
+        return sum(outputs for _, _, outputs in self._rows(seq))
+
+    def _rows(self, seq: Sequence) -> Iterator[tuple[Flight, int, int]]:
+        """The steps in flight that compute tokens of `seq`, with these tokens and its output tokens in them."""
+        group, last_step = seq.group, seq.left_step
+        if group is None:
+            group = seq.last_group
+        else:
+            last_step = group.step
+        for flight in self.steps:
+            batch = flight.batch
+            tokens = sum(n for chunked, n in batch.chunks if chunked is seq)
+            if tokens:
+                yield flight, tokens, int(seq in batch.sampled)
+            elif group is not None and batch.decodes is group and seq.joined_step < batch.group_step <= last_step:
+                yield flight, 1, 1
