@@ -347,7 +347,6 @@ class EngineCore:
             if done == known:
                 seq.settled_output_tokens += 1
                 sampled.append(seq)
-                del self.journal.prefilling[seq]
         if tokens != batch.num_prefill_tokens:
             raise self._policy_error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
         if len(chunks) > 1 and len({seq for seq, _ in chunks}) != len(chunks):
@@ -421,6 +420,6 @@ class EngineCore:
         if in_flight.steps and not seq.num_wasted_tokens:
             undelivered = in_flight.output_tokens_of(seq)
             in_flight.waste(seq)
-        self.journal.end(seq, now_ns, ended.outcome, reason, undelivered, streams=self.scheduler.streams)
+        self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams, undelivered=undelivered)
         self.executor.end(seq)
         self.events.append(ended(seq.request, reason))

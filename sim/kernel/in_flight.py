@@ -27,8 +27,7 @@ class Flight:
 
 
 class InFlight:
-    """The steps in flight, and when each stage of the device is free again. `called_ns`: of the last call to schedule.
-    """
+    """The steps in flight, and when each stage of the device is free again. `called_ns`: of the last call to schedule."""
 
     __slots__ = ("_finishing", "_free_ns", "called_ns", "steps")
 

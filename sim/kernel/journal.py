@@ -66,12 +66,14 @@ class Journal:
         self.lives[seq] = _Life(arrival)
 
     def computed(self, seq: Sequence, done: int) -> None:
-        """Notes that a chunk takes `seq`, still at its old count, to `done` computed tokens."""
+        """Notes that a chunk takes `seq`, still at its old count, to `done` computed tokens; with all, its prompt ends."""
         life, before = self.lives[seq], seq.settled_computed_tokens
         if before < life.computed_once:
             life.recomputed += min(done, life.computed_once) - before
         if done > life.computed_once:
             life.computed_once = done
+        if done == seq.num_tokens:
+            del self.prefilling[seq]
 
     def step(
         self, scheduler: Scheduler, batch: Batch, start_ns: int, duration_ns: int, pairs: int, sampled: int
@@ -159,7 +161,9 @@ class Journal:
             if seq.state == DECODE:
                 self.recorder.state(now_ns, seq.request.id, DECODE)
 
-    def end(self, seq: Sequence, now_ns: int, outcome: int, reason: str, undelivered: int, *, streams: bool) -> None:
+    def end(
+        self, seq: Sequence, now_ns: int, outcome: int, reason: str, *, streams: bool, undelivered: int = 0
+    ) -> None:
         """Writes the row of the request of `seq`, of whose tokens `undelivered` are in flight, and forgets it.
 
         A finished request is delivered now, or where the policy `streams` was with its last token.

@@ -35,8 +35,9 @@ to run."""
 class VllmConfig(PolicyConfig):
     """Knobs by vLLM's names, with its defaults for an online server on a GPU of 70 to 160 GB other than the A100.
 
-    `prefill_schedule_interval` may be more than 1 in vLLM, which is not simulated. None stands for max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for
-    max_num_seqs in `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1.
+    `prefill_schedule_interval` may be more than 1 in vLLM, which is not simulated. None stands for
+    max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for max_num_seqs in
+    `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1.
     """
 
     enable_prefix_caching: bool = True
