@@ -74,7 +74,6 @@ ROOMS = {
     "study.curves": _room(12, "numpy"),
     "study.planning": _room(12, "numpy pandas"),
     "study.capacity": _room(13, "numpy"),
-    "study.claims": _room(13, "numpy pandas"),
     "report": _room(14, "numpy pandas"),
     "report.text": _room(15, "numpy pandas"),
     "report.pictures": _room(16, "numpy pandas matplotlib"),
@@ -93,7 +92,7 @@ ROOMS = {
     ),
     "tools": Room(  # not installed, beside the package
         20,
-        frozenset({"torch", "triton", "numpy", "scipy", "pandas", "yaml", "typer", "rich"}),
+        frozenset({"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "yaml", "typer", "rich"}),
         frozenset({"safetensors", "tokenizers", "pynvml"}),
         guests=("tools",),
     ),

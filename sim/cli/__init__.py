@@ -9,7 +9,6 @@ import typer
 from batchsim.base.version import VERSION
 from batchsim.cli.calibrate import calibrate_app
 from batchsim.cli.capacity import capacity
-from batchsim.cli.claims import claims
 from batchsim.cli.common import OneLineGroup
 from batchsim.cli.conform import conform
 from batchsim.cli.explain import explain
@@ -52,7 +51,6 @@ for command in (
     run,
     plan,
     capacity,
-    claims,
     explain,
     timeline,
     init,

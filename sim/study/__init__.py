@@ -1,1 +1,1 @@
-"""Many points at once: sweeps, curves over the load, capacities, plans, claims."""
+"""Many points at once: sweeps, curves over the load, capacities, plans."""

@@ -78,7 +78,6 @@ WRITES: dict[str, tuple[list[str], str]] = {
     "run": (["run", "s.yaml"], "--out"),
     "capacity": (["capacity", "s.yaml"], "--out"),
     "plan": (["plan", "plan"], "-o"),
-    "claims": (["claims", "--only", "24x"], "--out"),
 }
 
 

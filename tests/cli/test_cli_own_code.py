@@ -46,7 +46,6 @@ COMMANDS: dict[str, list[str]] = {
     "set": ["run", "tiny.yaml", "--set", 'policies={mine: {kind: "mine:Mine", max_num_seqs: 8}}'],
     "vary": ["run", "tiny.yaml", "--set", 'vary={policies.continuous.kind: [continuous, "mine:Mine"]}'],
     "plan": ["plan", "s.yaml"],
-    "claims": ["claims", "--only", "24x", "--set", 'policies.vllm={kind: "mine:Mine", max_num_seqs: 8}'],
     "capacity": ["capacity", "s.yaml"],
     "validate": ["validate", "s.yaml"],
     "resolve": ["resolve", "s.yaml"],

@@ -10,12 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from batchsim.report.pictures.claims_picture import claims_picture, draw_claim
-from batchsim.report.text.claims_text import claims_as_json, claims_text, measured
 from batchsim.results.read import Results
 from batchsim.scenario import load_scenario
-from batchsim.study.claims import FOLKLORE, Claim, Condition, Finding, check_claims
-from batchsim.study.claims.measures import (
+from tools.claims.claims_picture import claims_picture, draw_claim
+from tools.claims.claims_text import claims_as_json, claims_text, measured
+from tools.claims.folklore import FOLKLORE
+from tools.claims.measures import (
     Values,
     p50_saved,
     padded_share,
@@ -24,6 +24,7 @@ from batchsim.study.claims.measures import (
     throughput_ratio,
     time_lost,
 )
+from tools.claims.nouns import Claim, Condition, Finding, check_claims
 
 TINY = """\
 model: llama-3.1-8b

@@ -13,11 +13,12 @@ from batchsim.base.ranges import MAX_CHOICES, MAX_POINTS
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 from batchsim.study.capacity.find import find_capacities
-from batchsim.study.claims import FOLKLORE, check_claims
 from batchsim.study.curves.run import run_scenario
 from batchsim.study.planning.plan_tables import plan_tables
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.size import BLOCK_BYTES, REQUEST_BYTES, STEP_BYTES, Limits, check_size, expected, largest_load
+from tools.claims.folklore import FOLKLORE
+from tools.claims.nouns import check_claims
 
 AUTO = ["load={mean_rate: auto}", "policies={gated: {}}"]
 FEW = Limits(points=5)

@@ -1,4 +1,9 @@
-"""`batchsim claims`: the folklore of batching, tested."""
+"""The folklore of batching, tested: where each saying holds under stated conditions, and where not.
+
+    python -m tools.claims [--only NAME] [--jobs N] [--out DIR] [--set KEY.KEY=VALUE] [--json]
+
+`nouns` is what a claim is, `measures` what runs say, `folklore` the sayings.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,22 @@ from batchsim.cli.common import (
     JsonOption,
     MaxMemoryOption,
     MaxPointsOption,
+    OneLineGroup,
     check_out,
     limits_of,
     one_line_errors,
     print_json,
 )
 from batchsim.cli.runs import ProgressBar
+from tools.claims.claims_picture import claims_picture
+from tools.claims.claims_text import claims_as_json, claims_text
+from tools.claims.folklore import FOLKLORE
+from tools.claims.nouns import check_claims
+
+app = typer.Typer(cls=OneLineGroup, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+@app.callback(invoke_without_command=True)
 @one_line_errors
 def claims(
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One of the claims, several times.")] = None,
@@ -37,12 +50,8 @@ def claims(
 ) -> None:
     """Test sayings about batching under stated conditions: where each holds and where not.
 
-    Example: batchsim claims --only 24x --set cost.profile=h200-llama-3.1-8b-aiconfigurator
+    Example: python -m tools.claims --only 24x --set cost.profile=h200-llama-3.1-8b-aiconfigurator
     """
-    from batchsim.report.pictures.claims_picture import claims_picture
-    from batchsim.report.text.claims_text import claims_as_json, claims_text
-    from batchsim.study.claims import FOLKLORE, check_claims
-
     names = [claim.name for claim in FOLKLORE]
     unknown = [name for name in only or [] if name not in names]
     if unknown:
@@ -71,3 +80,7 @@ def claims(
         print_json(claims_as_json(findings, heading))
         return
     typer.echo(f"{text}\n{picture.parent}/  {picture.name}  claims.txt")
+
+
+if __name__ == "__main__":
+    app()

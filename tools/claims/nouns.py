@@ -10,9 +10,9 @@ from typing import Literal
 from batchsim.base.errors import ScenarioError
 from batchsim.results.read import Results
 from batchsim.scenario import load_scenario
-from batchsim.study.claims.measures import Values
 from batchsim.study.curves.run import Progress, run_scenario
 from batchsim.study.sweep.size import Limits
+from tools.claims.measures import Values
 
 Measure = Callable[[Results, str, Sequence[str], float], Values]
 Verdict = Literal["yes", "no: less", "no: more", "seeds differ", "undefined"]

@@ -5,7 +5,7 @@ A range is what the saying promises: `up to 24x` is read as at least 24, for the
 
 from __future__ import annotations
 
-from batchsim.study.claims.measures import (
+from tools.claims.measures import (
     LATENCY_BOUND_S,
     next_step_share,
     p50_saved,
@@ -13,8 +13,8 @@ from batchsim.study.claims.measures import (
     rate_ratio,
     time_lost,
 )
-from batchsim.study.claims.measures import throughput_ratio as ratio
-from batchsim.study.claims.nouns import Claim, Condition
+from tools.claims.measures import throughput_ratio as ratio
+from tools.claims.nouns import Claim, Condition
 
 # 40 GB × 0.90 less 26 GB of weights, over 0.82 MB of KV a token: LLaMA-13B, without grouped heads, on an A100 40 GB.
 _KV_2023 = ("kv.tokens=12000",)

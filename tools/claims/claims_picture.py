@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from batchsim.report.pictures.style import GREY, PALE, figure, house_style, put_around, save
 from batchsim.report.reading import SAME_COSTS
-from batchsim.study.claims import Claim, Finding
+from tools.claims.nouns import Claim, Finding
 
 VERDICT_COLORS = {
     "yes": "#009E73",
@@ -43,7 +43,7 @@ def claims_picture(findings: Sequence[Finding], heading: str, path: Path | str) 
             fig,
             "Sayings about batching, and where they hold",
             heading,
-            f"{SAME_COSTS} · a mark a seed · `batchsim claims` prints sources, readings and conditions",
+            f"{SAME_COSTS} · a mark a seed · `python -m tools.claims` prints sources, readings and conditions",
             handles,
         )
         save(fig, path)

@@ -10,7 +10,7 @@ import numpy as np
 
 from batchsim.report.layout import fit
 from batchsim.report.reading import SAME_COSTS
-from batchsim.study.claims import Finding
+from tools.claims.nouns import Finding
 
 
 def claims_text(findings: Sequence[Finding], heading: str) -> str:
