@@ -39,116 +39,42 @@ _HELD_OUT = "qwen3-8b and mistral-7b (whose layers are those of llama-3.1-8b)"
 _COMPARED = tuple(MODELS[name] for name in ("llama-3.1-8b", "qwen3-14b", "qwen3-8b", "mistral-7b"))
 
 # Fitted numbers and errors: `python -m tools.fit_roofline` on the tables' folder prints them.
-_H200 = Efficiencies(
-    matmul=0.777,
-    weights=0.754,
-    gemm_ns=4_010,
-    attention=0.569,
-    kv=0.928,
-    attention_ns=13_440,
-    sequence_ns=133,
-    error_p50=0.032,
-    error_p95=0.057,
-    compared="kernel part",
-    fitted_on=_FITTED_ON,
-    held_out=_HELD_OUT,
-    models=_COMPARED,
-    source=f"{_TABLES}, vLLM 0.24",
-)
-_H100 = Efficiencies(
-    matmul=0.804,
-    weights=0.846,
-    gemm_ns=15_350,
-    attention=0.579,
-    kv=0.950,
-    attention_ns=13_380,
-    sequence_ns=128,
-    error_p50=0.029,
-    error_p95=0.086,
-    compared="kernel part",
-    fitted_on=_FITTED_ON,
-    held_out=_HELD_OUT,
-    models=_COMPARED,
-    source=f"{_TABLES}, vLLM 0.24",
-)
-_A100 = Efficiencies(
-    matmul=0.852,
-    weights=0.714,
-    gemm_ns=4_570,
-    attention=0.543,
-    kv=0.772,
-    attention_ns=23_210,
-    sequence_ns=0,
-    error_p50=0.018,
-    error_p95=0.091,
-    compared="kernel part",
-    fitted_on=_FITTED_ON,
-    held_out=_HELD_OUT,
-    models=_COMPARED,
-    source=f"{_TABLES}, vLLM 0.14",
-)
-_L40S = Efficiencies(
-    matmul=0.732,
-    weights=0.756,
-    gemm_ns=0,
-    attention=_A100.attention,
-    kv=_A100.kv,
-    attention_ns=_A100.attention_ns,
-    sequence_ns=_A100.sequence_ns,
-    error_p50=0.035,
-    error_p95=0.070,
-    compared="matmuls",
-    fitted_on=f"{_FITTED_ON}, matmuls only; attention not fitted, assumed to reach the same shares as on a100",
-    held_out=_HELD_OUT,
-    models=_COMPARED,
-    source=f"{_TABLES}, vLLM 0.14",
-)
-GPUS: dict[str, GpuSpec] = {
-    "h200": GpuSpec(
-        name="h200",
-        memory_bytes=143_771 * 2**20,
-        memory_bandwidth=4.8e12,
-        peak_flops=989e12,
-        host_link=64e9,
-        peer_link=450e9,
-        peer_latency_ns=_PEER_LATENCY_NS,
-        efficiencies=_H200,
-        source=f"NVIDIA H200 SXM datasheet: HBM3e, PCIe 5.0 x16, NVLink 4; {_MEMORY}",
-    ),
-    "h100": GpuSpec(
-        name="h100",
-        memory_bytes=81_559 * 2**20,
-        memory_bandwidth=3.35e12,
-        peak_flops=989e12,
-        host_link=64e9,
-        peer_link=450e9,
-        peer_latency_ns=_PEER_LATENCY_NS,
-        efficiencies=_H100,
-        source=f"NVIDIA H100 SXM 80 GB datasheet: HBM3, PCIe 5.0 x16, NVLink 4; {_MEMORY}",
-    ),
-    "a100": GpuSpec(
-        name="a100",
-        memory_bytes=81_920 * 2**20,
-        memory_bandwidth=2.039e12,
-        peak_flops=312e12,
-        host_link=32e9,
-        peer_link=300e9,
-        peer_latency_ns=_PEER_LATENCY_NS,
-        efficiencies=_A100,
-        source=f"NVIDIA A100 SXM 80 GB datasheet: HBM2e, PCIe 4.0 x16, NVLink 3; {_MEMORY}",
-    ),
-    "l40s": GpuSpec(
-        name="l40s",
-        memory_bytes=46_068 * 2**20,
-        memory_bandwidth=864e9,
-        peak_flops=362e12,
-        host_link=32e9,
-        peer_link=32e9,
-        peer_latency_ns=_PEER_LATENCY_NS,
-        efficiencies=_L40S,
-        source=f"NVIDIA L40S 48 GB datasheet: GDDR6, PCIe 4.0 x16, no NVLink, so peers share PCIe; {_MEMORY}",
-    ),
+_FITS: dict[str, tuple[float, float, float, float, float, float, float, float, float, str]] = {
+    # GPU: matmul, weights, attention, kv; gemm_ns, attention_ns, sequence_ns; error_p50, error_p95; release of vLLM
+    "h200": (0.777, 0.754, 0.569, 0.928, 4_010, 13_440, 133, 0.032, 0.057, "0.24"),
+    "h100": (0.804, 0.846, 0.579, 0.950, 15_350, 13_380, 128, 0.029, 0.086, "0.24"),
+    "a100": (0.852, 0.714, 0.543, 0.772, 4_570, 23_210, 0, 0.018, 0.091, "0.14"),
+    "l40s": (0.732, 0.756, 0.543, 0.772, 0, 23_210, 0, 0.035, 0.070, "0.14"),
 }
+_ASSUMED = "matmuls only; attention not fitted, assumed to reach the same shares as on a100"
+_BOARDS: dict[str, tuple[int, float, float, float, float, str]] = {
+    # GPU: MiB as NVML reports them; bytes/s of memory; FLOP/s in bf16; bytes/s of host link and peer link; datasheet
+    "h200": (143_771, 4.8e12, 989e12, 64e9, 450e9, "H200 SXM datasheet: HBM3e, PCIe 5.0 x16, NVLink 4"),
+    "h100": (81_559, 3.35e12, 989e12, 64e9, 450e9, "H100 SXM 80 GB datasheet: HBM3, PCIe 5.0 x16, NVLink 4"),
+    "a100": (81_920, 2.039e12, 312e12, 32e9, 300e9, "A100 SXM 80 GB datasheet: HBM2e, PCIe 4.0 x16, NVLink 3"),
+    "l40s": (46_068, 864e9, 362e12, 32e9, 32e9,
+             "L40S 48 GB datasheet: GDDR6, PCIe 4.0 x16, no NVLink, so peers share PCIe"),
+}  # fmt: skip
+
+
+def _efficiencies(gpu: str) -> Efficiencies:
+    matmul, weights, attention, kv, gemm_ns, call_ns, sequence_ns, p50, p95, release = _FITS[gpu]
+    compared, fitted_on = ("matmuls", f"{_FITTED_ON}, {_ASSUMED}") if gpu == "l40s" else ("kernel part", _FITTED_ON)
+    constants, source = (gemm_ns, call_ns, sequence_ns), f"{_TABLES}, vLLM {release}"
+    held_out = (_HELD_OUT, _COMPARED)
+    return Efficiencies(
+        matmul, weights, attention, kv, *constants, p50, p95, compared, fitted_on, *held_out, source=source
+    )
+
+
+def _gpu(name: str) -> GpuSpec:
+    mebibytes, bandwidth, flops, host, peer, sheet = _BOARDS[name]
+    source = f"NVIDIA {sheet}; {_MEMORY}"
+    memory = mebibytes * 2**20
+    return GpuSpec(name, memory, bandwidth, flops, host, peer, _PEER_LATENCY_NS, _efficiencies(name), source)
+
+
+GPUS: dict[str, GpuSpec] = {name: _gpu(name) for name in _BOARDS}
 
 
 def load_model(name_or_path: str) -> ModelSpec:

@@ -53,14 +53,11 @@ class UniformTokens(Config):
 
 
 @dataclass(frozen=True)
-class LognormalTokens(Config):
-    """Lognormal with this mean and coefficient of variation before it is clipped to [min, max]."""
-
+class _SpreadTokens(Config):
     mean: MeanTokens
     cv: Cv
     min: PositiveInt = 1
     max: PositiveInt | None = None
-    kind: Literal["lognormal"] = "lognormal"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -72,22 +69,17 @@ class LognormalTokens(Config):
 
 
 @dataclass(frozen=True)
-class GammaTokens(Config):
+class LognormalTokens(_SpreadTokens):
+    """Lognormal with this mean and coefficient of variation before it is clipped to [min, max]."""
+
+    kind: Literal["lognormal"] = "lognormal"
+
+
+@dataclass(frozen=True)
+class GammaTokens(_SpreadTokens):
     """Gamma with this mean and coefficient of variation before it is clipped to [min, max]."""
 
-    mean: MeanTokens
-    cv: Cv
-    min: PositiveInt = 1
-    max: PositiveInt | None = None
     kind: Literal["gamma"] = "gamma"
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        _check_mean(self.mean, self.min, self.max)
-
-    @property
-    def mean_tokens(self) -> float:
-        return self.mean
 
 
 @dataclass(frozen=True)
