@@ -217,10 +217,6 @@ class ClosedLoopWorkload:
         return self.source.names
 
     @property
-    def reservations_know_true_length(self) -> bool:
-        return self.source.output_cap == "exact"
-
-    @property
     def mean_output_tokens(self) -> dict[str, float]:
         """The mean true output in tokens, by class name."""
         return self.source.mean_output_tokens(self.pilot)

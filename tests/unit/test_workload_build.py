@@ -139,10 +139,9 @@ def test_caps_by_name():
     lengths = Lengths(FixedTokens(100), UniformTokens(1, 60))
     all_left = build(ConstantArrivals(1.0), lengths=lengths, output_cap="max_model_len", max_model_len=1000)
     assert {a.request.max_output_tokens for a in all_left.arrivals()} == {900}
-    assert not all_left.reservations_know_true_length
+    assert not any("true length" in note for note in all_left.notes)
     exact = build(ConstantArrivals(1.0), lengths=lengths, output_cap="exact", max_model_len=1000)
     assert all(a.request.max_output_tokens == a.output_tokens for a in exact.arrivals())
-    assert exact.reservations_know_true_length
     assert exact.notes == ("reservations know the true length (output_cap: exact)",)
 
 

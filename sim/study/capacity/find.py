@@ -94,8 +94,6 @@ class CapacityStudy:
     error: CostError | Unknown
     poisson: ChangedCapacity | None
     changes: list[ChangedCapacity]
-    num_points: int = 0
-    num_reused: int = 0
 
     @property
     def best(self) -> PolicyCapacity | None:
