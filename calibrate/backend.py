@@ -1,8 +1,6 @@
-"""The interface of the kernels of a layer, and its plain implementation, which the others are checked against."""
+"""The kernels of a layer in plain torch: what other backends override, and are checked against."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,74 +12,13 @@ which nobody reads and where a backend may store padding.
 """
 
 
-class Backend(Protocol):
-    """The operations of a layer. Tensors are on the device; positions and slots int64, tables and lengths int32.
-
-    q, k and v may be views with a row stride; their last two dimensions are contiguous. Caches are [num_blocks +
-    SPARE_BLOCKS, block_size, kv heads, head_dim].
-    """
-
-    name: str
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm of `x` [T, H] times `weight`, computed in fp32, returned in the dtype of `x`."""
-        ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(RMSNorm of x + residual, x + residual), both [T, H]."""
-        ...
-
-    def rope_store(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        positions: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slots: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-    ) -> Tensor:
-        """Rotates q [T, hq, d] and k [T, hk, d], stores k and v at `slots` [T], returns q, contiguous.
-
-        A slot of -1 is padding's: stored in the cache's last slot or nowhere. `cos` and `sin` are fp32 [positions,
-        d/2]; halves are rotated, as in transformers. `q_norm` and `k_norm`, if given, are applied before.
-        """
-        ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu of the first half of each row of `gate_up` [T, 2I] times the second half: [T, I]."""
-        ...
-
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
-    ) -> Tensor:
-        """Attention of one query a sequence, q [B, hq, d], over its `seq_lens` [B] tokens of cache: [B, hq, d]."""
-        ...
-
-    def prefill(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_tables: Tensor,
-        cu_seqlens: Tensor,
-        seq_lens: Tensor,
-        max_query_len: int,
-        scale: float,
-    ) -> Tensor:
-        """Causal attention of chunks, q [T, hq, d]: query i of a chunk of n stands at position seq_len - n + i."""
-        ...
-
-
 class SdpaBackend:
-    """The operations in plain torch, on any device: a loop over sequences, so cost is linear in the sum of contexts.
+    """The operations of a layer in plain torch, on any device: a loop over sequences, so cost is linear in the sum of
+    contexts. It waits for the device, so no CUDA graph can hold it. A faster backend derives from it and overrides all.
 
-    It waits for the device, so no CUDA graph can hold it.
+    Tensors are on the device; positions and slots int64, tables and lengths int32. q, k and v may be views with a row
+    stride; their last two dimensions are contiguous. Caches are [num_blocks + SPARE_BLOCKS, block_size, kv heads,
+    head_dim].
     """
 
     name = "sdpa"
@@ -112,7 +49,11 @@ class SdpaBackend:
         k_norm: Tensor | None,
         eps: float,
     ) -> Tensor:
-        """Rotates q and k, stores k and v at `slots`, for -1 in the cache's last slot, returns q, contiguous."""
+        """Rotates q [T, hq, d] and k [T, hk, d], stores k and v at `slots` [T], returns q, contiguous.
+
+        A slot of -1 is padding's: stored in the cache's last slot or nowhere. `cos` and `sin` are fp32 [positions,
+        d/2]; halves are rotated, as in transformers. `q_norm` and `k_norm`, if given, are applied before.
+        """
         if q_norm is not None:
             q = self.rms_norm(q, q_norm, eps)
         if k_norm is not None:
@@ -124,15 +65,15 @@ class SdpaBackend:
         return q
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu of the first half of each row times the second half."""
+        """silu of the first half of each row of `gate_up` [T, 2I] times the second half: [T, I]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
     def decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
     ) -> Tensor:
-        """Attention of one query a sequence; the query heads of a KV head are its rows, so that nothing is repeated."""
-        out = torch.empty_like(q)
+        """Attention of one query a sequence, q [B, hq, d], over its `seq_lens` [B] tokens of cache: [B, hq, d]."""
+        out = torch.empty_like(q)  # the query heads of a KV head are its rows, so that nothing is repeated
         kv_heads, head_dim = k_cache.shape[2:]
         grouped = q.view(len(q), 1, kv_heads, -1, head_dim)
         for row, seq_len in enumerate(seq_lens.tolist()):
@@ -151,7 +92,7 @@ class SdpaBackend:
         max_query_len: int,
         scale: float,
     ) -> Tensor:
-        """Causal attention of chunks, one chunk after the other."""
+        """Causal attention of chunks, q [T, hq, d]: query i of a chunk of n stands at position seq_len - n + i."""
         out = torch.empty_like(q)
         bounds = cu_seqlens.tolist()
         for chunk, seq_len in enumerate(seq_lens.tolist()):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from batchsim.base.errors import CalibrationError
 from batchsim.calibrate.architecture import Architecture, load_architecture
-from batchsim.calibrate.backend import SPARE_BLOCKS, Backend, SdpaBackend
+from batchsim.calibrate.backend import SPARE_BLOCKS, SdpaBackend
 from batchsim.calibrate.failures import device_errors
 from batchsim.calibrate.footprint import StepLimits, check_limits, check_memory, find_device, step_bytes
 from batchsim.calibrate.graphs import DecodeGraphs, bucket_of, buckets_for, filled
@@ -59,7 +59,7 @@ class ModelRunner:
         spec, kv = transformer.architecture.spec, transformer.kv
         self.spec: ModelSpec = spec
         self.device: torch.device = kv.device
-        self.backend: Backend = transformer.backend
+        self.backend: SdpaBackend = transformer.backend
         self.num_blocks: int = kv.shape[2] - SPARE_BLOCKS
         self.block_size: int = kv.shape[3]
         self.num_swap_blocks = num_swap_blocks
@@ -277,7 +277,7 @@ def build_runner(
         return ModelRunner(transformer, limits, num_swap_blocks=num_swap_blocks, graphs=graphs)
 
 
-def _backend(name: str, on_cuda: bool) -> Backend:
+def _backend(name: str, on_cuda: bool) -> SdpaBackend:
     if name == "sdpa":
         return SdpaBackend()
     if name != "triton":

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from batchsim.calibrate.architecture import Architecture, Llama3Scaling
-from batchsim.calibrate.backend import Backend
+from batchsim.calibrate.backend import SdpaBackend
 from batchsim.calibrate.weights import LayerWeights, Weights
 
 
@@ -45,7 +45,7 @@ class Transformer:
     """A model with its KV cache `kv` [layers, 2, num_blocks + SPARE_BLOCKS, block_size, kv heads, head_dim]."""
 
     def __init__(
-        self, architecture: Architecture, weights: Weights, backend: Backend, kv: Tensor, max_model_len: int
+        self, architecture: Architecture, weights: Weights, backend: SdpaBackend, kv: Tensor, max_model_len: int
     ) -> None:
         self.architecture = architecture
         self.weights = weights

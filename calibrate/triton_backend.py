@@ -17,6 +17,7 @@ from torch import Tensor
 
 from batchsim.base.errors import CalibrationError
 from batchsim.calibrate import kernels
+from batchsim.calibrate.backend import SdpaBackend
 
 LOG2_E = log2(e)
 FP_FUSION = True  # a multiply and an add in one instruction; from Triton 3.10 on only where it is asked for
@@ -51,8 +52,8 @@ class Shapes:
     decode_programs_per_sm: int = 3
 
 
-class TritonBackend:
-    """The operations of a transformer on CUDA tensors, as `batchsim.calibrate.backend.Backend` states them.
+class TritonBackend(SdpaBackend):
+    """The operations of a transformer on CUDA tensors, as `batchsim.calibrate.backend.SdpaBackend` states them.
 
     A decode launches the same programs for the same number of rows whatever the contexts, and waits for nothing, so a
     CUDA graph can hold it; call it once before the capture, since kernels are compiled at their first call. Scratch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchsim.calibrate.backend import Backend
+from batchsim.calibrate.backend import SdpaBackend
 from batchsim.calibrate.inputs import StepInputs
 
 EPS = 1e-5
@@ -24,8 +24,8 @@ class Heads:
 
 
 def disagreement(
-    backend: Backend,
-    reference: Backend,
+    backend: SdpaBackend,
+    reference: SdpaBackend,
     inputs: StepInputs,
     heads: Heads,
     *,
@@ -88,7 +88,7 @@ class _Layer:
         held[self.tables[mine.any(2)].long()] |= mine[mine.any(2)]
         return held
 
-    def without_sequences(self, backend: Backend) -> dict[str, Tensor]:
+    def without_sequences(self, backend: SdpaBackend) -> dict[str, Tensor]:
         """Results of the kernels that work token by token, by name; both caches with zeros in place of NaN.
 
         The last block, where a backend may store padding, is left out.
@@ -119,7 +119,7 @@ class _Layer:
             "values": values[:-1].nan_to_num(nan=0.0),
         }
 
-    def attention(self, backend: Backend, name: str) -> Tensor:
+    def attention(self, backend: SdpaBackend, name: str) -> Tensor:
         """Attention of the decode rows or of the chunks, as `name` says."""
         q, n, scale = self.q.contiguous(), self.decodes, self.q.shape[-1] ** -0.5
         if name == "decode":
