@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,10 +12,7 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
-from batchsim.results.read import varied
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results, varied
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +12,9 @@ from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, file_hash, open_file
 from batchsim.cost.work import TIME_TERMS, work_columns
 from batchsim.kernel.record import Records
-from batchsim.results.read import SCENARIO
+from batchsim.results.read import SCENARIO, Results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
 
 _ANY_POLICY = ("policies={gated: {}}", "kv.swap_space=0GB", "vary=null")
 """Overrides that replace the scenario's policies, whose code may be a user's own: the cost alone matters here."""

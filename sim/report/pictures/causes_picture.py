@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,9 +12,7 @@ from matplotlib.patches import Patch
 from batchsim.metrics.attribution import PARTS
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, save
 from batchsim.report.reading import at_load, load_name
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results
 
 # One colour a kind of cause, paler for its further reasons: waiting blue, own work green, others' work orange, KV red.
 _COLORS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -20,10 +19,7 @@ from batchsim.report.pictures.curve_lines import hidden_under, widened
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, policy_legend, remark, save, time_axis_log
 from batchsim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, sweeps_at, texts
-from batchsim.results.read import blocks_by_replica, scenario_of
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results, blocks_by_replica, scenario_of
 
 # Averages over 1/400 of the time shown: two pixels of the picture.
 _BINS = 400

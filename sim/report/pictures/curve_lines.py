@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,9 +10,7 @@ from matplotlib.axes import Axes
 from batchsim.report.pictures.palette import PolicyStyle, policy_styles
 from batchsim.report.pictures.style import label_points, remark
 from batchsim.report.reading import Flags, Floats, PolicyCurve, load_name, short_load, sweeps
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results
 
 # Crosses closer than APART side by side stand STEP below each other; all are shares of the panel.
 _CROSS_TOP, _CROSS_STEP = 0.965, 0.06

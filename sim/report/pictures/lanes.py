@@ -5,18 +5,13 @@ Lanes keep the marks of many policies apart; as curves with three marks each the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from matplotlib.axes import Axes
 
 from batchsim.report.pictures.curve_lines import styled_sweeps
 from batchsim.report.pictures.style import load_axis
 from batchsim.report.reading import PolicyCurve, load_name
 from batchsim.results.landmarks import Landmarks
-from batchsim.results.read import curve_marks
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results, curve_marks
 
 LANE_INCH, LANES_INCH = 0.2, 0.75
 """Inches: height of one lane, and of the margins around all lanes."""

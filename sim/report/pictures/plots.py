@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -45,9 +45,7 @@ from batchsim.report.pictures.style import (
 )
 from batchsim.report.pictures.vary import vary_picture
 from batchsim.report.reading import check_load, column, load_to_show, sweeps
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results
 
 VARY = "vary.png"
 SHOWN = ("ttft", "tpot", "norm_latency")

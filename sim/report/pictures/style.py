@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -35,9 +35,7 @@ from batchsim.report.reading import (
     systems_note,
     tested_loads,
 )
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results
 
 GREY = "#6B6B6B"
 PALE = "#E3E3E3"

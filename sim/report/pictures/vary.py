@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,10 +20,7 @@ from batchsim.report.pictures.palette import PolicyStyle, policy_styles
 from batchsim.report.pictures.style import figure, footer, frame, house_style, save, time_axis_log
 from batchsim.report.reading import Floats, PolicyCurve, at_load, is_auto, load_name, sweeps
 from batchsim.results.landmarks import Crossing, Landmarks
-from batchsim.results.read import curve_marks
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results, curve_marks
 
 _P99 = {f"{name}_p99_s": f"P99 {LATENCIES[name].title}" for name in ("ttft", "tpot", "norm_latency")}
 _UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}

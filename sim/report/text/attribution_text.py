@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,10 +12,7 @@ from batchsim.kernel.record import OUTCOME_NAMES, Records
 from batchsim.metrics.attribution import attribute
 from batchsim.report.layout import filled
 from batchsim.report.reading import at_load, load_name
-from batchsim.results.read import scenario_of
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results, scenario_of
 
 _LEAST_SHARE = 0.005  # of a request's life; smaller parts are added up as the rest
 _UNBROKEN = "\u00a0"  # a no-break space: no line ends inside a term

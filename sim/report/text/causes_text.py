@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,10 +13,7 @@ from batchsim.base.units import format_duration
 from batchsim.explain.causes import NEVER_LET_IN, Objectives, slo_misses
 from batchsim.report.layout import fit
 from batchsim.report.reading import at_load, load_name, sweeps_at
-from batchsim.results.read import scenario_of
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results, scenario_of
 
 
 def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequence[int]) -> list[dict[str, Any]]:

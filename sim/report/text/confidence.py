@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
 from batchsim.metrics.table import METRICS
 from batchsim.report.numbers import DASH, rounded
 from batchsim.report.reading import column, load_name, num_seeds, sweeps
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results
 
 METRIC = "ttft_p99_s"
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.explain.counterfactual import Counterfactual
 from batchsim.metrics.table import METRICS
 from batchsim.report.layout import filled
 from batchsim.report.numbers import DASH
 from batchsim.report.reading import at_load, load_name
-
-if TYPE_CHECKING:
-    from batchsim.explain.counterfactual import Counterfactual
-    from batchsim.results.read import Results
+from batchsim.results.read import Results
 
 _LATENCIES = ("ttft", "tpot", "e2e")
 _SHOWN = tuple(f"{name}_{of}_s" for name in _LATENCIES for of in ("mean", "p99"))

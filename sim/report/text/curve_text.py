@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from batchsim.report.layout import aligned, fit
 from batchsim.report.numbers import DASH
 from batchsim.report.reading import load_name, sweeps
 from batchsim.results.landmarks import Crossing, Knee, Landmarks
-from batchsim.results.read import curve_marks
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results, curve_marks
 
 
 def vary_line(results: Results) -> str:

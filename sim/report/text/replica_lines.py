@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,9 +11,7 @@ import pandas as pd
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.metrics.table import METRICS
 from batchsim.report.reading import PolicyCurve, column, texts
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results
 
 
 def replica_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,7 @@ from batchsim.explain.story import Chapter, Stories, Story
 from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES
 from batchsim.report.layout import WIDTH, filled
 from batchsim.report.reading import at_load, load_name
-from batchsim.results.read import scenario_of
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results, scenario_of
 
 _ROWS = 28  # chapters that the text lists; the shorter ones between them are added up
 _CELLS = WIDTH - 4  # letters of the timeline

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +39,7 @@ from batchsim.report.text.confidence import paired_parts, precision_lines, warmu
 from batchsim.report.text.curve_text import curve_table, vary_line
 from batchsim.report.text.replica_lines import replica_lines
 from batchsim.results.failed import Failed, grouped
-
-if TYPE_CHECKING:
-    from batchsim.results.read import Results
+from batchsim.results.read import Results
 
 # The metrics of the compare table.
 _PER_TOKEN = "norm_latency_mean_s"
