@@ -16,7 +16,7 @@ from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS, format_duration
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished, Rejected, Tokens, Unfinished
-from batchsim.kernel.in_flight import Flight, InFlight
+from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
 from batchsim.kernel.record import CAP_CUT, Recorder, pack_step
 from batchsim.kernel.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Scheduler, Sequence, StepResult
@@ -60,7 +60,7 @@ class EngineCore:
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
         self.journal = Journal(recorder, per_chunk_ns, ahead=self._ahead)
-        self.in_flight = InFlight(loop)
+        self.in_flight = StepsInFlight(loop)
         self._fruitless = 0  # preemptions since the last token
         self._stopped = False
 
@@ -180,7 +180,7 @@ class EngineCore:
             duration_ns = end_ns - start_ns
             self.recorder.launched(self.in_flight.called_ns, now_ns)
         else:
-            self.in_flight.steps.append(Flight(batch, result.finished, end_ns))
+            self.in_flight.steps.append(LaunchedStep(batch, result.finished, end_ns))
         try:
             self.journal.step(self.scheduler, batch, start_ns, duration_ns, pairs, sampled)
         except struct.error:

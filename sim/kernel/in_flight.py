@@ -14,7 +14,7 @@ from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.types import Batch, Sequence, StepResult
 
 
-class Flight:
+class LaunchedStep:
     """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain."""
 
     __slots__ = ("batch", "end_ns", "finished", "wasted_tokens")
@@ -26,13 +26,16 @@ class Flight:
         self.wasted_tokens = 0
 
 
-class InFlight:
-    """The steps in flight, and when each stage of the device is free again. `called_ns`: of the last call to schedule."""
+class StepsInFlight:
+    """The queue of them, oldest first, and when each stage of the device is free again.
+
+    `called_ns`: when the scheduler was last asked.
+    """
 
     __slots__ = ("_finishing", "_free_ns", "called_ns", "steps")
 
     def __init__(self, loop: EngineLoop) -> None:
-        self.steps: deque[Flight] = deque()
+        self.steps: deque[LaunchedStep] = deque()
         self.called_ns = 0
         self._free_ns = [0] * loop.stages
         self._finishing: dict[Sequence, int] = {}  # output tokens with the last one, which is in flight
@@ -47,12 +50,12 @@ class InFlight:
         for stage, duration_ns in enumerate(result.stages_ns or (result.duration_ns,)):
             end_ns = max(end_ns, free_ns[stage]) + duration_ns
             free_ns[stage] = end_ns
-        self.steps.append(Flight(batch, result.finished, end_ns))
+        self.steps.append(LaunchedStep(batch, result.finished, end_ns))
         for seq in result.finished:
             self._finishing[seq] = seq.num_output_tokens
         return start_ns, end_ns
 
-    def land(self, alive: Container[Sequence]) -> Flight:
+    def land(self, alive: Container[Sequence]) -> LaunchedStep:
         """Takes out the oldest step, its results there; of those who are not `alive` any more it forgets the results.
 
         Says of the finished how many tokens later steps, in flight, compute of them in vain.
@@ -82,7 +85,7 @@ class InFlight:
         """How many of the output tokens of `seq` are in flight."""
         return sum(outputs for _, _, outputs in self._rows(seq))
 
-    def _rows(self, seq: Sequence) -> Iterator[tuple[Flight, int, int]]:
+    def _rows(self, seq: Sequence) -> Iterator[tuple[LaunchedStep, int, int]]:
         """The steps in flight that compute tokens of `seq`, with these tokens and its output tokens in them."""
         group, last_step = seq.group, seq.left_step
         if group is None:

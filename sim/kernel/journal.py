@@ -66,7 +66,7 @@ class Journal:
         self.lives[seq] = _Life(arrival)
 
     def computed(self, seq: Sequence, done: int) -> None:
-        """Notes that a chunk takes `seq`, still at its old count, to `done` computed tokens; with all, its prompt ends."""
+        """Notes that a chunk takes `seq`, still at its old count, to `done` tokens; with all, its prompt ends."""
         life, before = self.lives[seq], seq.settled_computed_tokens
         if before < life.computed_once:
             life.recomputed += min(done, life.computed_once) - before

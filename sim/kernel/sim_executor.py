@@ -37,13 +37,13 @@ class SimExecutor:
         self._targets.pop(seq, None)
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        """ns of the host before the launch of `batch` and after its end; None: a call that scheduled nothing."""
-        assert self._lanes is not None  # a loop that is not sync asks
-        return self._lanes.host_ns(batch)
+        return self._lanes.host_ns(batch) if self._lanes is not None else (0, 0)
 
     def quiet_steps(self, batch: Batch) -> int:
         group = batch.decodes
-        ends = self._ends.get(group) if group is not None else None
+        if group is None:
+            return 0
+        ends = self._ends.get(group)
         while ends:
             step, _, epoch, seq = ends[0]
             if epoch == seq.epoch:

@@ -417,6 +417,11 @@ class Executor(Protocol):
         """Runs one step. Counters still stand as at its start."""
         ...
 
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        """ns of the host to launch `batch` and to process its results, where these are predicted; zeros where the host
+        does work. None: a call that scheduled nothing. Asked by loops that are ahead."""
+        ...
+
 
 class CostModel(Protocol):
     """Predicts the duration of a step from its useful and its padded work."""
