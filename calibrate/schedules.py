@@ -17,9 +17,10 @@ from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch, PolicyContext, Scheduler, StepResult
+from batchsim.kernel.types import Batch, StepResult
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.vllm import Vllm, VllmConfig

@@ -23,9 +23,9 @@ from batchsim.base.files import TABLE_BYTES, open_file, parse_json, reason_text,
 from batchsim.base.plain import to_plain
 from batchsim.drive.live import INTERRUPTED, VirtualClock, WallClock, live
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.protocols import StepEstimator
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import StepEstimator
 from batchsim.kv.choice import new_kv
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload

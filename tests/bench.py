@@ -37,9 +37,10 @@ from batchsim.deployment.catalog import load_gpu, load_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.protocols import PolicyContext, Workload
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, PolicyContext, Request, Workload
+from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 from batchsim.results.frames import pack_tables

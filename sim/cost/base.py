@@ -8,7 +8,7 @@ from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.work import Columns, Terms
 from batchsim.deployment.deployment import Deployment
-from batchsim.kernel.types import CostModel, StepEstimator
+from batchsim.kernel.protocols import CostModel, StepEstimator
 
 
 class Cost(CostModel, StepEstimator, Protocol):

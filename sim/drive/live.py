@@ -17,8 +17,9 @@ from batchsim.base.units import format_duration
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Clock, Inline, LoadThread, Source, Traffic, VirtualClock, WallClock
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import FINISHED, Records
-from batchsim.kernel.types import Batch, Idle, Workload
+from batchsim.kernel.types import Batch, Idle
 
 __all__ = ["INTERRUPTED", "Clock", "LiveRun", "Traffic", "VirtualClock", "WallClock", "lag_verdict", "live"]
 __all__ += ["sent_lags_ns", "tail_ns"]

@@ -21,8 +21,9 @@ from batchsim.base.plain import fields_from_plain, from_plain, to_plain
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.protocols import Executor, LengthPredictor, PolicyContext, Scheduler, StepEstimator
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Executor, LengthPredictor, PolicyContext, Request, Scheduler, StepEstimator
+from batchsim.kernel.types import Request
 from batchsim.policies.named_policy import find_policy
 from batchsim.workload.build import BuiltWorkload, build_workload
 from batchsim.workload.open_loop import OpenWorkload
@@ -143,7 +144,7 @@ class Resolved:
         missing = [name for name in _ATTRIBUTES if not hasattr(scheduler, name)]
         if missing:
             raise ScenarioError(
-                f"{policy.kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/kernel/types.py."
+                f"{policy.kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/kernel/protocols.py."
             )
         return scheduler
 

@@ -15,8 +15,9 @@ from simpy.events import EventPriority
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.protocols import Workload
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, Workload
+from batchsim.kernel.types import Arrival, Batch, Idle
 
 _AFTER_ALL_OTHERS = 2  # SimPy's own are 0 (urgent) and 1 (normal)
 

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, Tokens
-from batchsim.kernel.types import Arrival, Workload
+from batchsim.kernel.protocols import Workload
+from batchsim.kernel.types import Arrival
 
 SWITCH_S = 1e-4
 """Seconds for which the load source's thread waits at most for the interpreter's lock while the engine's thread

@@ -18,8 +18,9 @@ from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished, Rejected, Tokens, Unfinished
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
+from batchsim.kernel.protocols import CostModel, Executor, Scheduler
 from batchsim.kernel.record import CAP_CUT, Recorder, pack_step
-from batchsim.kernel.types import IDLE, Arrival, Batch, CostModel, Executor, Idle, Scheduler, Sequence, StepResult
+from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Sequence, StepResult
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
 """Preemptions in a row without any token made by anyone: beyond it the policy is turning in a circle."""

@@ -6,6 +6,7 @@ each batch says changed, so that no policy has to report states, only reasons.
 
 from __future__ import annotations
 
+from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
     BLOCKED,
     DECODE,
@@ -19,7 +20,7 @@ from batchsim.kernel.record import (
     Recorder,
     pack_step,
 )
-from batchsim.kernel.types import Arrival, Batch, Event, Scheduler, Sequence
+from batchsim.kernel.types import Arrival, Batch, Event, Sequence
 
 ENDED = -1
 """The state of a sequence that has produced its last token or was given up; a sequence begins in state 0, queued."""

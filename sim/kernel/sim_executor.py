@@ -6,7 +6,8 @@ from heapq import heappop, heappush
 
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.types import Batch, CostModel, LaneCosts, Sequence, StepResult
+from batchsim.kernel.protocols import CostModel, LaneCosts
+from batchsim.kernel.types import Batch, Sequence, StepResult
 
 _ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
 

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 
 from batchsim.base.ranges import Config, Range
-from batchsim.kernel.types import LengthPredictor, Request
+from batchsim.kernel.protocols import LengthPredictor
+from batchsim.kernel.types import Request
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.traces.random_stream import random_stream

@@ -173,7 +173,7 @@ def test_a_cut_run_counts_all_that_was_offered(scenario: Path, capsys: pytest.Ca
 OWN = """\
 from batchsim.base.errors import PolicyError
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
-from batchsim.kernel.types import PolicyContext
+from batchsim.kernel.protocols import PolicyContext
 
 class Own(Continuous):
     def __init__(self, config: ContinuousConfig, context: PolicyContext) -> None:

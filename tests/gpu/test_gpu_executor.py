@@ -19,8 +19,9 @@ from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request
+from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.policies.families.preemption import PreemptiveConfig
 from batchsim.policies.families.preemptive import Preemptive
 

@@ -15,9 +15,10 @@ from batchsim.calibrate.runner import ModelRunner
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.protocols import CostModel, PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Arrival, Batch, CostModel, PolicyContext, StepResult
+from batchsim.kernel.types import Arrival, Batch, StepResult
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 from tests.unit.engine import Constant, Requests

@@ -58,7 +58,7 @@ seeds: 1
 CRASHING = """\
 import os
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
-from batchsim.kernel.types import PolicyContext
+from batchsim.kernel.protocols import PolicyContext
 
 class Crashing(Continuous):
     def __init__(self, config: ContinuousConfig, context: PolicyContext) -> None:

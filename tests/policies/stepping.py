@@ -13,9 +13,10 @@ from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
+from batchsim.kernel.protocols import CostModel, PolicyContext
 from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, CostModel, Idle, PolicyContext, Request
+from batchsim.kernel.types import Arrival, Batch, Idle, Request
 
 
 class LinearCost:

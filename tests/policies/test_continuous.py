@@ -12,8 +12,9 @@ from whole_batches import blocked, leap_end_ns, outcomes, times, workloads
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, MISSING
-from batchsim.kernel.types import Arrival, PolicyContext
+from batchsim.kernel.types import Arrival
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 

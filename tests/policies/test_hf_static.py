@@ -9,7 +9,7 @@ from whole_batches import blocked, outcomes, run, steps, times
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV
-from batchsim.kernel.types import PolicyContext
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
 from batchsim.policies.systems.hf_static import HfStatic, HfStaticConfig
 

@@ -11,7 +11,8 @@ from whole_batches import blocked, outcomes, times
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import CountingKV
-from batchsim.kernel.types import Batch, PolicyContext, Request, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Batch, Request, Sequence
 from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 
 

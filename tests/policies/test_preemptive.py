@@ -16,8 +16,9 @@ from whole_batches import blocked, outcomes, times
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, MISSING
-from batchsim.kernel.types import Arrival, PolicyContext, Request, Sequence
+from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.policies.families.preemption import PreemptiveConfig, WaitingQueue, next_victim, remaining_tokens
 from batchsim.policies.families.preemptive import Preemptive
 

@@ -13,8 +13,9 @@ from whole_batches import blocked, outcomes
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import PolicyContext, Request, Sequence
+from batchsim.kernel.types import Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
 from batchsim.policies.systems.sglang.waiting_queue import ByPrefix

@@ -17,9 +17,10 @@ from stepping import crowds, run
 from whole_batches import blocked
 
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import SAT_OUT
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, PolicyContext, Request, Sequence
+from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig

@@ -17,7 +17,8 @@ from whole_batches import BLOCK_SIZE, blocked, outcomes, requests, times, worklo
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV
-from batchsim.kernel.types import Arrival, PolicyContext
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Arrival
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig

@@ -11,7 +11,8 @@ from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV
-from batchsim.kernel.types import Idle, PolicyContext, Request, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Idle, Request, Sequence
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 
 

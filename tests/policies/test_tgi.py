@@ -17,8 +17,9 @@ from whole_batches import BLOCK_SIZE, blocked, outcomes, steps, times, workloads
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, PolicyContext, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.tgi.tgi import Tgi
 from batchsim.policies.systems.tgi.tgi_config import TgiConfig

@@ -10,9 +10,10 @@ from whole_batches import blocked
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import SAT_OUT
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, PolicyContext, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm import Vllm, VllmConfig

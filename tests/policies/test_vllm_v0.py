@@ -9,7 +9,8 @@ from stepping import Run, crowds, run, run_every_way
 from whole_batches import blocked, outcomes, times
 
 from batchsim.kernel.kv_blocks import CountingKV
-from batchsim.kernel.types import PolicyContext, Request, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
 
 

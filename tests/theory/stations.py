@@ -20,9 +20,10 @@ from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import CostModel, PolicyContext, Scheduler
 from batchsim.kernel.record import FINISHED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, CostModel, PolicyContext, Request, Scheduler
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 CONFIDENCE = 0.99

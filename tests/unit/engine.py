@@ -9,9 +9,10 @@ from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
+from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import OUTCOME_NAMES, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, Scheduler
+from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.policies.systems.vllm import Vllm, VllmConfig
 
 STEP_NS = 10

@@ -7,7 +7,8 @@ import signal
 from dataclasses import dataclass
 
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import Batch, Idle, PolicyContext
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Batch, Idle
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 

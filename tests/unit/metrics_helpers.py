@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
+from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import FINISHED, MISSING, REQUEST_DTYPE, STATE_DTYPE, STEP_DTYPE, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, Scheduler, StepResult
+from batchsim.kernel.types import Arrival, Batch, Request, StepResult
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig

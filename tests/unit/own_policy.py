@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import PolicyContext
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 

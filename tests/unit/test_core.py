@@ -20,9 +20,10 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.events import Cancelled, Ended, Finished, Rejected, Tokens, Unfinished
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, UNFINISHED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import IDLE, Arrival, Batch, Event, Idle, PolicyContext, Request, Sequence, StepResult
+from batchsim.kernel.types import IDLE, Arrival, Batch, Event, Idle, Request, Sequence, StepResult
 from batchsim.policies.families.static import Static, StaticConfig
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 

@@ -27,8 +27,9 @@ from batchsim.explain.audit import audit_events
 from batchsim.explain.story import Stories
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import Arrival, PolicyContext, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.results.frames import lost_frame, requests_frame, states_frame, steps_frame, to_records

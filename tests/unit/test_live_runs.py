@@ -15,9 +15,10 @@ from batchsim.base.errors import CalibrationError, ExecutorError, PolicyError, S
 from batchsim.drive.live import VirtualClock, WallClock, lag_verdict, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, FINISHED, MISSING, PREFILL, UNFINISHED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, PolicyContext, Request, StepResult
+from batchsim.kernel.types import Arrival, Batch, Idle, Request, StepResult
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.families.gated import Gated, GatedConfig
 from batchsim.policies.registry import POLICIES

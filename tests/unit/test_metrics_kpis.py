@@ -11,10 +11,11 @@ from batchsim.drive.fleet.fleet_plan import DRAINING, STARTING, UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, UNFINISHED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import Arrival, PolicyContext, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.metrics.kpis import bound_by
 from batchsim.metrics.measure import measure

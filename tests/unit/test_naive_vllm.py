@@ -10,10 +10,11 @@ from naive_vllm import Naive, NaiveVllm
 
 from batchsim.base.errors import SchedulerStalled
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, Batch, Idle, PolicyContext, Request
+from batchsim.kernel.types import Arrival, Batch, Idle, Request
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm import Vllm, VllmConfig
 

@@ -20,8 +20,9 @@ from batchsim.deployment.model import ModelSpec
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Arrival, Batch, PolicyContext, Request, StepResult
+from batchsim.kernel.types import Arrival, Batch, Request, StepResult
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from tools.campaign.kernel_check import Heads, disagreement
 

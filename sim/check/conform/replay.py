@@ -12,9 +12,10 @@ from batchsim.drive.instant import ENTER, SETTLE, THROUGH, crank
 from batchsim.drive.source import Traffic, VirtualClock
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, Finished, Rejected
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, PREEMPTED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, PolicyContext, Request, Sequence
+from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 

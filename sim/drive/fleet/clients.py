@@ -14,8 +14,9 @@ from batchsim.drive.fleet.engine import ROUTE, Engine, Steps
 from batchsim.drive.fleet.routing import Router
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import CANCELLED, UNFINISHED, Recorder
-from batchsim.kernel.types import Arrival, Request, Workload
+from batchsim.kernel.types import Arrival, Request
 
 if TYPE_CHECKING:
     from batchsim.drive.fleet.simulate_fleet import Fleet

@@ -24,8 +24,8 @@ from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.fleet.routing import Router
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import MISSING, REPLICA_FAILED, Records
-from batchsim.kernel.types import Workload
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from batchsim.kernel.types import Batch, Event, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Batch, Event, Sequence
 from batchsim.policies.families.padded_batch import PaddedBatch, Padding, Respond
 
 

@@ -19,7 +19,8 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.policies.families.first_come import FirstCome
 
 _NO_CAP = 1 << 62

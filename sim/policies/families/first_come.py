@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import Batch, Event, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Batch, Event, Sequence
 
 
 class FirstCome:

@@ -17,7 +17,8 @@ from batchsim.base.ranges import NonNegativeInt, PositiveInt
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from bisect import bisect_right
 from typing import Literal
 
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import Batch, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Batch, Sequence
 
 Padding = Literal["longest", "none"]
 FinishedRows = Literal["hold", "drop"]

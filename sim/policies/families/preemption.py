@@ -11,7 +11,8 @@ from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import Duration, PartialShare
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import LengthPredictor, PolicyContext, Sequence, StepEstimator
+from batchsim.kernel.protocols import LengthPredictor, PolicyContext, StepEstimator
+from batchsim.kernel.types import Sequence
 
 Key = tuple[int, int, int]
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import never_fits
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.policies.families.preemption import (
     PreemptiveConfig,
     WaitingQueue,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import PolicyContext
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.policies.families.static import Static, StaticConfig
 
 

@@ -21,7 +21,8 @@ from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import NS_PER_S, Seconds
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.policies.families.closed_batches import ClosedBatches
 
 

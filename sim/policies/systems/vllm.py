@@ -21,7 +21,8 @@ from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.queues import FcfsQueue, PriorityQueue
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence, by_order
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence, by_order
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.prefill_adder import Prefill, PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch

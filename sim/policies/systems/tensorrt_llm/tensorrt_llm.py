@@ -22,7 +22,8 @@ from itertools import islice
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import never_fits
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence, by_order
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence, by_order
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.chunks import (
     Chunks,

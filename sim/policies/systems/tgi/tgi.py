@@ -17,7 +17,8 @@ from struct import pack, unpack
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import never_fits
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.families.first_come import FirstCome
 from batchsim.policies.systems.tgi.tgi_config import TgiConfig

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.policies.systems.vidur.vidur_scheduler import VidurScheduler
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from batchsim.base.ranges import PositiveInt, ShareBelowOne
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import IDLE, Batch, Idle, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Idle, Sequence
 from batchsim.policies.systems.vidur.vidur_scheduler import VidurScheduler
 
 

@@ -10,7 +10,8 @@ preempted half-way is computed anew in full, where Vidur forgets the part not co
 from __future__ import annotations
 
 from batchsim.kernel.kv_blocks import never_fits
-from batchsim.kernel.types import Batch, Event, PolicyContext, Sequence
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Batch, Event, Sequence
 from batchsim.policies.families.first_come import FirstCome
 
 

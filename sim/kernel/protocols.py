@@ -1,0 +1,158 @@
+"""The protocols between the parts: scheduler, executor, cost model, workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
+from batchsim.kernel.types import Arrival, Batch, Event, Idle, Request, Sequence, StepResult
+
+if TYPE_CHECKING:
+    from batchsim.kernel.kv_blocks import KVBlockManager
+
+
+class LengthPredictor(Protocol):
+    """Guesses output lengths for policies that want them; its name is shown in every table."""
+
+    name: str
+
+    def predict(self, request: Request) -> int:
+        """The predicted total output tokens of `request`, at least 1; the same for the same request."""
+        ...
+
+
+class StepEstimator(Protocol):
+    """What a policy may ask about costs before it decides."""
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        """ns of computing `num_tokens` of one sequence anew."""
+        ...
+
+    def swap_ns(self, num_blocks: int) -> int:
+        """ns of moving `num_blocks` KV blocks over the host link, one way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """Everything a policy is built with besides its config.
+
+    A predictor is there only for a config whose traits have `needs_predictor`; swap blocks likewise `needs_swap_space`.
+    `loop` is the engine's.
+    """
+
+    kv: KVBlockManager
+    max_model_len: int
+    predictor: LengthPredictor | None = None
+    estimator: StepEstimator | None = None
+    loop: EngineLoop = SYNC
+
+
+class Scheduler(Protocol):
+    """A batching policy, built as `Policy(config, context)`. It changes its queues, its KV manager, nothing else.
+
+    `streams` says whether tokens reach the client as they are made; if not, a response is delivered whole.
+    `events` is appended to by the policy and drained by EngineCore. `evidence` says what vouches for the schedule:
+    `recorded` (equal to recordings of the real engine), `hand-derived` (from its source) or `family` (our own rule).
+    """
+
+    evidence: str
+    kv: KVBlockManager
+    events: list[Event]
+    streams: bool
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        """Queues a new sequence, or appends a `rejected` event if it can never run; may lower `max_output_tokens`."""
+        ...
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        """Forgets a waiting or running sequence and frees its KV. Only between steps.
+
+        Returns the responses sent now: those held for a batch of which `seq` was the last to run.
+        """
+        ...
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        """The next step, or until when to wait. `drain`: no arrival will come until this engine acts."""
+        ...
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        """Commits one more step identical to `batch`, just made, starting at `now_ns`; False leaves all unchanged.
+
+        Asked only when nothing arrived or ended since. False is always a correct answer; True must equal what
+        `complete` and `schedule` would have done.
+        """
+        ...
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        """Ends a step: moves done prefills into the group, frees the finished. Returns the responses sent now."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs batches: on a model, or on a cost model in simulated time."""
+
+    def begin(self, seq: Sequence, output_tokens: int | None) -> None:
+        """Takes note of a sequence that the policy has queued and, in simulation, of its true output length."""
+        ...
+
+    def end(self, seq: Sequence) -> None:
+        """Forgets a sequence that finished, was cancelled or was rejected."""
+        ...
+
+    def quiet_steps(self, batch: Batch) -> int:
+        """How many more steps of this decode-only batch, just executed, end nobody; 0 if unknown. Bounds a leap."""
+        ...
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Runs one step. Counters still stand as at its start."""
+        ...
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        """ns of the host to launch `batch` and to process its results, where these are predicted; zeros where the host
+        does work. None: a call that scheduled nothing. Asked by loops that are ahead."""
+        ...
+
+
+class CostModel(Protocol):
+    """Predicts the duration of a step from its useful and its padded work."""
+
+    def step_ns(self, batch: Batch) -> int:
+        """The duration of the step `batch` in ns, at least 1: GPU, host and swap terms together."""
+        ...
+
+
+class LaneCosts(CostModel, Protocol):
+    """A cost model for engines whose host works while the GPU does: both times of a step, apart."""
+
+    def device_ns(self, batch: Batch) -> int:
+        """ns of the step `batch` on the GPU, at least 1: all that is not the host's."""
+        ...
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        """ns of the step `batch` in each stage of the pipeline, each at least 1."""
+        ...
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        """ns of the host for the step `batch`: until it is launched, and to process its results; None: an empty one."""
+        ...
+
+
+class Workload(Protocol):
+    """Where requests come from; without clocks, so that both drivers can use it."""
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """The arrivals known in advance, by (arrival_ns, id)."""
+        ...
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        """The request that follows on the end of `request` for its client, as from closed-loop users; None if none."""
+        ...
