@@ -25,7 +25,6 @@ from batchsim.drive.live import INTERRUPTED, VirtualClock, WallClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import StepEstimator
 from batchsim.kernel.record import Records
-from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kv.choice import new_kv
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
@@ -181,7 +180,7 @@ def predict(
     """
     workload = resolved.built_workload(load, seed)
     kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
-    core = resolved.engine(policy, workload, kv, SimExecutor(cost, resolved.max_model_len), cost)
+    core = resolved.simulator(policy, workload, kv, cost)
     run = live(core, workload, VirtualClock())
     if run.reason == INTERRUPTED:
         raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.cost.lanes import HostPart, Lanes
 from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.work import Columns, Terms
 from batchsim.deployment.deployment import Deployment
@@ -37,6 +38,32 @@ class Cost(CostModel, StepEstimator, Protocol):
     def error(self) -> CostError | Unknown:
         """How far step times may be off, or why nobody knows."""
         return Unknown("nobody measured it")
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline of GPUs through which each step goes."""
+        return 1
+
+    @property
+    def host_part(self) -> HostPart:
+        """The host's part of `step_ns`, which an engine that schedules ahead does beside the GPU."""
+        return HostPart()
+
+    def without_host(self) -> Cost:
+        """This cost without the host's part."""
+        return self
+
+    def head_ns(self, rows: int) -> float:
+        """ns of the output matmul of `rows`, which only the last stage of a pipeline does."""
+        return 0.0
+
+    def transfer_ns(self, tokens: int) -> float:
+        """ns in which the activations of `tokens` go from one stage of a pipeline to the next."""
+        return 0.0
+
+    def lanes(self) -> Lanes:
+        """The times of steps on the GPUs and on the host, apart."""
+        return Lanes(self, self.stages)
 
     def explain(self, columns: Columns) -> Terms:
         """What the time of recorded steps is made of: arrays of ns, an element a step, `weights, kv_reads, matmul,

@@ -21,6 +21,7 @@ from batchsim.base.ranges import Config
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, error_of
+from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import HostTerm, Hull, Profile, StatedHost, load_profile
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import (
@@ -68,9 +69,11 @@ class Calibrated(Cost):
         "_most",
         "_segments",
         "block_bytes",
+        "block_size",
         "deployment",
         "extrapolate",
         "host",
+        "max_model_len",
         "profile",
     )
     profile: Profile
@@ -89,6 +92,8 @@ class Calibrated(Cost):
         self.deployment = profile.deployment
         self.extrapolate = extrapolate
         self.host = profile.costs.host if host is None else host
+        self.block_size = block_size
+        self.max_model_len = max_model_len
         self.block_bytes = (block_size or profile.block_size) * self.deployment.kv_bytes_per_token
         self._layers: dict[int, float] = {}
         self._head: dict[int, float] = {}
@@ -263,6 +268,19 @@ class Calibrated(Cost):
                 " again with swap blocks, or preempt by recompute."
             )
         return 0.0, self.block_bytes * NS_PER_S / (gpu.host_link * HOST_LINK_SHARE)
+
+    @property
+    def host_part(self) -> HostPart:
+        return HostPart(self.host.base, self.host.per_sequence, self.host.per_token)
+
+    def without_host(self) -> Calibrated:
+        return Calibrated(
+            self.profile,
+            extrapolate=self.extrapolate,
+            host=HostTerm(0, 0, 0, "serial", self.host.assumed),
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+        )
 
     # ---- recorded steps
 

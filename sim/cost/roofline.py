@@ -33,6 +33,7 @@ from batchsim.base.ranges import Config, Range
 from batchsim.base.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
+from batchsim.cost.lanes import HostPart
 from batchsim.cost.work import (
     Columns,
     Terms,
@@ -77,19 +78,26 @@ class RooflineConfig(Config):
     gpu: str
     kind: Literal["roofline"] = "roofline"
     tp: Annotated[int, Range(1, 1024)] = 1
+    pp: Annotated[int, Range(1, 1024)] = 1
     host: HostCost = HostCost()
     swap_bandwidth: Bandwidth | None = None
 
     @property
     def num_gpus(self) -> int:
         """GPUs of one engine."""
-        return self.tp
+        return self.tp * self.pp
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Roofline:
         """The cost model of `model` on the GPU. ScenarioError if the GPU is not known, or the model cannot be split."""
         bandwidth = self.swap_bandwidth
         return Roofline(
-            model, load_gpu(self.gpu), tp=self.tp, host=self.host, swap_bandwidth=bandwidth, block_size=block_size
+            model,
+            load_gpu(self.gpu),
+            tp=self.tp,
+            pp=self.pp,
+            host=self.host,
+            swap_bandwidth=bandwidth,
+            block_size=block_size,
         )
 
 
@@ -178,7 +186,10 @@ def _matmul_ns(
 
 
 class Roofline(Cost):
-    """The durations of steps of `model` on `tp` GPUs. The coefficients are made once; `step_ns` only reads them."""
+    """The durations of steps of `model` on `tp` GPUs, or in `pp` stages of so many: then `step_ns` is of all stages.
+
+    The coefficients are made once; `step_ns` only reads them.
+    """
 
     __slots__ = (
         "_coefficients",
@@ -186,6 +197,7 @@ class Roofline(Cost):
         "_decode_ns",
         "_empty_ns",
         "block_bytes",
+        "block_size",
         "deployment",
         "gpu",
         "host",
@@ -199,12 +211,13 @@ class Roofline(Cost):
         gpu: GpuSpec,
         *,
         tp: int = 1,
+        pp: int = 1,
         host: HostCost | None = None,
         swap_bandwidth: float | None = None,
         block_size: int = 16,
     ) -> None:
         model.check_timed()
-        self.deployment = Deployment(model, gpu, tp=tp)
+        self.deployment = Deployment(model, gpu, tp=tp, pp=pp)
         if model.dtype_bytes != 2:
             raise ScenarioError(
                 f"cost: {model.name} is {model.dtype}; the roofline of {gpu.name} knows 16-bit types only. Set"
@@ -213,6 +226,7 @@ class Roofline(Cost):
         self.gpu = gpu
         self.host = HostCost() if host is None else host
         self.swap_bandwidth = gpu.host_link * HOST_LINK_SHARE if swap_bandwidth is None else swap_bandwidth
+        self.block_size = block_size
         self.block_bytes = block_size * self.deployment.kv_bytes_per_token
         self._empty_ns = self.host.base or 1
         k = KernelCosts.of(model, gpu, tp)
@@ -256,10 +270,35 @@ class Roofline(Cost):
         gemm, attention = self.kernel_parts(columns_of(batch))
         return int(gemm[0] + attention[0])
 
-    def host_ns(self, batch: Batch) -> int:
-        """ns of the host's part of the step."""
-        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
-        return self.host.base + self.host.per_sequence * rows + self.host.per_token * batch.num_prefill_tokens
+    @property
+    def stages(self) -> int:
+        return self.deployment.pp
+
+    @property
+    def host_part(self) -> HostPart:
+        return HostPart(self.host.base, self.host.per_sequence, self.host.per_token)
+
+    def without_host(self) -> Roofline:
+        bandwidth, deployment = self.swap_bandwidth, self.deployment
+        return Roofline(
+            deployment.model,
+            self.gpu,
+            tp=deployment.tp,
+            pp=deployment.pp,
+            host=HostCost(0, 0, 0),
+            swap_bandwidth=bandwidth,
+            block_size=self.block_size,
+        )
+
+    def head_ns(self, rows: int) -> float:
+        _, _, _, d, e, f, *_ = self._coefficients
+        return sqrt(sqrt((d + e * rows) ** 4 + (f * rows) ** 4))
+
+    def transfer_ns(self, tokens: int) -> float:
+        """The hidden states of `tokens`, of which with tensor parallelism each GPU sends its part, over a peer link."""
+        model, gpu = self.deployment.model, self.gpu
+        sent = tokens * model.hidden_size * model.dtype_bytes / self.deployment.tp
+        return gpu.peer_latency_ns + sent * NS_PER_S / gpu.peer_link
 
     def swap_ns(self, num_blocks: int) -> int:
         """ns of moving `num_blocks` over the host link, one way; with tensor parallelism each GPU moves its part."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import Hull
 from batchsim.cost.work import TIME_TERMS, Columns, Terms
 from batchsim.deployment.deployment import Deployment
@@ -38,6 +39,23 @@ class Scaled(Cost):
 
     def sources(self) -> list[str]:
         return [*self.cost.sources(), f"cost_factor: every step's time × {self.factor:g}, as stated in the scenario"]
+
+    @property
+    def stages(self) -> int:
+        return self.cost.stages
+
+    @property
+    def host_part(self) -> HostPart:
+        return self.cost.host_part * self.factor
+
+    def without_host(self) -> Cost:
+        return Scaled(self.cost.without_host(), self.factor)
+
+    def head_ns(self, rows: int) -> float:
+        return self.factor * self.cost.head_ns(rows)
+
+    def transfer_ns(self, tokens: int) -> float:
+        return self.factor * self.cost.transfer_ns(tokens)
 
     @property
     def deployment(self) -> Deployment | None:

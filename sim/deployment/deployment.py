@@ -34,7 +34,8 @@ class Deployment:
     """One engine's model, GPUs and data types. ScenarioError if the model cannot be split over `tp` GPUs.
 
     `gpu` None: not in the catalog, and neither its memory nor its speed is known. `engine`: name and version of the
-    software, "" where none in particular is meant. `tp`: GPUs that share every layer. `weight_dtype` and `kv_dtype`:
+    software, "" where none in particular is meant. `tp`: GPUs that share every layer. `pp`: stages of so many GPUs, of
+    which each holds an equal part of the layers, the last one the output matrix too. `weight_dtype` and `kv_dtype`:
     types of weights and of the KV cache by their names in a config.json; "": the model's own.
     """
 
@@ -42,6 +43,7 @@ class Deployment:
     gpu: GpuSpec | None = None
     engine: str = ""
     tp: int = 1
+    pp: int = 1
     weight_dtype: str = ""
     kv_dtype: str = ""
 
@@ -53,10 +55,15 @@ class Deployment:
                 f"tp: {model.name} ({heads} heads, {kv_heads} KV heads, MLP width {model.intermediate_size}) cannot be"
                 f" cut into {tp} equal parts. Use another tp."
             )
+        if self.pp < 1 or model.num_hidden_layers % self.pp:
+            raise ScenarioError(
+                f"pp: the {model.num_hidden_layers} layers of {model.name} cannot be cut into {self.pp} equal stages."
+                " Use another pp."
+            )
 
     @property
     def num_gpus(self) -> int:
-        return self.tp
+        return self.tp * self.pp
 
     @property
     def peak_flops(self) -> float | None:
@@ -70,12 +77,17 @@ class Deployment:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights on each GPU."""
-        return -(-self.model.num_parameters * DTYPE_BYTES[self.weight_dtype or self.model.dtype] // self.tp)
+        """Bytes of weights on each GPU; of several stages, on each of the last, which has the output matrix too."""
+        model, parameters = self.model, self.model.num_parameters
+        if self.pp > 1:
+            embeddings = model.head_parameters * (1 if model.tie_word_embeddings else 2)
+            parameters = -(-(parameters - embeddings) // self.pp) + model.head_parameters
+        return -(-parameters * DTYPE_BYTES[self.weight_dtype or model.dtype] // self.tp)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of a token's keys and values on each GPU, all layers; fewer KV heads than GPUs are replicated."""
+        """Bytes of a token's keys and values in all layers, on each GPU that shares a layer; fewer KV heads than these
+        are replicated."""
         return self.model.kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype or self.model.dtype]
 
     def derive_kv(
@@ -86,9 +98,11 @@ class Deployment:
         gpu, model = self.gpu, self.model
         assert gpu is not None, "whoever asks knows the GPU"
         free_bytes = int(gpu.memory_bytes * utilisation) - self.weight_bytes - reserve_bytes
-        block_bytes = self.kv_bytes_per_token * block_size
+        block_bytes = self.kv_bytes_per_token // self.pp * block_size
         terms = f"{gpu.memory_bytes / 1e9:.1f} GB × {utilisation:.2f} − {self.weight_bytes / 1e9:.1f} weights"
-        terms += f" − {reserve_bytes / 1e9:.1f} reserve" + (f", on each of {self.tp} GPUs" if self.tp > 1 else "")
+        terms += f" − {reserve_bytes / 1e9:.1f} reserve" + (
+            f", on each of {self.num_gpus} GPUs" if self.num_gpus > 1 else ""
+        )
         if free_bytes >= block_bytes:
             return KvBudget(free_bytes // block_bytes, block_size, terms)
         degrees = [tp for tp in (2, 4, 8) if tp > self.tp]
@@ -105,4 +119,4 @@ class Deployment:
         except ScenarioError:
             return False
         free_bytes = int(self.gpu.memory_bytes * utilisation) - wider.weight_bytes - reserve_bytes
-        return free_bytes >= wider.kv_bytes_per_token * block_size
+        return free_bytes >= wider.kv_bytes_per_token // wider.pp * block_size

@@ -125,7 +125,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
     Source: vllm/v1/engine/core.py of the 0.33.0 wheel, `step_with_batch_queue` and `_process_engine_step`.
     """
     executor, depth, nap_ns = core.executor, core.loop.depth, core.loop.nap_ns
-    queue: deque[tuple[Batch | None, int]] = deque()  # calls in flight, and the host's time to process each
+    queue: deque[bool] = deque()  # the calls in flight: whether each had something to run
     untold = False  # whether someone has ended since the scheduler was last asked, which asks it once more
     while True:
         now_ns = yield ENTER
@@ -150,17 +150,18 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             if core.events:
                 driver.tell(core.take_events(), now_ns)
             batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
-            before_ns, after_ns = executor.host_ns(batch)
-            now_ns = yield Busy(now_ns + before_ns, "launch")
-            now_ns = yield Launch(batch)
-            queue.append((batch, after_ns))
             ran = batch is not None
+            now_ns = yield Busy(now_ns + executor.host_ns(batch)[0], "launch")
+            now_ns = yield Launch(batch)
+            queue.append(ran)
         if len(queue) >= depth or not (ran or core.has_entered):
-            batch, after_ns = queue.popleft()
-            if batch is not None:
+            if has_results := queue.popleft():
                 now_ns = yield LAND
-            now_ns = yield Busy(now_ns + after_ns, "process")
-            if batch is not None:
+                process_ns = core.in_flight.steps[0].process_ns
+            else:
+                process_ns = executor.host_ns(None)[1]
+            now_ns = yield Busy(now_ns + process_ns, "process")
+            if has_results:
                 events = core.complete(now_ns)
                 if events:
                     untold = untold or _has_left(events)

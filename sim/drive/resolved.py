@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.protocols import Executor, LengthPredictor, PolicyContext, Scheduler, StepEstimator
 from batchsim.kernel.record import Recorder
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Request
 from batchsim.policies.named_policy import find_policy
 from batchsim.workload.build import BuiltWorkload, build_workload
@@ -30,6 +31,9 @@ from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.predictors import PredictorConfig, build_predictor
 from batchsim.workload.traces.trace_rows import HashIds, TraceRows
 from batchsim.workload.workload_config import WorkloadConfig
+
+if TYPE_CHECKING:
+    from batchsim.cost.base import Cost
 
 FORMAT = "batchsim-resolved"
 VERSION = 3
@@ -131,14 +135,22 @@ class Resolved:
         kv: KVBlockManager,
         workload: BuiltWorkload | None,
         estimator: StepEstimator | None,
+        stages: int = 1,
     ) -> Scheduler:
-        """A new scheduler of `policy`. Without a workload one that predicts lengths can be built but not run."""
+        """A new scheduler of `policy`, for an engine of so many `stages`. Without a workload one that predicts lengths
+        can be built but not run. ScenarioError where the policy cannot have a batch in each stage."""
         predictor: LengthPredictor | None = None
         if policy.predictor is not None:
             predictor = _Unasked() if workload is None else build_predictor(policy.predictor, workload)
+        loop = policy.config.traits.loop.over(stages)
+        if stages > 1 and not policy.config.traits.pipelines:
+            raise ScenarioError(
+                f"{policy.kind} runs one batch at a time, which leaves {stages - 1} of {stages} stages idle and is not"
+                " simulated. Set pp to 1, or use vllm."
+            )
         make = find_policy(policy.kind, allow_code=True)[1]  # whoever made this object was asked
         try:
-            scheduler = make(policy.config, PolicyContext(kv, self.max_model_len, predictor, estimator))
+            scheduler = make(policy.config, PolicyContext(kv, self.max_model_len, predictor, estimator, loop))
         except SystemExit as error:
             raise ScenarioError(f"{policy.kind} ends the program (SystemExit {error}). Correct it.") from None
         missing = [name for name in _ATTRIBUTES if not hasattr(scheduler, name)]
@@ -155,18 +167,32 @@ class Resolved:
         kv: KVBlockManager,
         executor: Executor,
         estimator: StepEstimator | None,
+        stages: int = 1,
     ) -> EngineCore:
-        """A new engine for one run of `workload` on `executor`, whose KV memory is `kv`."""
+        """A new engine of so many `stages` for one run of `workload` on `executor`, whose KV memory is `kv`."""
         drain_ns = self.workload.drain
         return EngineCore(
-            self.scheduler(policy, kv, workload, estimator),
+            self.scheduler(policy, kv, workload, estimator, stages),
             executor,
             Recorder(),
             max_model_len=self.max_model_len,
             max_waiting=self.max_waiting,
             per_chunk_ns=workload.frontend.per_chunk,
             stop_ns=None if drain_ns is None else workload.window_ns[1] + drain_ns,
+            loop=policy.config.traits.loop.over(stages),
         )
+
+    def simulator(
+        self,
+        policy: ResolvedPolicy,
+        workload: BuiltWorkload,
+        kv: KVBlockManager,
+        cost: Cost,
+    ) -> EngineCore:
+        """A new engine for one simulation of `workload`, its steps as long as `cost` says."""
+        loop = policy.config.traits.loop.over(cost.stages)
+        executor = SimExecutor(cost, self.max_model_len, loop)
+        return self.engine(policy, workload, kv, executor, cost, cost.stages)
 
     def find(self, policy: str) -> ResolvedPolicy:
         """The policy of that name, or of that label if it has one variant. ScenarioError lists the names."""

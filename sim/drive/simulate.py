@@ -1,7 +1,8 @@
 """The SimPy driver: predicted step durations, one process for the engine and one a stream of arrivals.
 
-Where other processes can act at the engine's instant, it yields one event of lower priority before it lets arrivals
-in, so that it sees all of them whatever the number of hops. Between events it may leap over identical steps.
+The engine's own time may run ahead of SimPy's while no other process has anything due. Where one has, the engine yields
+one event of lower priority than theirs before it lets arrivals in, so that it sees all that acts at its instant, in
+whatever number of hops. Between events it may leap over identical steps.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _AFTER_ALL_OTHERS = 2  # SimPy's own are 0 (urgent) and 1 (normal)
 
 
 class Phase(simpy.Event):
-    """Fires at this instant, after every event of a lower priority, however many hops they take."""
+    """Fires `delay` from now, after every event of that instant of a lower priority, however many hops they take."""
 
-    def __init__(self, env: simpy.Environment, priority: int = _AFTER_ALL_OTHERS) -> None:
+    def __init__(self, env: simpy.Environment, priority: int = _AFTER_ALL_OTHERS, delay: float = 0) -> None:
         super().__init__(env)
         self._ok, self._value = True, None  # triggered at once, as SimPy's Timeout does it
-        env.schedule(self, EventPriority(priority))
+        env.schedule(self, EventPriority(priority), delay)
 
 
 def simulate(core: EngineCore, workload: Workload, *, leap: bool = True) -> int:
@@ -52,6 +53,7 @@ class _Run:
         self.env = env
         self.core = core
         self.workload = workload
+        self.executor = core.executor
         self.cost = core.executor.cost if leap else None
         self.streams = 0  # arrival streams not at their end
         self.wake: simpy.Event | None = None
@@ -95,23 +97,20 @@ class _Run:
         while wait is not THROUGH:
             if wait is ENTER:
                 if env.peek() <= now_ns:
-                    yield Phase(env)
+                    yield Phase(env, delay=now_ns - env.now)
             elif type(wait) is Batch:
-                end_ns = self._execute(wait, now_ns)
-                yield env.timeout(end_ns - now_ns)
-                now_ns = end_ns
+                now_ns = self._execute(wait, now_ns)
             elif type(wait) is Launch:
                 if wait.batch is not None:
                     now_ns = self._launch(wait.batch, now_ns)
-            elif wait is LAND or type(wait) is Busy:
-                until_ns = wait.until_ns if type(wait) is Busy else self.core.in_flight.steps[0].end_ns
-                if until_ns > now_ns:
-                    yield env.timeout(until_ns - now_ns)
-                    now_ns = until_ns
+            elif type(wait) is Busy:
+                now_ns = wait.until_ns
+            elif wait is LAND:
+                now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
             else:
                 assert isinstance(wait, Idle)
-                yield from self._rest(wait, now_ns)
-                now_ns = int(env.now)
+                yield from self._rest(wait)
+                now_ns = max(now_ns, int(env.now))
             wait = loop.send(now_ns)
         self.end_ns = now_ns
 
@@ -125,10 +124,15 @@ class _Run:
 
     def _launch(self, batch: Batch, now_ns: int) -> int:
         """Launches the step, and after it identical ones; returns the time at which the host is through with that."""
-        self.core.execute(batch, now_ns)
-        return now_ns
+        core = self.core
+        core.execute(batch, now_ns)
+        if self.cost is None or core.loop.stages > 1:
+            return now_ns
+        timer_ns, next_ns = core.next_timer_ns, self.env.peek()
+        horizon_ns = next_ns if timer_ns is None else min(next_ns, timer_ns)
+        return core.leap_ahead(batch, now_ns, horizon_ns, self.executor.duration_ns)
 
-    def _rest(self, idle: Idle, now_ns: int) -> Generator[simpy.Event, Any, None]:
+    def _rest(self, idle: Idle) -> Generator[simpy.Event, Any, None]:
         """Waits until the next arrival or the time of `idle`."""
         if idle.until_ns is None and not self.streams:
             return
@@ -136,5 +140,5 @@ class _Run:
         if idle.until_ns is None:
             yield self.wake
         else:
-            yield self.wake | self.env.timeout(idle.until_ns - now_ns)
+            yield self.wake | self.env.timeout(idle.until_ns - self.env.now)
             self.wake = None

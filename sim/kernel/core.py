@@ -9,6 +9,7 @@ that come back; `batchsim.drive.instant` has the loops that do it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -177,11 +178,13 @@ class EngineCore:
             self._fruitless = 0
         start_ns, duration_ns = now_ns, result.duration_ns
         if self._ahead:
-            start_ns, end_ns = self.in_flight.launch(batch, result, now_ns)
+            start_ns, end_ns = self.in_flight.launch(batch, result, now_ns, self.executor.host_ns(batch)[1])
             duration_ns = end_ns - start_ns
             self.recorder.launched(self.in_flight.called_ns, now_ns)
         else:
             self.in_flight.steps.append(LaunchedStep(batch, result.finished, end_ns))
+        if self.tells_tokens and group is not None:
+            self.in_flight.steps[-1].decodes = list(group.members)
         try:
             self.journal.step(self.scheduler, batch, start_ns, duration_ns, pairs, sampled)
         except struct.error:
@@ -220,20 +223,59 @@ class EngineCore:
             end_ns += duration_ns
         return end_ns
 
+    def leap_ahead(self, batch: Batch, now_ns: int, horizon_ns: float, device_ns: Callable[[Batch], int]) -> int:
+        """As `leap`, of an engine that has just launched `batch` at `now_ns` while the step before it is in flight: as
+        long as the host would be through with the oldest step before `horizon_ns`, and neither it nor the next ends
+        anybody. Returns when the host launched the last step.
+        """
+        steps, group, scheduler = self.in_flight.steps, batch.decodes, self.scheduler
+        if len(steps) != 2 or group is None or batch.chunks or steps[0].batch.chunks or not batch.num_decode:
+            return now_ns
+        if self._inbox:  # came while the host was at work, and enters next
+            return now_ns
+        oldest, latest = steps
+        if oldest.finished or latest.finished or oldest.batch.decodes is not group:
+            return now_ns
+        quiet = self.executor.quiet_steps(batch)
+        launch_ns, process_ns = self.executor.host_ns(batch)
+        kv, repeat, advance, recorder = scheduler.kv, scheduler.repeat, group.advance, self.recorder
+        rows, num_decode, pad_rows = recorder.step_rows, batch.num_decode, batch.pad_decode_rows
+        waiting, running = scheduler.num_waiting, scheduler.num_running
+        horizon_ns = min(horizon_ns, MAX_TIME_NS)
+        while quiet:
+            called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+            if called_ns >= horizon_ns or not repeat(batch, called_ns):
+                break
+            quiet -= 1
+            now_ns = called_ns + launch_ns
+            start_ns = max(now_ns, latest.end_ns)
+            duration_ns = device_ns(batch)
+            advance()
+            recorder.processed(called_ns, oldest.wasted_tokens)
+            recorder.launched(called_ns, now_ns)
+            rows += pack_step(
+                start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
+                0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+            )  # fmt: skip
+            oldest.end_ns, latest.end_ns = latest.end_ns, start_ns + duration_ns
+            oldest.process_ns, oldest.wasted_tokens = process_ns, 0
+        self.in_flight.leapt(group.step)
+        return now_ns
+
     def complete(self, now_ns: int) -> list[EngineEvent]:
         """Ends the oldest step in flight: tokens are emitted, the policy frees the finished, responses go out.
 
         Returns what happened since events were last returned.
         """
         if self._ahead:
-            flight = self.in_flight.land(self.journal.lives)
-            self.recorder.processed(now_ns, flight.wasted_tokens)
+            step = self.in_flight.land(self.journal.lives)
+            self.recorder.processed(now_ns, step.wasted_tokens)
         else:
-            flight = self.in_flight.steps.popleft()
-        batch, finished = flight.batch, flight.finished
+            step = self.in_flight.steps.popleft()
+        batch, finished = step.batch, step.finished
         self.journal.tokens(batch, finished, now_ns)
         if self.tells_tokens:
-            self._tell_tokens(batch)
+            self._tell_tokens(step)
         self._respond(self.scheduler.complete(batch, finished, now_ns), now_ns)
         if self.scheduler.events:
             self._drain_events(now_ns)
@@ -403,13 +445,11 @@ class EngineCore:
         self.recorder.details.setdefault(CAP_CUT, f"{asked} output tokens asked for, {cap} allowed")
         return CAP_CUT
 
-    def _tell_tokens(self, batch: Batch) -> None:
+    def _tell_tokens(self, step: LaunchedStep) -> None:
         """Adds a Tokens event for each sequence that got tokens: a decode one in every step that was leapt over."""
-        group = batch.decodes
-        if group is not None:
-            for seq in group.members:
-                self.events.append(Tokens(seq.request, batch.num_steps))
-        for seq in batch.sampled:
+        for seq in step.decodes:
+            self.events.append(Tokens(seq.request, step.batch.num_steps))
+        for seq in step.batch.sampled:
             self.events.append(Tokens(seq.request, 1))
 
     def _end(

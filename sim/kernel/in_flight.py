@@ -15,15 +15,20 @@ from batchsim.kernel.types import Batch, Sequence, StepResult
 
 
 class LaunchedStep:
-    """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain."""
+    """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain.
 
-    __slots__ = ("batch", "end_ns", "finished", "wasted_tokens")
+    `process_ns` is what the host will need for its results. `decodes` lists the decodes, for whoever is told of tokens.
+    """
 
-    def __init__(self, batch: Batch, finished: list[Sequence], end_ns: int) -> None:
+    __slots__ = ("batch", "decodes", "end_ns", "finished", "process_ns", "wasted_tokens")
+
+    def __init__(self, batch: Batch, finished: list[Sequence], end_ns: int, process_ns: int = 0) -> None:
         self.batch = batch
-        self.finished = finished
         self.end_ns = end_ns
+        self.finished = finished
+        self.process_ns = process_ns
         self.wasted_tokens = 0
+        self.decodes: list[Sequence] = []
 
 
 class StepsInFlight:
@@ -40,20 +45,26 @@ class StepsInFlight:
         self._free_ns = [0] * loop.stages
         self._finishing: dict[Sequence, int] = {}  # output tokens with the last one, which is in flight
 
-    def launch(self, batch: Batch, result: StepResult, now_ns: int) -> tuple[int, int]:
+    def launch(self, batch: Batch, result: StepResult, now_ns: int, process_ns: int) -> tuple[int, int]:
         """Takes in the step `batch`, launched at `now_ns`, its counters moved on; returns its start and end in ns.
 
-        It goes through the stages behind the step before it.
+        Its results will take the host `process_ns`. It goes through the stages behind the step before it.
         """
         free_ns = self._free_ns
         start_ns = end_ns = max(now_ns, free_ns[0])
         for stage, duration_ns in enumerate(result.stages_ns or (result.duration_ns,)):
             end_ns = max(end_ns, free_ns[stage]) + duration_ns
             free_ns[stage] = end_ns
-        self.steps.append(LaunchedStep(batch, result.finished, end_ns))
+        self.steps.append(LaunchedStep(batch, result.finished, end_ns, process_ns))
         for seq in result.finished:
             self._finishing[seq] = seq.num_output_tokens
         return start_ns, end_ns
+
+    def leapt(self, group_step: int) -> None:
+        """Notes that the two steps in flight are now the last two of the group's, whose count is `group_step`."""
+        oldest, latest = self.steps
+        oldest.batch.group_step, latest.batch.group_step = group_step - 1, group_step
+        self._free_ns[0] = latest.end_ns
 
     def land(self, alive: Container[Sequence]) -> LaunchedStep:
         """Takes out the oldest step, its results there; of those who are not `alive` any more it forgets the results.
@@ -74,6 +85,8 @@ class StepsInFlight:
             if seq.num_wasted_tokens:
                 self.waste(seq)
         flight.finished = ended
+        if flight.decodes:
+            flight.decodes = [seq for seq in flight.decodes if seq in alive]
         return flight
 
     def waste(self, seq: Sequence) -> None:

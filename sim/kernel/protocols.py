@@ -130,8 +130,16 @@ class CostModel(Protocol):
         ...
 
 
+class HasLanes(Protocol):
+    """A cost model that can be taken apart for engines whose host works while the GPU does."""
+
+    def lanes(self) -> LaneCosts:
+        """The times of steps on the GPU and on the host, apart."""
+        ...
+
+
 class LaneCosts(CostModel, Protocol):
-    """A cost model for engines whose host works while the GPU does: both times of a step, apart."""
+    """The times of steps for engines whose host works while the GPU does."""
 
     def device_ns(self, batch: Batch) -> int:
         """ns of the step `batch` on the GPU, at least 1: all that is not the host's."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import cast
 
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.protocols import CostModel, LaneCosts
+from batchsim.kernel.protocols import CostModel, HasLanes, LaneCosts
 from batchsim.kernel.types import Batch, Sequence, StepResult
 
 _ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
@@ -15,14 +16,14 @@ _ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose l
 class SimExecutor:
     """Runs batches on a cost model. Knows the true output lengths; a step is O(sequences that end or join).
 
-    Where the `loop` schedules ahead, `cost` has LaneCosts, and durations are the GPU's alone.
+    Where the `loop` schedules ahead, `cost` must have lanes, and durations are the GPU's alone.
     """
 
     def __init__(self, cost: CostModel, max_model_len: int, loop: EngineLoop = SYNC) -> None:
         self.cost = cost
         self.max_model_len = max_model_len
         self.loop = loop
-        self._lanes: LaneCosts | None = cost if loop.is_ahead else None  # type: ignore[assignment]
+        self._lanes: LaneCosts | None = cast(HasLanes, cost).lanes() if loop.is_ahead else None
         self.duration_ns = cost.step_ns if self._lanes is None else self._lanes.device_ns
         self._targets: dict[Sequence, int] = {}
         self._ends: dict[DecodeGroup, list[tuple[int, int, int, Sequence]]] = {}  # (group step, order, epoch, sequence)

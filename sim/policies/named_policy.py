@@ -49,7 +49,9 @@ def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
     policy = getattr(module, name)
     missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
     if missing:
-        raise ScenarioError(f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/kernel/protocols.py.")
+        raise ScenarioError(
+            f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/kernel/protocols.py."
+        )
     config = getattr(policy.__init__, "__annotations__", {}).get("config")
     config = getattr(module, config, None) if isinstance(config, str) else config
     if not isinstance(config, type) or not is_dataclass(config):

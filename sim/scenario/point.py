@@ -20,7 +20,6 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
-from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
 from batchsim.scenario.replicas_config import ReplicasConfig
@@ -71,7 +70,7 @@ class Setup:
             setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
-                setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost)
+                setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost, cost.stages)
         return setup if file.replicas is None else replace(setup, groups=_groups(setup, file.replicas))
 
     def group_of(self, replica: int) -> Group:
@@ -153,8 +152,7 @@ class Setup:
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine under `spec` for one simulation of `workload`."""
-        executor = SimExecutor(self.cost, self.max_model_len)
-        return self.resolved.engine(resolved_policy(spec), workload, self.new_kv(spec.config), executor, self.cost)
+        return self.resolved.simulator(resolved_policy(spec), workload, self.new_kv(spec.config), self.cost)
 
 
 @dataclass(frozen=True)

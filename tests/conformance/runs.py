@@ -34,6 +34,7 @@ class TokenCost:
     per_token_ns: int = 30_000
     per_context_ns: int = 37
     per_swapped_block_ns: int = 11_000
+    stages: int = 1
 
     def step_ns(self, batch: Batch) -> int:
         tokens = batch.num_prefill_tokens + batch.num_decode + batch.pad_prefill_tokens + batch.pad_decode_rows
@@ -45,6 +46,20 @@ class TokenCost:
             + self.per_context_ns * context
             + self.per_swapped_block_ns * swapped
         )
+
+    def lanes(self) -> TokenCost:
+        return self
+
+    def device_ns(self, batch: Batch) -> int:
+        return self.step_ns(batch)
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        """Unequal stages, the second the slowest."""
+        return tuple(self.step_ns(batch) // (3 - k % 2) for k in range(self.stages))
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        """Now shorter than a step, now longer."""
+        return (0, 0) if batch is None else (300_000, 200_000 + 40_000 * batch.num_decode)
 
     def recompute_ns(self, num_tokens: int) -> int:
         return self.base_ns + self.per_token_ns * num_tokens
@@ -102,20 +117,23 @@ class Case:
     num_swap_blocks: int
     workload: Listed
     stop_ns: int | None = None
+    stages: int = 1
 
     def engine(self, *, ids: bool = False) -> EngineCore:
         """A fresh engine; `ids`: with block ids in any case. ScenarioError if the policy refuses this memory."""
         kv = new_kv(self.config, self.num_blocks, self.block_size, self.num_swap_blocks, ids=ids)
-        cost = TokenCost()
+        cost = TokenCost(stages=self.stages)
+        loop = self.config.traits.loop.over(self.stages)
         everything = [*self.workload.known, *(arrival for _, arrival in self.workload.following)]
-        context = PolicyContext(kv, MAX_MODEL_LEN, TrueLengths(everything), cost)
+        context = PolicyContext(kv, MAX_MODEL_LEN, TrueLengths(everything), cost, loop)
         scheduler: Scheduler = POLICIES[self.kind][1](self.config, context)
         return EngineCore(
             scheduler,
-            SimExecutor(cost, MAX_MODEL_LEN),
+            SimExecutor(cost, MAX_MODEL_LEN, loop),
             Recorder(),
             max_model_len=MAX_MODEL_LEN,
             stop_ns=self.stop_ns,
+            loop=loop,
         )
 
     def simulate(self, *, leap: bool = True) -> EngineCore:
@@ -259,6 +277,7 @@ def cases(draw: st.DrawFn, kind: str) -> Case | None:
         num_swap_blocks=draw(st.sampled_from([0, 5, 60])),
         workload=Listed(tuple(known), following),
         stop_ns=draw(st.sampled_from([None, None, None, now_ns, now_ns + 50 * MS])),
+        stages=draw(st.sampled_from([1, 1, 2, 3])) if config.traits.pipelines else 1,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from batchsim.drive.instant import ENTER, THROUGH, crank
+from batchsim.drive.instant import ENTER, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Inline, VirtualClock
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.events import EngineEvent, Tokens
 from batchsim.kernel.journal import ENDED
 from batchsim.kernel.record import CANCELLED, CAP_CUT, FINISHED, MISSING, REJECTED, Records
 from batchsim.kernel.types import Batch, Idle
@@ -186,10 +187,27 @@ def _until_an_end(case: Case) -> list[list[tuple[int, int]]]:
     return scheduled
 
 
+class _Telling(Inline):
+    """A source that notes when each token of a request came."""
+
+    def __init__(self, case: Case, clock: VirtualClock, times: dict[int, list[int]]) -> None:
+        super().__init__(case.workload, clock)
+        passed_on = self.tell
+
+        def tell(events: Iterable[EngineEvent], now_ns: int) -> None:
+            for event in events:
+                if isinstance(event, Tokens):
+                    times.setdefault(event.request.id, []).extend([now_ns] * event.count)
+            passed_on(events, now_ns)
+
+        self.tell = tell
+
+
 def _steps(case: Case, core: EngineCore, times: dict[int, list[int]] | None = None) -> Iterator[Batch]:
     """Cranks the core by hand, yielding each batch before it runs and noting the time of every token."""
     clock = VirtualClock()
-    source = Inline(case.workload, clock)
+    core.tells_tokens = True
+    source = _Telling(case, clock, {} if times is None else times)
     loop = crank(core, source)
     wait = next(loop)
     while wait is not THROUGH:
@@ -199,10 +217,11 @@ def _steps(case: Case, core: EngineCore, times: dict[int, list[int]] | None = No
             source.wait(wait.until_ns)
         elif isinstance(wait, Batch):
             yield wait
-            outputs = {seq: seq.num_output_tokens for seq, _ in wait.items()}
             clock.sleep_until(core.execute(wait, clock.now_ns()))
-            if times is not None:
-                for seq, before in outputs.items():
-                    if seq.num_output_tokens > before:
-                        times.setdefault(seq.request.id, []).append(clock.now_ns())
+        elif isinstance(wait, Launch):
+            if wait.batch is not None:
+                yield wait.batch
+                core.execute(wait.batch, clock.now_ns())
+        else:
+            clock.sleep_until(wait.until_ns if isinstance(wait, Busy) else core.in_flight.steps[0].end_ns)
         wait = loop.send(clock.now_ns())

@@ -31,7 +31,6 @@ from batchsim.drive.resolved import Resolved, ResolvedPolicy
 from batchsim.drive.saturation import overloaded, saturation_rps
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.record import Records
-from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kv.choice import new_kv
 from batchsim.metrics.measure import Measured, measure
 from batchsim.metrics.point_inputs import PointInputs
@@ -160,8 +159,7 @@ class ValidationSetup:
 def _simulate(resolved: Resolved, policy: ResolvedPolicy, load: float, case: ValidationSetup) -> Simulated:
     workload = resolved.built_workload(load, case.seed)
     kv = new_kv(policy.config, case.num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
-    executor = SimExecutor(case.cost, resolved.max_model_len)
-    core = resolved.engine(policy, workload, kv, executor, case.cost)
+    core = resolved.simulator(policy, workload, kv, case.cost)
     end_ns = simulate(core, workload)
     core.check_returned()
     return Simulated(core.recorder.records(), workload, core.scheduler.streams, end_ns)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from batchsim.drive.fleet.fleet_plan import DRAINING
-from batchsim.drive.instant import ENTER, SETTLE, crank
+from batchsim.drive.instant import ENTER, LAND, SETTLE, Busy, Launch, crank
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
@@ -79,6 +79,15 @@ class Engine:
                 now_ns = end_ns
                 if env.peek() <= now_ns:
                     yield Phase(env, END + number)
+            elif isinstance(wait, Launch):
+                if wait.batch is not None and (launched_ns := self._launch(wait.batch, now_ns)) > now_ns:
+                    yield env.timeout(launched_ns - now_ns)
+            elif isinstance(wait, Busy):
+                yield env.timeout(wait.until_ns - now_ns)
+                if wait.work == "process" and env.peek() <= wait.until_ns:
+                    yield Phase(env, END + number)
+            elif wait is LAND:
+                yield env.timeout(max(self.core.in_flight.steps[0].end_ns - now_ns, 0))
             elif wait is ENTER or wait is SETTLE:
                 if env.peek() <= now_ns:
                     yield Phase(env, (ENTER_PHASE if wait is ENTER else SCHEDULE) + number)
@@ -100,6 +109,16 @@ class Engine:
         timer_ns, horizon_ns = core.next_timer_ns, fleet.horizon_ns()
         cost = core.executor.cost  # type: ignore[attr-defined]
         return core.leap(batch, end_ns, horizon_ns if timer_ns is None else min(horizon_ns, timer_ns), cost)
+
+    def _launch(self, batch: Batch, now_ns: int) -> int:
+        """Launches the step, and after it identical ones; returns when the host is through with that, in ns."""
+        core, fleet = self.core, self.fleet
+        core.execute(batch, now_ns)
+        if not fleet.leap or core.loop.stages > 1:
+            return now_ns
+        timer_ns, horizon_ns = core.next_timer_ns, fleet.horizon_ns()
+        horizon_ns = horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
+        return core.leap_ahead(batch, now_ns, horizon_ns, core.executor.duration_ns)  # type: ignore[attr-defined]
 
     def _through(self) -> None:
         """Retires the replica if it drains, and ends the run if all is done: this engine has nothing left to do."""

@@ -1,0 +1,59 @@
+"""The times of steps for engines whose host works while the GPU does: the host's part and the device's, apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchsim.kernel.types import Batch
+
+if TYPE_CHECKING:
+    from batchsim.cost.base import Cost
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """ns of the host in every step, for each of its sequences and for each token of prompts."""
+
+    base: float = 0
+    per_sequence: float = 0
+    per_token: float = 0
+
+    def ns(self, batch: Batch) -> int:
+        """ns of the host for the step `batch`; padding counts as sequences."""
+        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
+        return int(self.base + self.per_sequence * rows + self.per_token * batch.num_prefill_tokens)
+
+    def __mul__(self, factor: float) -> HostPart:
+        return HostPart(self.base * factor, self.per_sequence * factor, self.per_token * factor)
+
+
+class Lanes:
+    """A cost taken apart. Half of the host's part of a step comes before its launch, half after its end: assumed.
+
+    With several `stages` each holds an equal part of the layers, the last one the output matmul too, and what goes from
+    one to the next takes its time on the links between them.
+    """
+
+    def __init__(self, cost: Cost, stages: int) -> None:
+        self.cost = cost.without_host()
+        self.step_ns = self.device_ns = self.cost.step_ns
+        self._host = cost.host_part
+        self._stages = stages
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        """ns of the host before the launch of `batch` and after its end; zeros for a call that scheduled nothing."""
+        if batch is None:
+            return 0, 0
+        ns = self._host.ns(batch)
+        return ns // 2, ns - ns // 2
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        """ns of each stage, transfers to the next one included."""
+        cost, stages = self.cost, self._stages
+        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
+        head_ns = cost.head_ns(rows)
+        each = int((cost.step_ns(batch) - head_ns) / stages)
+        tokens = batch.num_decode + batch.pad_decode_rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
+        between = int(cost.transfer_ns(tokens))
+        return ((each + between or 1),) * (stages - 1) + (int(each + head_ns) or 1,)
