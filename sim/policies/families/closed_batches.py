@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Event, Sequence
+from batchsim.kernel.types import Batch, Sequence
 from batchsim.policies.families.padded_batch import PaddedBatch, Padding, Respond
 
 
@@ -44,7 +44,6 @@ class ClosedBatches:
         self.batches: deque[QueuedBatch] = deque()  # none of them empty
         self.allowed_sizes = allowed_sizes
         self._batch_of: dict[Sequence, QueuedBatch] = {}
-        self._blocked: tuple[Sequence, str] | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -101,17 +100,6 @@ class ClosedBatches:
             self.batches.appendleft(QueuedBatch())
             self.extend(self.batches[0], rest)
         return self.running.start(rows[:count], rest, self._copies(count))
-
-    def blocked(self, head: Sequence | None, reason: str | None = None) -> Event | None:
-        """The `blocked` event if `head`, the first request of all that wait, or its reason has changed; else None.
-
-        `reason` None: that for which the batch of `head` waits.
-        """
-        before, self._blocked = self._blocked, None
-        if head is None:
-            return None
-        self._blocked = (head, reason or self.running.why_not(head))
-        return None if self._blocked == before else Event("blocked", *self._blocked)
 
     def _copies(self, count: int) -> int:
         at = bisect_left(self.allowed_sizes, count)

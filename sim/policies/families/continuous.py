@@ -17,7 +17,6 @@ from typing import Literal
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
-from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
@@ -75,13 +74,6 @@ class Continuous(FirstCome):
         self._budget = _NO_CAP if config.max_num_batched_tokens is None else config.max_num_batched_tokens
         self._prefill_first = config.order == "prefill_first"
 
-    def add(self, seq: Sequence, now_ns: int) -> None:
-        refusal = never_fits(self.kv, seq, self.max_model_len) or self._refusal(seq)
-        if refusal is not None:
-            self.events.append(refusal)
-            return
-        self.waiting.append(seq)
-
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         group = self.group
         left = self._budget - (0 if self._prefill_first else len(group.members))
@@ -98,13 +90,13 @@ class Continuous(FirstCome):
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # Slots, blocks and budget stay as they are while all decode and nobody ends, so a blocked head stays blocked.
-        if batch.chunks:
-            return False
         batch.again()
         return True
 
-    def _refusal(self, seq: Sequence) -> Event | None:
-        """The rejection of a sequence that no step could start; None if some step could."""
+    def refusal(self, seq: Sequence) -> Event | None:
+        """The rejection of a sequence that cannot fit, or that no step could start; None if some step could."""
+        if unfit := super().refusal(seq):
+            return unfit
         reserve, prompt = self.config.reserve_tokens, seq.request.prompt_tokens
         if reserve is not None and self.most_tokens(seq) > reserve:
             detail = f"{self.most_tokens(seq)} tokens need KV, reserve_tokens {reserve}"

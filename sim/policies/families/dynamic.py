@@ -25,7 +25,7 @@ from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
-from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond
+from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond, WholeBatches
 
 
 @dataclass(frozen=True)
@@ -54,31 +54,21 @@ class DynamicConfig(PolicyConfig):
         return Traits(max_num_seqs=self.max_batch_size, knobs=("max_batch_size", "max_queue_delay"))
 
 
-class Dynamic:
+class Dynamic(WholeBatches):
     """The scheduler. A decode step is O(priority levels), a start O(batch log batch)."""
 
     evidence = "family"
 
     def __init__(self, config: DynamicConfig, context: PolicyContext) -> None:
+        batch = PaddedBatch(context, padding=config.padding, finished_rows=config.finished_rows, respond=config.respond)
+        super().__init__(context, batch)
         self.config = config
-        self.kv = context.kv
-        self.max_model_len = context.max_model_len
-        self.streams = config.respond == "row_end"
-        self.events: list[Event] = []
         self.levels: list[OrderedDict[Sequence, None]] = [OrderedDict() for _ in range(config.priority_levels or 1)]
-        self.batch = PaddedBatch(
-            context, padding=config.padding, finished_rows=config.finished_rows, respond=config.respond
-        )
         self._preferred = config.preferred_batch_sizes or (config.max_batch_size,)
-        self._blocked: tuple[Sequence, str] | None = None
 
     @property
     def num_waiting(self) -> int:
         return sum(map(len, self.levels))
-
-    @property
-    def num_running(self) -> int:
-        return self.batch.num_running
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len)
@@ -107,15 +97,12 @@ class Dynamic:
             work = self.batch.step()
         elif any(self.levels):
             work = self._start_or_wait(now_ns, drain)
-        self._note_blocked()
+        self.note_blocked(next(chain.from_iterable(self.levels), None))
         return work
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         due_ns = self._next_timeout_ns()
-        return (due_ns is None or now_ns < due_ns) and self.batch.repeat(batch)
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.batch.complete(batch, finished)
+        return (due_ns is None or now_ns < due_ns) and super().repeat(batch, now_ns)
 
     # ---- the queues
 
@@ -138,15 +125,6 @@ class Dynamic:
                 waited = format_duration(now_ns - seq.request.arrival_ns)
                 detail = f"waited {waited}, max_queue_time {format_duration(limit_ns)}"
                 self.events.append(Event("rejected", seq, "queue_timeout", detail=detail))
-
-    def _note_blocked(self) -> None:
-        blocked = None
-        head = next(chain.from_iterable(self.levels), None)
-        if head is not None:
-            blocked = (head, self.batch.why_not(head))
-            if blocked != self._blocked:
-                self.events.append(Event("blocked", *blocked))
-        self._blocked = blocked
 
     # ---- the batch
 

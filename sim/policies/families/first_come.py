@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Batch, Event, Sequence
 
@@ -36,6 +37,18 @@ class FirstCome:
     @property
     def num_running(self) -> int:
         return len(self.running)
+
+    def refusal(self, seq: Sequence) -> Event | None:
+        """The rejection of a sequence that can never run; None if it can. By default of one that cannot fit the KV."""
+        return never_fits(self.kv, seq, self.max_model_len)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        """Queues a sequence, or rejects it."""
+        refusal = self.refusal(seq)
+        if refusal is None:
+            self.waiting.append(seq)
+        else:
+            self.events.append(refusal)
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         """Forgets a waiting or running sequence and frees its blocks."""
@@ -75,10 +88,11 @@ class FirstCome:
         self.partial.pop(seq, None)
         del self.running[seq]
 
-    def note_blocked(self, reason: str, ahead: int | None = None) -> None:
-        """Adds a `blocked` event if the head of the queue or its `reason` is a new one; `ahead` is the id of the
-        request in its way."""
-        blocked = (self.waiting[0], reason) if self.waiting else None
+    def note_blocked(self, reason: str, ahead: int | None = None, who: Sequence | None = None) -> None:
+        """Adds a `blocked` event if the head of the queue, or `who` is stopped before it, or its `reason` is a new one;
+        `ahead` is the id of the request in its way."""
+        head = who or (self.waiting[0] if self.waiting else None)
+        blocked = None if head is None else (head, reason)
         if blocked is not None and blocked != self._blocked:
             self.events.append(Event("blocked", *blocked, blocker=ahead))
         self._blocked = blocked

@@ -10,15 +10,13 @@ Simplifies: the gate takes no time to open; prompts are always chunked. Rejects 
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from batchsim.base.ranges import NonNegativeInt, PositiveInt
-from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import IDLE, Batch, Idle, Sequence
+from batchsim.policies.families.first_come import FirstCome
 
 
 @dataclass(frozen=True)
@@ -45,94 +43,42 @@ class GatedConfig(PolicyConfig):
         )
 
 
-class Gated:
+class Gated(FirstCome):
     """The scheduler. A step costs O(prompts in it), whatever the number of sequences that decode."""
 
     evidence = "family"
-    streams = True
 
     def __init__(self, config: GatedConfig, context: PolicyContext) -> None:
+        super().__init__(context)
         self.config = config
-        self.kv = context.kv
-        self.max_model_len = context.max_model_len
-        self.events: list[Event] = []
-        self.group = DecodeGroup(context.kv.block_size)
-        self.waiting: deque[Sequence] = deque()
-        self.partial: dict[Sequence, int] = {}  # in, not decoding yet: prompt tokens lacking after the step in flight
-        self._admitted = 0
-        self._blocked: tuple[Sequence, str] | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.group.members) + len(self.partial)
-
-    def add(self, seq: Sequence, now_ns: int) -> None:
-        refusal = never_fits(self.kv, seq, self.max_model_len)
-        if refusal is not None:
-            self.events.append(refusal)
-        else:
-            self.waiting.append(seq)
-
-    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-        if seq.group is not None or seq in self.partial:
-            self._release(seq)
-        else:
-            self.waiting.remove(seq)
-        return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        reason = self._let_in()
-        blocked = (self.waiting[0], reason) if self.waiting else None
+        reason, stopped = self._let_in(), None
         left = self.config.max_num_batched_tokens - len(self.group.members)
         chunks: list[tuple[Sequence, int]] = []
         for seq, lacking in self.partial.items():
             if left == 0:  # inside the gate, and nothing of its prompt computed yet
-                blocked = (seq, "token_budget")
+                reason, stopped = "token_budget", seq
                 break
             n = min(lacking, left)
             self.partial[seq] = lacking - n
             chunks.append((seq, n))
             left -= n
-        if blocked is not None and blocked != self._blocked:
-            self.events.append(Event("blocked", *blocked))
-        self._blocked = blocked
-        return Batch(self.group, chunks, sum(n for _, n in chunks)) if self.num_running else IDLE
+        self.note_blocked(reason, who=stopped)
+        return Batch(self.group, chunks, sum(n for _, n in chunks)) if self.running else IDLE
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # While all decode and nobody ends, the gate stays as it is, and so do the slots and blocks behind it.
-        if not batch.chunks:
-            batch.again()
-        return not batch.chunks
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        for seq in finished:
-            self._release(seq)
-        for seq in batch.sampled:
-            if self.partial.pop(seq, None) is not None:  # None: it ended with its prompt
-                self.group.join(seq)
-        return finished
+        batch.again()
+        return True
 
     def _let_in(self) -> str:
         """Admits the waiting if the gate is open; returns what stops those who stay, "" if nobody does."""
-        if self.num_running > self.config.open_at:
+        if len(self.running) > self.config.open_at:
             return "gate"
-        while self.waiting and self.num_running < self.config.max_num_seqs:
-            request = self.waiting[0].request
-            # The last output token is never computed.
-            most_tokens = min(request.prompt_tokens + request.max_output_tokens, self.max_model_len) - 1
-            if not self.kv.allocate(self.waiting[0], most_tokens):
+        while self.waiting and len(self.running) < self.config.max_num_seqs:
+            if not self.kv.allocate(self.waiting[0], self.most_tokens(self.waiting[0])):
                 return "kv_blocks"
             seq = self.waiting.popleft()
-            seq.order = self._admitted
-            self._admitted += 1
-            self.partial[seq] = request.prompt_tokens
+            self.start_running(seq, seq.request.prompt_tokens)
         return "no_slot"
-
-    def _release(self, seq: Sequence) -> None:
-        self.kv.free(seq)
-        if self.partial.pop(seq, None) is None:
-            self.group.leave(seq)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import Batch, Event, Sequence
 
 Padding = Literal["longest", "none"]
 FinishedRows = Literal["hold", "drop"]
@@ -111,13 +111,6 @@ class PaddedBatch:
             pad_context_tokens=self._pad_live + self._ended_widths + self._num_ended * steps,
         )
 
-    def repeat(self, batch: Batch) -> bool:
-        """As `Scheduler.repeat`; True after any decode step: the reserved KV needs no growth and nobody joins."""
-        if batch.chunks:
-            return False
-        batch.again()
-        return True
-
     def complete(self, batch: Batch, finished: list[Sequence]) -> list[Sequence]:
         """Ends a step; returns the responses sent now, and at the end of the batch frees its KV."""
         if batch.chunks:
@@ -167,3 +160,39 @@ class PaddedBatch:
         self.rows = []
         held, self._held = self._held, []
         return held
+
+
+class WholeBatches:
+    """What the schedulers have in common that run one batch after the other to its end: `batch` is the one that runs.
+
+    A scheduler says who waits, and calls `note_blocked` in every `schedule`.
+    """
+
+    def __init__(self, context: PolicyContext, batch: PaddedBatch) -> None:
+        self.kv = context.kv
+        self.max_model_len = context.max_model_len
+        self.events: list[Event] = []
+        self.batch = batch
+        self.streams = not batch.holds_responses
+        self._blocked: tuple[Sequence, str] | None = None
+
+    @property
+    def num_running(self) -> int:
+        return self.batch.num_running
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        """True after any decode step: the reserved KV needs no growth and nobody joins."""
+        batch.again()
+        return True
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        """The responses that are sent now: of whole answers, those of the batch that ended."""
+        return self.batch.complete(batch, finished)
+
+    def note_blocked(self, head: Sequence | None, reason: str = "") -> None:
+        """Adds a `blocked` event if `head`, the first of all that wait, or its reason has changed; by default that for
+        which the batch of `head` waits."""
+        blocked = None if head is None else (head, reason or self.batch.why_not(head))
+        if blocked is not None and blocked != self._blocked:
+            self.events.append(Event("blocked", *blocked))
+        self._blocked = blocked

@@ -137,7 +137,7 @@ class Preemptive:
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # A blocked head stays blocked while nobody ends: slots and budget do not change, and the blocks to spare (those
         # free less those due in this step) only shrink. So does what victims could free, once a head is due.
-        if batch.chunks or batch.preempted or batch.swap_in:
+        if batch.preempted or batch.swap_in:
             return False
         if self._due_ns is not None and now_ns >= self._due_ns:
             return False

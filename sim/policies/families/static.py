@@ -24,7 +24,7 @@ from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
-from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond
+from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond, WholeBatches
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StaticConfig(PolicyConfig):
         )
 
 
-class Static:
+class Static(WholeBatches):
     """The scheduler. A decode step is O(1); a start is O(batch log batch), with grouping O(waiting) on top."""
 
     evidence = "family"
@@ -71,28 +71,20 @@ class Static:
                 f"static: reserve_tokens {slot} needs {context.kv.blocks_for(slot)} KV blocks, {context.kv.num_blocks}"
                 " in the pool. Lower it."
             )
-        self.config = config
-        self.kv = context.kv
-        self.max_model_len = context.max_model_len
-        self.streams = config.respond == "row_end"
-        self.events: list[Event] = []
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
-        self.batch = PaddedBatch(
+        batch = PaddedBatch(
             context,
             padding=config.padding,
             finished_rows=config.finished_rows,
             respond=config.respond,
             row_tokens=slot,
         )
-        self._blocked: tuple[Sequence, str] | None = None
+        super().__init__(context, batch)
+        self.config = config
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
 
     @property
     def num_waiting(self) -> int:
         return len(self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return self.batch.num_running
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len) or self._exceeds_slot(seq)
@@ -113,14 +105,8 @@ class Static:
             work = self.batch.step()
         elif self.waiting:
             work = self._start_or_wait(now_ns, drain)
-        self._note_blocked()
+        self.note_blocked(next(iter(self.waiting), None))
         return work
-
-    def repeat(self, batch: Batch, now_ns: int) -> bool:
-        return self.batch.repeat(batch)
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.batch.complete(batch, finished)
 
     def _start_or_wait(self, now_ns: int, drain: bool) -> Batch | Idle:
         config = self.config
@@ -158,15 +144,6 @@ class Static:
         if slot is None or tokens <= slot:
             return None
         return Event("rejected", seq, "never_fits", detail=f"{tokens} tokens need KV, reserve_tokens {slot}")
-
-    def _note_blocked(self) -> None:
-        blocked = None
-        if self.waiting:
-            head = next(iter(self.waiting))
-            blocked = (head, self.batch.why_not(head))
-            if blocked != self._blocked:
-                self.events.append(Event("blocked", *blocked))
-        self._blocked = blocked
 
 
 def _by_arrival(seq: Sequence) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.policies.families.closed_batches import ClosedBatches
+from batchsim.policies.families.padded_batch import WholeBatches
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,15 @@ class RayServeConfig(PolicyConfig):
         )
 
 
-class RayServe:
+class RayServe(WholeBatches):
     """The scheduler. A decode step and an arrival are O(1), a batch O(batch log batch)."""
 
     evidence = "hand-derived"
 
     def __init__(self, config: RayServeConfig, context: PolicyContext) -> None:
-        self.config = config
-        self.kv = context.kv
-        self.max_model_len = context.max_model_len
-        self.streams = config.stream
-        self.events: list[Event] = []
         self.closed = ClosedBatches(context, padding="longest", respond="row_end" if config.stream else "batch_end")
+        super().__init__(context, self.closed.running)
+        self.config = config
         self.loop = _Loop(config)
         self.outside: dict[Sequence, None] = {}  # at the proxy
         self.failed: dict[Sequence, None] = {}  # too large for any batch, not told yet
@@ -81,10 +79,6 @@ class RayServe:
     @property
     def num_waiting(self) -> int:
         return self.closed.num_waiting + self.loop.num_waiting + len(self.outside) + len(self.failed)
-
-    @property
-    def num_running(self) -> int:
-        return self.closed.running.num_running
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len)
@@ -104,7 +98,7 @@ class RayServe:
                 return []
         responses: list[Sequence] = []
         if not (self.loop.cancel(seq) or self.closed.discard(seq)):
-            responses = self.closed.running.cancel(seq)
+            responses = self.batch.cancel(seq)
         self._note_left(1 + len(responses), now_ns)
         return responses
 
@@ -115,20 +109,17 @@ class RayServe:
             self._reject_failed()
         work: Batch | Idle = IDLE
         if self.closed.is_running:
-            work = self.closed.running.step()
+            work = self.batch.step()
         elif self.closed.batches:
             work = self.closed.start()
         elif self.loop.due_ns is not None:
             work = Idle(self.loop.due_ns)
-        self._note_blocked()
+        head = self.closed.head or self.loop.head
+        self.note_blocked(head or next(iter(self.outside), None), "" if head else "no_slot")
         return work
 
-    def repeat(self, batch: Batch, now_ns: int) -> bool:
-        # What the loop seals meanwhile it seals by the time at which it is due, whenever it is asked.
-        return self.closed.running.repeat(batch)
-
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        responses = self.closed.running.complete(batch, finished)
+        responses = super().complete(batch, finished, now_ns)
         self._note_left(len(responses), now_ns)
         return responses
 
@@ -173,12 +164,6 @@ class RayServe:
             detail = f"batch_size_fn gives {seq.request.prompt_tokens}, max_batch_size {self.loop.limit}"
             self.events.append(Event("rejected", seq, "item_too_large", detail=detail))
         self.failed = {}
-
-    def _note_blocked(self) -> None:
-        head = self.closed.head or self.loop.head
-        event = self.closed.blocked(head or next(iter(self.outside), None), None if head else "no_slot")
-        if event is not None:
-            self.events.append(event)
 
 
 class _Loop:

@@ -25,6 +25,7 @@ from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.policies.families.closed_batches import ClosedBatches
+from batchsim.policies.families.padded_batch import WholeBatches
 
 
 @dataclass(frozen=True)
@@ -81,31 +82,24 @@ class TfServingConfig(PolicyConfig):
         return self.max_execution_batch_size or self.max_batch_size
 
 
-class TfServing:
+class TfServing(WholeBatches):
     """The scheduler. A decode step and an arrival are O(1), a batch O(batch log batch)."""
 
     evidence = "hand-derived"
-    streams = False
 
     def __init__(self, config: TfServingConfig, context: PolicyContext) -> None:
-        self.config = config
-        self.kv = context.kv
-        self.max_model_len = context.max_model_len
-        self.events: list[Event] = []
         pads = config.pad_variable_length_inputs
         self.closed = ClosedBatches(
             context, padding="longest" if pads else "none", allowed_sizes=config.allowed_batch_sizes
         )
+        super().__init__(context, self.closed.running)
+        self.config = config
         self.open: dict[Sequence, None] = {}
         self._open_since_ns = 0  # when its first task came
 
     @property
     def num_waiting(self) -> int:
         return self.closed.num_waiting + len(self.open)
-
-    @property
-    def num_running(self) -> int:
-        return self.closed.running.num_running
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len)
@@ -127,21 +121,12 @@ class TfServing:
         if seq in self.open:
             del self.open[seq]
             return []
-        return [] if self.closed.discard(seq) else self.closed.running.cancel(seq)
+        return [] if self.closed.discard(seq) else self.batch.cancel(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        work: Batch | Idle = self.closed.running.step() if self.closed.is_running else self._take(now_ns)
-        head = self.closed.head or next(iter(self.open), None)
-        event = self.closed.blocked(head)
-        if event is not None:
-            self.events.append(event)
+        work: Batch | Idle = self.batch.step() if self.closed.is_running else self._take(now_ns)
+        self.note_blocked(self.closed.head or next(iter(self.open), None))
         return work
-
-    def repeat(self, batch: Batch, now_ns: int) -> bool:
-        return self.closed.running.repeat(batch)
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.closed.running.complete(batch, finished)
 
     # ---- what the thread does
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from struct import pack, unpack
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.kv.radix_cache import RadixKV
@@ -61,13 +60,6 @@ class Tgi(FirstCome):
         self._waiting_tokens = 1  # decodes since the last prefill, and one
         self._widest = 0  # padded: the longest context of the members, less the group's step
 
-    def add(self, seq: Sequence, now_ns: int) -> None:
-        refusal = self._refusal(seq)
-        if refusal is not None:
-            self.events.append(refusal)
-            return
-        self.waiting.append(seq)
-
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         super().cancel(seq, now_ns)
         self._measure_width()
@@ -99,8 +91,6 @@ class Tgi(FirstCome):
         )
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        if batch.chunks:
-            return False
         if self.waiting:
             # The queue was asked before this step, in vain; it is asked in vain again unless a small batch will do now.
             asked = self._blocked is not None and self._blocked[1] != "decode_first"
@@ -243,16 +233,15 @@ class Tgi(FirstCome):
         if self.config.requires_padding:
             self._widest = max((seq.num_computed_tokens for seq in self.group.members), default=0) - self.group.step
 
-    def _refusal(self, seq: Sequence) -> Event | None:
+    def refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a request that the router would not take, or that could never run."""
         config, prompt = self.config, seq.request.prompt_tokens
         most = self.most_tokens(seq)
         if len(self.waiting) + len(self.running) >= config.max_concurrent_requests:
             detail = f"max_concurrent_requests {config.max_concurrent_requests} are in the engine already"
             return Event("rejected", seq, "queue_full", detail=detail)
-        refusal = never_fits(self.kv, seq, self.max_model_len)
-        if refusal is not None:
-            return refusal
+        if unfit := super().refusal(seq):
+            return unfit
         need = self.kv.blocks_for(most)
         if need > self.usable_blocks or most + 1 > self.total_tokens:
             detail = (

@@ -24,8 +24,9 @@ from batchsim.base.units import Microseconds
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import IDLE, Batch, Idle, Sequence
 from batchsim.policies.families.closed_batches import ClosedBatches
+from batchsim.policies.families.padded_batch import WholeBatches
 from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy, PriorityQueues
 
 MAX_PAYLOADS = 2
@@ -86,18 +87,15 @@ class TritonConfig(PolicyConfig):
         return self.priority_levels == 0 and not self.default_queue_policy.forbids_prefetching
 
 
-class Triton:
+class Triton(WholeBatches):
     """The scheduler. A decode step is O(levels), an arrival O(max_batch_size + levels) and what has timed out."""
 
     evidence = "hand-derived"
-    streams = False
 
     def __init__(self, config: TritonConfig, context: PolicyContext) -> None:
-        self.config = config
-        self.kv = context.kv
-        self.max_model_len = context.max_model_len
-        self.events: list[Event] = []
         self.payloads = ClosedBatches(context, padding="none" if config.allow_ragged_batch else "longest")
+        super().__init__(context, self.payloads.running)
+        self.config = config
         levels, policies = range(1, max(config.priority_levels, 1) + 1), config.priority_queue_policy
         self.queues = PriorityQueues([policies.get(i, config.default_queue_policy) for i in levels])
         self._preferred = sorted(config.preferred_batch_size) or [config.max_batch_size]
@@ -107,10 +105,6 @@ class Triton:
     @property
     def num_waiting(self) -> int:
         return len(self.queues) + self.payloads.num_waiting
-
-    @property
-    def num_running(self) -> int:
-        return self.payloads.running.num_running
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         at_ns = max(seq.request.arrival_ns, self._seen_ns)
@@ -125,7 +119,7 @@ class Triton:
         if seq in self.queues:
             self.queues.remove(seq)
             return []
-        return [] if self.payloads.discard(seq) else self.payloads.running.cancel(seq)
+        return [] if self.payloads.discard(seq) else self.batch.cancel(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         self._wake_until(now_ns + 1)
@@ -134,23 +128,18 @@ class Triton:
             self._form(now_ns)
         work: Batch | Idle = IDLE
         if payloads.is_running:
-            work = payloads.running.step()
+            work = self.batch.step()
         elif payloads.batches:
             work = payloads.start()
             self._form(now_ns)  # there is a slot again
         elif self._next_ns is not None:
             work = Idle(self._next_ns)
-        event = payloads.blocked(payloads.head or self.queues.first)
-        if event is not None:
-            self.events.append(event)
+        self.note_blocked(payloads.head or self.queues.first)
         return work
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         self._wake_until(now_ns + 1)
-        return self.payloads.running.repeat(batch)
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return self.payloads.running.complete(batch, finished)
+        return super().repeat(batch, now_ns)
 
     def _level(self, seq: Sequence) -> int:
         """The level of a request: one outside the levels is of the default one, and there is one without levels."""

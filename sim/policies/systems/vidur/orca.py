@@ -47,13 +47,11 @@ class Orca(VidurScheduler):
                 f" {kv.num_blocks} are in the pool. Lower it (or max_model_len) or give the engine more KV."
             )
 
-    def add(self, seq: Sequence, now_ns: int) -> None:
+    def refusal(self, seq: Sequence) -> Event | None:
+        """The rejection of a sequence that a slot cannot hold."""
         tokens = self.most_tokens(seq)
-        if tokens > self.slot_tokens:
-            detail = f"{tokens} tokens need KV, max_tokens_per_request {self.slot_tokens}"
-            self.events.append(Event("rejected", seq, "never_fits", detail=detail))
-            return
-        self.waiting.append(seq)
+        detail = f"{tokens} tokens need KV, max_tokens_per_request {self.slot_tokens}"
+        return Event("rejected", seq, "never_fits", detail=detail) if tokens > self.slot_tokens else None
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         chunks: list[tuple[Sequence, int]] = []
@@ -67,7 +65,5 @@ class Orca(VidurScheduler):
         return Batch(self.group, chunks, sum([n for _, n in chunks]))
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        if batch.chunks:  # slots stay as they are while nobody ends, so a blocked head stays blocked
-            return False
-        batch.again()
+        batch.again()  # slots stay as they are while nobody ends, so a blocked head stays blocked
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from batchsim.base.ranges import PositiveInt, ShareBelowOne
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Idle, Sequence
+from batchsim.kernel.types import IDLE, Batch, Idle
 from batchsim.policies.systems.vidur.vidur_scheduler import VidurScheduler
 
 
@@ -46,13 +46,6 @@ class Sarathi(VidurScheduler):
     def __init__(self, config: SarathiConfig, context: PolicyContext) -> None:
         super().__init__(context, config.batch_size_cap, config.watermark_blocks_fraction)
         self.config = config
-
-    def add(self, seq: Sequence, now_ns: int) -> None:
-        refusal = self.refusal(seq)
-        if refusal is not None:
-            self.events.append(refusal)
-            return
-        self.waiting.append(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         preemptions = self.grow_decodes()

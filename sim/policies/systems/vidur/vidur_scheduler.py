@@ -9,7 +9,6 @@ preempted half-way is computed anew in full, where Vidur forgets the part not co
 
 from __future__ import annotations
 
-from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Batch, Event, Sequence
 from batchsim.policies.families.first_come import FirstCome
@@ -28,7 +27,7 @@ class VidurScheduler(FirstCome):
 
         Even then a sequence needs a free block before its last decode step, whatever room its last block has.
         """
-        refusal = never_fits(self.kv, seq, self.max_model_len)
+        refusal = super().refusal(seq)
         tokens = self.most_tokens(seq)
         if refusal is not None or tokens == seq.request.prompt_tokens:
             return refusal
@@ -80,7 +79,7 @@ class VidurScheduler(FirstCome):
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         """One more step of decodes alone, if every one finds a free block. A blocked head stays blocked meanwhile."""
-        if batch.chunks or batch.preempted or self.partial or self.kv.num_free <= self.group.blocks_due():
+        if batch.preempted or self.partial or self.kv.num_free <= self.group.blocks_due():
             return False
         self.kv.grow_group(self.group)
         batch.again()

@@ -45,16 +45,12 @@ class VllmV0(VidurScheduler):
         super().__init__(context, config.batch_size_cap, config.watermark_blocks_fraction)
         self.config = config
 
-    def add(self, seq: Sequence, now_ns: int) -> None:
-        refusal = self.refusal(seq)
-        prompt = seq.request.prompt_tokens
-        if refusal is None and prompt > self.config.max_tokens_in_batch:
-            detail = f"prompt of {prompt} tokens in one step, max_tokens_in_batch {self.config.max_tokens_in_batch}"
-            refusal = Event("rejected", seq, "over_token_budget", detail=detail)
-        if refusal is not None:
-            self.events.append(refusal)
-            return
-        self.waiting.append(seq)
+    def refusal(self, seq: Sequence) -> Event | None:
+        """The rejection of a sequence that could not end even alone, or whose prompt no step holds."""
+        prompt, most = seq.request.prompt_tokens, self.config.max_tokens_in_batch
+        detail = f"prompt of {prompt} tokens in one step, max_tokens_in_batch {most}"
+        too_long = Event("rejected", seq, "over_token_budget", detail=detail) if prompt > most else None
+        return super().refusal(seq) or too_long
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         chunks: list[tuple[Sequence, int]] = []
