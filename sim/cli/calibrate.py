@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -73,7 +74,7 @@ def calibrate(
         seed=seed,
         name=name,
     )
-    with _ProgressBar() as progress:
+    with _progress_bar() as progress:
         profile = measure(options, out, progress)
     typer.echo(summary(profile))
     typer.echo(f"{out}: use it with cost: {out}, look at it with batchsim calibrate show {out}")
@@ -134,34 +135,24 @@ def import_aiconfigurator(
     typer.echo(str(path))
 
 
-class _ProgressBar:
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[str, float], None]]:
     """A progress bar on stderr; where stderr is no terminal, a line whenever the work changes."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    def __enter__(self) -> Callable[[str, float], None]:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    console, message = Console(stderr=True), [""]
 
-        console = Console(stderr=True)
-        self._last = ""
-        self._bar: Progress | None = None
-        if not console.is_terminal:
-            return self._say
-        columns = (TextColumn("{task.description:<44}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True)
-        self._bar.start()
-        self._task = self._bar.add_task("", total=1.0)
-        return self._show
-
-    def _show(self, what: str, share: float) -> None:
-        assert self._bar is not None
-        self._bar.update(self._task, description=what, completed=share)
-
-    def _say(self, what: str, share: float) -> None:
+    def say(what: str, share: float) -> None:
         stage = what.partition(":")[0]
-        if stage != self._last:
-            self._last = stage
+        if stage != message[-1]:
+            message.append(stage)
             typer.echo(f"{share:>4.0%} {stage}", err=True)
 
-    def __exit__(self, *exc: Any) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    if not console.is_terminal:
+        yield say
+        return
+    columns = (TextColumn("{task.description:<44}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)

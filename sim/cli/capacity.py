@@ -10,43 +10,29 @@ import typer
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import MAX_POINTS
-from batchsim.cli.common import (
-    AddressOption,
-    AllowCodeOption,
-    ExecutorOption,
-    JobsOption,
-    JsonOption,
-    MaxMemoryOption,
-    MaxPointsOption,
-    TracesOption,
-    limits_of,
-    one_line_errors,
-    print_json,
-    read_scenario,
-    where_points_run,
-)
-from batchsim.cli.runs import ProgressBar
+from batchsim.cli import option
+from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, read_scenario, where_points_run
 
 
 @one_line_errors
 def capacity(
-    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
+    scenario: option.Scenario,
     slo: Annotated[str | None, typer.Option(help="The objective, in place of the scenario's.")] = None,
     policy: Annotated[list[str] | None, typer.Option(metavar="LABEL", help="One policy, several times.")] = None,
-    jobs: JobsOption = None,
-    executor: ExecutorOption = "local",
-    address: AddressOption = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    jobs: option.Jobs = None,
+    executor: option.Executor = "local",
+    address: option.Address = None,
+    out: option.Out = Path("results"),
+    set_: option.Set = None,
     precision: Annotated[str, typer.Option(help="Half of the interval that is narrow enough.")] = "3%",
     max_seeds: Annotated[int, typer.Option(min=3, max=10_000, help="Seeds of a probe at most.")] = 32,
     max_probes: Annotated[int, typer.Option(min=5, max=1000, help="Loads that a policy is tried at, at most.")] = 40,
     only_rates: Annotated[bool, typer.Option("--only-rates", help="Leave out what would change them.")] = False,
-    traces: TracesOption = None,
-    allow_code: AllowCodeOption = False,
-    max_points: MaxPointsOption = MAX_POINTS,
-    max_memory: MaxMemoryOption = None,
-    as_json: JsonOption = False,
+    traces: option.Traces = None,
+    allow_code: option.AllowCode = False,
+    max_points: option.MaxPoints = MAX_POINTS,
+    max_memory: option.MaxMemory = None,
+    as_json: option.Json = False,
 ) -> None:
     """Find the highest load that each policy sustains within the SLO, what breaks first, and what would help.
 
@@ -77,7 +63,7 @@ def capacity(
     effort = Effort(precision=share, most=max_seeds, max_probes=max_probes)
     effort = replace(effort, fewest=min(effort.fewest, max_seeds))
     where = where_points_run(jobs, executor, address)
-    with ProgressBar() as progress:
+    with progress_bar() as progress:
         sweep = Sweep(out / loaded.name, progress=progress, limits=limits_of(max_points, max_memory), **where)
         sweep.hold()
         study = find_capacities(loaded, sweep, policies=policy or [], effort=effort, extras=not only_rates)

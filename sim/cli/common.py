@@ -1,4 +1,4 @@
-"""What all commands share: errors on one line, the options that several have, and checks made before any work."""
+"""What all commands share: errors on one line, and checks made before any work."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from batchsim.base.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
 from batchsim.base.files import check_folder, check_writable, open_file, reason_text, writing
-from batchsim.base.ranges import MAX_JOBS
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
@@ -32,49 +31,6 @@ T = TypeVar("T")
 
 # The base of all errors in how a command was called. Typer brings its own or uses Click's, by version.
 UsageError: Any = typer.BadParameter.__bases__[0]
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-TracesOption = Annotated[
-    Path | None,
-    typer.Option(envvar="BATCHSIM_TRACES", help="Folder where relative trace paths are looked for too."),
-]
-ColumnsOption = Annotated[
-    str | None,
-    typer.Option(metavar="arrival=A,prompt=P,output=O", help="The columns of a format batchsim does not know."),
-]
-TimeUnitOption = Annotated[str | None, typer.Option(help="Unit of the arrival times: ns, us, ms, s or iso.")]
-JobsOption = Annotated[
-    int | None,
-    typer.Option(min=1, max=MAX_JOBS, help="Simulations at a time on this machine.", show_default="all cores"),
-]
-MaxPointsOption = Annotated[
-    int,
-    typer.Option(
-        min=1, max=10**9, help="Simulations at most: a scenario that asks for more is refused before the first."
-    ),
-]
-MaxMemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Memory that the simulations of a time may need by an estimate, like 32GB.",
-        show_default="this machine's",
-    ),
-]
-ExecutorOption = Annotated[
-    Literal["local", "ray"], typer.Option(help="Where points run: here, or on a Ray cluster that is there already.")
-]
-AddressOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="The Ray cluster; with --executor ray. By default that of RAY_ADDRESS, or the one this machine is in.",
-    ),
-]
-AllowCodeOption = Annotated[
-    bool, typer.Option("--allow-code", help="Let the scenario import and run policies of its own, module:Class.")
-]
-FormatOption = Annotated[str, typer.Option("--format", help="The format, where it cannot be told from the file.")]
 
 
 def _give_up_stdout() -> None:
@@ -157,6 +113,20 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
 def _texts(options: dict[str, Any]) -> list[str]:
     """The values given for a command's options, as text."""
     return [str(text) for given in options.values() for text in (given if isinstance(given, list) else [given])]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on stderr while points run; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("points, ETA"), TimeRemainingColumn())
+    last = TextColumn("{task.description}")
+    with Progress(*columns, last, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 
 
 def where_points_run(jobs: int | None, executor: str, address: str | None) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from batchsim.base.errors import BatchsimError, bounded
-from batchsim.cli.common import JsonOption, one_line_errors, print_json
+from batchsim.cli import option
+from batchsim.cli.common import one_line_errors, print_json
 
 PolicyOption = Annotated[
     str | None,
@@ -26,7 +27,7 @@ def conform(
     files: Annotated[list[Path], typer.Argument(help="Recorded schedules, JSON.")],
     policy: PolicyOption = None,
     order: OrderOption = None,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Compare a policy with schedules recorded from the real engine, step by step.
 

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import replacing_text, writing
 from batchsim.base.ranges import INT32_MAX
-from batchsim.cli.common import (
-    AllowCodeOption,
-    JsonOption,
-    check_output,
-    check_replaceable,
-    one_line_errors,
-    print_json,
-    read_results,
-)
+from batchsim.cli import option
+from batchsim.cli.common import check_output, check_replaceable, one_line_errors, print_json, read_results
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
@@ -28,7 +21,7 @@ PICTURE = "slo_causes.png"
 
 @one_line_errors
 def explain(
-    results: Annotated[Path, typer.Argument(help="The folder that `batchsim run` or `live` printed.")],
+    results: option.Results,
     request: Annotated[
         int | None, typer.Option(help="Tell this request's life: it is the same under every policy.")
     ] = None,
@@ -55,8 +48,8 @@ def explain(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help=f"The picture of --slo; by default {PICTURE} in RESULTS.")
     ] = None,
-    allow_code: AllowCodeOption = False,
-    as_json: JsonOption = False,
+    allow_code: option.AllowCode = False,
+    as_json: option.Json = False,
 ) -> None:
     """Show why requests were slow: the parts of their lives, largest first, and the mean over all.
 
@@ -80,7 +73,9 @@ def explain(
         raise ScenarioError("--output: is for the picture of --slo alone. Drop it, or add --slo.")
     if audit is not None and as_json:
         raise ScenarioError("--json: the log of --audit is JSON lines already. Drop it.")
-    modes = [name for name, given in _modes(slowest, request, slo, changes, audit) if given]
+    given = {"--slowest": slowest is not None, "--request": request is not None, "--slo": slo}
+    given |= {"--counterfactual": bool(changes), "--audit": audit is not None}
+    modes = [name for name, asked in given.items() if asked]
     if len(modes) > 1:
         raise ScenarioError(f"{' and '.join(modes)}: each tells something else. Give one of them.")
     if slo:
@@ -96,32 +91,25 @@ def explain(
         _overview(loaded, chosen, load, seed or 0, 5 if slowest is None else slowest, as_json)
 
 
-def _modes(
-    slowest: int | None, request: int | None, slo: bool, changes: list[str] | None, audit: Path | None
-) -> list[tuple[str, bool]]:
-    given = [("--slowest", slowest is not None), ("--request", request is not None)]
-    given += [("--slo", slo), ("--counterfactual", bool(changes))]
-    return [*given, ("--audit", audit is not None)]
+def _print(found: list[dict[str, Any]], text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(text)
 
 
 def _overview(results: Results, policies: list[str], load: float, seed: int, slowest: int, as_json: bool) -> None:
     from batchsim.report.text.attribution_text import overview, overview_text
 
     found = [overview(results, name, load, seed, slowest=slowest) for name in policies]
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo("\n".join(overview_text(results, one) for one in found))
+    _print(found, "\n".join(overview_text(results, one) for one in found), as_json)
 
 
 def _story(results: Results, policies: list[str], load: float, seed: int, request: int, as_json: bool) -> None:
     from batchsim.report.text.story_text import story, story_text
 
     found = [story(results, name, load, seed, request) for name in policies]
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo("\n\n".join(story_text(results, one) for one in found))
+    _print(found, "\n\n".join(story_text(results, one) for one in found), as_json)
 
 
 def _slo(
@@ -137,11 +125,7 @@ def _slo(
     found = causes(results, policies, load, seeds)
     with writing(path, "Give another path with -o."):
         causes_picture(results, found, load, len(seeds), path)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(causes_text(results, found, load, len(seeds)))
-        typer.echo(str(path))
+    _print(found, f"{causes_text(results, found, load, len(seeds))}\n{path}", as_json)
 
 
 def _counterfactual(
@@ -170,10 +154,7 @@ def _counterfactual(
     for name in chosen:
         each = counterfactual(results, name, load, seed, changes, folders=folders, allow_code=allow_code)
         found.append(counterfactual_data(each) | {"policy": name})
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo("\n\n".join(counterfactual_text(results, one) for one in found))
+    _print(found, "\n\n".join(counterfactual_text(results, one) for one in found), as_json)
 
 
 def _audit(results: Results, policies: list[str], load: float, seed: int, path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import typer
 
-from batchsim.cli.common import JsonOption, one_line_errors, print_json
+from batchsim.cli import option
+from batchsim.cli.common import one_line_errors, print_json
 
 
 @one_line_errors
-def policies(as_json: JsonOption = False) -> None:
+def policies(as_json: option.Json = False) -> None:
     """List the policies, where each comes from, and its knobs. Example: batchsim policies --json"""
     from dataclasses import fields
 
@@ -55,7 +56,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 @one_line_errors
-def catalog(as_json: JsonOption = False) -> None:
+def catalog(as_json: option.Json = False) -> None:
     """List the models and GPUs known by name, with their sources. Example: batchsim catalog"""
     from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS
 

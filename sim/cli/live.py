@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,10 +12,8 @@ import typer
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, read_json, write_text, writing
 from batchsim.base.ranges import INT32_MAX
+from batchsim.cli import option
 from batchsim.cli.common import (
-    AllowCodeOption,
-    JsonOption,
-    TracesOption,
     check_loads,
     check_out,
     check_output,
@@ -28,37 +27,36 @@ if TYPE_CHECKING:
     from batchsim.calibrate.prompts import Prompts
     from batchsim.calibrate.runner import ModelRunner
     from batchsim.deployment.model import ModelSpec
-    from batchsim.drive.resolved import Resolved, ResolvedPolicy
+    from batchsim.drive.resolved import Resolved
     from batchsim.results.read import Results
-    from batchsim.scenario import Point, Scenario
+    from batchsim.scenario import Scenario
     from batchsim.scenario.point import Setup
 
 INTERRUPTED_EXIT = 130
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")]
 
 
 @one_line_errors
 def live(
-    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
+    scenario: option.Scenario,
     policy: Annotated[str, typer.Option(help="A label of the scenario; with best_of, one variant's whole name.")],
     device: Annotated[str, typer.Option(help="cpu or cuda.")],
     load: Annotated[
         float | None, typer.Option(help="A value on the load axis; needed where there are several.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Which repetition's requests.")] = 0,
-    set_: SetOption = None,
+    set_: option.Set = None,
     weights: Annotated[Path | None, typer.Option(help="Hugging Face folder with weights; else random ones.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=100, help="0 takes the likeliest token.")] = 0.0,
     prompts: Annotated[Path | None, typer.Option(help="Text, a prompt a line; else random tokens.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    out: option.Out = Path("results"),
     attempts: Annotated[int, typer.Option(min=1, max=1000, help="Runs at most, while the load source was late.")] = 1,
     graphs: Annotated[
         bool | None,
         typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps; by default as the profile's."),
     ] = None,
-    traces: TracesOption = None,
-    allow_code: AllowCodeOption = False,
-    as_json: JsonOption = False,
+    traces: option.Traces = None,
+    allow_code: option.AllowCode = False,
+    as_json: option.Json = False,
 ) -> None:
     """Replay one point of a scenario in real time on the real model, with the very scheduler of the simulation.
 
@@ -66,7 +64,7 @@ def live(
     """
     require_torch("live")
     from batchsim.calibrate.sampling import Sampling
-    from batchsim.calibrate.session import run_live
+    from batchsim.calibrate.session import run_live, step_limits
     from batchsim.drive.live import lag_verdict
     from batchsim.results.live_results import keep_live
     from batchsim.scenario import Point
@@ -86,7 +84,8 @@ def live(
         _check_weights(weights, setup.model)
     check_out(out)
     texts = _prompts(prompts, weights or Path(loaded.model_path), setup.model.vocab_size)
-    runner = _runner(resolved, chosen, point, device=device, weights=weights, graphs=graphs)
+    limits = [step_limits(resolved, (chosen,), point.load, seed)]
+    runner = load_runner(resolved, limits, device=device, weights=weights, graphs=graphs)
     window_s = resolved.built_workload(point.load, seed).window_ns[1] / 1e9
     arrive = f"requests arrive for {window_s:.0f} s ..." if window_s else "..."  # a closed loop: not known yet
     typer.echo(f"{chosen.name} at load {point.load:g}: {arrive}", err=True)
@@ -153,11 +152,11 @@ def prepare_machine(setup: Setup, device: str, graphs: bool | None = None) -> bo
 
 @one_line_errors
 def resolve(
-    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
+    scenario: option.Scenario,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("resolved.json"),
-    set_: SetOption = None,
-    traces: TracesOption = None,
-    allow_code: AllowCodeOption = False,
+    set_: option.Set = None,
+    traces: option.Traces = None,
+    allow_code: option.AllowCode = False,
 ) -> None:
     """Write all that a run of a scenario needs into one JSON file, for a machine without YAML, pydantic and traces.
 
@@ -242,20 +241,12 @@ def _prompts(texts: Path | None, folder: Path, vocab_size: int) -> Prompts | Non
     return prompts
 
 
-def _runner(
-    resolved: Resolved,
-    policy: ResolvedPolicy,
-    point: Point,
-    *,
-    device: str,
-    weights: Path | None,
-    graphs: bool | None,
+def load_runner(
+    resolved: Resolved, limits: Sequence[tuple[int, int]], *, device: str, weights: Path | None, graphs: bool | None
 ) -> ModelRunner:
-    """The scenario's model on `device`, with room for the largest step that `policy` can ask for."""
+    """The scenario's model on `device`, with room for steps of all `limits`: of so many sequences, so many tokens."""
     from batchsim.calibrate.runner import build_runner
-    from batchsim.calibrate.session import step_limits
 
-    max_num_seqs, max_tokens = step_limits(resolved, (policy,), point.load, point.seed)
     assert resolved.num_blocks is not None, "set by the command"
     return build_runner(
         resolved.model_path if weights is None else str(weights),
@@ -263,8 +254,8 @@ def _runner(
         num_blocks=resolved.num_blocks,
         block_size=resolved.block_size,
         num_swap_blocks=resolved.num_swap_blocks,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_tokens,
+        max_num_seqs=max(sequences for sequences, _ in limits),
+        max_num_batched_tokens=max(tokens for _, tokens in limits),
         max_model_len=resolved.max_model_len,
         graphs=graphs,
     )

@@ -10,23 +10,16 @@ import typer
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import writing
 from batchsim.base.ranges import MAX_POINTS
+from batchsim.cli import option
 from batchsim.cli.common import (
-    AddressOption,
-    AllowCodeOption,
-    ExecutorOption,
-    JobsOption,
-    JsonOption,
-    MaxMemoryOption,
-    MaxPointsOption,
-    TracesOption,
     check_out,
     limits_of,
     one_line_errors,
     print_json,
+    progress_bar,
     read_scenario,
     where_points_run,
 )
-from batchsim.cli.runs import ProgressBar
 
 
 @one_line_errors
@@ -35,16 +28,16 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the report; results/SCENARIO/plan by default.")
     ] = None,
-    jobs: JobsOption = None,
-    executor: ExecutorOption = "local",
-    address: AddressOption = None,
+    jobs: option.Jobs = None,
+    executor: option.Executor = "local",
+    address: option.Address = None,
     out: Annotated[Path, typer.Option(help="Folder for the simulations, which are reused.")] = Path("results"),
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
-    traces: TracesOption = None,
-    allow_code: AllowCodeOption = False,
-    max_points: MaxPointsOption = MAX_POINTS,
-    max_memory: MaxMemoryOption = None,
-    as_json: JsonOption = False,
+    set_: option.Set = None,
+    traces: option.Traces = None,
+    allow_code: option.AllowCode = False,
+    max_points: option.MaxPoints = MAX_POINTS,
+    max_memory: option.MaxMemory = None,
+    as_json: option.Json = False,
 ) -> None:
     """Find the cheapest group of replicas that holds a traffic, and write a report of it.
 
@@ -60,7 +53,7 @@ def plan(
     loaded = read_scenario(scenario, set_, traces, "plan", allow_code=allow_code)
     folder = output or out / loaded.name / "plan"
     check_out(folder, "Give another folder with -o.")
-    with ProgressBar() as progress:
+    with progress_bar() as progress:
         tables = plan_tables(loaded, out=out, **where, progress=progress, tell=_to_stderr, limits=limits)
     currency = loaded.file.plan.currency if loaded.file.plan is not None else ""
     with writing(folder, "Give another folder with -o."):

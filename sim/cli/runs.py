@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,20 +9,8 @@ import typer
 
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.ranges import MAX_POINTS
-from batchsim.cli.common import (
-    AddressOption,
-    AllowCodeOption,
-    ExecutorOption,
-    JobsOption,
-    JsonOption,
-    MaxMemoryOption,
-    MaxPointsOption,
-    TracesOption,
-    limits_of,
-    one_line_errors,
-    print_json,
-    where_points_run,
-)
+from batchsim.cli import option
+from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, where_points_run
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
@@ -32,19 +19,19 @@ if TYPE_CHECKING:
 
 @one_line_errors
 def run(
-    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
-    jobs: JobsOption = None,
-    executor: ExecutorOption = "local",
-    address: AddressOption = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    scenario: option.Scenario,
+    jobs: option.Jobs = None,
+    executor: option.Executor = "local",
+    address: option.Address = None,
+    out: option.Out = Path("results"),
+    set_: option.Set = None,
     load: Annotated[float | None, typer.Option(help="The load that the table shows.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run points again that are there already.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A rejected request is an error.")] = False,
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")
     ] = True,
-    traces: TracesOption = None,
+    traces: option.Traces = None,
     precision: Annotated[
         str | None,
         typer.Option(metavar="SHARE", help="Add seeds until half the interval is this share of the mean, like 5%."),
@@ -55,10 +42,10 @@ def run(
     max_seeds: Annotated[
         int | None, typer.Option(help="Of --precision: at most so many a point.", show_default="20")
     ] = None,
-    allow_code: AllowCodeOption = False,
-    max_points: MaxPointsOption = MAX_POINTS,
-    max_memory: MaxMemoryOption = None,
-    as_json: JsonOption = False,
+    allow_code: option.AllowCode = False,
+    max_points: option.MaxPoints = MAX_POINTS,
+    max_memory: option.MaxMemory = None,
+    as_json: option.Json = False,
 ) -> None:
     """Run a scenario and compare its policies.
 
@@ -85,17 +72,9 @@ def run(
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
     asked = _precision(precision, metric, max_seeds)
-    with ProgressBar() as progress:
+    with progress_bar() as progress:
         limits = limits_of(max_points, max_memory)
-        results = run_scenario(
-            loaded,
-            out=out,
-            **where,
-            force=force,
-            progress=progress,
-            precision=asked,
-            limits=limits,
-        )
+        results = run_scenario(loaded, out=out, **where, force=force, progress=progress, precision=asked, limits=limits)
     _check_rejections(results, strict)
     with keeping(results.path.parent):
         drawn = write_pictures(results, load) if pictures else []
@@ -103,18 +82,8 @@ def run(
         print_json(results.as_json())
     else:
         typer.echo(report(results, load))
-        typer.echo(
-            fit(
-                f"{results.path}/  "
-                + "  ".join(
-                    [
-                        "summary.csv",
-                        *(["replicas.csv"] if results.replicas() is not None else []),
-                        *(p.name for p in drawn),
-                    ]
-                )
-            )
-        )
+        tables = ["summary.csv", *(["replicas.csv"] if results.replicas() is not None else [])]
+        typer.echo(fit(f"{results.path}/  {'  '.join([*tables, *(p.name for p in drawn)])}"))
     if results.manifest["failed"]:
         manifest, failed = results.manifest, [Failed(**entry) for entry in results.manifest["failed"]]
         raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))
@@ -126,9 +95,9 @@ def _precision(share: str | None, metric: str | None, max_seeds: int | None) -> 
     from batchsim.study.curves.precision import MAX_SEEDS, METRIC, Precision
 
     if share is None:
-        for option, given in (("--metric", metric), ("--max-seeds", max_seeds)):
+        for flag, given in (("--metric", metric), ("--max-seeds", max_seeds)):
             if given is not None:
-                raise ScenarioError(f"{option} {given}: is of --precision, which is not given. Add --precision 5%.")
+                raise ScenarioError(f"{flag} {given}: is of --precision, which is not given. Add --precision 5%.")
         return None
     try:
         asked = parse_share(share)
@@ -151,25 +120,3 @@ def _check_rejections(results: Results, strict: bool) -> None:
                 f"{where}: {rejected:,.0f} of {submitted:,.0f} requests rejected: {details}."
                 " Correct what the reason names, in the policy or the workload."
             )
-
-
-class ProgressBar:
-    """A progress bar on stderr while points run; nothing where stderr is no terminal."""
-
-    def __enter__(self) -> Callable[[int, int, str], None]:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("points, ETA"), TimeRemainingColumn())
-        console = Console(stderr=True)
-        self._bar = Progress(*columns, TextColumn("{task.description}"), console=console, transient=True)
-        self._bar.disable = not console.is_terminal
-        self._task = self._bar.add_task("starting", total=None)
-        self._bar.start()
-        return self._update
-
-    def _update(self, done: int, total: int, last: str) -> None:
-        self._bar.update(self._task, completed=done, total=total, description=last)
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()

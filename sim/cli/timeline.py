@@ -10,6 +10,7 @@ import typer
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import writing
+from batchsim.cli import option
 from batchsim.cli.common import check_output, check_replaceable, one_line_errors, read_results
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @one_line_errors
 def timeline(
-    results: Annotated[Path, typer.Argument(help="The folder that `batchsim run` or `live` printed.")],
+    results: option.Results,
     policy: Annotated[str | None, typer.Option(help="A label of the scenario; may be left out if it has one.")] = None,
     load: Annotated[float | None, typer.Option(help="A tested load; the one of the table by default.")] = None,
     seed: Annotated[int, typer.Option(help="Which repetition.")] = 0,

@@ -9,15 +9,8 @@ import typer
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import write_text, writing
-from batchsim.cli.common import (
-    ColumnsOption,
-    FormatOption,
-    JsonOption,
-    TimeUnitOption,
-    check_output,
-    one_line_errors,
-    print_json,
-)
+from batchsim.cli import option
+from batchsim.cli.common import check_output, one_line_errors, print_json
 
 if TYPE_CHECKING:
     from batchsim.workload.traces import TraceConfig
@@ -26,13 +19,13 @@ if TYPE_CHECKING:
 @one_line_errors
 def inspect(
     file: Annotated[Path, typer.Argument(help="CSV, JSON lines, JSON array or Parquet; text may be gzipped.")],
-    format_: FormatOption = "auto",
-    columns: ColumnsOption = None,
-    time_unit: TimeUnitOption = None,
+    format_: option.Format = "auto",
+    columns: option.Columns = None,
+    time_unit: option.TimeUnit = None,
     out: Annotated[
         Path | None, typer.Option(help="The picture; without --json, FILE's name in this folder by default.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: option.Json = False,
 ) -> None:
     """Show a trace's rate, burstiness and lengths, and draw them.
 
@@ -63,9 +56,9 @@ def inspect(
 @one_line_errors
 def init(
     trace: Annotated[Path | None, typer.Option(help="Replay this trace instead of Poisson arrivals.")] = None,
-    format_: FormatOption = "auto",
-    columns: ColumnsOption = None,
-    time_unit: TimeUnitOption = None,
+    format_: option.Format = "auto",
+    columns: option.Columns = None,
+    time_unit: option.TimeUnit = None,
     model: Annotated[str, typer.Option(help="Catalog name, or path of a config.json.")] = "llama-3.1-8b",
     gpu: Annotated[str, typer.Option(help="Catalog name of the GPU.")] = "h200",
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("scenario.yaml"),
@@ -96,9 +89,9 @@ def _trace_config(file: Path, format_: str, columns: str | None, time_unit: str 
     from batchsim.workload.traces import Columns, TraceConfig
     from batchsim.workload.traces.trace_config import FormatName, TimeUnit
 
-    for option, value, known in (("--format", format_, FormatName), ("--time-unit", time_unit, TimeUnit)):
+    for flag, value, known in (("--format", format_, FormatName), ("--time-unit", time_unit, TimeUnit)):
         if value is not None and value not in get_args(known):
-            raise ScenarioError(f"{option} {value}: not known. Write one of {', '.join(get_args(known))}.")
+            raise ScenarioError(f"{flag} {value}: not known. Write one of {', '.join(get_args(known))}.")
     try:
         chosen = None if columns is None else Columns(**_column_names(columns))
         return TraceConfig(str(file), format_, chosen, time_unit)  # type: ignore[arg-type]

@@ -12,17 +12,9 @@ import typer
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.base.ranges import INT32_MAX
-from batchsim.cli.common import (
-    AllowCodeOption,
-    TracesOption,
-    check_loads,
-    check_out,
-    check_output,
-    one_line_errors,
-    read_scenario,
-    require_torch,
-)
-from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, prepare_machine
+from batchsim.cli import option
+from batchsim.cli.common import check_loads, check_out, check_output, one_line_errors, read_scenario, require_torch
+from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, load_runner, prepare_machine
 
 if TYPE_CHECKING:
     from batchsim.calibrate.session import LiveResult
@@ -34,22 +26,22 @@ if TYPE_CHECKING:
 
 @one_line_errors
 def validate(
-    scenario: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")],
+    scenario: option.Scenario,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu or cuda.")] = "cpu",
     policy: Annotated[list[str] | None, typer.Option(help="A policy's label; all by default. Repeatable.")] = None,
     at: Annotated[str | None, typer.Option(metavar="50%,80%", help="Loads as shares of each saturation.")] = None,
     loads: Annotated[str | None, typer.Option(metavar="2,4", help="Loads on the scenario's own axis.")] = None,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Live runs of every point, for their spread.")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Which draw of the requests.")] = 0,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
+    set_: option.Set = None,
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="Judge the live runs saved there; runs nothing.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the files; the scenario's by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for validation-NAME.*")] = Path("results/reference"),
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON here.")] = None,
-    traces: TracesOption = None,
-    allow_code: AllowCodeOption = False,
+    traces: option.Traces = None,
+    allow_code: option.AllowCode = False,
 ) -> None:
     """Simulate a scenario and run it live on the same requests; report by how much the simulation was wrong.
 
@@ -146,7 +138,6 @@ def _live(
     All points run once, then all again, so that drift of the machine shows in the spread of a point.
     """
     require_torch("validate")
-    from batchsim.calibrate.runner import build_runner
     from batchsim.calibrate.sentinel import Sentinel
     from batchsim.calibrate.session import run_live, step_limits
     from batchsim.check.validation.compare_runs import void
@@ -155,17 +146,8 @@ def _live(
     graphs = prepare_machine(setup, device)
     resolved = case.resolved
     limits = [step_limits(resolved, (point.policy,), point.load, case.seed) for point in points]
-    runner = build_runner(
-        resolved.model_path,
-        device=device,
-        num_blocks=case.num_blocks,
-        block_size=resolved.block_size,
-        num_swap_blocks=resolved.num_swap_blocks,
-        max_num_seqs=max(sequences for sequences, _ in limits),
-        max_num_batched_tokens=max(tokens for _, tokens in limits),
-        max_model_len=resolved.max_model_len,
-        graphs=graphs,
-    )
+    sized = replace(resolved, num_blocks=case.num_blocks)
+    runner = load_runner(sized, limits, device=device, weights=None, graphs=graphs)
     _make_folder(folder)
     with writing(folder):
         for stale in folder.glob("*.npz"):  # runs of an earlier validation of this name
@@ -178,16 +160,8 @@ def _live(
             if counting[number] >= min(repeat + 1, repeats):
                 continue
             typer.echo(f"{point.policy.name} at load {point.load:.4g}, {counting[number] + 1} of {repeats}", err=True)
-            run: LiveResult = run_live(
-                resolved,
-                point.policy,
-                point.load,
-                case.seed,
-                runner,
-                repeat=repeat,
-                estimator=case.cost,
-                sentinel=sentinel,
-            )
+            where = (resolved, point.policy, point.load, case.seed)
+            run: LiveResult = run_live(*where, runner, repeat=repeat, estimator=case.cost, sentinel=sentinel)
             run.save(folder / f"{number:02}-{repeat}.npz")
             if run.reason == INTERRUPTED:
                 typer.echo(f"interrupted. The live runs that were done are kept in {folder}.", err=True)
@@ -221,18 +195,12 @@ def _finish(
     from batchsim.results.provenance import provenance
 
     made_live = runs[0][0].made
-    on = f"live on {made_live['device']}: " + ", ".join(
-        str(part)
-        for part in (
-            made_live["hardware"].get("gpu") or made_live["hardware"].get("cpu"),
-            f"torch {made_live['software'].get('torch')}",
-            f"weights {made_live['weights']}",
-        )
-    )
+    machine = made_live["hardware"].get("gpu") or made_live["hardware"].get("cpu")
+    on = f"{machine}, torch {made_live['software'].get('torch')}, weights {made_live['weights']}"
     found = Validation(
         name=stem.name.removeprefix("validation-"),
         scenario=setup.scenario.name,
-        heading=f"{heading(setup)} · {on}",
+        heading=f"{heading(setup)} · live on {made_live['device']}: {on}",
         load_name=case.resolved.load_name,
         bounds=BOUNDS[made_live["device"]],
         made=provenance()

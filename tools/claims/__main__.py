@@ -16,18 +16,8 @@ import typer
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.base.ranges import MAX_JOBS, MAX_POINTS
-from batchsim.cli.common import (
-    AllowCodeOption,
-    JsonOption,
-    MaxMemoryOption,
-    MaxPointsOption,
-    OneLineGroup,
-    check_out,
-    limits_of,
-    one_line_errors,
-    print_json,
-)
-from batchsim.cli.runs import ProgressBar
+from batchsim.cli import option
+from batchsim.cli.common import OneLineGroup, check_out, limits_of, one_line_errors, print_json, progress_bar
 from tools.claims.claims_picture import claims_picture
 from tools.claims.claims_text import claims_as_json, claims_text
 from tools.claims.folklore import FOLKLORE
@@ -41,12 +31,12 @@ app = typer.Typer(cls=OneLineGroup, add_completion=False, pretty_exceptions_enab
 def claims(
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One of the claims, several times.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Simulations at a time.")] = os.cpu_count() or 1,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")] = None,
-    allow_code: AllowCodeOption = False,
-    max_points: MaxPointsOption = MAX_POINTS,
-    max_memory: MaxMemoryOption = None,
-    as_json: JsonOption = False,
+    out: option.Out = Path("results"),
+    set_: option.Set = None,
+    allow_code: option.AllowCode = False,
+    max_points: option.MaxPoints = MAX_POINTS,
+    max_memory: option.MaxMemory = None,
+    as_json: option.Json = False,
 ) -> None:
     """Test sayings about batching under stated conditions: where each holds and where not.
 
@@ -59,7 +49,7 @@ def claims(
     chosen = [claim for claim in FOLKLORE if not only or claim.name in only]
     limits = limits_of(max_points, max_memory)
     check_out(out)
-    with ProgressBar() as progress:
+    with progress_bar() as progress:
         findings, heading = check_claims(
             chosen,
             "claims",
