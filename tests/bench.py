@@ -51,8 +51,9 @@ from batchsim.scenario.point import Setup, simulate_point
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.pool import start_early
 from batchsim.workload.build import build_workload
-from batchsim.workload.traces import RateScale, TraceConfig, read_trace, tile
+from batchsim.workload.traces import RateScale, TraceConfig, read_trace
 from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
+from tests.traces import tiled
 
 TIMEOUTS = 500_000
 TRACE = "azure2023/AzureLLMInferenceTrace_conv.csv"
@@ -94,7 +95,7 @@ def azure(traces: Path, factor: float, requests: int | None = None) -> Workload:
     trace = TraceConfig(path=TRACE, rate_scale=RateScale(factor=factor, by="compress"))
     rows = read_trace(TraceConfig(path=TRACE), traces)
     config = WorkloadConfig(arrivals=TraceArrivals(), output_cap=1024, trace=trace)
-    rows = tile(rows, requests) if requests else rows
+    rows = tiled(rows, requests) if requests else rows
     return build_workload(config, load={}, seed=0, max_model_len=MAX_MODEL_LEN, base=traces, rows=rows)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchsim.base.errors import TraceError
-from batchsim.workload.traces import Columns, RateScale, TraceConfig, read_trace, recognise
+from batchsim.workload.traces import Columns, RateScale, TraceConfig, read_trace
 
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 GOOD = "0,10,1\n"
@@ -147,7 +147,7 @@ def test_unreadable_file(tmp_path: Path, data: bytes, expected: str) -> None:
 def test_not_a_file(tmp_path: Path) -> None:
     """A folder, an unknown user's home and a path too long are refused by name."""
     with pytest.raises(TraceError, match="not a file"):
-        recognise(tmp_path)
+        read_trace(TraceConfig(str(tmp_path)), tmp_path)
     with pytest.raises(TraceError, match="no such file"):
         read_trace(TraceConfig("~nobody-of-that-name/x.csv"), tmp_path)
     with pytest.raises(TraceError, match="cannot be read"):

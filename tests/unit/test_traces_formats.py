@@ -12,8 +12,9 @@ import pydantic
 import pytest
 
 from batchsim.base.errors import TraceError
-from batchsim.workload.traces import Columns, TraceConfig, inspect_trace, read_trace, recognise
+from batchsim.workload.traces import Columns, TraceConfig, inspect_trace, read_trace
 from batchsim.workload.traces.trace_rows import TraceRows
+from tests.traces import recognised
 
 SAMPLES = Path(__file__).parent.parent / "data" / "traces"
 MS = 1_000_000
@@ -95,11 +96,11 @@ def test_known_formats_without_reader_are_named(name: str, message: str, advice:
     assert advice in str(error.value)
 
 
-def test_recognise_gives_format_and_reason() -> None:
+def test_a_file_is_told_by_its_columns() -> None:
     """The format comes with the columns it was told by; an ambiguous file says so."""
-    assert recognise(SAMPLES / "azure2024_style.csv").startswith("azure: CSV with the columns TIMESTAMP")
-    assert recognise(SAMPLES / "mooncake_style.jsonl") == "mooncake: integer timestamp beside hash_ids"
-    assert "mooncake (ms) or guidellm (s)" in recognise(SAMPLES / "guidellm_trace_style.jsonl")
+    assert recognised(SAMPLES / "azure2024_style.csv").startswith("azure: CSV with the columns TIMESTAMP")
+    assert recognised(SAMPLES / "mooncake_style.jsonl") == "mooncake: integer timestamp beside hash_ids"
+    assert recognised(SAMPLES / "guidellm_trace_style.jsonl") == "ambiguous: timestamp, input_length"
 
 
 def test_unit_that_cannot_be_told_shows_both_rates() -> None:

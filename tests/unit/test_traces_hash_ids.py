@@ -19,7 +19,7 @@ from batchsim.workload.build import build_workload
 from batchsim.workload.laws import FixedTokens
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.sharing import SharedPrefix
-from batchsim.workload.traces import Columns, RateScale, TraceConfig, inspect_trace, read_trace, rescale, tile
+from batchsim.workload.traces import Columns, RateScale, TraceConfig, inspect_trace, read_trace, rescale
 from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, TraceRows
 from batchsim.workload.workload_config import (
     ClosedLoop,
@@ -30,6 +30,7 @@ from batchsim.workload.workload_config import (
     TrafficClass,
     WorkloadConfig,
 )
+from tests.traces import tiled
 
 SAMPLES = Path(__file__).parent.parent / "data" / "traces"
 MOONCAKE = TraceConfig("mooncake_style.jsonl")
@@ -171,7 +172,7 @@ def test_slices_and_order_keep_each_rows_ids(tmp_path: Path) -> None:
 def test_copies_of_a_trace_share_nothing_with_each_other() -> None:
     """Overlaid or repeated, a copy has the same pattern of sharing inside and no text in common with another."""
     rows = read_trace(MOONCAKE, SAMPLES)
-    for many in (rescale(rows, RateScale(3, "overlay"), 0), tile(tile(rows, 6), 12)):
+    for many in (rescale(rows, RateScale(3, "overlay"), 0), tiled(tiled(rows, 6), 12)):
         assert all(row in ids(many) for row in ids(rows))
         texts = [text for row in ids(many) for text in row]
         assert len(set(texts)) == len(many) // 3 * 4 and len(texts) == len(many) // 3 * 7

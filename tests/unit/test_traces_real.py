@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchsim.workload.traces import RateScale, TraceConfig, inspect_trace, read_trace, rescale, tile
+from batchsim.workload.traces import RateScale, TraceConfig, inspect_trace, read_trace, rescale
 from batchsim.workload.traces.trace_rows import TraceRows
+from tests.traces import tiled
 
 CODE = "azure2023/AzureLLMInferenceTrace_code.csv"
 CONV = "azure2023/AzureLLMInferenceTrace_conv.csv"
@@ -120,7 +121,7 @@ def test_jitter_undoes_the_grid(folder: Path) -> None:
 
 def test_scaled_and_tiled(folder: Path) -> None:
     """A million rows at three times the rate are made of the conversation trace."""
-    rows = rescale(tile(read(folder, CONV), 1_000_000), RateScale(3, "compress"), seed=0)
+    rows = rescale(tiled(read(folder, CONV), 1_000_000), RateScale(3, "compress"), seed=0)
     assert rows.arrival_ns is not None
     assert len(rows) == 1_000_000
     assert (len(rows) - 1) * 1e9 / rows.arrival_ns[-1] == pytest.approx(3 * 5.5301, rel=1e-3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import TraceError
-from batchsim.workload.traces import RateScale, rescale, spread, tile
+from batchsim.workload.traces import RateScale, rescale, spread
 from batchsim.workload.traces.arrival_stats import describe_arrivals
 from batchsim.workload.traces.trace_rows import TraceRows
 
@@ -75,16 +75,6 @@ def test_ways_of_scaling_differ_in_burstiness() -> None:
     assert by["overlay"].cv is not None and by["overlay"].cv < 0.95 * base.cv
 
 
-def test_tile_repeats_with_a_mean_gap() -> None:
-    """Tiling goes on after a mean gap, cuts the last round, and keeps lengths in step."""
-    rows = tile(trace(0, 30, 90), 7)
-    assert times(rows) == [0, 30, 90, 135, 165, 225, 270]
-    assert rows.prompt_tokens.tolist() == [1, 2, 3, 1, 2, 3, 1]
-    assert times(tile(trace(0, 30, 90), 2)) == [0, 30]
-    lengths = TraceRows(None, np.array([1, 2]), np.array([3, 4]), "t.csv", "vidur")
-    assert tile(lengths, 3).output_tokens.tolist() == [3, 4, 3]
-
-
 def test_spread_stays_within_the_interval() -> None:
     """Each arrival moves by less than the jitter and ticks apart by more than it do not mix."""
     rows = spread(trace(*([0] * 500 + [1000] * 500)), 1000, seed=3)
@@ -112,13 +102,6 @@ def test_what_cannot_be_scaled(arrivals: Any, scale: RateScale, expected: str) -
         rows = TraceRows(None, rows.prompt_tokens, rows.output_tokens, "t.csv", "vidur")
     with pytest.raises(TraceError, match=expected):
         rescale(rows, scale, seed=0)
-
-
-def test_what_cannot_be_tiled() -> None:
-    """Tiling to nothing, beyond memory, or of an instant is refused."""
-    for rows, count in ((trace(0, 1), 0), (trace(0, 1), 10**9), (trace(0, 0), 5)):
-        with pytest.raises(TraceError, match=r"t\.csv: "):
-            tile(rows, count)
 
 
 def test_copies_move_by_their_own_time_in_every_seed() -> None:

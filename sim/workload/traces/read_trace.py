@@ -100,16 +100,6 @@ def _hash_notes(trace: TraceRows) -> list[str]:
     ]
 
 
-def recognise(path: Path) -> str:
-    """The format of the file and the reason, in a line. TraceError where it is unknown or has no reader."""
-    with reading(path):
-        source = open_source(TraceConfig(str(path)), Path())
-        layout = lay_out(source, TraceConfig(str(path)))
-    if layout.ambiguous:
-        return f"mooncake (ms) or guidellm (s): {source.container} with {layout.reason}; state format or time_unit"
-    return f"{layout.format}: {layout.reason}"
-
-
 def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
     columns = layout.columns
     names = [columns.prompt, columns.output] + ([columns.arrival] if columns.arrival is not None else [])

@@ -1,4 +1,4 @@
-"""Changes of the load of a trace: rescaled, spread over a coarse clock's tick, or repeated end to end."""
+"""Changes of the load of a trace: rescaled, or spread over a coarse clock's tick."""
 
 from __future__ import annotations
 
@@ -89,25 +89,6 @@ def spread(rows: TraceRows, jitter_ns: int, seed: int) -> TraceRows:
     moved = np.sort(arrival_ns + draws_ns)
     note = f"jitter: every arrival moved later by up to {format_duration(jitter_ns)}, order kept"
     return replace(rows, arrival_ns=moved - moved[0], notes=(*rows.notes, note))
-
-
-def tile(rows: TraceRows, count: int) -> TraceRows:
-    """The trace repeated end to end to `count` rows, a mean gap between copies; fewer rows are a head of it.
-
-    Copies share no prompts.
-    """
-    if count < 1:
-        raise TraceError(f"{rows.source}: tiled to {count} rows. Ask for at least 1.")
-    _check_count(rows, count)
-    index = np.arange(count)
-    source = index % len(rows)
-    times = None
-    if rows.arrival_ns is not None:
-        period_ns = _period_ns(rows, rows.arrival_ns, "repeated") if count > len(rows) else 0
-        _check_span(rows, period_ns * (count / len(rows) + 1))
-        times = rows.arrival_ns[source] + index // len(rows) * period_ns
-    tiled = rows.picked(source, times, index // len(rows))
-    return replace(tiled, notes=(*rows.notes, f"{len(rows):,} rows tiled end to end to {count:,}"))
 
 
 def _check_span(rows: TraceRows, span_ns: float) -> None:
