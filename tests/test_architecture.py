@@ -67,7 +67,7 @@ ROOMS = {
     "drive.fleet": _room(7, of_file="fleet_records:numpy clients:simpy engine:simpy simulate_fleet:simpy", pure=True),
     "metrics": _room(8, "numpy pandas scipy"),
     "scenario": _room(8, "numpy pydantic pydantic_core yaml"),
-    "check.validation": _room(9, "numpy"),
+    "check.validation": _room(9, "numpy", of_file="load_shift:scipy"),
     "results": _room(10, "numpy pandas pyarrow"),
     "explain": _room(11, "numpy pandas"),
     "study.sweep": _room(11, inside="ray"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from batchsim.check.validation.compare_runs import FIGURES, MetricError, PointReport, judge, void
-from batchsim.check.validation.load_shift import REACH, crossing, increasing, load_shifts
+from batchsim.check.validation.load_shift import REACH, crossing, load_shifts
 from batchsim.check.validation.step_error import ALL, StepPairs
 from batchsim.cost.periods import REGIONS, periods_ns, regions
 from batchsim.cost.work import TIME_TERMS, Columns, Terms
@@ -142,7 +142,6 @@ def test_a_shift_is_interpolated_and_ends_with_the_reach() -> None:
 
 def test_falling_neighbours_are_pooled_and_a_level_is_met_in_its_middle() -> None:
     """The nearest rising curve, and on its flat parts the middle."""
-    assert increasing(np.array([1.0, 3.0, 2.0, 4.0])).tolist() == [1.0, 2.5, 2.5, 4.0]
     assert crossing(np.array([-0.1, 0.0, 0.1, 0.2]), [1.0, 3.0, 2.0, 4.0], 2.5) == pytest.approx(0.05)
     assert crossing(np.array([-0.1, 0.1]), [1.0, None], 1.0) is None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 REACH = 0.20
 """Largest shift of the load that is tried, up or down, as a share."""
@@ -37,24 +38,9 @@ def crossing(shifts: Floats, values: list[float | None], target: float | None) -
     known = [value for value in values if value is not None]
     if target is None or len(known) < len(values):
         return None
-    rising = increasing(np.array(known))
+    rising = isotonic_regression(known).x  # the nearest sequence that never falls
     if not rising[0] <= target <= rising[-1]:
         return None
     levels, first, counts = np.unique(rising, return_index=True, return_counts=True)
     middles = (shifts[first] + shifts[first + counts - 1]) / 2
     return float(np.interp(target, levels, middles))
-
-
-def increasing(values: Floats) -> Floats:
-    """The nearest sequence, in least squares, that never falls: neighbours that do are replaced by their mean.
-
-    Source: the pool-adjacent-violators algorithm (Ayer et al., 1955).
-    """
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = float(value), 1
-        while pools and pools[-1][0] > mean:
-            before, size = pools.pop()
-            mean, count = (before * size + mean * count) / (size + count), size + count
-        pools.append((mean, count))
-    return np.concatenate([np.full(count, mean) for mean, count in pools])
