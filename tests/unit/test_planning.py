@@ -123,7 +123,7 @@ def test_one_recording_is_judged_by_its_stretches(replay: Scenario, tmp_path: Pa
 
 def test_a_plan_of_one_recording_ends(replay: Scenario, tmp_path: Path) -> None:
     """The smallest group holds by its stretches, and one replica less does not."""
-    planned = make_plan(replay, out=tmp_path / "results")
+    planned = make_plan(replay, Sweep(tmp_path / "results" / replay.name))
     held, fails = planned.held(0), planned.found[0].fails
     assert held is not None and held.met and held.ask.group.replicas > 1
     assert fails is not None and not fails.met and fails.ask.group.replicas == held.ask.group.replicas - 1
@@ -197,7 +197,7 @@ def test_what_a_gpu_lacks_is_said_of_the_plan(replay: Scenario, tmp_path: Path) 
     with pytest.raises(
         ScenarioError, match=r"s\.yaml:\d+: plan\.gpus\.one: cost linear .* kv_tokens of that GPU"
     ) as caught:
-        make_plan(load_scenario(replay.source), out=tmp_path)
+        make_plan(load_scenario(replay.source), Sweep(tmp_path / replay.name))
     assert "--set" not in str(caught.value)
 
 
@@ -208,7 +208,7 @@ def test_a_prompt_beyond_a_profile_is_said_of_its_gpu_before_anything_runs(repla
     gpus = "plan.gpus={h: {cost: h200-llama-3.1-8b-aiconfigurator, price: 2.00/h, kv_tokens: 160000}}"
     said = r"s.yaml:12: plan.gpus.h: continuous, .* 17000 tokens of one .* set extrapolate: true in plan.gpus.h.cost"
     with pytest.raises(ScenarioError, match=said):
-        make_plan(with_plan(replay, gpus), out=tmp_path / "out")
+        make_plan(with_plan(replay, gpus), Sweep(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -242,7 +242,7 @@ CLASSES = """workload={arrivals: {kind: poisson, mean_rate: 20/s}, output_cap: 1
 def test_a_search_that_found_more_for_fewer_classes_makes_no_negative_cost(replay: Scenario, tmp_path: Path) -> None:
     """The group for all classes holds the important ones too, which then cost what it costs, and the others nothing."""
     scenario = with_plan(replay, CLASSES, "plan.target={rate: 20/s}", "plan.window=2s", "seeds=2")
-    planned = make_plan(scenario, out=tmp_path / "results")
+    planned = make_plan(scenario, Sweep(tmp_path / "results" / scenario.name))
     ((names, found),) = planned.tiers
     assert names == ("chat",) and found.group is not None
     planned.tiers = [(names, replace(found, group=replace(found.group, replicas=7)))]

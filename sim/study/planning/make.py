@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
@@ -20,8 +19,7 @@ from batchsim.study.planning.fleet_search import Found, first_guess, headroom, j
 from batchsim.study.planning.money import cost_per_month
 from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive
 from batchsim.study.sweep import overload
-from batchsim.study.sweep.points import Progress, Sweep
-from batchsim.study.sweep.size import Limits
+from batchsim.study.sweep.points import Sweep
 from batchsim.workload.open_loop import OpenWorkload
 
 WHAT_IFS = {
@@ -73,25 +71,14 @@ class Planned:
         return cost_per_month(self.demand.plan.gpus[held.ask.group.gpu], held.ask.group.replicas)
 
 
-def make_plan(
-    scenario: Scenario,
-    *,
-    out: Path | str = "results",
-    jobs: int = 1,
-    ray: str | None = None,
-    progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
-    limits: Limits | None = None,
-) -> Planned:
-    """Simulates until every question of the scenario's plan is answered; points lie below `out` and are reused.
+def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | None = None) -> Planned:
+    """Simulates on `sweep` until every question of the scenario's plan is answered.
 
-    ScenarioError where one look at every configuration is beyond `limits`.
-
-    `tell` is called with how much is to be simulated, before it is and where it is long.
+    ScenarioError where one look at every configuration is beyond the limits of `sweep`. `tell` is called with how much
+    is to be simulated, before it is and where it is long.
     """
     demand = demand_of(scenario)
     _check(demand)
-    sweep = Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress, limits=limits)
     book = Book(demand, sweep)
     groups = [GpuGroup(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
     for group in groups[:: len(scenario.specs)]:
@@ -99,7 +86,7 @@ def make_plan(
     busiest = book.setup(Ask(groups[0]))
     once = len(groups) * len(book.seeds(PLANNED))  # a look at every configuration; how many looks, the search decides
     sweep.check_size(once, [(busiest, busiest.scenario.loads[0])], scenario.source)
-    saturated = _saturations(book, groups, jobs)
+    saturated = _saturations(book, groups, sweep.jobs)
     peak_rps = _peak_rps(busiest)
     parts = [rps / peak_rps for rps in saturated]
     limit = demand.plan.max_replicas

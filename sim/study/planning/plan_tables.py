@@ -9,7 +9,7 @@ from batchsim.scenario import Scenario
 from batchsim.study.planning.assumptions import assumptions
 from batchsim.study.planning.make import make_plan
 from batchsim.study.planning.tables import Tables, tables_of
-from batchsim.study.sweep.points import Progress
+from batchsim.study.sweep.points import Progress, Sweep
 from batchsim.study.sweep.size import Limits
 
 
@@ -29,5 +29,6 @@ def plan_tables(
     no group holds is no error: there is no table `recommendation` then. `tell` is called with how much is to be
     simulated, where that is long; what is beyond `limits` is an error before.
     """
-    planned = make_plan(scenario, out=out, jobs=jobs, ray=ray, progress=progress, tell=tell, limits=limits)
+    sweep = Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress, limits=limits)
+    planned = make_plan(scenario, sweep, tell)
     return tables_of(planned) | {"assumptions": assumptions(planned)}
