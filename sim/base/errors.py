@@ -5,6 +5,7 @@ Anything else that escapes is a bug of batchsim, and the command line shows its 
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -25,6 +26,13 @@ def cut(text: str, most: int = MAX_SHOWN) -> str:
     """A user's `text` as an error message gives it: on one line, with at most `most` letters."""
     text = text if text.isprintable() else repr(text)[1:-1]
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The advice for an unknown `name`: the one of `known` that is most like it, else `otherwise`, by default all."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {near[0]}?" if near else otherwise or f"Known are {', '.join(names)}."
 
 
 MAX_ECHO = 200

@@ -141,7 +141,7 @@ def _one_of(members: tuple[Any, ...], value: object, where: str) -> Any:
     records = [member for member in flat if is_dataclass(member)]
     if records and isinstance(value, dict):
         kind = cast("dict[str, object]", value).get("kind")
-        kinds = {_kind(member): member for member in records}
+        kinds = {kind_of(member): member for member in records}
         if len(records) > 1 and kind not in kinds:
             return _refuse(kind, _below(where, "kind"), "one of " + ", ".join(map(str, kinds)))
         return from_plain(records[0] if len(records) == 1 else kinds[kind], value, where)
@@ -155,8 +155,8 @@ def _one_of(members: tuple[Any, ...], value: object, where: str) -> Any:
     raise ValueError(problems[0] if len(problems) == 1 else f"{where} is {value!r}, which none of its types is")
 
 
-def _kind(record: Any) -> object:
-    """The default of the field that tells this dataclass from others."""
+def kind_of(record: Any) -> object:
+    """The `kind` that tells this dataclass from others: the default of its field; None if it has none."""
     return next((field.default for field in fields(record) if field.name == "kind"), None)
 
 

@@ -6,11 +6,10 @@ number of GPUs of one engine and `build`. The config then becomes a member of `C
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from typing import Any, get_args
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, nearest
 from batchsim.cost.base import Cost
 from batchsim.cost.calibrated import Calibrated, ProfileConfig, check_model
 from batchsim.cost.constant import Constant, Linear
@@ -59,11 +58,9 @@ def long_form(name: str) -> dict[str, Any]:
         return {"kind": "roofline", "gpu": name}
     if name.endswith(".json") or name in profile_names():
         return {"kind": "profile", "profile": name}
-    near = difflib.get_close_matches(name.lower(), [*GPUS, *profile_names()], n=1)
-    known = f"Known are {', '.join([*GPUS, *profile_names()])}; a profile's own file ends in .json."
-    raise ScenarioError(
-        f"cost: {name} is not in the catalog of GPUs and profiles. {f'Did you mean {near[0]}?' if near else known}"
-    )
+    names = [*GPUS, *profile_names()]
+    advice = nearest(name.lower(), names, f"Known are {', '.join(names)}; a profile's own file ends in .json.")
+    raise ScenarioError(f"cost: {name} is not in the catalog of GPUs and profiles. {advice}")
 
 
 def build_cost(

@@ -352,8 +352,7 @@ class Calibrated(Cost):
         host += "; extrapolates" if self.extrapolate else ""
         if p.origin == "imported":
             return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
-        on = p.hardware.get("gpu") or p.hardware.get("cpu") or "an unnamed machine"
-        found = [f"measured on {on}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
+        found = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
         error = "no held-out steps"
         if p.held_out is not None:
             error = f"±{100 * p.held_out['p50']:.1f} % (median of {p.held_out['n']:,} held-out steps)"

@@ -11,7 +11,6 @@ All times are floats of ns. Reading is strict: whatever is not exactly a profile
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from batchsim.base.errors import CalibrationError
+from batchsim.base.errors import CalibrationError, nearest
 from batchsim.base.files import parse_json, read_text, reason_text
 from batchsim.base.plain import from_plain, to_plain
 from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
@@ -182,6 +181,11 @@ class Profile:
         """What was measured: the model on one GPU, under the executor."""
         return Deployment(self.model, None if self.gpu is None else GPUS.get(self.gpu), self.executor)
 
+    @property
+    def machine(self) -> str:
+        """The GPU, else the CPU, that it was measured on."""
+        return str(self.hardware.get("gpu") or self.hardware.get("cpu") or "an unnamed machine")
+
     def to_json(self) -> str:
         """The profile as the text of its JSON file; equal profiles give equal bytes."""
         return _text({"format": FORMAT, "version": VERSION} | cast("dict[str, Any]", to_plain(self)), 0) + "\n"
@@ -240,9 +244,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
     try:
         return Profile.from_json(read_text(path), str(path))
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name.removesuffix(".json"), profile_names(), n=1)
         known = "Check the path." if path.suffix == ".json" else f"Shipped are {', '.join(profile_names())}."
-        advice = f"Did you mean {near[0]}?" if near else known
+        advice = nearest(path.name.removesuffix(".json"), profile_names(), known)
         raise CalibrationError(f"{name}: neither a shipped profile nor a file. {advice}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
         raise CalibrationError(

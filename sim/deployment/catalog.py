@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, nearest
 from batchsim.base.files import read_json, reason_text
 from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
 
@@ -102,7 +100,7 @@ def read_model(name_or_path: str) -> ModelSpec:
         config: object = read_json(path)
     except FileNotFoundError:
         raise ScenarioError(
-            f"model: {name_or_path} is neither in the catalog nor a file. {_known(name_or_path, MODELS)}"
+            f"model: {name_or_path} is neither in the catalog nor a file. {nearest(name_or_path.lower(), MODELS)}"
         ) from None
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{path}: cannot be read: {reason_text(error)}. Give a Hugging Face config.json.") from None
@@ -115,11 +113,5 @@ def read_model(name_or_path: str) -> ModelSpec:
 def load_gpu(name: str) -> GpuSpec:
     """The GPU of that catalog name; ScenarioError if there is none."""
     if name not in GPUS:
-        raise ScenarioError(f"cost: GPU {name} is not in the catalog. {_known(name, GPUS)}")
+        raise ScenarioError(f"cost: GPU {name} is not in the catalog. {nearest(name.lower(), GPUS)}")
     return GPUS[name]
-
-
-def _known(name: str, names: Iterable[str]) -> str:
-    """The advice for an unknown `name`: the nearest of `names`, or all of them."""
-    near = difflib.get_close_matches(name.lower(), list(names), n=1)
-    return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(names)}."

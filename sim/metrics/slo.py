@@ -17,14 +17,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import ceil, inf, nextafter
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, nearest
 from batchsim.base.units import format_duration, parse_duration_ns, parse_share
 from batchsim.metrics.latencies import LATENCIES
 
@@ -208,8 +207,7 @@ def _term(match: re.Match[str], text: str) -> _Term:
         _refuse(text, column, f"'{part}' is not a bound. {_FORMS}")
     name = "inner" if found["inner"] else "bare"
     if found[name] not in LATENCIES:
-        near = get_close_matches(found[name], LATENCIES, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(LATENCIES)}."
+        hint = nearest(found[name], LATENCIES, f"Known: {', '.join(LATENCIES)}.")
         _refuse(text, column + found.start(name), f"{found[name]} is not a latency with an objective. {hint} {_FORMS}")
     return _Term(found["of"], found[name], found["op"], found["limit"].strip(), column, column + found.start("limit"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -11,11 +10,11 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from batchsim.base.errors import ScenarioError, cut
+from batchsim.base.errors import ScenarioError, cut, nearest
+from batchsim.base.plain import kind_of
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
-from batchsim.workload.tagged import kind_of
 
 _MISSING = ("missing", "missing_argument")
 _WORDS = {  # what a validator calls them, and how a scenario writes them
@@ -89,9 +88,7 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
         case "unexpected_keyword_argument":
             owner = ".".join(str(part) for part in full[:-1]) or "a scenario"
             known = _field_names(kind, root, keys[:-1])
-            near = difflib.get_close_matches(str(keys[-1]), known, n=1)
-            advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
-            return f"{name} is not a field of {owner}. {advice}"
+            return f"{name} is not a field of {owner}. {nearest(str(keys[-1]), known)}"
         case "missing" | "missing_argument":
             return f"{name} is missing. Add it."
         case "union_tag_invalid":
@@ -99,8 +96,8 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
             given = item.get("ctx", {}).get("tag", "")
             if given in _GONE:
                 return f"{name}.kind is {given}: {_GONE[given]}."
-            near = difflib.get_close_matches(given, [tag.strip(" '") for tag in expected.split(",")], n=1)
-            return f"{name}.kind is {given}. " + (f"Did you mean {near[0]}?" if near else f"Write one of {expected}.")
+            tags = [tag.strip(" '") for tag in expected.split(",")]
+            return f"{name}.kind is {given}. {nearest(given, tags, f'Write one of {expected}.')}"
         case "union_tag_not_found":
             return f"{name} has no kind. Add kind: with the name of one."
         case "value_error":

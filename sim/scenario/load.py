@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any, ParamSpec
 
 from pydantic import TypeAdapter
 
-from batchsim.base.errors import ScenarioError, bounded
+from batchsim.base.errors import ScenarioError, bounded, nearest
 from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
@@ -148,8 +147,7 @@ def _find(name_or_path: str) -> tuple[str, str, Path]:
         return read_text(path), str(path), path.parent
     except FileNotFoundError:
         names = shipped_scenarios()
-        near = difflib.get_close_matches(path.name.removesuffix(".yaml"), names, n=1)
-        advice = f"Did you mean {near[0]}?" if near else f"Shipped are {', '.join(names)}."
+        advice = nearest(path.name.removesuffix(".yaml"), names, f"Shipped are {', '.join(names)}.")
         raise ScenarioError(f"{name_or_path}: no such scenario. {advice}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
         shown = name_or_path if len(name_or_path) <= _NAME_SHOWN else name_or_path[:_NAME_SHOWN] + "…"
@@ -314,8 +312,7 @@ def _policy(kind: str, where: str, allow_code: bool) -> tuple[Any, Any]:
     if kind in POLICIES:
         return POLICIES[kind]
     if ":" not in kind:
-        near = difflib.get_close_matches(kind, POLICIES, n=1)
-        advice = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(POLICIES)}."
+        advice = nearest(kind, POLICIES)
         raise ScenarioError(f"{where}: there is no policy {kind}. {advice} Your own is named module:Class.")
     try:
         return find_policy(kind, allow_code=allow_code)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, get_args
+
+from batchsim.base.plain import kind_of
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,3 @@ class OrWord:
 
     def _which(self, value: object) -> str:
         return "word" if value == self.word else "other"
-
-
-def kind_of(cls: Any) -> object:
-    """The `kind` that names this dataclass: the default of its field; None if it has none."""
-    return next((field.default for field in fields(cls) if field.name == "kind"), None)

@@ -42,6 +42,7 @@ TESTS = {
     "sim/metrics/measure.py": f"{MEASURES} unit/test_precision",
     "sim/metrics/intervals.py": "unit/test_confidence unit/test_metrics unit/test_planning unit/test_precision",
     "sim/metrics/warmup.py": "theory/test_warmup",
+    "sim/policies/families/budget.py": "policies/test_continuous policies/test_config_bounds conformance:continuous",
     "sim/policies/families/continuous.py": "policies/test_continuous conformance:continuous",
     "sim/policies/families/dynamic.py": BATCHES,
     "sim/policies/families/preempti*.py": (

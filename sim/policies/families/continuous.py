@@ -13,48 +13,24 @@ the budget (`over_token_budget`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
-from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.policies.families.budget import BudgetConfig
 from batchsim.policies.families.first_come import FirstCome
-
-_NO_CAP = 1 << 62
 
 
 @dataclass(frozen=True)
-class ContinuousConfig(PolicyConfig):
+class ContinuousConfig(BudgetConfig):
     """Knobs. `max_num_batched_tokens` null: no cap on a step's tokens.
 
     `reserve_tokens` null: a request reserves KV for its prompt and output cap, less the last token, which is never
     computed; a number: that many tokens for every request.
     """
 
-    max_num_seqs: PositiveInt
-    max_num_batched_tokens: PositiveInt | None
-    chunked_prefill: bool = True
-    order: Literal["decode_first", "prefill_first"] = "decode_first"
     reserve_tokens: PositiveInt | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # All running sequences may decode in one step, a token each.
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
-                f" {self.max_num_seqs}, or null for no cap"
-            )
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            knobs=("max_num_seqs", "max_num_batched_tokens"),
-        )
 
 
 class Continuous(FirstCome):
@@ -71,7 +47,7 @@ class Continuous(FirstCome):
             )
         super().__init__(context)
         self.config = config
-        self._budget = _NO_CAP if config.max_num_batched_tokens is None else config.max_num_batched_tokens
+        self._budget = config.budget
         self._prefill_first = config.order == "prefill_first"
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:

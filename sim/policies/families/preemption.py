@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import Duration, PartialShare
 from batchsim.kernel.kv_blocks import KVBlockManager
-from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.policy_config import Traits
 from batchsim.kernel.protocols import LengthPredictor, PolicyContext, StepEstimator
 from batchsim.kernel.types import Sequence
+from batchsim.policies.families.budget import BudgetConfig
 
 Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class PreemptiveConfig(PolicyConfig):
+class PreemptiveConfig(BudgetConfig):
     """Knobs. `max_num_batched_tokens` null: no cap on a step's tokens.
 
     `watermark` is the share of KV blocks that admission leaves free while others run; 1 % as in vLLM's first engine.
@@ -27,10 +27,6 @@ class PreemptiveConfig(PolicyConfig):
     Beside it `victim: lowest_priority` is apt: `newest` would take blocks from the important ones just let in.
     """
 
-    max_num_seqs: PositiveInt
-    max_num_batched_tokens: PositiveInt | None
-    chunked_prefill: bool = True
-    order: Literal["decode_first", "prefill_first"] = "decode_first"
     watermark: PartialShare = 0.01
     victim: Literal["newest", "lowest_priority", "most_remaining"] = "newest"
     by: Literal["recompute", "swap", "auto"] = "recompute"
@@ -39,12 +35,6 @@ class PreemptiveConfig(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # All running sequences may decode in one step, a token each.
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
-                f" {self.max_num_seqs}, or null for no cap"
-            )
         if self.preempt_after is not None and self.waiting_order != "priority":
             raise ValueError(
                 f"preempt_after acts for the head of the queue, so it needs waiting_order: priority, not"
@@ -53,13 +43,8 @@ class PreemptiveConfig(PolicyConfig):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            needs_predictor=self.waiting_order in ("sjf", "srpt") or self.victim == "most_remaining",
-            needs_swap_space=self.by != "recompute",
-            knobs=("max_num_seqs", "max_num_batched_tokens"),
-        )
+        predicts = self.waiting_order in ("sjf", "srpt") or self.victim == "most_remaining"
+        return replace(super().traits, needs_predictor=predicts, needs_swap_space=self.by != "recompute")
 
 
 def check_context(config: PreemptiveConfig, context: PolicyContext) -> None:

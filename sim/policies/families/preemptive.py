@@ -27,8 +27,6 @@ from batchsim.policies.families.preemption import (
     pays_to_swap,
 )
 
-_NO_CAP = 1 << 62
-
 
 class _Step:
     """A step in the making; `left` is what remains of its token budget."""
@@ -71,7 +69,7 @@ class Preemptive:
         self.classes: dict[int, dict[Sequence, None]] = {}  # the running by priority, each in order of admission
         self.partial: dict[Sequence, int] = {}  # running: known tokens lacking after the step in flight
         self._waits_since: dict[Sequence, int] = {}  # the preempted; others wait since their arrival
-        self._budget = _NO_CAP if config.max_num_batched_tokens is None else config.max_num_batched_tokens
+        self._budget = config.budget
         self._watermark_blocks = int(config.watermark * kv.num_blocks)
         self._prefill_first = config.order == "prefill_first"
         self._makes_way = config.preempt_after is not None

@@ -39,8 +39,7 @@ def draw_profile(profile: Profile, path: Path | str) -> None:
             _draw_residuals(axes[0, 1], table)
         _draw_tokens(axes[-1, 0], profile, table)
         _draw_decodes(axes[-1, 1], profile, table)
-        machine = profile.hardware.get("gpu") or profile.hardware.get("cpu") or "an unnamed machine"
-        heading = f"{profile.origin} · executor {profile.executor} · {profile.model.name} on {machine}"
+        heading = f"{profile.origin} · executor {profile.executor} · {profile.model.name} on {profile.machine}"
         handles = [] if table is None else table.handles()
         put_around(fig, f"Profile {profile.name}", heading, _foot(profile, table), handles)
         save(fig, path)

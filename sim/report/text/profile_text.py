@@ -14,7 +14,7 @@ _ALL = "all"
 
 def summary(profile: Profile) -> str:
     """The lines that close a calibration: errors, KV blocks, and the parts of the profile still missing."""
-    lines = [f"profile {profile.name}: {profile.model.name} on {_machine(profile)}"]
+    lines = [f"profile {profile.name}: {profile.model.name} on {profile.machine}"]
     regions = [row for row in profile.residuals if row["region"] != _ALL]
     if regions:
         worst = max(regions, key=lambda row: row["p50"])
@@ -43,10 +43,6 @@ def table(profile: Profile) -> str:
         [f"note: {note}" for note in profile.notes],
     ]
     return "\n\n".join("\n".join(map(fit, block)) for block in blocks if block)
-
-
-def _machine(profile: Profile) -> str:
-    return str(profile.hardware.get("gpu") or profile.hardware.get("cpu") or "an unnamed machine")
 
 
 def _shape(profile: Profile) -> str:

@@ -11,7 +11,6 @@ in nine of ten cases instead of 95 % (`tests/unit/test_precision.py`).
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, nearest
 from batchsim.metrics.intervals import half_width, t_quantile
 from batchsim.results.failed import Failed
 from batchsim.results.keep import best_variant, metric_names
@@ -97,8 +96,7 @@ def check_metric(line: Line, load: float, metric: str) -> None:
     known = metric_names(*next(line.points(load)))
     if metric in known:
         return
-    near = difflib.get_close_matches(metric, known, n=1)
-    advice = f"Did you mean {near[0]}?" if near else "summary.csv has the names, like ttft_p99_s."
+    advice = nearest(metric, known, "summary.csv has the names, like ttft_p99_s.")
     raise ScenarioError(f"--metric {metric}: there is no such metric. {advice}")
 
 
