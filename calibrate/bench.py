@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from batchsim.calibrate.inputs import StepInputs
 from batchsim.calibrate.point_plan import StepShape
 from batchsim.calibrate.runner import ModelRunner
 
@@ -86,15 +85,7 @@ class Bench:
         """Median kernel time of the step `point`, and the mean over all its replays, disturbances included; ns."""
         runner = self.runner
         self.seed += 1
-        inputs = StepInputs.synthetic(
-            point.decode,
-            point.chunks,
-            block_size=runner.block_size,
-            num_blocks=runner.num_blocks,
-            vocab_size=runner.spec.vocab_size,
-            seed=self.seed,
-        )
-        runner.load(inputs)
+        runner.load(runner.synthetic(point.decode, point.chunks, self.seed))
         once = max(runner.replay(1)[0], 1)
         hot = self.device == "cuda" and point.tokens >= _HEAT_TOKENS
         if hot:

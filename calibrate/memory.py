@@ -11,7 +11,6 @@ import torch
 from batchsim.base.errors import CalibrationError
 from batchsim.calibrate.backend import SPARE_BLOCKS
 from batchsim.calibrate.fit import robust_nnls, short
-from batchsim.calibrate.inputs import StepInputs
 from batchsim.calibrate.point_plan import StepRange, StepShape, even_chunks
 from batchsim.calibrate.runner import ModelRunner
 from batchsim.cost.profile import SwapCost
@@ -87,16 +86,7 @@ def run_full(runner: ModelRunner, limits: StepRange) -> None:
 
 def run_once(runner: ModelRunner, point: StepShape) -> None:
     """Runs one whole step of `point`."""
-    runner.step(
-        StepInputs.synthetic(
-            point.decode,
-            point.chunks,
-            block_size=runner.block_size,
-            num_blocks=runner.num_blocks,
-            vocab_size=runner.spec.vocab_size,
-            seed=0,
-        )
-    )
+    runner.step(runner.synthetic(point.decode, point.chunks))
 
 
 def measured_swap(runner: ModelRunner) -> SwapCost | None:

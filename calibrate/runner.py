@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,6 +99,11 @@ class ModelRunner:
             self.step(StepInputs.padding(1, [2], block_size=self.block_size))
 
     # ---- a step
+
+    def synthetic(self, decodes: Sequence[int], chunks: Sequence[tuple[int, int]], seed: int = 0) -> StepInputs:
+        """A step of random tokens that fits this runner; see `StepInputs.synthetic`."""
+        sizes = {"block_size": self.block_size, "num_blocks": self.num_blocks, "vocab_size": self.spec.vocab_size}
+        return StepInputs.synthetic(decodes, chunks, **sizes, seed=seed)
 
     def step(self, inputs: StepInputs, sampling: Sampling = GREEDY) -> tuple[list[int], StepTimes]:
         """(the next token of every sequence of the step, the step's times). ExecutorError if the device fails."""

@@ -251,19 +251,10 @@ def settled_memory() -> Iterator[None]:
 
 def warm_up(runner: ModelRunner) -> None:
     """Runs a few decode and chunk steps, so that no run pays for first touches of memory. Overwrites the KV cache."""
-    from batchsim.calibrate.inputs import StepInputs
-
     rows = min(runner.max_num_seqs, runner.num_blocks, 4)
     tokens = min(runner.max_num_batched_tokens, runner.max_model_len, runner.block_size)
     for contexts, chunks in (([1] * rows, []), ([], [(0, tokens)])):
-        inputs = StepInputs.synthetic(
-            contexts,
-            chunks,
-            block_size=runner.block_size,
-            num_blocks=runner.num_blocks,
-            vocab_size=runner.spec.vocab_size,
-            seed=0,
-        )
+        inputs = runner.synthetic(contexts, chunks)
         for _ in range(3):
             runner.step(inputs)
 
