@@ -49,6 +49,14 @@ class KVBlockManager(Protocol):
         """Gives back all blocks of `seq`, on the GPU and in swap. Before it leaves the group."""
         ...
 
+    def pin(self, seq: Sequence) -> None:
+        """Keeps all blocks of `seq` taken, through `free` and leaving the group, until `unpin`."""
+        ...
+
+    def unpin(self, seq: Sequence) -> None:
+        """Gives back what `free` would have given back since `pin`, or leaves it to a `free` to come."""
+        ...
+
     def swap_out(self, seq: Sequence) -> int | None:
         """Moves `seq` to swap and returns the blocks moved; None, and nothing changed, if swap is full."""
         ...
@@ -70,12 +78,47 @@ class BlockTables(KVBlockManager, Protocol):
         ...
 
 
-class CountingKV:
+class Pins:
+    """What all managers have in common: sequences whose blocks another engine has yet to read."""
+
+    __slots__ = ("_pinned",)
+
+    def __init__(self) -> None:
+        self._pinned: dict[Sequence, bool] = {}  # whether `free` was asked for since
+
+    def pin(self, seq: Sequence) -> None:
+        self._pinned[seq] = False
+
+    def unpin(self, seq: Sequence) -> None:
+        if self._pinned.pop(seq):
+            self.end(seq)
+
+    def is_kept(self, seq: Sequence) -> bool:
+        """Whether `seq`, to be freed now, is pinned; then that is put off."""
+        if seq not in self._pinned:
+            return False
+        self._pinned[seq] = True
+        seq.num_blocks = self.held(seq)  # by which it grew in its group, too
+        return True
+
+    def held(self, seq: Sequence) -> int:
+        raise NotImplementedError
+
+    def end(self, seq: Sequence) -> None:
+        """As `free`, for a sequence that will not come back."""
+        self.free(seq)
+
+    def free(self, seq: Sequence) -> None:
+        raise NotImplementedError
+
+
+class CountingKV(Pins):
     """Counts blocks. O(1) for a step of the whole group."""
 
     __slots__ = ("_swapped", "block_size", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free")
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
+        super().__init__()
         check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
         self.num_blocks = self.num_free = num_blocks
@@ -109,6 +152,8 @@ class CountingKV:
         return True
 
     def free(self, seq: Sequence) -> None:
+        if self._pinned and self.is_kept(seq):
+            return
         self.num_free += self.held(seq)
         seq.num_blocks = 0
         self.num_swap_free += self._swapped.pop(seq, 0)
@@ -134,7 +179,7 @@ class CountingKV:
         return count
 
 
-class TableKV:
+class TableKV(Pins):
     """Keeps the block table of every sequence: ids 0 .. num_blocks-1 on the GPU, swap slots likewise.
 
     Freed blocks are reused last in, first out. O(members that need a block) for a step of the group.
@@ -143,6 +188,7 @@ class TableKV:
     __slots__ = ("_free", "_swap", "_swap_free", "_tables", "block_size", "num_blocks", "num_swap_blocks")
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
+        super().__init__()
         check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -193,6 +239,8 @@ class TableKV:
         return True
 
     def free(self, seq: Sequence) -> None:
+        if self._pinned and self.is_kept(seq):
+            return
         self._free.extend(reversed(self._tables.pop(seq, ())))
         self._swap_free.extend(reversed(self._swap.pop(seq, ())))
         seq.num_blocks = 0

@@ -10,13 +10,13 @@ Source: vllm/v1/core/block_pool.py, kv_cache_manager.py, single_type_kv_cache_ma
 from __future__ import annotations
 
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.kv_blocks import check_pool
+from batchsim.kernel.kv_blocks import Pins, check_pool
 from batchsim.kernel.types import Sequence
 from batchsim.kv.block_keys import ChainKeys, keys_of, own_key
 from batchsim.kv.free_queue import FreeQueue
 
 
-class BlockHashKV:
+class BlockHashKV(Pins):
     """A `KVBlockManager` whose blocks are found again by their contents. Keeps block ids, so both drivers can use it.
 
     Blocks of a sequence that shares no tokens (`Request.tokens` None) can be found by nobody else, so they are
@@ -32,6 +32,7 @@ class BlockHashKV:
     )  # fmt: skip
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
+        super().__init__()
         check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
         self.num_blocks = self.num_free = num_blocks
@@ -214,6 +215,8 @@ class BlockHashKV:
         self._give_back(seq, unknown, returns=False)
 
     def _give_back(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
+        if self._pinned and self.is_kept(seq):
+            return
         self._deal()
         seq.num_blocks = 0
         holding = self._held.pop(seq, None)

@@ -10,7 +10,7 @@ Simplifies: no LoRA or salt keys, no host tier. Only the pages needed are made f
 from __future__ import annotations
 
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.kv_blocks import check_pool
+from batchsim.kernel.kv_blocks import Pins, check_pool
 from batchsim.kernel.types import Sequence
 from batchsim.kv.radix_tokens import head, known_tokens, tail
 from batchsim.kv.radix_tree import Node, RadixTree
@@ -27,7 +27,7 @@ class _Holding:
         self.shared = len(table)
 
 
-class RadixKV:
+class RadixKV(Pins):
     """A `KVBlockManager` with block ids, given out when asked for: a decode step is O(1) while pages last.
 
     `num_free` counts pages that are free or in the tree without a lock. There is no swap: `swap_out` never finds room.
@@ -39,6 +39,7 @@ class RadixKV:
     )  # fmt: skip
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
+        super().__init__()
         check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -175,12 +176,15 @@ class RadixKV:
         return True
 
     def free(self, seq: Sequence) -> None:
-        holding = self._held.pop(seq, None)
+        holding = self._held.get(seq)
+        if holding is not None and seq.group is not None:
+            self._fill(holding, seq.num_computed_tokens)
+        if self._pinned and self.is_kept(seq):
+            return
         seq.num_blocks = 0
         if holding is None:
             return
-        if seq.group is not None:
-            self._fill(holding, seq.num_computed_tokens)
+        del self._held[seq]
         self._free += reversed(holding.table[holding.shared :])
         self._tree.unlock(holding.node)
 

@@ -17,7 +17,7 @@ priorities. A live executor refuses a block found that was never computed, where
 from __future__ import annotations
 
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.kv_blocks import check_pool
+from batchsim.kernel.kv_blocks import Pins, check_pool
 from batchsim.kernel.types import Sequence
 from batchsim.kv.block_keys import ChainKeys, keys_of
 from batchsim.kv.free_queue import FreeQueue
@@ -25,7 +25,7 @@ from batchsim.kv.free_queue import FreeQueue
 _ROOT = -1
 
 
-class ReuseTreeKV:
+class ReuseTreeKV(Pins):
     """A `KVBlockManager` whose blocks are found again by their tokens. Keeps block ids, so both drivers can use it.
 
     Keys of a sequence are kept from its first lookup to `end`. Blocks of a sequence that shares no tokens
@@ -40,6 +40,7 @@ class ReuseTreeKV:
     )  # fmt: skip
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
+        super().__init__()
         check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
         self.num_blocks = self.num_free = num_blocks
@@ -157,6 +158,8 @@ class ReuseTreeKV:
 
     def free(self, seq: Sequence) -> None:
         """Gives back the blocks of `seq`, which may come back and find them. Before it leaves the group."""
+        if self._pinned and self.is_kept(seq):
+            return
         self._deal()
         if seq in self._held:
             self._store(seq, seq.num_tokens - 1)
@@ -164,6 +167,8 @@ class ReuseTreeKV:
 
     def end(self, seq: Sequence) -> None:
         """As `free`, for a sequence that will not come back and may hold nothing: its keys are forgotten."""
+        if self._pinned and self.is_kept(seq):
+            return
         self._deal()
         if seq in self._held:
             if seq.request.tokens is not None:

@@ -271,3 +271,35 @@ def test_a_pool_of_more_blocks_than_ids_can_be_kept_of_is_refused(kind: str) -> 
     with pytest.raises(ScenarioError, match=r"kv: 16,777,217 blocks of 1 tokens, .* at most 16,777,216 are possible"):
         new_kv(Caching(kind), MAX_IDS + 1, 1, ids=False)
     assert new_kv(Caching(""), MAX_IDS + 1, 1, ids=False).num_free == MAX_IDS + 1
+
+
+@pytest.mark.parametrize("manager", [CountingKV, TableKV, BlockHashKV, RadixKV, ReuseTreeKV])
+@pytest.mark.parametrize("decodes", [False, True])
+def test_pinned_blocks_stay_taken_through_free_until_unpinned(manager: type, decodes: bool) -> None:
+    """Out of a group that grew too: 9 tokens in 3 blocks of 4; in whichever order the two are asked for."""
+    for freed_first in (True, False):
+        pool, seq = manager(4, 4), sequence(prompt=8)
+        if isinstance(pool, BlockHashKV | ReuseTreeKV):
+            pool.lookup(seq)
+        assert pool.allocate(seq, 8)
+        seq.settled_computed_tokens, seq.settled_output_tokens = 8, 1
+        group = DecodeGroup(4)
+        group.join(seq)
+        assert pool.grow_group(group)
+        group.advance()
+        if not decodes:
+            assert pool.allocate(seq, 9)
+            group.leave(seq)
+        pool.pin(seq)
+        if not freed_first:
+            pool.unpin(seq)
+            assert pool.num_free == 1
+        pool.free(seq)
+        if decodes:
+            group.leave(seq)
+        assert (pool.num_free, pool.held(seq)) == ((1, 3) if freed_first else (4, 0))
+        if freed_first:
+            pool.unpin(seq)
+            assert (pool.num_free, pool.held(seq)) == (4, 0)
+        if not isinstance(pool, CountingKV | TableKV):
+            pool.check()
