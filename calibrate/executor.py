@@ -69,6 +69,10 @@ class TorchExecutor:
         Without `output_tokens` it also ends at an end-of-sequence token, where the model's files name one.
         """
         request = seq.request
+        if seq.num_computed_tokens or seq.num_output_tokens:
+            raise ValueError(
+                f"request {request.id} comes from another engine, whose KV and tokens are not here: {seq!r}"
+            )
         target = min(seq.max_output_tokens, self.max_model_len - request.prompt_tokens)
         if output_tokens is not None:
             target = min(target, output_tokens)

@@ -15,7 +15,7 @@ from simpy.events import EventPriority
 
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.events import Ended, EngineEvent
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Idle
@@ -83,7 +83,7 @@ class _Run:
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
         """Tells the clients what ended; they may answer with their next requests."""
         for event in events:
-            if isinstance(event, Tokens):
+            if not isinstance(event, Ended):
                 continue
             following = self.workload.responded(event.request, now_ns)
             if following is not None:

@@ -16,7 +16,7 @@ from math import inf
 from typing import Protocol
 
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.events import Ended, EngineEvent
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival
 
@@ -137,7 +137,7 @@ class Traffic:
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
         """Tells the clients what ended; their next requests lie ahead."""
         for event in events:
-            if isinstance(event, Tokens):
+            if not isinstance(event, Ended):
                 continue
             try:
                 following = self._workload.responded(event.request, now_ns)

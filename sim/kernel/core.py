@@ -16,11 +16,12 @@ from heapq import heappop, heappush
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS, format_duration
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.events import Cancelled, EngineEvent, Finished, Rejected, Tokens, Unfinished
+from batchsim.kernel.events import Cancelled, EngineEvent, Finished, HandedOver, Rejected, Tokens, Unfinished
+from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
 from batchsim.kernel.protocols import CostModel, Executor, Scheduler
-from batchsim.kernel.record import CAP_CUT, Recorder, pack_step
+from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder, pack_step
 from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Sequence, StepResult
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
@@ -63,6 +64,7 @@ class EngineCore:
         self._timers: list[tuple[int, int, Sequence, str]] = []
         self.journal = Journal(recorder, per_chunk_ns, ahead=self._ahead)
         self.in_flight = StepsInFlight(loop)
+        self._sending: set[Sequence] = set()  # handed over, their KV kept until it is sent
         self._fruitless = 0  # preemptions since the last token
         self._stopped = False
 
@@ -85,6 +87,30 @@ class EngineCore:
         for place, (time_ns, number, arrival) in enumerate(inbox):
             if number == request_id:
                 inbox[place] = (time_ns, number, replace(arrival, cancel_ns=now_ns))
+
+    def release(self, seq: Sequence, now_ns: int, *, keep_kv: bool = False) -> Handover:
+        """Takes an open request out of this engine, to go on at another; returns what leaves. Only between steps.
+
+        Its KV is freed; with `keep_kv` only at `sent`, for an engine that has yet to pull it. ValueError if the request
+        is not open here, has its last token, or a step runs.
+        """
+        life = self.journal.lives.get(seq)
+        if life is None or seq.state == ENDED or self.in_flight.steps:
+            raise ValueError(f"cannot be handed over at {now_ns} ns, in a step or out of all: {seq!r}")
+        kv = self.scheduler.kv
+        handover = Handover(life.arrival, self.journal.resume(seq), kv.held(seq), now_ns, seq)
+        if keep_kv:
+            kv.pin(seq)
+            self._sending.add(seq)
+        responses = self.scheduler.cancel(seq, now_ns)
+        self._end(seq, now_ns, HandedOver, OUTCOME_NAMES[HandedOver.outcome])
+        self._respond(responses, now_ns)
+        return handover
+
+    def sent(self, handover: Handover) -> None:
+        """Frees the KV that `release` kept: the next engine has it, or the request ended on the way."""
+        self._sending.remove(handover.seq)
+        self.scheduler.kv.unpin(handover.seq)
 
     @property
     def has_work(self) -> bool:
@@ -288,7 +314,7 @@ class EngineCore:
         """Ends every open request as `unfinished`, those with a response held back too; KV in use is not freed."""
         self._stopped = True
         for _, _, arrival in sorted(self._inbox):
-            self.journal.begin(Sequence(arrival.request), arrival)
+            self._begin(arrival)
         self._inbox = []
         for seq in list(self.journal.lives):
             self._end(seq, now_ns, Unfinished, reason)
@@ -323,10 +349,14 @@ class EngineCore:
                 return
             self._enter(heappop(inbox)[2], now_ns)
 
-    def _enter(self, arrival: Arrival, now_ns: int) -> None:
-        request = arrival.request
-        seq = Sequence(request)
+    def _begin(self, arrival: Arrival) -> Sequence:
+        request, resume = arrival.request, arrival.resume
+        seq = Sequence(request) if resume is None else resume.sequence(request)
         self.journal.begin(seq, arrival)
+        return seq
+
+    def _enter(self, arrival: Arrival, now_ns: int) -> None:
+        request, seq = arrival.request, self._begin(arrival)
         if request.prompt_tokens >= self.max_model_len:
             detail = f"prompt of {request.prompt_tokens} tokens, max_model_len {self.max_model_len}"
             self._reject(seq, now_ns, "prompt_too_long", detail)
@@ -353,7 +383,13 @@ class EngineCore:
         if idle.until_ns is not None:
             if idle.until_ns <= now_ns:
                 raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
-        elif drain and self.journal.lives and not self.in_flight.steps and self._next_cancel_ns() is None:
+        elif (
+            drain
+            and self.journal.lives
+            and not self.in_flight.steps
+            and self._next_cancel_ns() is None
+            and not self._sending
+        ):
             raise SchedulerStalled(f"nothing is due after {now_ns} ns and the scheduler waits. {self._dump()}")
 
     def _dump(self) -> str:
@@ -453,9 +489,13 @@ class EngineCore:
             self.events.append(Tokens(seq.request, 1))
 
     def _end(
-        self, seq: Sequence, now_ns: int, ended: type[Finished | Rejected | Cancelled | Unfinished], reason: str
+        self,
+        seq: Sequence,
+        now_ns: int,
+        ended: type[Finished | Rejected | Cancelled | Unfinished | HandedOver],
+        reason: str,
     ) -> None:
-        """Ends the request of `seq` and adds the event, an `ended`."""
+        """Ends the request of `seq` at this engine and adds the event, an `ended`."""
         in_flight = self.in_flight
         undelivered = 0
         if in_flight.steps and not seq.num_wasted_tokens:

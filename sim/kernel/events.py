@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
+from batchsim.kernel.record import CANCELLED, FINISHED, HANDED_OVER, REJECTED, UNFINISHED
 from batchsim.kernel.types import Request
 
 
@@ -20,7 +20,7 @@ class Tokens:
     count: int
 
 
-class Ended:
+class Left:
     """The engine is done with `request`; `reason` is why, "" where it simply finished."""
 
     __slots__ = ("reason", "request")
@@ -32,6 +32,19 @@ class Ended:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(request {self.request.id}, {self.reason!r})"
+
+
+class Ended(Left):
+    """The request is over, at this engine and for its client."""
+
+    __slots__ = ()
+
+
+class HandedOver(Left):
+    """The request goes on at another engine, so that its client has nothing to answer yet."""
+
+    __slots__ = ()
+    outcome = HANDED_OVER
 
 
 class Finished(Ended):
@@ -62,4 +75,4 @@ class Unfinished(Ended):
     outcome = UNFINISHED
 
 
-EngineEvent = Tokens | Ended
+EngineEvent = Tokens | Ended | HandedOver

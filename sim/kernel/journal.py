@@ -6,6 +6,7 @@ each batch says changed, so that no policy has to report states, only reasons.
 
 from __future__ import annotations
 
+from batchsim.kernel.handover import Resume
 from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
     BLOCKED,
@@ -51,6 +52,15 @@ class _Life:
         self.scheduled_ns = self.first_token_ns = self.last_token_ns = MISSING
         self.output_tokens = self.preemptions = self.swaps = self.recomputed = self.cached = self.cached_all = 0
         self.computed_once = 0  # high-water mark of computed tokens: below it, computing again is recompute
+        if (resume := arrival.resume) is not None:
+            self.scheduled_ns, self.first_token_ns = resume.scheduled_ns, resume.first_token_ns
+            self.preemptions, self.swaps, self.recomputed = (
+                resume.num_preemptions,
+                resume.num_swaps,
+                resume.recomputed_tokens,
+            )
+            self.cached, self.cached_all = resume.cached_tokens, resume.cached_tokens_all
+            self.computed_once = resume.computed_once
 
 
 class Journal:
@@ -161,6 +171,22 @@ class Journal:
         for seq in batch.sampled:
             if seq.state == DECODE:
                 self.recorder.state(now_ns, seq.request.id, DECODE)
+
+    def resume(self, seq: Sequence) -> Resume:
+        """What the open request of `seq` would take along to another engine. Between steps."""
+        life, computed = self.lives[seq], seq.num_computed_tokens
+        return Resume(
+            computed,
+            seq.num_output_tokens,
+            max(life.computed_once, computed),
+            life.scheduled_ns,
+            life.first_token_ns,
+            life.preemptions,
+            life.swaps,
+            life.recomputed,
+            life.cached,
+            life.cached_all,
+        )
 
     def end(
         self, seq: Sequence, now_ns: int, outcome: int, reason: str, *, streams: bool, undelivered: int = 0

@@ -89,8 +89,14 @@ REQUEST_COLUMNS = (
     ("num_retries", "i"),  # those replicas
 )
 
-FINISHED, REJECTED, CANCELLED, UNFINISHED = range(4)
-OUTCOME_NAMES = {FINISHED: "finished", REJECTED: "rejected", CANCELLED: "cancelled", UNFINISHED: "unfinished"}
+FINISHED, REJECTED, CANCELLED, UNFINISHED, HANDED_OVER = range(5)
+OUTCOME_NAMES = {
+    FINISHED: "finished",
+    REJECTED: "rejected",
+    CANCELLED: "cancelled",
+    UNFINISHED: "unfinished",
+    HANDED_OVER: "handed_over",  # by this engine to another: no request's last outcome
+}
 CAP_CUT = "cap_cut"
 """The reason of requests that finished because the engine had cut their output cap."""
 REPLICA_FAILED = "replica_failed"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from batchsim.kernel.decode import DecodeGroup
+    from batchsim.kernel.handover import Resume
     from batchsim.kernel.tokens import TokenIds
 
 
@@ -57,6 +58,7 @@ class Arrival:
     `submitted_ns` is when a load source in real time handed it over, at or after its intended time; None: at that time.
     `router_ns` is the time it waited at a router because no replica was up, `failover_ns` what it lived on replicas
     that failed, `num_retries` their number: all of it before this arrival, which is at the replica.
+    `resume` is what it has behind it at engines that handed it over; None: it begins here.
     """
 
     request: Request
@@ -67,6 +69,7 @@ class Arrival:
     router_ns: int = 0
     failover_ns: int = 0
     num_retries: int = 0
+    resume: Resume | None = None
 
 
 class Sequence:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
-from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, UNFINISHED, Records
+from batchsim.kernel.record import FINISHED, HANDED_OVER, OUTCOME_NAMES, UNFINISHED, Records
 from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
@@ -31,6 +31,7 @@ PERCENTILES = (50, 90, 95, 99)
 FEW_BEYOND = 20  # fewer observations beyond a percentile than this and it is marked `~`
 
 Ns = NDArray[np.float64]
+_LAST_OUTCOMES = {code: name for code, name in OUTCOME_NAMES.items() if code != HANDED_OVER}
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def _counts(requests: NDArray[np.void], cohort: NDArray[np.bool_], missing: int)
     done = int((cohort & (requests["outcome"] == FINISHED)).sum())
     return {
         "submitted": float(counted.sum()),
-        **{name: float(counted[code]) for code, name in OUTCOME_NAMES.items()},
+        **{name: float(counted[code]) for code, name in _LAST_OUTCOMES.items()},
         "cohort": float(offered),
         "uncompleted_share": 1 - done / offered if offered else None,
     }
@@ -320,7 +321,7 @@ def _reasons(records: Records, missing: int) -> dict[str, dict[str, int]]:
     """How many requests of the whole run were rejected, cancelled, left unfinished or finished otherwise than they were
     to be, by reason."""
     requests, reasons = records.requests, {}
-    for code, name in OUTCOME_NAMES.items():
+    for code, name in _LAST_OUTCOMES.items():
         codes, counts = np.unique(requests["reason"][requests["outcome"] == code], return_counts=True)
         by_reason = {records.texts[c]: int(n) for c, n in zip(codes, counts, strict=True)}
         if code == FINISHED:

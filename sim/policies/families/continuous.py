@@ -90,13 +90,13 @@ class Continuous(FirstCome):
             if len(self.running) >= config.max_num_seqs:
                 return "no_slot"
             seq = waiting[0]
-            prompt = seq.request.prompt_tokens
-            if left < (1 if config.chunked_prefill else prompt):
+            lacking = seq.num_tokens - seq.num_computed_tokens
+            if left < (1 if config.chunked_prefill else lacking):
                 return "token_budget"
             if not kv.allocate(seq, config.reserve_tokens or self.most_tokens(seq)):
                 return "kv_blocks"
             waiting.popleft()
-            self.start_running(seq, prompt)
+            self.start_running(seq, lacking)
             left -= self._compute(seq, left, chunks)
         return ""
 

@@ -80,5 +80,5 @@ class Gated(FirstCome):
             if not self.kv.allocate(self.waiting[0], self.most_tokens(self.waiting[0])):
                 return "kv_blocks"
             seq = self.waiting.popleft()
-            self.start_running(seq, seq.request.prompt_tokens)
+            self.start_running(seq, seq.num_tokens - seq.num_computed_tokens)
         return "no_slot"

@@ -372,12 +372,13 @@ class Vllm:
                 return "no_slot"
             seq = waiting.head()
             hit = cache.lookup(seq) if cache is not None else 0
-            n = min(seq.num_tokens - hit, cap)
+            start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
+            n = min(seq.num_tokens - start, cap)
             if n > left:
                 if not config.enable_chunked_prefill:
                     return "token_budget"
                 n = left
-            if not self._room(seq, n, hit):
+            if not self._room(seq, start + n, hit):
                 return "kv_blocks"
             waiting.pop()
             seq.order = self._admitted
@@ -385,19 +386,19 @@ class Vllm:
             self.running[seq] = None
             self.partial[seq] = None
             if hit:
-                seq.start_from_cache(hit)
+                seq.start_from_cache(start)
                 cached.append((seq, hit))
             chunks.append((seq, n))
             left -= n
         return ""
 
-    def _room(self, seq: Sequence, n: int, hit: int) -> bool:
-        """Allocates for `n` tokens after `hit` cached ones if vLLM's admission gate lets `seq` in; whether it did."""
+    def _room(self, seq: Sequence, num_tokens: int, hit: int) -> bool:
+        """Allocates for `num_tokens`, `hit` of them cached, if vLLM's admission gate lets `seq` in; whether it did."""
         kv, spare = self.kv, self._watermark_blocks if self.running else 0
-        must_fit = seq.num_tokens if self.config.scheduler_reserve_full_isl else hit + n
+        must_fit = seq.num_tokens if self.config.scheduler_reserve_full_isl else num_tokens
         if self.cache is not None:
-            return self.cache.admit(seq, hit + n, hit, spare, must_fit)
-        return kv.blocks_for(must_fit) + spare <= kv.num_free and kv.allocate(seq, n)
+            return self.cache.admit(seq, num_tokens, hit, spare, must_fit)
+        return kv.blocks_for(must_fit) + spare <= kv.num_free and kv.allocate(seq, num_tokens)
 
     def _cache_may_turn(self) -> bool:
         """Whether one more step of decodes could let the head in, or block it for another reason."""
