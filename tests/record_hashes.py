@@ -15,6 +15,7 @@ import os
 import sys
 from pathlib import Path
 
+from batchsim.drive.fleet.fleet_records import stay_rows
 from batchsim.kernel.record import Records
 from batchsim.scenario import load_scenario
 from batchsim.scenario.load import shipped_scenarios
@@ -27,7 +28,10 @@ def record_hash(records: Records) -> str:
     found = hashlib.sha256()
     tables = {name: getattr(records, name) for name in ("requests", "steps", "states")}
     if records.replicas is not None:
-        tables |= {f"replicas.{name}": table for name, table in vars(records.replicas).items()}
+        owners = ("requests", "steps", "states")
+        tables |= {f"replicas.{name}": getattr(records.replicas, name) for name in owners}
+        # As rows of requests, which hashes of before there were stays are of.
+        tables |= {"replicas.lost": stay_rows(records), "replicas.of_lost": records.replicas.stays["replica"]}
     for name, table in tables.items():
         columns = table.dtype.names or ("",)
         for column in columns:

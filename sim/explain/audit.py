@@ -38,6 +38,7 @@ from batchsim.drive.fleet.fleet_records import by_engine
 from batchsim.kernel.record import (
     DECODE,
     FINISHED,
+    HANDED_OVER,
     MISSING,
     OUTCOME_NAMES,
     PREEMPTED,
@@ -124,7 +125,7 @@ def _held(records: Records, intervals: Intervals) -> Iterator[Event]:
 def _overtaken(records: Records, intervals: Intervals) -> Iterator[Event]:
     """An event for each request that later arrivals overtook, found from the last arrival back."""
     queue, ids = queueing(records, intervals), records.requests["request_id"]
-    scheduled_ns = records.requests["scheduled_ns"]
+    came_in = np.isin(np.arange(len(ids)), intervals.request)  # here: `scheduled_ns` may be of an engine before
     started: list[tuple[int, int]] = []  # (start, id) of the later arrivals
     for i in sorted(range(len(ids)), key=lambda i: (queue.arrival_ns[i], ids[i]), reverse=True):
         until_ns = int(queue.until_ns[i])
@@ -132,8 +133,8 @@ def _overtaken(records: Records, intervals: Intervals) -> Iterator[Event]:
         if count:
             favoured = [id_ for _, id_ in started[:MAX_LISTED]][:count]
             yield _event("overtaken", queue.arrival_ns[i], until_ns, "", [int(ids[i])], favoured, count=count)
-        if scheduled_ns[i] != MISSING:
-            insort(started, (int(scheduled_ns[i]), int(ids[i])))
+        if came_in[i]:
+            insort(started, (until_ns, int(ids[i])))
 
 
 def _lost(records: Records, intervals: Intervals) -> Iterator[Event]:
@@ -195,6 +196,6 @@ class _Inside:
 
 
 def _not_finished(records: Records) -> Iterator[Event]:
-    for row in records.requests[records.requests["outcome"] != FINISHED]:
+    for row in records.requests[~np.isin(records.requests["outcome"], (FINISHED, HANDED_OVER))]:
         outcome, ended_ns = OUTCOME_NAMES[int(row["outcome"])], row["ended_ns"]
         yield _event(outcome, ended_ns, ended_ns, records.texts[row["reason"]], [int(row["request_id"])], [])

@@ -7,12 +7,21 @@ stood first in the queue meanwhile, and how many steps it took.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.drive.fleet.fleet_records import by_engine
-from batchsim.kernel.record import DECODE, FINISHED, MISSING, PREFILL, RECOMPUTE, STATE_NAMES, Records
+from batchsim.drive.fleet.fleet_records import by_engine, lost_stays
+from batchsim.kernel.record import (
+    DECODE,
+    FINISHED,
+    MISSING,
+    PREFILL,
+    RECOMPUTE,
+    STATE_NAMES,
+    Records,
+)
 from batchsim.metrics.attribution import NO_REPLICA, UNSTATED, named
 from batchsim.metrics.lives import Holds, Int, Intervals, queue_holds, queueing, state_intervals, step_kinds
 
@@ -65,25 +74,30 @@ class Stories:
     """Tells the lives of one run's requests. What they share is computed once."""
 
     def __init__(self, records: Records, per_chunk_ns: int = 0) -> None:
-        lost = records.requests[:0] if records.replicas is None else records.replicas.lost
-        self._of: dict[int, _OfEngine] = {}
+        lost = lost_stays(records)
+        self._of: dict[int, list[tuple[int, _OfEngine]]] = {}  # with the time at which the part told there begins
         for _, rows, engine in by_engine(records):
-            stories = _OfEngine(engine, per_chunk_ns, lost)
-            self._of |= dict.fromkeys(engine.requests["request_id"][rows >= 0].tolist(), stories)
+            stories, mine = _OfEngine(engine, per_chunk_ns, lost), engine.requests[rows >= 0]
+            for request_id, begin_ns in zip(mine["request_id"].tolist(), mine["sent_ns"].tolist(), strict=True):
+                self._of.setdefault(request_id, []).append((begin_ns, stories))
+                self._of[request_id].sort(key=itemgetter(0))
 
     def tell(self, request_id: int) -> Story:
         """The story of one request; KeyError if the run has none of that id."""
         if request_id not in self._of:
             raise KeyError(f"request {request_id} is not on record")
-        return self._of[request_id].tell(request_id)
+        parts = self._of[request_id]
+        message = (chapter for _, stories in parts for chapter in stories.tell(request_id))
+        return Story(request_id, parts[0][0], tuple(message))
 
     def steps(self, request_id: int) -> NDArray[np.void]:
         """The steps of the engine that the request ended at."""
-        return self._of[request_id].records.steps
+        return self._of[request_id][-1][1].records.steps
 
 
 class _OfEngine:
-    """Tells the lives of requests that ended at one engine; `lost` has the lives that requests lost elsewhere."""
+    """Tells the lives of requests at one engine, where they ended or which handed them over; `lost` has the stays that
+    requests lost elsewhere."""
 
     def __init__(self, records: Records, per_chunk_ns: int, lost: NDArray[np.void]) -> None:
         self.records = records
@@ -94,12 +108,12 @@ class _OfEngine:
         self._holds: Holds = queue_holds(records, self._intervals)
         self._kinds = step_kinds(records)
 
-    def tell(self, request_id: int) -> Story:
+    def tell(self, request_id: int) -> list[Chapter]:
         requests = self.records.requests
         i = int(np.searchsorted(requests["request_id"], request_id))
         row = requests[i]
         chapters = [*self._before(i), *self._queued(i), *self._states(i), *self._after(row)]
-        return Story(request_id, int(row["sent_ns"]), tuple(chapter for chapter in chapters if chapter.ns))
+        return [chapter for chapter in chapters if chapter.ns]
 
     def _before(self, i: int) -> list[Chapter]:
         """The chapters before the queue: on the way, on replicas that failed, beside the step that ran on arrival."""
@@ -108,8 +122,9 @@ class _OfEngine:
         sent_ns = min(int(row["sent_ns"]), handed_ns)
         now_ns = max(handed_ns - int(row["router_ns"]) - int(row["failover_ns"]), sent_ns)
         found = [_plain("frontend", sent_ns, now_ns)]
-        for life in np.sort(self._lost[self._lost["request_id"] == row["request_id"]], order="arrival_ns"):
-            start_ns, end_ns = int(life["arrival_ns"]), int(life["ended_ns"])
+        before = (self._lost["request_id"] == row["request_id"]) & (self._lost["start_ns"] >= sent_ns)
+        for stay in np.sort(self._lost[before], order="start_ns"):
+            start_ns, end_ns = int(stay["start_ns"]), int(stay["end_ns"])
             found += [_at_router(now_ns, start_ns), _plain("failover", start_ns, end_ns)]
             now_ns = end_ns
         return [

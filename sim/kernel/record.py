@@ -88,6 +88,22 @@ REQUEST_COLUMNS = (
     ("failover_ns", "q"),  # lived on replicas that failed
     ("num_retries", "i"),  # those replicas
 )
+STAY_COLUMNS = (  # those named as in REQUEST_COLUMNS say the same, as it stood when the stay ended
+    ("request_id", "q"),
+    ("replica", "i"),
+    ("start_ns", "q"),  # arrival at the engine
+    ("end_ns", "q"),
+    ("why", "i"),  # REPLICA_FAILED, or "handed_over"
+    ("output_tokens", "q"),
+    ("scheduled_ns", "q"),
+    ("first_token_ns", "q"),
+    ("last_token_ns", "q"),
+    ("num_preemptions", "i"),
+    ("num_swaps", "i"),
+    ("recomputed_tokens", "q"),
+    ("cached_tokens", "q"),
+    ("cached_tokens_all", "q"),
+)
 
 FINISHED, REJECTED, CANCELLED, UNFINISHED, HANDED_OVER = range(5)
 OUTCOME_NAMES = {
@@ -113,6 +129,7 @@ _STEP, STEP_DTYPE = _format(STEP_COLUMNS)
 _STATE, STATE_DTYPE = _format(STATE_COLUMNS)
 _REQUEST, REQUEST_DTYPE = _format(REQUEST_COLUMNS)
 _LANE, LANE_DTYPE = _format(LANE_COLUMNS)
+_, STAY_DTYPE = _format(STAY_COLUMNS)
 pack_step = _STEP.pack
 
 
@@ -120,15 +137,14 @@ pack_step = _STEP.pack
 class Replicas:
     """The replica of every row of the tables; MISSING for requests that never left the router.
 
-    `lost` has a row for each attempt that a request lost with its replica and began anew elsewhere, and `of_lost` that
-    replica; the last attempt is the row in `requests`.
+    `stays` has a row for each engine that a request lived on before its last one, which is the row in `requests`: until
+    that replica failed, and the request began anew, or until it was handed over, and went on. By replica, then id.
     """
 
     requests: NDArray[np.int32]
     steps: NDArray[np.int32]
     states: NDArray[np.int32]
-    lost: NDArray[np.void]
-    of_lost: NDArray[np.int32]
+    stays: NDArray[np.void]
 
 
 @dataclass(frozen=True)
@@ -153,6 +169,12 @@ class Records:
     def step_columns(self) -> dict[str, NDArray[Any]]:
         """The columns of `steps` by name, each in one piece: quicker to read than every so many bytes of the rows."""
         return columns(self.steps)
+
+    def stays(self, why: str) -> NDArray[np.void]:
+        """The stays that ended for `why`, as `Replicas.stays`; none where one engine wrote the records."""
+        if self.replicas is None or why not in self.texts:
+            return np.empty(0, STAY_DTYPE)
+        return self.replicas.stays[self.replicas.stays["why"] == self.texts.index(why)]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Tables, texts and details as arrays by name, which `np.savez` keeps without pickling."""

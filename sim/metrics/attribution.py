@@ -2,7 +2,8 @@
 
 A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was delivered. Parts:
 
-    frontend                on the way to the engine, a late load source's lag included; delivery of the last chunk
+    frontend                on the way to the engine, a late load source's lag included, or from the engine that handed
+                            it over to the next; delivery of the last chunk
     failover                lived on replicas that failed, until it could be sent to another
     waiting_step            arrived while a step ran, until that step ended
     queued:REASON           in the queue; REASON is what held its head at the time, until that head left. `no_replica`:
@@ -178,7 +179,7 @@ def _ends(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
     handed_ns = requests["arrival_ns"] + requests["lag_ns"]
     before_ns = requests["router_ns"] + requests["failover_ns"]
     way_ns = _span(requests["sent_ns"] + before_ns, np.minimum(handed_ns, requests["ended_ns"]))
-    yield _times("frontend", everyone, way_ns)
+    yield _times("frontend", everyone, way_ns, _is_after_first_token(records, everyone, requests["sent_ns"]))
     yield _times(named("queued", NO_REPLICA), everyone, requests["router_ns"])
     yield _times("failover", everyone, requests["failover_ns"])
     finished = np.flatnonzero(requests["outcome"] == FINISHED)
@@ -202,16 +203,17 @@ def _queue(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
     """
     everyone = np.arange(len(records.requests))
     arrival, entered, until, soon = queueing(records, intervals)
-    yield _times("waiting_step", everyone, entered - arrival)
+    after_first = _is_after_first_token(records, everyone, arrival)
+    yield _times("waiting_step", everyone, entered - arrival, after_first)
     holds = queue_holds(records, intervals)
     length, left = holds.end_ns - holds.start_ns, until - entered
     for code in np.unique(holds.reason):
         at = holds.reason == code
         ns = Coverage(holds.start_ns[at], length[at]).between(entered, until)
         left = left - ns
-        yield _times(named("queued", records.texts[code]), everyone, ns)
-    yield _times("host_gap", everyone, np.where(soon, left, 0))
-    yield _times(named("queued", ""), everyone, np.where(soon, 0, left))
+        yield _times(named("queued", records.texts[code]), everyone, ns, after_first)
+    yield _times("host_gap", everyone, np.where(soon, left, 0), after_first)
+    yield _times(named("queued", ""), everyone, np.where(soon, 0, left), after_first)
 
 
 def _running(records: Records, intervals: Intervals) -> Iterator[PartTimes]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP
-from batchsim.kernel.record import FINISHED, Replicas
+from batchsim.kernel.record import FINISHED, REPLICA_FAILED, Replicas
 from batchsim.metrics.kpis import engine_kpis
 from batchsim.metrics.measure import latencies_ns, percentile
 from batchsim.metrics.point_inputs import PointInputs, between, span_of
@@ -34,8 +34,7 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
     rows = []
     for replica, group in enumerate(fleet.group):
         mine = _of_replica(inputs, replica)
-        requests, replicas = mine.records.requests, mine.records.replicas
-        assert replicas is not None, "kept by _of_replica"
+        requests = mine.records.requests
         cohort = between(requests["sent_ns"], inputs.window_ns)
         done = cohort & (requests["outcome"] == FINISHED)
         kpis = engine_kpis(mine, cohort, span_ns)
@@ -44,7 +43,7 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
             "group": group,
             "requests": int(cohort.sum()),
             "finished": int(done.sum()),
-            "lost": len(replicas.lost),
+            "lost": len(mine.records.stays(REPLICA_FAILED)),
             "held_s": int(held_ns[replica]) / NS_PER_S,
             "up_s": int(up_ns[replica]) / NS_PER_S,
             "num_blocks": int(fleet.num_blocks[replica]),
@@ -65,8 +64,8 @@ def _of_replica(inputs: PointInputs, replica: int) -> PointInputs:
     assert records.replicas is not None and fleet is not None, "asked of several replicas"
     tables = records.replicas
     requests, steps, states = (of == replica for of in (tables.requests, tables.steps, tables.states))
-    lost = tables.of_lost == replica
-    of = Replicas(tables.requests[requests], tables.steps[steps], tables.states[states], tables.lost[lost], lost[lost])
+    stays = tables.stays[tables.stays["replica"] == replica]
+    of = Replicas(tables.requests[requests], tables.steps[steps], tables.states[states], stays)
     terms = inputs.cost_terms
     return replace(
         inputs,

@@ -5,7 +5,6 @@ Codes become categories and missing values null. The same records give the same 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from batchsim.kernel.record import (
     REQUEST_DTYPE,
     STATE_DTYPE,
     STATE_NAMES,
+    STAY_DTYPE,
     STEP_DTYPE,
     Records,
     Replicas,
@@ -99,6 +99,17 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "blocker": "the request that stands in the way; null where none does",
     },
 }
+COLUMN_DOCS["stays"] = _REPLICA | {
+    "request_id": "as in requests",
+    "start_ns": "ns; when it reached this engine",
+    "end_ns": "ns",
+    "why": "replica_failed: it began anew elsewhere; handed_over: it went on there",
+}
+COLUMN_DOCS["stays"] |= {
+    name: f"{COLUMN_DOCS['requests'][name]}; as it stood at the end of the stay"
+    for name in STAY_DTYPE.names or ()
+    if name not in COLUMN_DOCS["stays"]
+}
 
 
 def requests_frame(records: Records, replica: int | NDArray[np.int32] = 0) -> pd.DataFrame:
@@ -118,32 +129,31 @@ def states_frame(records: Records, replica: int = 0) -> pd.DataFrame:
     return _frame(columns(records.states), replica if records.replicas is None else records.replicas.states, codes)
 
 
-def lost_frame(records: Records) -> pd.DataFrame | None:
-    """A row a life that a request lost with its replica, as in requests, before it went on; None for one engine."""
-    replicas = records.replicas
-    if replicas is None:
+def stays_frame(records: Records) -> pd.DataFrame | None:
+    """A row for each engine that a request lived on before its last one; None for records of one engine."""
+    if records.replicas is None:
         return None
-    return requests_frame(replace(records, requests=replicas.lost, replicas=None), replicas.of_lost)
+    recorded = columns(records.replicas.stays)
+    return _frame(recorded, recorded.pop("replica"), {"why": records.texts})
 
 
 _FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}
-LOST = "lost"
+STAYS = "stays"
 """The table that several replicas leave beside requests, steps and states."""
 
 
 def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
     """The bytes of requests.parquet, steps.parquet and states.parquet, by file name.
 
-    Records of several replicas have lost.parquet besides, with the columns of requests.
+    Records of several replicas have stays.parquet besides.
     """
     packed: dict[str, bytes] = {}
     frames = {name: make(records, replica) for name, make in _FRAMES.items()}
-    if (lost := lost_frame(records)) is not None:
-        frames[LOST] = lost
+    if (stays := stays_frame(records)) is not None:
+        frames[STAYS] = stays
     for name, frame in frames.items():
         table = pa.Table.from_pandas(frame, preserve_index=False)
-        docs = COLUMN_DOCS["requests" if name == LOST else name]
-        fields = [field.with_metadata({"description": docs[field.name]}) for field in table.schema]
+        fields = [field.with_metadata({"description": COLUMN_DOCS[name][field.name]}) for field in table.schema]
         table = table.cast(pa.schema(fields, table.schema.metadata))
         numbers = [field.name for field in fields if pa.types.is_integer(field.type)]
         encodings: dict[str, Any] = {
@@ -162,14 +172,14 @@ def to_frame(packed: bytes) -> pd.DataFrame:
 
 
 def to_records(
-    requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame, lost: pd.DataFrame | None = None
+    requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame, stays: pd.DataFrame | None = None
 ) -> Records:
     """The records that the frames were made from, rejection details aside; texts may be numbered differently.
 
-    `lost` is there for those of several replicas.
+    `stays` is there for those of several replicas.
     """
     texts: dict[str, int] = {"": 0}
-    for frame in (requests, states) if lost is None else (requests, states, lost):
+    for frame in (requests, states) if stays is None else (requests, states, stays):
         for name in _CODES:
             if name in frame:
                 for text in frame[name].cat.categories:
@@ -181,11 +191,10 @@ def to_records(
         texts=tuple(texts),
         details={},
         replicas=None
-        if lost is None
+        if stays is None
         else Replicas(
             *(_numbers(frame) for frame in (requests, steps, states)),
-            lost=_rows(lost, REQUEST_DTYPE, texts),
-            of_lost=_numbers(lost),
+            stays=_rows(stays, STAY_DTYPE, texts),
         ),
     )
 
@@ -194,7 +203,7 @@ def _numbers(frame: pd.DataFrame) -> NDArray[np.int32]:
     return frame["replica"].fillna(MISSING).to_numpy(dtype=np.int32)
 
 
-_CODES = ("request_class", "tenant", "reason")
+_CODES = ("request_class", "tenant", "reason", "why")
 
 
 def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArray[np.void]:

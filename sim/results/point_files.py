@@ -62,7 +62,7 @@ def read_point(folder: Path) -> dict[str, Any] | None:
 
 
 def read_table(folder: Path, name: str) -> pd.DataFrame:
-    """The table `requests`, `steps`, `states` or `lost` of a point.
+    """The table `requests`, `steps`, `states` or `stays` of a point.
 
     OSError if it cannot be read; ValueError if it, or what lists it, was changed since, or is of another point.
     """

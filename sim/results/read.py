@@ -1,7 +1,7 @@
 """Reads what `run_scenario` left: a run's tables as DataFrames.
 
 results/<scenario>/points/<hash>/   requests, steps and states as Parquet; point.json: what it was and its metrics;
-                                    of several replicas also lost.parquet: lives that requests lost with a replica
+                                    of several replicas also stays.parquet: requests at engines before their last
 results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, manifest.json, pictures; of several
                                     replicas also replicas.csv
 """
@@ -26,7 +26,7 @@ from batchsim.metrics.intervals import Difference, paired
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.checksums import check_seal, read_checked
-from batchsim.results.frames import LOST, to_records
+from batchsim.results.frames import STAYS, to_records
 from batchsim.results.landmarks import Landmarks, curve, marks
 from batchsim.results.point_files import read_table
 from batchsim.results.provenance import other_version
@@ -81,7 +81,7 @@ class Results:
         """All three tables as the arrays that `batchsim.metrics.attribution` reads. ScenarioError if one lacks a
         column."""
         tables = [self._table(name, policy, load, seed) for name in ("requests", "steps", "states")]
-        tables += [self._table(LOST, policy, load, seed)] if self.scenario.get("replicas") else []
+        tables += [self._table(STAYS, policy, load, seed)] if self.scenario.get("replicas") else []
         try:
             return to_records(*tables)
         except KeyError as error:

@@ -58,7 +58,7 @@ def equal(one: FleetRun, other: FleetRun) -> None:
     same(one.records, other.records)
     a, b = one.records.replicas, other.records.replicas
     assert a is not None and b is not None
-    for name in ("requests", "steps", "states", "lost", "of_lost"):
+    for name in ("requests", "steps", "states", "stays"):
         assert getattr(a, name).tobytes() == getattr(b, name).tobytes(), f"replicas of {name} differ"
     assert (one.end_ns, one.spans) == (other.end_ns, other.spans)
 
@@ -150,9 +150,9 @@ def _every_request_once(case: Case, plan: FleetPlan, run: FleetRun) -> None:
     texts = run.records.texts
     failed = [texts[row["reason"]] == "replica_failed" for row in requests]
     if plan.lost == "fail":
-        assert (requests["outcome"][failed] == UNFINISHED).all() and not len(replicas.lost)
+        assert (requests["outcome"][failed] == UNFINISHED).all() and not len(replicas.stays)
     else:
-        assert not any(failed) and len(replicas.lost) == requests["num_retries"].sum()
+        assert not any(failed) and len(replicas.stays) == requests["num_retries"].sum()
     assert ((requests["num_retries"] > 0) == (requests["failover_ns"] > 0)).all()
 
 

@@ -32,7 +32,7 @@ from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.families.static import Static, StaticConfig
-from batchsim.results.frames import lost_frame, requests_frame, states_frame, steps_frame, to_records
+from batchsim.results.frames import requests_frame, states_frame, stays_frame, steps_frame, to_records
 from tests.unit.engine import Outcome, Requests, arrival, engine, outcomes, vllm
 
 
@@ -76,10 +76,11 @@ def test_a_failing_replica_hands_its_requests_to_another_from_the_start(leap: bo
         "decode_alone": 10
     }
     assert steps_of(found, 0) == [(0, 10), (10, 5), (40, 10), (50, 10), (60, 10)]
-    lost = lost_frame(found.records)
-    assert lost is not None
-    row = lost.iloc[0]
-    assert (row["replica"], row["ended_ns"], row["output_tokens"], row["reason"]) == (0, 15, 1, "replica_failed")
+    stays = stays_frame(found.records)
+    assert stays is not None
+    (stay,) = stays.to_dict("records")
+    assert (stay["request_id"], stay["replica"], stay["start_ns"], stay["end_ns"]) == (0, 0, 0, 15)
+    assert (stay["why"], stay["output_tokens"], stay["first_token_ns"]) == ("replica_failed", 1, 10)
     assert found.spans == (
         ReplicaSpan(0, "up", 0, 15),
         ReplicaSpan(0, "failed", 15, 35),
@@ -108,7 +109,7 @@ def test_a_failure_may_end_its_requests() -> None:
     found = run(FleetPlan(2, (Failure(0, 15, 20),), "fail"), arrival(0, 0), arrival(1, 0))
     assert outcomes(found.records)[0] == Outcome("unfinished", "replica_failed", 0, 10, -1, 15, 1)
     assert outcomes(found.records)[1].outcome == "finished"
-    assert found.records.replicas is not None and not len(found.records.replicas.lost)
+    assert found.records.replicas is not None and not len(found.records.replicas.stays)
 
 
 def test_a_request_lost_twice_on_one_replica_keeps_both_lives_apart() -> None:
@@ -119,8 +120,8 @@ def test_a_request_lost_twice_on_one_replica_keeps_both_lives_apart() -> None:
     assert parts(found, 0) == {"failover": 15 + 25, "queued:no_replica": 10, "prefill": 10, "decode_alone": 20}
     assert [len(part.requests) for _, _, part in by_engine(found.records)] == [1, 1, 1]
     records = found.records
-    lost = lost_frame(records)
-    again = to_records(requests_frame(records), steps_frame(records), states_frame(records), lost)
+    stays = stays_frame(records)
+    again = to_records(requests_frame(records), steps_frame(records), states_frame(records), stays)
     pd.testing.assert_frame_equal(attribute(again), attribute(records))
 
 

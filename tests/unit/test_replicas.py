@@ -180,7 +180,7 @@ def test_group_metrics_hold_with_failures_and_a_scaler(tmp_path: Path) -> None:
     records, table = results.records("continuous", 1.0, 0), results.replicas()
     assert table is not None and records.replicas is not None
     assert point["submitted"] == len(records.requests) and point["uncompleted_share"] == 0
-    assert point["retries"] == len(records.replicas.lost) == table[table["seed"] == 0]["lost"].sum() > 0
+    assert point["retries"] == len(records.stays("replica_failed")) == table[table["seed"] == 0]["lost"].sum() > 0
     assert point["replica_seconds"] == 2 * 18 and table["up_s"].tolist() == [18, 13, 18, 13]
     scaled = "{count: 1, router: random, autoscaler: {" + SCALER + ", above: 1, below: 0.2, min: 1, max: 3}}"
     point = ran(tmp_path, "replicas: " + scaled + "\n").points.iloc[0]

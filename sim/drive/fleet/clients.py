@@ -166,7 +166,6 @@ class Clients:
         """Sends `lost`, the requests that the failed `engine` held, back to the router."""
         for request in lost:
             self.router.answered(request, engine.slot.number)
-            engine.lost.add(request.id)
             sent = self.in_flight[request.id]
             sent.failover_ns += now_ns - sent.since_ns
             sent.num_retries += 1

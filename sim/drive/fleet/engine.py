@@ -45,7 +45,6 @@ class Engine:
         self.alive = True
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
-        self.lost: set[int] = set()
 
     def rouse(self) -> None:
         """Wakes the engine if it sleeps."""

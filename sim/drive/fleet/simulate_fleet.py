@@ -112,7 +112,7 @@ class Fleet:
 
     def lives(self) -> list[EngineLife]:
         """What every engine and the router recorded, in order of the replicas."""
-        lives = [EngineLife(e.slot.number, e.core.recorder.records(), frozenset(e.lost)) for e in self._engines]
+        lives = [EngineLife(e.slot.number, e.core.recorder.records()) for e in self._engines]
         router = [EngineLife(MISSING, self.clients.recorder.records())] if len(self.clients.recorder) else []
         return sorted(lives, key=lambda life: life.replica) + router
 
