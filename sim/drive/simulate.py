@@ -16,6 +16,7 @@ from simpy.events import EventPriority
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent
+from batchsim.kernel.leaps import leap, leap_ahead
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Idle
@@ -47,14 +48,14 @@ def simulate(core: EngineCore, workload: Workload, *, leap: bool = True) -> int:
 class _Run:
     """The processes of one simulation and what they share."""
 
-    def __init__(self, env: simpy.Environment, core: EngineCore, workload: Workload, leap: bool) -> None:
+    def __init__(self, env: simpy.Environment, core: EngineCore, workload: Workload, leaps: bool) -> None:
         if not isinstance(core.executor, SimExecutor):
             raise TypeError(f"simulate needs a SimExecutor, not {type(core.executor).__name__}")
         self.env = env
         self.core = core
         self.workload = workload
         self.executor = core.executor
-        self.cost = core.executor.cost if leap else None
+        self.leaps = leaps
         self.streams = 0  # arrival streams not at their end
         self.wake: simpy.Event | None = None
         self.end_ns = 0
@@ -116,21 +117,23 @@ class _Run:
 
     def _execute(self, batch: Batch, now_ns: int) -> int:
         """Runs the step, and after it identical ones up to the next event; returns the end of the last in ns."""
-        end_ns = self.core.execute(batch, now_ns)
-        if self.cost is None:
+        core = self.core
+        end_ns = core.execute(batch, now_ns)
+        if not self.leaps:
             return end_ns
-        timer_ns, next_ns = self.core.next_timer_ns, self.env.peek()
-        return self.core.leap(batch, end_ns, next_ns if timer_ns is None else min(next_ns, timer_ns), self.cost)
+        timer_ns, next_ns = core.next_timer_ns, self.env.peek()
+        horizon_ns = next_ns if timer_ns is None else min(next_ns, timer_ns)
+        return leap(core, self.executor, batch, end_ns, horizon_ns)
 
     def _launch(self, batch: Batch, now_ns: int) -> int:
         """Launches the step, and after it identical ones; returns the time at which the host is through with that."""
         core = self.core
         core.execute(batch, now_ns)
-        if self.cost is None or core.loop.stages > 1:
+        if not self.leaps or core.loop.stages > 1:
             return now_ns
         timer_ns, next_ns = core.next_timer_ns, self.env.peek()
         horizon_ns = next_ns if timer_ns is None else min(next_ns, timer_ns)
-        return core.leap_ahead(batch, now_ns, horizon_ns, self.executor.duration_ns)
+        return leap_ahead(core, self.executor, batch, now_ns, horizon_ns)
 
     def _rest(self, idle: Idle) -> Generator[simpy.Event, Any, None]:
         """Waits until the next arrival or the time of `idle`."""

@@ -9,7 +9,6 @@ that come back; `batchsim.drive.instant` has the loops that do it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -20,8 +19,8 @@ from batchsim.kernel.events import Cancelled, EngineEvent, Finished, HandedOver,
 from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
-from batchsim.kernel.protocols import CostModel, Executor, Scheduler
-from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder, pack_step
+from batchsim.kernel.protocols import Executor, Scheduler
+from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder
 from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Sequence, StepResult
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
@@ -123,6 +122,11 @@ class EngineCore:
         return bool(self.journal.lives)
 
     @property
+    def has_arrivals(self) -> bool:
+        """Whether any arrival was submitted that has not entered yet."""
+        return bool(self._inbox)
+
+    @property
     def num_waiting(self) -> int:
         """Number of requests that wait, those still in the inbox among them."""
         return self.scheduler.num_waiting + len(self._inbox)
@@ -220,73 +224,6 @@ class EngineCore:
                 " sizes of the policy."
             ) from None
         return end_ns
-
-    def leap(self, batch: Batch, end_ns: int, horizon_ns: float, cost: CostModel) -> int:
-        """Repeats the step just executed while the next would start before `horizon_ns` and ends nobody.
-
-        Writes the same rows as stepping would. Returns the end of the last step in ns.
-        """
-        group, scheduler = batch.decodes, self.scheduler
-        if group is None or batch.chunks or self.in_flight.steps[-1].finished or not batch.num_decode:
-            return end_ns
-        quiet = self.executor.quiet_steps(batch)
-        horizon_ns = min(horizon_ns, MAX_TIME_NS)
-        if not quiet or end_ns >= horizon_ns:
-            return end_ns
-        kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, cost.step_ns, group.advance
-        rows, pack = self.recorder.step_rows, pack_step
-        num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
-        waiting, running = scheduler.num_waiting, scheduler.num_running
-        while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
-            quiet -= 1
-            duration_ns = step_ns(batch)
-            advance()
-            # Columns in the order of STEP_COLUMNS; unrolled here because a leap is little else than this line.
-            rows += pack(
-                end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-                0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
-            )  # fmt: skip
-            end_ns += duration_ns
-        return end_ns
-
-    def leap_ahead(self, batch: Batch, now_ns: int, horizon_ns: float, device_ns: Callable[[Batch], int]) -> int:
-        """As `leap`, of an engine that has just launched `batch` at `now_ns` while the step before it is in flight: as
-        long as the host would be through with the oldest step before `horizon_ns`, and neither it nor the next ends
-        anybody. Returns when the host launched the last step.
-        """
-        steps, group, scheduler = self.in_flight.steps, batch.decodes, self.scheduler
-        if len(steps) != 2 or group is None or batch.chunks or steps[0].batch.chunks or not batch.num_decode:
-            return now_ns
-        if self._inbox:  # came while the host was at work, and enters next
-            return now_ns
-        oldest, latest = steps
-        if oldest.finished or latest.finished or oldest.batch.decodes is not group:
-            return now_ns
-        quiet = self.executor.quiet_steps(batch)
-        launch_ns, process_ns = self.executor.host_ns(batch)
-        kv, repeat, advance, recorder = scheduler.kv, scheduler.repeat, group.advance, self.recorder
-        rows, num_decode, pad_rows = recorder.step_rows, batch.num_decode, batch.pad_decode_rows
-        waiting, running = scheduler.num_waiting, scheduler.num_running
-        horizon_ns = min(horizon_ns, MAX_TIME_NS)
-        while quiet:
-            called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
-            if called_ns >= horizon_ns or not repeat(batch, called_ns):
-                break
-            quiet -= 1
-            now_ns = called_ns + launch_ns
-            start_ns = max(now_ns, latest.end_ns)
-            duration_ns = device_ns(batch)
-            advance()
-            recorder.processed(called_ns, oldest.wasted_tokens)
-            recorder.launched(called_ns, now_ns)
-            rows += pack_step(
-                start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-                0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
-            )  # fmt: skip
-            oldest.end_ns, latest.end_ns = latest.end_ns, start_ns + duration_ns
-            oldest.process_ns, oldest.wasted_tokens = process_ns, 0
-        self.in_flight.leapt(group.step)
-        return now_ns
 
     def complete(self, now_ns: int) -> list[EngineEvent]:
         """Ends the oldest step in flight: tokens are emitted, the policy frees the finished, responses go out.

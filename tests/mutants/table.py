@@ -27,6 +27,8 @@ SGLANG = (
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
     "sim/kernel/core.py": ENGINE,
+    "sim/kernel/in_flight.py": ENGINE + " conformance:vllm",
+    "sim/kernel/leaps.py": ENGINE + " conformance:vllm",
     "sim/kernel/sim_executor.py": ENGINE,
     "sim/kernel/decode.py": ENGINE,
     "sim/kernel/journal.py": ENGINE,

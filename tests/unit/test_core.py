@@ -20,6 +20,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.events import Cancelled, Ended, Finished, Rejected, Tokens, Unfinished
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
+from batchsim.kernel.leaps import leap
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, UNFINISHED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
@@ -457,7 +458,13 @@ def test_only_a_step_of_decodes_is_repeated(chunks: bool, end_ns: int) -> None:
     seq.settled_computed_tokens, seq.settled_output_tokens = 4, 1
     group.join(seq)
     batch = Batch(group, [(other, 3)], 3) if chunks else Batch(group, [], 0)
-    assert core.leap(batch, core.execute(batch, 0), math.inf, Constant()) == end_ns
+    assert leap(core, simulated(core), batch, core.execute(batch, 0), math.inf) == end_ns
+
+
+def simulated(core: EngineCore) -> SimExecutor:
+    """The executor of an engine that is simulated."""
+    assert isinstance(core.executor, SimExecutor)
+    return core.executor
 
 
 def test_idle_until_is_kept(drive: Driver) -> None:
@@ -643,7 +650,7 @@ def test_tokens_are_told_to_whoever_asks() -> None:
         batch = core.schedule(now_ns, drain=True)
         assert isinstance(batch, Batch)
         now_ns = core.execute(batch, now_ns)
-        now_ns = core.leap(batch, now_ns, now_ns + 15, Constant())
+        now_ns = leap(core, simulated(core), batch, now_ns, now_ns + 15)
         notified.append([(e.count if isinstance(e, Tokens) else "end", e.request.id) for e in core.complete(now_ns)])
     assert notified == [[], [(1, 0)], [(3, 0)], [(1, 0), ("end", 0)]]
 

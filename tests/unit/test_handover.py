@@ -35,7 +35,7 @@ from batchsim.kernel.record import (
 )
 from batchsim.kernel.types import Arrival, Batch, Idle
 from batchsim.kv.prefix_cache import BlockHashKV
-from batchsim.metrics.attribution import attribute, pieces
+from batchsim.metrics.attribution import attribute, part_times
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.families.gated import Gated, GatedConfig
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
@@ -358,7 +358,7 @@ def test_the_engine_before_is_a_stay_and_its_time_is_told_in_order() -> None:
         ("decode", 37, 47),
     ]
     assert message.parts() == dict(zip(mine["part"].astype(str), mine["ns"], strict=True))
-    assert {piece.part for piece in pieces(records) if (piece.ns[piece.paced] > 0).any()} == {
+    assert {piece.part for piece in part_times(records) if (piece.ns[piece.after_first] > 0).any()} == {
         "frontend",
         "prefill",
         "decode_alone",

@@ -12,6 +12,7 @@ from batchsim.drive.instant import ENTER, LAND, SETTLE, Busy, Launch, crank
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.leaps import leap, leap_ahead
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Idle
 
@@ -42,6 +43,7 @@ class Engine:
         self.fleet = fleet
         self.slot = slot
         self.core = core
+        self.executor = core.executor
         self.alive = True
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
@@ -106,8 +108,8 @@ class Engine:
         if not fleet.leap:
             return end_ns
         timer_ns, horizon_ns = core.next_timer_ns, fleet.horizon_ns()
-        cost = core.executor.cost  # type: ignore[attr-defined]
-        return core.leap(batch, end_ns, horizon_ns if timer_ns is None else min(horizon_ns, timer_ns), cost)
+        horizon_ns = horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
+        return leap(core, self.executor, batch, end_ns, horizon_ns)
 
     def _launch(self, batch: Batch, now_ns: int) -> int:
         """Launches the step, and after it identical ones; returns when the host is through with that, in ns."""
@@ -117,7 +119,7 @@ class Engine:
             return now_ns
         timer_ns, horizon_ns = core.next_timer_ns, fleet.horizon_ns()
         horizon_ns = horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
-        return core.leap_ahead(batch, now_ns, horizon_ns, core.executor.duration_ns)  # type: ignore[attr-defined]
+        return leap_ahead(core, self.executor, batch, now_ns, horizon_ns)
 
     def _through(self) -> None:
         """Retires the replica if it drains, and ends the run if all is done: this engine has nothing left to do."""

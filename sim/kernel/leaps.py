@@ -1,0 +1,78 @@
+"""Leaps of a simulation over steps alike, into which nothing can fall: the same rows as stepping would write."""
+
+from __future__ import annotations
+
+from batchsim.base.units import MAX_TIME_NS
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.record import pack_step
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.types import Batch
+
+
+def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, horizon_ns: float) -> int:
+    """Repeats the step just executed while the next would start before `horizon_ns` and ends nobody.
+
+    Writes the same rows as stepping would. Returns the end of the last step in ns.
+    """
+    group, scheduler = batch.decodes, core.scheduler
+    if group is None or batch.chunks or core.in_flight.steps[-1].finished or not batch.num_decode:
+        return end_ns
+    quiet = executor.quiet_steps(batch)
+    horizon_ns = min(horizon_ns, MAX_TIME_NS)
+    if not quiet or end_ns >= horizon_ns:
+        return end_ns
+    kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
+    rows, pack = core.recorder.step_rows, pack_step
+    num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
+    waiting, running = scheduler.num_waiting, scheduler.num_running
+    while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
+        quiet -= 1
+        duration_ns = step_ns(batch)
+        advance()
+        # Columns in the order of STEP_COLUMNS; unrolled here because a leap is little else than this line.
+        rows += pack(
+            end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
+            0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+        )  # fmt: skip
+        end_ns += duration_ns
+    return end_ns
+
+
+def leap_ahead(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int, horizon_ns: float) -> int:
+    """As `leap`, of an engine that has just launched `batch` at `now_ns` while the step before it is in flight: as
+    long as the host would be through with the oldest step before `horizon_ns`, and neither it nor the next ends
+    anybody. Returns when the host launched the last step.
+    """
+    steps, group, scheduler = core.in_flight.steps, batch.decodes, core.scheduler
+    if len(steps) != 2 or group is None or batch.chunks or steps[0].batch.chunks or not batch.num_decode:
+        return now_ns
+    if core.has_arrivals:  # came while the host was at work, and enters next
+        return now_ns
+    oldest, latest = steps
+    if oldest.finished or latest.finished or oldest.batch.decodes is not group:
+        return now_ns
+    quiet = executor.quiet_steps(batch)
+    launch_ns, process_ns = executor.host_ns(batch)
+    kv, repeat, advance, recorder = scheduler.kv, scheduler.repeat, group.advance, core.recorder
+    rows, num_decode, pad_rows = recorder.step_rows, batch.num_decode, batch.pad_decode_rows
+    waiting, running = scheduler.num_waiting, scheduler.num_running
+    horizon_ns = min(horizon_ns, MAX_TIME_NS)
+    while quiet:
+        called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+        if called_ns >= horizon_ns or not repeat(batch, called_ns):
+            break
+        quiet -= 1
+        now_ns = called_ns + launch_ns
+        start_ns = max(now_ns, latest.end_ns)
+        duration_ns = executor.duration_ns(batch)
+        advance()
+        recorder.processed(called_ns, oldest.wasted_tokens)
+        recorder.launched(called_ns, now_ns)
+        rows += pack_step(
+            start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
+            0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+        )  # fmt: skip
+        oldest.end_ns, latest.end_ns = latest.end_ns, start_ns + duration_ns
+        oldest.process_ns, oldest.wasted_tokens = process_ns, 0
+    core.in_flight.leapt(group.step)
+    return now_ns
