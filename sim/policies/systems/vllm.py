@@ -307,7 +307,7 @@ class Vllm:
                 del order[at]
                 if at < i:
                     i -= 1
-                    left += scheduled.pop(victim)
+                    left += scheduled.pop(victim, 0)
                 self._preempt(victim, seq)
                 preempted.append(victim)
                 if victim is seq:
