@@ -89,10 +89,10 @@ class _CtrlC:
             raise KeyboardInterrupt
         self._asked = True
 
-    def check(self) -> None:
-        """Raises KeyboardInterrupt if a Ctrl-C was held back."""
-        if self._asked:
-            raise KeyboardInterrupt
+    @property
+    def asked(self) -> bool:
+        """Whether a Ctrl-C was held back."""
+        return self._asked
 
 
 def live(core: EngineCore, workload: Workload, clock: Clock) -> LiveRun:
@@ -118,6 +118,7 @@ def live(core: EngineCore, workload: Workload, clock: Clock) -> LiveRun:
         source.stop()
     if error is not None:
         core.recorder.details.setdefault(reason, str(error) or type(error).__name__)
+    core.in_flight.wait_for_all(core.recorder)
     end_ns = clock.now_ns()
     source.submit_rest(core)
     core.close(end_ns, reason)
@@ -141,7 +142,11 @@ def _run(core: EngineCore, source: Source, clock: Clock, ctrl_c: _CtrlC, progres
     wait = next(loop)
     while wait is not THROUGH:
         if wait is ENTER:
-            ctrl_c.check()
+            if ctrl_c.asked:
+                while core.in_flight.steps:
+                    now_ns = _land(core, clock, progress)
+                    source.tell(core.complete(now_ns), now_ns)
+                raise KeyboardInterrupt
             now_ns = source.hand_over(core)
         elif isinstance(wait, Idle):
             progress.rests = True
@@ -149,28 +154,42 @@ def _run(core: EngineCore, source: Source, clock: Clock, ctrl_c: _CtrlC, progres
             source.wait(wait.until_ns)
             ctrl_c.may_raise = False
         elif isinstance(wait, Batch):
-            now_ns = _step(core, wait, clock, progress)
+            now_ns = _execute(core, wait, clock, progress)
+            clock.sleep_until(now_ns)  # an executor that only predicts has not taken the time
         elif isinstance(wait, Launch):
             if wait.batch is not None:
-                core.execute(wait.batch, now_ns)
+                _execute(core, wait.batch, clock, progress)
+            else:
+                progress.rests = True
+            now_ns = clock.now_ns()
+        elif wait is LAND:
+            now_ns = _land(core, clock, progress)
         else:
-            assert wait is LAND or isinstance(wait, Busy)
-            clock.sleep_until(wait.until_ns if isinstance(wait, Busy) else core.in_flight.steps[0].end_ns)
+            assert isinstance(wait, Busy)
+            clock.sleep_until(wait.until_ns)
             now_ns = clock.now_ns()
         wait = loop.send(now_ns)
     return now_ns
 
 
-def _step(core: EngineCore, batch: Batch, clock: Clock, progress: _Progress) -> int:
-    """Runs one step; returns its end in ns, once the clock is there."""
+def _execute(core: EngineCore, batch: Batch, clock: Clock, progress: _Progress) -> int:
+    """Launches one step; returns its end in ns, where that is known."""
     progress.executing = True
     end_ns = core.execute(batch, clock.now_ns())
     progress.executing = False
     if progress.rests:
         progress.rested.append(core.recorder.num_steps - 1)
         progress.rests = False
-    clock.sleep_until(end_ns)  # an executor that only predicts has not taken the time
     return end_ns
+
+
+def _land(core: EngineCore, clock: Clock, progress: _Progress) -> int:
+    """Waits for the end of the oldest step in flight; returns the time in ns."""
+    progress.executing = True
+    end_ns = core.in_flight.wait_for(0, core.recorder)
+    progress.executing = False
+    clock.sleep_until(end_ns)
+    return clock.now_ns()
 
 
 def sent_lags_ns(records: Records) -> list[int]:

@@ -65,6 +65,7 @@ class EngineCore:
         self.in_flight = StepsInFlight(loop)
         self._sending: set[Sequence] = set()  # handed over, their KV kept until it is sent
         self._fruitless = 0  # preemptions since the last token
+        self._untold: list[Sequence] = []  # preempted by calls that had nothing to run: no step tells the executor
         self._stopped = False
 
     # ---- what a driver calls
@@ -164,6 +165,8 @@ class EngineCore:
         else:
             if work.preempted or not work.num_decode:
                 self._check_progress(work, now_ns)
+                if self._ahead and not (work.chunks or work.num_decode):
+                    self._untold += work.preempted
             if work.chunks or work.joined or work.left or work.preempted or work.swap_in or self.journal.prefilling:
                 self.journal.scheduled(work, now_ns, reasons or {})
         return work
@@ -189,6 +192,8 @@ class EngineCore:
 
         It starts at once, or where the loop is ahead when the step before it leaves the device.
         """
+        if self._untold:
+            batch.preempted, self._untold = [*self._untold, *batch.preempted], []
         result: StepResult = self.executor.execute(batch)
         end_ns = now_ns + result.duration_ns
         if end_ns > MAX_TIME_NS:
@@ -231,6 +236,7 @@ class EngineCore:
         Returns what happened since events were last returned.
         """
         if self._ahead:
+            self.in_flight.wait_for(0, self.recorder)
             step = self.in_flight.land(self.journal.lives)
             self.recorder.processed(now_ns, step.wasted_tokens)
         else:

@@ -8,25 +8,38 @@ part by the steps in flight.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from batchsim.kernel.engine_loop import EngineLoop
-from batchsim.kernel.types import Batch, Sequence, StepResult
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
 
 
 class LaunchedStep:
     """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain.
 
     `process_ns` is what the host will need for its results. `decodes` lists the decodes, for whoever is told of tokens.
+    `landing`: until the device has said so, how to ask it, of a step launched at `launched_ns`.
     """
 
-    __slots__ = ("batch", "decodes", "end_ns", "finished", "process_ns", "wasted_tokens")
+    __slots__ = (
+        "batch",
+        "decodes",
+        "end_ns",
+        "finished",
+        "landing",
+        "launched_ns",
+        "process_ns",
+        "wasted_tokens",
+    )
 
     def __init__(self, batch: Batch, finished: list[Sequence], end_ns: int, process_ns: int = 0) -> None:
         self.batch = batch
         self.end_ns = end_ns
         self.finished = finished
         self.process_ns = process_ns
+        self.landing: Callable[[], Landed] | None = None
+        self.launched_ns = 0
         self.wasted_tokens = 0
         self.decodes: list[Sequence] = []
 
@@ -58,6 +71,8 @@ class StepsInFlight:
         self.steps.append(LaunchedStep(batch, result.finished, end_ns, process_ns))
         for seq in result.finished:
             self._finishing[seq] = seq.num_output_tokens
+        if result.landing is not None:
+            self.steps[-1].landing, self.steps[-1].launched_ns = result.landing, now_ns
         return start_ns, end_ns
 
     def leapt(self, group_step: int) -> None:
@@ -65,6 +80,30 @@ class StepsInFlight:
         oldest, latest = self.steps
         oldest.batch.group_step, latest.batch.group_step = group_step - 1, group_step
         self._free_ns[0] = latest.end_ns
+
+    def wait_for(self, number: int, recorder: Recorder) -> int:
+        """Waits, where it runs behind the host, for the end of step `number`, from the oldest; returns that in ns, its
+        row in `recorder` corrected. ExecutorError if the device failed it."""
+        flight = self.steps[number]
+        if flight.landing is not None:
+            landed, flight.landing = flight.landing(), None
+            flight.finished = landed.finished
+            for seq in landed.finished:
+                later = sum(outputs for step, _, outputs in self._rows(seq) if step is not flight)
+                self._finishing[seq] = seq.num_output_tokens - later
+            if landed.ran is not None:
+                launched_ns, start_ns, flight.end_ns = (flight.launched_ns + ns for ns in landed.ran)
+                recorder.landed(len(self.steps) - number, launched_ns, start_ns, flight.end_ns - start_ns)
+        return flight.end_ns
+
+    def wait_for_all(self, recorder: Recorder) -> None:
+        """Waits until no step runs, for a run that is cut: their tokens are lost, and a step that failed has no row."""
+        for number in range(len(self.steps)):
+            try:
+                self.wait_for(number, recorder)
+            except Exception:  # what cuts the run, or comes second to that
+                recorder.drop_last_steps(len(self.steps) - number)
+                return
 
     def land(self, alive: Container[Sequence]) -> LaunchedStep:
         """Takes out the oldest step, its results there; of those who are not `alive` any more it forgets the results.

@@ -244,6 +244,12 @@ class Recorder:
         """Writes the row of the host's part of the next step."""
         self.lane_rows += _LANE.pack(called_ns, launched_ns, MISSING, 0)
 
+    def landed(self, back: int, launched_ns: int, start_ns: int, duration_ns: int) -> None:
+        """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""
+        if (at := len(self.step_rows) - back * _STEP.size) >= 0:
+            struct.pack_into("<qq", self.step_rows, at, start_ns, duration_ns)
+            struct.pack_into("<q", self.lane_rows, len(self.lane_rows) - back * _LANE.size + 8, launched_ns)
+
     def processed(self, now_ns: int, wasted_tokens: int) -> None:
         """Notes that the oldest step not processed yet is so at `now_ns`."""
         if self._num_processed >= 0:
@@ -256,6 +262,11 @@ class Recorder:
             start_ns, duration_ns = struct.unpack_from("<qq", self.step_rows, at)
             start_ns = min(start_ns, now_ns)
             struct.pack_into("<qq", self.step_rows, at, start_ns, min(start_ns + duration_ns, now_ns) - start_ns)
+
+    def drop_last_steps(self, count: int) -> None:
+        """Forgets the last `count` steps, launched by a loop that is ahead, which the device failed."""
+        del self.step_rows[len(self.step_rows) - count * _STEP.size :]
+        del self.lane_rows[len(self.lane_rows) - count * _LANE.size :]
 
     def unserved(self, arrival: Arrival, now_ns: int, outcome: int, reason: str) -> None:
         """Writes the row of a request that ended at `now_ns` without having reached an engine."""

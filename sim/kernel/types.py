@@ -7,7 +7,7 @@ integers of nanoseconds. Priorities: the lower number is the more important one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -260,9 +260,9 @@ class Batch:
             return sequences
         if self.layout == "by_order":
             return sorted(sequences, key=by_order)
-        first_decodes = self.layout == "decodes_first"
-        listed = {} if first_decodes else {seq: i for i, (seq, _) in enumerate(self.chunks)}
-        return sorted(sequences, key=lambda seq: ((seq.group is None) is first_decodes, listed.get(seq, seq.order)))
+        first_decodes, listed = self.layout == "decodes_first", {seq: i for i, (seq, _) in enumerate(self.chunks)}
+        places = {} if first_decodes else listed
+        return sorted(sequences, key=lambda seq: ((seq in listed) is first_decodes, places.get(seq, seq.order)))
 
 
 def _item_order(item: tuple[Sequence, int]) -> int:
@@ -290,12 +290,27 @@ class StepResult:
 
     `accepted`: the members of the decode group that got another number of tokens than one, as with speculation.
     `stages_ns`: the duration of each stage of a pipeline, which sum to `duration_ns`; None where there is one stage.
+    `landing`: where the step runs on behind the host, waits for its end and says what only then is known; `finished`
+    is empty then.
     """
 
     duration_ns: int
     finished: list[Sequence]
     accepted: Mapping[Sequence, int] | None = None
     stages_ns: tuple[int, ...] | None = None
+    landing: Callable[[], Landed] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What is known of a step once it is over: which sequences produced their last token in it, in batch order.
+
+    `ran`: when the host was through with its launch, and when the device began and ended it, in ns since `execute` was
+    called; None where `StepResult.duration_ns` has told the duration.
+    """
+
+    finished: list[Sequence]
+    ran: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

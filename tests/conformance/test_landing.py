@@ -1,0 +1,47 @@
+"""Whom a step finishes may be known at its launch, as in simulation, or when it lands, as on a device: all alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from batchsim.drive.live import VirtualClock, live
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.record import Records
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.types import Batch, Landed, StepResult
+from tests.conformance.ahead import asynchronous, engine_ahead
+from tests.conformance.runs import built, cases
+
+TABLES = ("requests", "steps", "states", "lanes")
+
+
+class Late(SimExecutor):
+    """Tells whom a step finishes when it lands."""
+
+    def execute(self, batch: Batch) -> StepResult:
+        result = super().execute(batch)
+        return replace(result, finished=[], landing=lambda: Landed(result.finished))
+
+
+def equal(one: Records, other: Records) -> None:
+    for table in TABLES:
+        assert np.array_equal(getattr(one, table), getattr(other, table)), table
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_results_known_at_landing_leave_the_records_of_those_known_at_launch(data: st.DataObject) -> None:
+    """Random vLLM engines that schedule ahead, with stops, cancels, preemptions and prefix hits, in both drivers."""
+    case = data.draw(cases("vllm"))
+    assume(built(case) and case is not None)
+    case = asynchronous(case)
+    known, late, simulated = engine_ahead(case), engine_ahead(case, Late), engine_ahead(case, Late)
+    live(known, case.workload, VirtualClock())
+    live(late, case.workload, VirtualClock())
+    simulate(simulated, case.workload)
+    equal(known.recorder.records(), late.recorder.records())
+    equal(known.recorder.records(), simulated.recorder.records())
