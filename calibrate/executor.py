@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +17,21 @@ from numpy.typing import NDArray
 from batchsim.base.errors import CalibrationError, PolicyError
 from batchsim.calibrate.inputs import StepInputs
 from batchsim.calibrate.mirror import BlockMirror
+from batchsim.calibrate.model_step import DeviceThread, LaunchedModelStep, ModelStep
 from batchsim.calibrate.padding import padded_chunks, padded_decodes
 from batchsim.calibrate.prompts import Prompts, RandomPrompts
 from batchsim.calibrate.runner import ModelRunner, StepTimes
 from batchsim.calibrate.sampling import GREEDY, Sampling
 from batchsim.calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence
+from batchsim.calibrate.swap import Moves
 from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import BlockTables
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Batch, Sequence, StepResult
+from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
 
 Int64s = NDArray[np.int64]
+Feed = tuple[Int64s, Int64s]
 
 
 class TorchExecutor:
@@ -43,6 +48,7 @@ class TorchExecutor:
         max_model_len: int,
         sampling: Sampling = GREEDY,
         prompts: Prompts | None = None,
+        loop: EngineLoop = SYNC,
     ) -> None:
         _check_fit(runner, kv, max_model_len)
         self.runner = runner
@@ -57,6 +63,9 @@ class TorchExecutor:
         self._answers: dict[int, list[int]] = {}  # outputs of ended requests, where a later prompt may hold them
         width = -(-max_model_len // runner.block_size)
         self._mirror = BlockMirror(runner.num_blocks, runner.block_size, width, shares=self._shares)
+        self._thread = DeviceThread(runner, loop) if loop.is_ahead else None
+        self._in_flight: LaunchedModelStep | None = None
+        self._num_steps = 0
         self._zeros = self._mirror.new_row()  # never holds a block: the table of padding
         self._decodes = NOBODY
         self._last_tokens = NONE  # the input tokens of the members of _decodes in the next step
@@ -84,6 +93,7 @@ class TorchExecutor:
         live = self._lives.pop(seq, None)
         if live is None:
             return
+        live.ended = True
         if live.row is not None:
             self._mirror.drop_row(live.row)
         if seq.request.tokens is not None:
@@ -103,23 +113,34 @@ class TorchExecutor:
 
     def execute(self, batch: Batch) -> StepResult:
         """Runs one step. ExecutorError if the device fails, PolicyError for a batch that would spoil another's KV."""
-        start_ns = time.perf_counter_ns()
-        self._move_blocks(batch)
-        kernel_ns = 0
-        finished: list[Sequence] = []
-        if batch.num_decode or batch.chunks or batch.pad_decode_rows:
-            inputs = self._inputs(batch)
-            tokens, times = self.runner.step(inputs, replace(self.sampling, seed=self.sampling.seed + len(self.times)))
-            kernel_ns = times.kernel_ns
-            finished = self._emit(batch, tokens, inputs.num_decode)
-        duration_ns = max(time.perf_counter_ns() - start_ns, 1)
-        self.times.append(StepTimes(kernel_ns, duration_ns - kernel_ns))
+        called_ns = time.perf_counter_ns()
+        step = self._prepared(batch)
+        if self._thread is not None:
+            self._in_flight = launched = self._thread.launch(step, self._in_flight)
+            host_ns = time.perf_counter_ns() - called_ns
+            return StepResult(0, [], landing=partial(self._land, launched, called_ns, host_ns))
+        step.run(self.runner, None)
+        finished = self._emit(step)
+        duration_ns = max(time.perf_counter_ns() - called_ns, 1)
+        self.times.append(StepTimes(step.kernel_ns, duration_ns - step.kernel_ns))
         return StepResult(duration_ns, finished)
+
+    def _land(self, launched: LaunchedModelStep, called_ns: int, host_ns: int) -> Landed:
+        """Waits for the end of a step; says what came of it."""
+        start_ns, end_ns = launched.times.result()
+        if self._in_flight is launched:
+            self._in_flight = None
+        step = launched.step
+        finished = self._emit(step)
+        duration_ns = max(end_ns - start_ns, 1)
+        self.times.append(StepTimes(step.kernel_ns, duration_ns - step.kernel_ns))
+        start_ns -= called_ns
+        return Landed(finished, (host_ns, start_ns, start_ns + duration_ns))
 
     # ---- KV that moves
 
-    def _move_blocks(self, batch: Batch) -> None:
-        """Drops the KV of preempted sequences and moves that of swapped ones over the host link."""
+    def _moves(self, batch: Batch) -> tuple[Moves, Moves]:
+        """Drops the KV of preempted sequences; the blocks of swapped ones that go over the host link, out and in."""
         out: list[tuple[int, int]] = []
         for seq, _ in batch.swap_out:
             live = self._lives[seq]
@@ -145,8 +166,7 @@ class TorchExecutor:
             self._mirror.take(live.row, self.kv.blocks_for(seq.settled_computed_tokens))
             into += zip(live.slots, self._mirror.blocks(live.row), strict=False)
             live.slots = None
-        if out or into:
-            self.runner.swap(out, into)
+        return out, into
 
     def _drop_row(self, live: LiveSequence) -> None:
         assert live.row is not None
@@ -155,10 +175,31 @@ class TorchExecutor:
 
     # ---- what a step computes
 
-    def _inputs(self, batch: Batch) -> StepInputs:
-        rows = positions = ids = NONE
+    def _prepared(self, batch: Batch) -> ModelStep:
+        """The step with all that the host knows of it, and the places of what the step in flight will say."""
+        out, into = self._moves(batch)
+        sampling = replace(self.sampling, seed=self.sampling.seed + self._num_steps)
+        self._num_steps += 1
+        if not (batch.num_decode or batch.chunks or batch.pad_decode_rows):
+            return ModelStep(batch, None, sampling, out, into, NOBODY, NOBODY.listens, [])
+        inputs, fed = self._inputs(batch)
+        decodes, full = NOBODY, NOBODY.listens
         if batch.decodes is not None:
-            rows, positions, ids = self._decode_rows(batch, batch.decodes)
+            decodes = self._decodes
+            full = decodes.made + batch.decodes.step + 1 >= decodes.targets
+        samples = [
+            (seq, self._lives[seq], inputs.num_decode + i)
+            for i, (seq, n) in enumerate(batch.chunks)
+            if seq.settled_computed_tokens + n == seq.num_tokens
+        ]
+        return ModelStep(batch, inputs, sampling, out, into, decodes, full, samples, fed)
+
+    def _inputs(self, batch: Batch) -> tuple[StepInputs, Feed]:
+        """The inputs of the step, and the rows of its ids, now -1, that the step in flight gives their tokens."""
+        rows = positions = ids = NONE
+        fed: Feed = (NONE, NONE)
+        if batch.decodes is not None:
+            rows, positions, ids, fed = self._decode_rows(batch, batch.decodes)
         chunks = self._chunks(batch)
         pad_lens, pad_reads = padded_decodes(batch, self.max_model_len)
         zeros = np.zeros(len(pad_lens), dtype=np.int64)
@@ -166,6 +207,8 @@ class TorchExecutor:
         slots = self._mirror.slots(token_rows, np.concatenate([positions, chunks.positions]))
         if self._shares:
             self._mirror.note(slots, np.concatenate([ids, chunks.ids]))
+            if self._in_flight is not None:
+                self._in_flight.step.stored = (slots[fed[0]], fed[1])
             for seq, num_tokens in batch.cached:
                 live = self._lives[seq]
                 assert live.row is not None, "it has a chunk"
@@ -183,20 +226,37 @@ class TorchExecutor:
             block_tables=self._mirror.tables[np.concatenate([rows, zeros + self._zeros, chunks.rows]), :width],
             pad_reads=pad_reads,
         )
-        return padded_chunks(step, batch, self.runner.block_size)
+        return padded_chunks(step, batch, self.runner.block_size), fed
 
-    def _decode_rows(self, batch: Batch, group: DecodeGroup) -> tuple[Int64s, Int64s, Int64s]:
-        """Mirror row, position and input token of every member; takes over the KV blocks that positions newly reach."""
+    def _decode_rows(self, batch: Batch, group: DecodeGroup) -> tuple[Int64s, Int64s, Int64s, Feed]:
+        """Mirror row, position and input token of every member, and where the token is still to come; takes over the KV
+        blocks that positions newly reach."""
         if batch.joined or batch.left or group is not self._decodes.group:
             self._regroup(group)
         decodes, mirror = self._decodes, self._mirror
+        ids, fed = self._last_tokens, self._feed(decodes)
+        if len(fed[0]):
+            ids = ids.copy()
+            ids[fed[0]] = -1
         positions = decodes.base + group.step
         last_blocks = positions // self.runner.block_size
         for i in np.flatnonzero(mirror.held[decodes.rows] <= last_blocks).tolist():
             seq = decodes.members[i]
             need = int(last_blocks[i]) + 1
             mirror.extend(int(decodes.rows[i]), self.kv.table(seq), need, f"request {seq.request.id}")
-        return decodes.rows, positions, self._last_tokens
+        return decodes.rows, positions, ids, fed
+
+    def _feed(self, decodes: DecodeRows) -> Feed:
+        """The rows of `decodes` whose input tokens the step in flight samples, and their rows there."""
+        before = None if self._in_flight is None else self._in_flight.step
+        if before is None:
+            return NONE, NONE
+        if before.decodes is decodes:
+            rows = np.arange(len(decodes.members))
+            return rows, rows
+        row_of = before.row_of()
+        found = [(i, row_of[seq]) for i, seq in enumerate(decodes.members) if seq in row_of]
+        return _int64s([i for i, _ in found]), _int64s([row for _, row in found])
 
     def _regroup(self, group: DecodeGroup) -> None:
         members = list(group.members)
@@ -244,28 +304,14 @@ class TorchExecutor:
 
     # ---- what came of it
 
-    def _emit(self, batch: Batch, tokens: list[int], num_decode: int) -> list[Sequence]:
-        """Appends the sampled tokens to their sequences; returns the sequences that are done, in batch order."""
-        finished: list[Sequence] = []
-        if batch.decodes is not None:
-            decodes = self._decodes
-            sampled = tokens[: len(decodes.members)]
-            for live, token in zip(decodes.lives, sampled, strict=True):
-                live.generated.append(token)
-            self._last_tokens = _int64s(sampled)
-            done = decodes.made + batch.decodes.step + 1 >= decodes.targets
-            if decodes.listens.any():
-                done |= decodes.listens & np.isin(self._last_tokens, self._eos)
-            finished = [decodes.members[i] for i in np.flatnonzero(done).tolist()]
-        sampled = tokens[num_decode : len(tokens) - batch.pad_prefill_rows]
-        for (seq, n), token in zip(batch.chunks, sampled, strict=True):
-            if seq.settled_computed_tokens + n < seq.num_tokens:
-                continue
-            live = self._lives[seq]
-            live.generated.append(token)
-            if len(live.generated) >= live.target or (live.listens and token in self._eos):
-                finished.append(seq)
-        return batch.in_order(finished)
+    def _emit(self, step: ModelStep) -> list[Sequence]:
+        """Gives the sampled tokens to their sequences; returns the sequences that are done, in batch order."""
+        finished = step.emit(self._eos)
+        if step.decodes is self._decodes:
+            self._last_tokens = step.tokens[: len(step.decodes.members)]
+        slots, rows = step.stored
+        self._mirror.note(slots, step.tokens[rows])
+        return finished
 
 
 def _int64s(values: Iterable[object]) -> Int64s:

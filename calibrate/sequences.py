@@ -18,6 +18,7 @@ class LiveSequence:
     """The executor's state of one sequence. `row` is the row of its KV in the mirror, None without KV.
 
     `target` is the number of output tokens at which it stops, or before at an end-of-sequence token if it `listens`.
+    Once it has `ended`, tokens of steps in flight are computed in vain.
     """
 
     prompt: Int64s
@@ -26,6 +27,7 @@ class LiveSequence:
     generated: list[int] = field(default_factory=list)
     row: int | None = None
     slots: list[int] | None = None  # swap slots, while its KV is in host memory
+    ended: bool = False
 
     def known(self, start: int, end: int) -> Int64s:
         """Token ids from position `start` to `end` of prompt and output."""

@@ -146,7 +146,10 @@ def run_live(
     workload = resolved.built_workload(load, seed)
     num_blocks = resolved.num_blocks or runner.num_blocks
     kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=True)
-    executor = TorchExecutor(runner, kv, max_model_len=resolved.max_model_len, sampling=sampling, prompts=prompts)
+    loop = policy.config.traits.loop
+    executor = TorchExecutor(
+        runner, kv, max_model_len=resolved.max_model_len, sampling=sampling, prompts=prompts, loop=loop
+    )
     core = resolved.engine(policy, workload, kv, executor, estimator)
     warm_up(runner)
     drifts = [] if sentinel is None else [sentinel.drift(runner)]

@@ -14,11 +14,12 @@ from batchsim.calibrate.prompts import RandomPrompts
 from batchsim.calibrate.runner import ModelRunner
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import CostModel, PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Arrival, Batch, StepResult
+from batchsim.kernel.types import Arrival, Batch, Landed, Sequence, StepResult
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 from tests.unit.engine import Constant, Requests
@@ -29,17 +30,26 @@ MAX_MODEL_LEN = 120
 class Timed(TorchExecutor):
     """The executor with a cost model's durations, so that a run depends on nothing else; keeps all tokens."""
 
-    def __init__(self, runner: ModelRunner, kv: TableKV, cost: CostModel, max_model_len: int) -> None:
-        super().__init__(runner, kv, max_model_len=max_model_len)
+    def __init__(
+        self, runner: ModelRunner, kv: TableKV, cost: CostModel, max_model_len: int, loop: EngineLoop = SYNC
+    ) -> None:
+        super().__init__(runner, kv, max_model_len=max_model_len, loop=loop)
         self.cost = cost
         self.answers: dict[int, list[int]] = {}
 
     def execute(self, batch: Batch) -> StepResult:
         duration_ns = self.cost.step_ns(batch)
-        finished = super().execute(batch).finished
+        result = super().execute(batch)
+        if result.landing is None:
+            return StepResult(duration_ns, self.kept(result.finished))
+        landing = result.landing
+        return StepResult(duration_ns, [], landing=lambda: Landed(self.kept(landing().finished)))
+
+    def kept(self, finished: list[Sequence]) -> list[Sequence]:
+        """`finished`, whose answers are kept."""
         for seq in finished:
             self.answers[seq.request.id] = self.tokens(seq)
-        return StepResult(duration_ns, finished)
+        return finished
 
 
 def generate(
@@ -51,9 +61,10 @@ def generate(
     kv = new_kv(config, num_blocks, runner.block_size, runner.num_swap_blocks, ids=True)
     if isinstance(kv, TableKV):
         kv._free = np.random.default_rng(0).permutation(num_blocks).tolist()  # scattered from the start
-    executor = Timed(runner, kv, Constant(), MAX_MODEL_LEN)
-    scheduler = policy(config, PolicyContext(kv, MAX_MODEL_LEN))
-    core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN)
+    loop = config.traits.loop
+    executor = Timed(runner, kv, Constant(), MAX_MODEL_LEN, loop)
+    scheduler = policy(config, PolicyContext(kv, MAX_MODEL_LEN, loop=loop))
+    core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
     live(core, Requests(*arrivals), VirtualClock())
     return executor, core
 

@@ -24,6 +24,7 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Batch, Request, Sequence
 from batchsim.policies.registry import POLICIES
+from tests.conformance.ahead import LaneTokenCost, asynchronous, engine_ahead
 from tests.conformance.runs import MAX_MODEL_LEN as CASE_MODEL_LEN
 from tests.conformance.runs import Case, Listed, TokenCost, built, cases
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint, expected
@@ -39,6 +40,7 @@ RUNS: dict[str, tuple[str, dict[str, Any], int]] = {  # policy, knobs, KV blocks
     "recompute": ("preemptive", SMALL | {"by": "recompute"}, 24),
     "swap": ("preemptive", SMALL | {"by": "swap"}, 24),
     "vllm": ("vllm", SMALL | {"enable_prefix_caching": False, "async_scheduling": False}, 24),
+    "vllm_async": ("vllm", SMALL | {"enable_prefix_caching": False, "async_scheduling": True}, 24),
     "padded": ("static", {"batch_size": 3}, 60),
     "padded_rows": ("tf_serving", COPIES, 60),
     "padded_prompts_only": ("static", {"batch_size": 3, "finished_rows": "drop"}, 60),
@@ -83,7 +85,7 @@ def test_tokens_are_those_of_transformers(family: tuple[ModelRunner, Any], run: 
         assert executor.answers[one.request.id] == answer, f"request {one.request.id}"
     steps = core.recorder.records().steps
     assert (steps["swap_blocks"].sum() > 0) == (run == "swap")
-    assert (steps["num_preempted"].sum() > 0) == (run in ("recompute", "swap", "vllm"))
+    assert (steps["num_preempted"].sum() > 0) == (run in ("recompute", "swap", "vllm", "vllm_async"))
     assert (steps["pad_prefill_tokens"].sum() > 0) == run.startswith("padded")
     assert (steps["pad_prefill_rows"].sum() > 0) == (run == "padded_rows")
 
@@ -113,24 +115,64 @@ def test_every_policy_runs_on_the_model_as_in_simulation(
     assume(kind != "vllm" or case.config.policy == "fcfs")  # under priority vLLM shares blocks that were never computed
     following = tuple((think_ns, of_prompts(one)) for think_ns, one in case.workload.following)
     case = replace(case, workload=Listed(tuple(map(of_prompts, case.workload.known)), following))
-    folder, model = llama
+    core = case.engine(ids=True)
+    executor = Timed(runner_of(case, llama[0]), core.scheduler.kv, TokenCost(), CASE_MODEL_LEN)
+    core.executor = executor
+    live(core, case.workload, VirtualClock())
+    same_records_and_likely_tokens(case, executor, core, case.live(ids=True), llama[1])
+
+
+def runner_of(case: Case, folder: Path) -> ModelRunner:
+    """The runner of the checkpoint with the case's blocks."""
     if case.block_size not in RUNNERS:
         sizes = {"block_size": case.block_size, "num_swap_blocks": 60, "max_num_seqs": 64}
         lengths = {"max_num_batched_tokens": 20_000, "max_model_len": CASE_MODEL_LEN}
         RUNNERS[case.block_size] = loaded(folder, **sizes, **lengths)
-    core = case.engine(ids=True)
-    executor = Timed(RUNNERS[case.block_size], core.scheduler.kv, TokenCost(), CASE_MODEL_LEN)
-    core.executor = executor
-    live(core, case.workload, VirtualClock())
-    found, simulated = core.recorder.records(), case.live(ids=True).recorder.records()
-    for table in ("requests", "steps", "states"):
-        assert np.array_equal(getattr(found, table), getattr(simulated, table)), table
+    return RUNNERS[case.block_size]
+
+
+def same_records_and_likely_tokens(
+    case: Case, executor: Timed, played: EngineCore, simulated: EngineCore, model: Any
+) -> None:
+    """Asserts that both engines left the same records, and `executor` the tokens that `model` finds likeliest."""
+    found, expected_ones = played.recorder.records(), simulated.recorder.records()
+    for table in ("requests", "steps", "states", "lanes"):
+        assert np.array_equal(getattr(found, table), getattr(expected_ones, table)), table
     requests = [one.request for one in (*case.workload.known, *(one for _, one in case.workload.following))]
     for request in requests:
         answer = executor.answers.get(request.id)
         if answer:
             prompt = prompt_of(Arrival(request, 1), VOCAB, executor.answers)
             assert answer == likeliest(model, prompt, answer), f"request {request.id}"
+
+
+class TimedLanes(Timed):
+    """With the host's predicted times too."""
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return LaneTokenCost().host_ns(batch)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_asynchronous_scheduling_runs_on_the_model_as_in_simulation(
+    llama: tuple[Path, Any], data: st.DataObject
+) -> None:
+    """Random vLLM engines with a step in flight: the records of the simulation, and likely tokens only."""
+    case: Case | None = data.draw(cases("vllm"))
+    assume(built(case))
+    assert case is not None
+    case = asynchronous(case)
+    assume(case.config.policy == "fcfs")  # under priority vLLM shares blocks that were never computed
+    following = tuple((think_ns, of_prompts(one)) for think_ns, one in case.workload.following)
+    case = replace(case, workload=Listed(tuple(map(of_prompts, case.workload.known)), following))
+    core, simulated = engine_ahead(case, ids=True), engine_ahead(case, ids=True)
+    runner, kv = runner_of(case, llama[0]), core.scheduler.kv
+    core.executor = executor = TimedLanes(runner, kv, TokenCost(), CASE_MODEL_LEN, core.loop)
+    live(core, case.workload, VirtualClock())
+    live(simulated, case.workload, VirtualClock())
+    same_records_and_likely_tokens(case, executor, core, simulated, llama[1])
 
 
 # ---- the ends of answers
