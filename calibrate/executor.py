@@ -116,8 +116,8 @@ class TorchExecutor:
         called_ns = time.perf_counter_ns()
         step = self._prepared(batch)
         if self._thread is not None:
-            self._in_flight = launched = self._thread.launch(step, self._in_flight)
             host_ns = time.perf_counter_ns() - called_ns
+            self._in_flight = launched = self._thread.launch(step, self._in_flight)
             return StepResult(0, [], landing=partial(self._land, launched, called_ns, host_ns))
         step.run(self.runner, None)
         finished = self._emit(step)
@@ -231,7 +231,9 @@ class TorchExecutor:
     def _decode_rows(self, batch: Batch, group: DecodeGroup) -> tuple[Int64s, Int64s, Int64s, Feed]:
         """Mirror row, position and input token of every member, and where the token is still to come; takes over the KV
         blocks that positions newly reach."""
-        if batch.joined or batch.left or group is not self._decodes.group:
+        now = self._decodes
+        # All may have left in a call that had nothing to run, of which no step tells.
+        if batch.joined or batch.left or group is not now.group or len(group) != len(now.members):
             self._regroup(group)
         decodes, mirror = self._decodes, self._mirror
         ids, fed = self._last_tokens, self._feed(decodes)

@@ -24,7 +24,8 @@ SYSTEM, DOCUMENT = prompt_stream(1), prompt_stream(2)
 VLLM = {"max_num_seqs": 8, "max_num_batched_tokens": 16}
 TENSORRT_LLM = {"max_batch_size": 8, "max_num_tokens": 16, "enable_chunked_prefill": True}
 SYSTEMS: dict[str, dict[str, Any]] = {
-    "vllm": VLLM,
+    "vllm": VLLM | {"async_scheduling": False},
+    "vllm async": VLLM | {"async_scheduling": True},
     "sglang": {"max_running_requests": 8, "chunked_prefill_size": 16},
     "tensorrt_llm": TENSORRT_LLM,
     "tensorrt_llm pausing": {"max_batch_size": 8, "max_num_tokens": 40, "capacity_scheduler_policy": "MAX_UTILIZATION"},
