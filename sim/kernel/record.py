@@ -130,6 +130,7 @@ _STATE, STATE_DTYPE = _format(STATE_COLUMNS)
 _REQUEST, REQUEST_DTYPE = _format(REQUEST_COLUMNS)
 _LANE, LANE_DTYPE = _format(LANE_COLUMNS)
 _, STAY_DTYPE = _format(STAY_COLUMNS)
+_TABLES = {"requests": REQUEST_DTYPE, "steps": STEP_DTYPE, "states": STATE_DTYPE, "lanes": LANE_DTYPE}
 pack_step = _STEP.pack
 
 
@@ -179,18 +180,18 @@ class Records:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Tables, texts and details as arrays by name, which `np.savez` keeps without pickling."""
         words = json.dumps({"texts": self.texts, "details": self.details}, ensure_ascii=False)
-        return {"requests": self.requests, "steps": self.steps, "states": self.states, "words": np.array(words)}
+        return {name: getattr(self, name) for name in _TABLES} | {"words": np.array(words)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Records:
-        """The reverse of `arrays`. ValueError or KeyError where a table is missing or has other columns."""
-        tables = {"requests": REQUEST_DTYPE, "steps": STEP_DTYPE, "states": STATE_DTYPE}
-        read = {name: arrays[name] for name in tables}
-        for name, dtype in tables.items():
-            if read[name].dtype != dtype:
+        """The reverse of `arrays`. ValueError or KeyError where a table is missing or has other columns; `lanes` may be
+        missing, as older files of synchronous engines have none."""
+        read = {name: arrays[name] for name in _TABLES if name in arrays or name != "lanes"}
+        for name, table in read.items():
+            if table.dtype != _TABLES[name]:
                 raise ValueError(f"the columns of {name} are those of another version")
         words = json.loads(str(arrays["words"]))
-        return cls(read["requests"], read["steps"], read["states"], tuple(words["texts"]), words["details"])
+        return cls(texts=tuple(words["texts"]), details=words["details"], **read)
 
 
 def columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:

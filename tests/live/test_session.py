@@ -47,6 +47,7 @@ policies:
   static: {{batch_size: 4, max_wait: 20ms, respond: row_end}}
   continuous: {{max_num_seqs: 8, max_num_batched_tokens: 32}}
   preemptive: {{max_num_seqs: 8, max_num_batched_tokens: 64, by: auto}}
+  vllm: {{enable_prefix_caching: false, async_scheduling: true, max_num_seqs: 8, max_num_batched_tokens: 32}}
   uncapped: {{kind: preemptive, max_num_seqs: 3, max_num_batched_tokens: null}}
 slo: ttft<1s @ 90%
 seeds: 1
@@ -88,7 +89,7 @@ def played(resolved: Resolved, runner: ModelRunner) -> LiveResult:
     return run_live(resolved, resolved.find("continuous"), 1.0, 0, runner)
 
 
-@pytest.mark.parametrize("policy", ["static", "continuous", "preemptive", "uncapped"])
+@pytest.mark.parametrize("policy", ["static", "continuous", "preemptive", "vllm", "uncapped"])
 def test_a_live_run_serves_every_request_of_the_scenario(policy: str, resolved: Resolved, runner: ModelRunner) -> None:
     """Every request ends with its true length, at its intended arrival, and each ns of its life is explained."""
     result = run_live(resolved, resolved.find(policy), 1.0, 0, runner, estimator=Constant(2_000_000))
@@ -99,6 +100,7 @@ def test_a_live_run_serves_every_request_of_the_scenario(policy: str, resolved: 
     for name in ("request_id", "arrival_ns", "prompt_tokens", "output_tokens"):
         assert requests[name].tolist() == offered[name].tolist()
     assert len(result.kernel_ns) == len(result.host_ns) == len(steps)
+    assert len(result.records.lanes) == (len(steps) if policy == "vllm" else 0)
     assert (steps["duration_ns"] >= result.kernel_ns).all() and (result.kernel_ns > 0).all()
     assert (steps["start_ns"][1:] >= (steps["start_ns"] + steps["duration_ns"])[:-1]).all()
     total = attribute(result.records).groupby("request_id", observed=True)["ns"].sum()
@@ -123,7 +125,7 @@ def test_a_result_comes_back_from_its_file(played: LiveResult, tmp_path: Path) -
         ours, its = getattr(played, field.name), getattr(again, field.name)
         if isinstance(ours, Records):
             assert (ours.texts, ours.details) == (its.texts, its.details)
-            pairs = [(getattr(ours, name), getattr(its, name)) for name in ("requests", "steps", "states")]
+            pairs = [(getattr(ours, name), getattr(its, name)) for name in ("requests", "steps", "states", "lanes")]
         elif isinstance(ours, np.ndarray):
             pairs = [(ours, its)]
         else:

@@ -102,19 +102,22 @@ def test_tables_come_back_from_their_arrays() -> None:
     recorder.step_rows += pack_step(*range(len(STEP_COLUMNS)))
     recorder.request(*range(len(REQUEST_COLUMNS)))
     recorder.state(5, 7, BLOCKED, "naïve")
+    recorder.launched(1, 2)
     recorder.details["never_fits"] = "6 KV blocks"
     records = recorder.records()
     arrays = records.arrays()
-    assert set(arrays) == {"requests", "steps", "states", "words"}
+    assert set(arrays) == {"requests", "steps", "states", "lanes", "words"}
     assert not any(array.dtype.hasobject for array in arrays.values())
     assert "naïve" in str(arrays["words"])
     again = Records.from_arrays(arrays)
-    for table in ("requests", "steps", "states"):
+    for table in ("requests", "steps", "states", "lanes"):
         assert np.array_equal(getattr(again, table), getattr(records, table))
+    del arrays["lanes"]
+    assert not len(Records.from_arrays(arrays).lanes), "as of older files"
     assert (again.texts, again.details) == (("", "naïve"), {"never_fits": "6 KV blocks"})
 
 
-@pytest.mark.parametrize("table", ["requests", "steps", "states"])
+@pytest.mark.parametrize("table", ["requests", "steps", "states", "lanes"])
 def test_tables_of_another_version_are_refused(table: str) -> None:
     """A table with other columns is named."""
     arrays = Recorder().records().arrays()

@@ -82,6 +82,12 @@ def test_kernels_and_host_are_judged_apart_where_both_were_measured() -> None:
     assert whole.bias == pytest.approx(100 / 130 - 1)
 
 
+def test_ahead_of_results_a_period_is_the_longer_of_kernels_and_host() -> None:
+    """80 ns of kernels beside 20 ns of host are a period of 80 ns."""
+    steps = steps_of({"duration_ns": 80, "num_decode": 1}, {"start_ns": 80, "duration_ns": 80, "num_decode": 1})
+    assert StepPairs.of(steps, [], np.empty(0), HostApart(), ahead=True).errors()[-1].bias == 0
+
+
 # ---- figures
 
 

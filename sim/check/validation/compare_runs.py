@@ -23,7 +23,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.check.validation.divergence import Divergence, first_divergence
 from batchsim.check.validation.load_shift import load_shifts
-from batchsim.check.validation.step_error import RegionError, StepPairs
+from batchsim.check.validation.step_error import Explains, RegionError, StepPairs
 from batchsim.cost import Cost
 from batchsim.cost.periods import periods_ns
 from batchsim.drive.live import lag_verdict
@@ -305,11 +305,7 @@ def judge(
         measure(case.inputs(live.records, simulated.workload, live.window_ns, live.streams)) for live in counted
     ]
     metrics = tuple(_metric_error(name, predicted, measured) for name in FIGURES)
-    by_run = [
-        (run, StepPairs.of(run.played.records.steps, run.played.rested.tolist(), run.played.kernel_ns, case.cost))
-        for run in runs
-        if not run.void
-    ]
+    by_run = [(run, _step_pairs(run.played, case.cost)) for run in runs if not run.void]
     at_par = [found.at_par(run.drift) for run, found in by_run if run.calm and run.drift is not None]
     shifts: dict[str, float | None] = {}
     if counted and case.resolved.load_name in ("mean_rate", "rate_scale"):
@@ -317,6 +313,12 @@ def judge(
         shifts = load_shifts(lambda at: case.measure(case.simulate(policy, at)).values, load, targets)
     pairs = [found for _, found in by_run]
     return PointReport(policy, load, share, simulated, runs, metrics, _joined(pairs), _joined(at_par), shifts)
+
+
+def _step_pairs(live: Played, cost: Explains) -> StepPairs:
+    """The steps of a live run beside what `cost` says of them."""
+    records = live.records
+    return StepPairs.of(records.steps, live.rested.tolist(), live.kernel_ns, cost, ahead=len(records.lanes) > 0)
 
 
 def _joined(several: Sequence[StepPairs]) -> StepPairs | None:

@@ -60,9 +60,18 @@ class StepPairs:
     measured_kernel: Floats
 
     @classmethod
-    def of(cls, steps: NDArray[np.void], rested: Sequence[int], kernel_ns: NDArray[Any], cost: Explains) -> StepPairs:
+    def of(
+        cls,
+        steps: NDArray[np.void],
+        rested: Sequence[int],
+        kernel_ns: NDArray[Any],
+        cost: Explains,
+        *,
+        ahead: bool = False,
+    ) -> StepPairs:
         """The steps of one live run. `kernel_ns` has an entry for each step, or is empty where kernels were not timed
-        apart; `rested` are the steps before which the engine was idle.
+        apart; `rested` are the steps before which the engine was idle. `ahead`: the host worked beside the steps, and
+        a period is as long as the slower of the two.
         """
         terms = cost.explain(work_columns(steps))
         host = sum((terms[name] for name in HOST_TERMS), np.zeros(len(steps)))
@@ -70,7 +79,7 @@ class StepPairs:
         timed = len(kernel_ns) == len(steps) and bool(host.any())
         return cls(
             region=regions(steps),
-            predicted=kernel + host,
+            predicted=np.maximum(kernel, host) if ahead else kernel + host,
             measured=periods_ns(steps, rested),
             predicted_kernel=kernel,
             measured_kernel=np.asarray(kernel_ns, np.float64) if timed else np.full(len(steps), np.nan),
