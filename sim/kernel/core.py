@@ -169,6 +169,8 @@ class EngineCore:
                     self._untold += work.preempted
             if work.chunks or work.joined or work.left or work.preempted or work.swap_in or self.journal.prefilling:
                 self.journal.scheduled(work, now_ns, reasons or {})
+            if self._ahead and work.preempted:
+                self._lose_in_flight(work)
         return work
 
     def enter_due(self, now_ns: int) -> list[EngineEvent]:
@@ -344,6 +346,13 @@ class EngineCore:
         )
 
     # ---- counters
+
+    def _lose_in_flight(self, batch: Batch) -> None:
+        """Takes back tokens in flight that the policy gave up with those it preempted."""
+        for seq in batch.preempted:
+            if seq.num_lost_tokens:
+                self.in_flight.lose(seq)
+                seq.num_lost_tokens = 0
 
     def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
         """Counts chunks as computed, with a token for each that ends its sequence's known ones: (pairs, tokens).

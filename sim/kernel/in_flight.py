@@ -20,6 +20,7 @@ class LaunchedStep:
 
     `process_ns` is what the host will need for its results. `decodes` lists the decodes, for whoever is told of tokens.
     `landing`: until the device has said so, how to ask it, of a step launched at `launched_ns`.
+    `lost`: whose tokens of it are given up, though they have not ended.
     """
 
     __slots__ = (
@@ -29,6 +30,7 @@ class LaunchedStep:
         "finished",
         "landing",
         "launched_ns",
+        "lost",
         "process_ns",
         "wasted_tokens",
     )
@@ -40,6 +42,7 @@ class LaunchedStep:
         self.process_ns = process_ns
         self.landing: Callable[[], Landed] | None = None
         self.launched_ns = 0
+        self.lost: set[Sequence] = set()
         self.wasted_tokens = 0
         self.decodes: list[Sequence] = []
 
@@ -106,16 +109,19 @@ class StepsInFlight:
                 return
 
     def land(self, alive: Container[Sequence]) -> LaunchedStep:
-        """Takes out the oldest step, its results there; of those who are not `alive` any more it forgets the results.
+        """Takes out the oldest step, its results there; it forgets those of whoever is not `alive` any more, or was
+        preempted since and lost them.
 
         Says of the finished how many tokens later steps, in flight, compute of them in vain.
         """
         flight = self.steps.popleft()
         batch = flight.batch
         if batch.sampled:
-            batch.sampled = [seq for seq in batch.sampled if seq in alive]
+            batch.sampled = [seq for seq in batch.sampled if seq in alive and seq not in flight.lost]
         ended: list[Sequence] = []
         for seq in flight.finished:
+            if seq in flight.lost:
+                continue
             outputs = self._finishing.pop(seq)
             if seq not in alive:
                 continue
@@ -125,13 +131,20 @@ class StepsInFlight:
                 self.waste(seq)
         flight.finished = ended
         if flight.decodes:
-            flight.decodes = [seq for seq in flight.decodes if seq in alive]
+            flight.decodes = [seq for seq in flight.decodes if seq in alive and seq not in flight.lost]
         return flight
 
     def waste(self, seq: Sequence) -> None:
         """Notes that what is in flight of `seq` is computed in vain."""
         for flight, tokens, _ in self._rows(seq):
             flight.wasted_tokens += tokens
+
+    def lose(self, seq: Sequence) -> None:
+        """Notes that nobody gets what is in flight of `seq`, which lives on: all of it is computed in vain."""
+        for flight, tokens, _ in list(self._rows(seq)):
+            flight.wasted_tokens += tokens
+            flight.lost.add(seq)
+        self._finishing.pop(seq, None)
 
     def output_tokens_of(self, seq: Sequence) -> int:
         """How many of the output tokens of `seq` are in flight."""
@@ -145,6 +158,8 @@ class StepsInFlight:
         else:
             last_step = group.step
         for flight in self.steps:
+            if seq in flight.lost:
+                continue
             batch = flight.batch
             tokens = sum(n for chunked, n in batch.chunks if chunked is seq)
             if tokens:

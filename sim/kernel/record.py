@@ -191,7 +191,9 @@ class Records:
             if table.dtype != _TABLES[name]:
                 raise ValueError(f"the columns of {name} are those of another version")
         words = json.loads(str(arrays["words"]))
-        return cls(texts=tuple(words["texts"]), details=words["details"], **read)
+        lanes = read.pop("lanes", np.empty(0, LANE_DTYPE))
+        tables = (read["requests"], read["steps"], read["states"])
+        return cls(*tables, tuple(words["texts"]), words["details"], lanes=lanes)
 
 
 def columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import cast
 
@@ -26,6 +27,7 @@ class SimExecutor:
         self._lanes: LaneCosts | None = cast(HasLanes, cost).lanes() if loop.is_ahead else None
         self.duration_ns = cost.step_ns if self._lanes is None else self._lanes.device_ns
         self._targets: dict[Sequence, int] = {}
+        self._ended: dict[Sequence, int] = {}  # with the last token in flight -> the true target
         self._ends: dict[DecodeGroup, list[tuple[int, int, int, Sequence]]] = {}  # (group step, order, epoch, sequence)
 
     def begin(self, seq: Sequence, output_tokens: int | None) -> None:
@@ -37,6 +39,7 @@ class SimExecutor:
 
     def end(self, seq: Sequence) -> None:
         self._targets.pop(seq, None)
+        self._ended.pop(seq, None)
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
         return self._lanes.host_ns(batch) if self._lanes is not None else (0, 0)
@@ -54,6 +57,8 @@ class SimExecutor:
         return 0
 
     def execute(self, batch: Batch) -> StepResult:
+        if batch.preempted and self._ended:
+            self._take_back(batch.preempted)
         group = batch.decodes
         finished: list[Sequence] = []
         if group is not None:
@@ -80,8 +85,16 @@ class SimExecutor:
         if self._lanes is None:
             return StepResult(self.duration_ns(batch), finished)
         for seq in finished:
-            self._targets[seq] = _ENDED
+            self._ended[seq], self._targets[seq] = self._targets[seq], _ENDED
         if self.loop.stages == 1:
             return StepResult(self.duration_ns(batch), finished)
         stages_ns = self._lanes.stages_ns(batch)
         return StepResult(sum(stages_ns), finished, stages_ns=stages_ns)
+
+    def _take_back(self, preempted: Iterable[Sequence]) -> None:
+        """Lets those of `preempted` whose last token was in flight, and is lost, go on to it again."""
+        for seq in preempted:
+            target = self._ended.get(seq)
+            if target is not None and seq.num_output_tokens < target:
+                del self._ended[seq]
+                self._targets[seq] = target

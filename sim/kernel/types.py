@@ -81,7 +81,8 @@ class Sequence:
     `max_output_tokens` is the request's, unless the policy lowers it in `add`, as some engines do to fit their KV.
     `last_group` is the group it left last, at its `left_step`. Where an engine schedules ahead of results, counters are
     of what is scheduled: what is known lags behind by the steps in flight. `num_wasted_tokens` of them, of a sequence
-    that has finished, come after its last one.
+    that has finished, come after its last one. `num_lost_tokens`, in flight as the policy preempted the sequence, are
+    given up: EngineCore delivers them to nobody.
     """
 
     __slots__ = (
@@ -92,6 +93,7 @@ class Sequence:
         "left_step",
         "max_output_tokens",
         "num_blocks",
+        "num_lost_tokens",
         "num_wasted_tokens",
         "order",
         "phase",
@@ -106,7 +108,7 @@ class Sequence:
         self.max_output_tokens = request.max_output_tokens
         self.order = -1
         self.epoch = 0
-        self.num_blocks = self.num_wasted_tokens = 0
+        self.num_blocks = self.num_lost_tokens = self.num_wasted_tokens = 0
         self.group: DecodeGroup | None = None
         self.last_group: DecodeGroup | None = None
         self.joined_step = self.left_step = 0
@@ -143,6 +145,12 @@ class Sequence:
     def cut_output(self, num_tokens: int) -> None:
         """Forgets generated tokens, to be generated anew, down to `num_tokens` known ones. After `reset_computed`."""
         self.settled_output_tokens -= max(self.num_tokens - num_tokens, 0)
+
+    def lose_in_flight(self, num_tokens: int) -> None:
+        """Gives up the last `num_tokens` generated tokens, whose steps are in flight: they are generated anew. By the
+        policy that preempts, after `reset_computed`."""
+        self.settled_output_tokens -= num_tokens
+        self.num_lost_tokens += num_tokens
 
     def __repr__(self) -> str:
         return (
