@@ -76,7 +76,7 @@ def crank(
     the step, waits for its end and sends that. `drains` says whether no arrival will come until this engine acts, which
     a scheduler is told; by default `driver.is_over`. `settles`: SETTLE is yielded. Both are for several engines.
     """
-    loop = {"sync": _sync, "batch_queue": _batch_queue}[core.loop.kind]
+    loop = {"sync": _sync, "batch_queue": _batch_queue, "overlap": _overlap}[core.loop.kind]
     return loop(core, driver, drains or driver.is_over, settles)
 
 
@@ -168,3 +168,49 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
                     driver.tell(events, now_ns)
         if not ran and nap_ns and (core.has_entered or untold):
             yield Busy(now_ns + nap_ns, "nap")
+
+
+def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
+    """SGLang's loop: the scheduler is asked, its step launched, and then the step of the call before is processed. A
+    call that has nothing to run takes no time, and the pipeline drains.
+
+    Source: python/sglang/srt/managers/scheduler.py of the 0.5.23 wheel, `event_loop_overlap`.
+    """
+    executor = core.executor
+    last: Batch | None = None  # launched by the call before, its results not processed
+    after_ns = 0  # the host's time to process them
+    while True:
+        now_ns = yield ENTER
+        if not (core.has_work or last) and driver.is_over():
+            yield THROUGH
+            continue
+        events = core.enter_due(now_ns)
+        if not events and settles:
+            yield SETTLE
+            events = core.enter_due(now_ns)
+        if events:
+            driver.tell(events, now_ns)
+            continue
+        work = core.schedule(now_ns, drains())
+        if core.events:
+            driver.tell(core.take_events(), now_ns)
+        batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
+        process_ns, apart = after_ns, False
+        if batch is not None:
+            before_ns, after_ns = executor.host_ns(batch)
+            now_ns = yield Busy(now_ns + before_ns, "launch")
+            apart = core.loop.prefills_apart and last is not None and bool(last.chunks and batch.chunks)
+            if not apart:
+                now_ns = yield Launch(batch)
+        if last is not None:
+            now_ns = yield LAND
+            now_ns = yield Busy(now_ns + process_ns, "process")
+            if apart:
+                # Scheduled before, with the rows of then: its counters move before the results are told.
+                yield Launch(batch)
+            events = core.complete(now_ns)
+            if events:
+                driver.tell(events, now_ns)
+        elif isinstance(work, Idle) and (core.has_work or not driver.is_over()):
+            yield _until_a_timer(work, core.next_timer_ns)
+        last = batch
