@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from batchsim.base.ranges import numbers_of
+from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.policy_config import Traits
 from batchsim.policies.registry import POLICIES
 
@@ -101,11 +102,23 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
     (
         "sglang",
         {},
-        Traits(prefix_cache="radix", knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests")),
+        Traits(
+            prefix_cache="radix",
+            knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
+            loop=EngineLoop("overlap", depth=2),
+        ),
     ),
     (
         "sglang",
-        {"disable_radix_cache": True},
+        {"disable_radix_cache": True, "disable_consecutive_prefill_overlap": True},
+        Traits(
+            knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
+            loop=EngineLoop("overlap", depth=2, prefills_apart=True),
+        ),
+    ),
+    (
+        "sglang",
+        {"disable_radix_cache": True, "disable_overlap_schedule": True},
         Traits(knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests")),
     ),
     ("tensorrt_llm", {}, Traits(2048, prefix_cache="reuse", knobs=("max_batch_size", "max_num_tokens"))),

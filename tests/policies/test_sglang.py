@@ -360,7 +360,6 @@ def test_rule_4_what_no_page_of_the_chunk_is_left_for_lacks_tokens() -> None:
     ("knobs", "message"),
     [
         ({"schedule_policy": "dfs-weight"}, "not simulated yet. Choose from fcfs, lpm"),
-        ({"disable_overlap_schedule": False}, "disable_overlap_schedule"),
         ({"enable_priority_scheduling": True, "schedule_policy": "lpm"}, "schedule_policy must be fcfs or lof"),
         ({"disable_radix_cache": True, "schedule_policy": "shortest-prefill-first"}, "requires prefix caching"),
     ],

@@ -137,10 +137,10 @@ def test_rule_5_without_the_cache_the_rest_of_a_page_is_no_waste(prompt: int, be
 def test_rule_5_who_ends_last_is_played_before_the_last_listed() -> None:
     """30 tokens last for 10 of both and 10 more of the second; SGLang lists the second first, which has 20 to come."""
     first, second = (Sequence(Request(i, 0, 1, cap, ignore_eos=True)) for i, cap in enumerate((10, 20)))
-    completion = Completion(1.0)
+    completion = Completion(1.0, lambda seq: 0)
     assert completion.fits(first, [], [], 30)
     assert not completion.fits(second, [], [], 30)
-    assert Completion(1.0).fits(first, [second], [], 30)
+    assert Completion(1.0, lambda seq: 0).fits(first, [second], [], 30)
 
 
 def test_rule_5_sums_of_floats_are_those_of_sglang() -> None:

@@ -248,13 +248,13 @@ def test_one_that_ignores_the_end_of_its_text_leaves_nothing_reserved() -> None:
 def test_every_end_gives_back_what_it_held(left_tokens: int, fits: bool) -> None:
     """5, 10 and 40 tokens to come: before the last one's 40 twice 10 tokens are given back, and 1 must be kept."""
     first, *others = sequences("0:10->5 0:10->10 0:10->40")
-    assert Completion(1.0).fits(first, others, [], left_tokens) is fits
+    assert Completion(1.0, lambda seq: 0).fits(first, others, [], left_tokens) is fits
 
 
 @pytest.mark.parametrize(("left_tokens", "fits"), [(27, True), (26, False)])
 def test_one_that_enters_is_played_before_the_first_with_as_many_to_come(left_tokens: int, fits: bool) -> None:
     """8 to come are played between 5 and 10, when the first has given 1 back: 8 for three, and a token each is kept."""
-    completion = Completion(1.0)
+    completion = Completion(1.0, lambda seq: 0)
     first, second, third, late = sequences("0:1->5 0:1->10 0:1->20 0:100->8")
     assert completion.fits(first, [second, third], [], 300)
     assert completion.fits(late, [], [], left_tokens) is fits
@@ -263,7 +263,7 @@ def test_one_that_enters_is_played_before_the_first_with_as_many_to_come(left_to
 @pytest.mark.parametrize(("left_tokens", "fits"), [(33, True), (32, False)])
 def test_one_with_the_most_to_come_is_played_before_the_last(left_tokens: int, fits: bool) -> None:
     """40 to come go between 10 and 20, where 1 + 100 tokens are given back: it is 10 for three that decides."""
-    completion = Completion(1.0)
+    completion = Completion(1.0, lambda seq: 0)
     first, second, third, late = sequences("0:1->5 0:100->10 0:1->20 0:1->40")
     assert completion.fits(first, [second, third], [], 300)
     assert completion.fits(late, [], [], left_tokens) is fits
@@ -272,7 +272,7 @@ def test_one_with_the_most_to_come_is_played_before_the_last(left_tokens: int, f
 @pytest.mark.parametrize(("left_tokens", "fits"), [(34, True), (33, False)])
 def test_of_those_that_end_together_the_order_is_kept(left_tokens: int, fits: bool) -> None:
     """Twice 10 to come: 40 are played before the second, when the first has given 100 back; 10 for three decides."""
-    completion = Completion(1.0)
+    completion = Completion(1.0, lambda seq: 0)
     first, second, late = sequences("0:100->10 0:1->10 0:1->40")
     assert completion.fits(first, [second], [], 300)
     assert completion.fits(late, [], [], left_tokens) is fits
@@ -281,7 +281,7 @@ def test_of_those_that_end_together_the_order_is_kept(left_tokens: int, fits: bo
 @pytest.mark.parametrize(("left_tokens", "fits"), [(11, True), (10, False)])
 def test_one_that_enters_with_one_token_to_come_is_played(left_tokens: int, fits: bool) -> None:
     """Its prompt of 1 is given back before the other one's 10 tokens, and one is kept."""
-    completion = Completion(1.0)
+    completion = Completion(1.0, lambda seq: 0)
     first, late = sequences("0:1->10 0:1->1")
     assert completion.fits(first, [], [], 300)
     assert completion.fits(late, [], [], left_tokens) is fits
@@ -289,7 +289,7 @@ def test_one_that_enters_with_one_token_to_come_is_played(left_tokens: int, fits
 
 def test_who_has_nothing_to_come_is_not_played() -> None:
     """Beside 0.1 of a token to come 2 tokens last; with a row that ends at once they would have to be more."""
-    completion = Completion(0.1)
+    completion = Completion(0.1, lambda seq: 0)
     first, done, last = (Sequence(Request(i, 0, 1, 1)) for i in range(3))
     done.max_output_tokens = last.max_output_tokens = 0
     assert completion.fits(first, [done], [], 2)

@@ -57,7 +57,6 @@ class PrefillAdder:
         self._chunk = config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
         self._preempts = config.preempts
         self._matched: dict[Sequence, tuple[int, int]] = {}
-        self._mixed_step = -1  # of the group, when decodes last rode along
 
     def make(self, ratio: float) -> Prefill:
         """The next prefill batch; without chunks if there is to be none."""
@@ -89,17 +88,16 @@ class PrefillAdder:
             self.chunked = None
 
     def retracted(self, seq: Sequence) -> None:
-        """Notes the tokens of `seq`, about to be retracted, as SGLang knows them: as of its prefill or its last mixed
-        step."""
+        """Forgets the cached tokens of `seq`, about to be retracted."""
         if self._preempts:
-            tokens, group = self._matched[seq][0], self._batch.group
-            if (since := group.step - self._mixed_step) <= group.gained(seq):
-                tokens = seq.num_tokens - since
-            self._matched[seq] = (tokens, 0)
+            self._matched[seq] = (self._matched[seq][0], 0)
 
     def decodes_ride(self) -> None:
-        """Notes that the decodes ride along in the batch just made."""
-        self._mixed_step = self._batch.group.step
+        """Notes the known tokens of the decodes, which ride along in the batch just made."""
+        if self._preempts:
+            batch = self._batch
+            for seq in batch.group.members:
+                self._matched[seq] = (seq.num_tokens - batch.in_flight(seq), self._matched[seq][1])
 
     # ---- one batch
 
@@ -146,7 +144,7 @@ class PrefillAdder:
         """Admits from the head of the queue until one does not fit; sets `why`, and the batch's `full` if no prefill
         can be made until somebody leaves."""
         batch, waiting, most = self._batch, self._waiting, self._config.prefill_max_requests
-        completion = Completion(ratio)
+        completion = Completion(ratio, batch.in_flight)
         while len(waiting):
             self.why = "token_budget"
             if budget.no_tokens and not budget.no_kv:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import KVBlockManager
-from batchsim.kernel.types import Sequence, by_order
+from batchsim.kernel.types import Batch, Sequence, by_order
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.token_budget import RETRACT_DECODE_STEPS, RemainingOutput
 
@@ -15,17 +15,29 @@ NEAR_WHOLE = 1e-3  # far above what the order of adding floats can change
 
 
 class RunningBatch:
-    """The sequences that decode. `full` is why no prefill is tried until somebody leaves; "" where prefill is tried."""
+    """The sequences that decode. `full` is why no prefill is tried until somebody leaves; "" where prefill is tried.
 
-    __slots__ = ("_cache", "_first", "_kv", "_next", "full", "group", "growth")
+    Where scheduling overlaps with the GPU's work (`ahead`), the last token of some is in flight and SGLang does not
+    know it yet; those whose last one it is by their caps, the `capped`, are taken off before they decode.
+    """
 
-    def __init__(self, kv: KVBlockManager, cache: RadixKV | None) -> None:
+    __slots__ = (
+        "_ahead", "_all_in_flight", "_cache", "_caps", "_first", "_in_flight", "_kv", "_next",
+        "capped", "full", "group", "growth",
+    )  # fmt: skip
+
+    def __init__(self, kv: KVBlockManager, cache: RadixKV | None, *, ahead: bool = False) -> None:
         self.group = DecodeGroup(kv.block_size)
         self.growth = RemainingOutput()
         self.full = ""
+        self.capped: set[Sequence] = set()
         self._kv = kv
         self._cache = cache
         self._first = self._next = 0  # orders not given yet lie below and from here on
+        self._ahead = ahead
+        self._all_in_flight = False
+        self._in_flight: set[Sequence] = set()  # or only these
+        self._caps: dict[int, list[tuple[Sequence, int]]] = {}  # step of the group -> who then is at its cap, epochs
 
     def __len__(self) -> int:
         return len(self.group.members)
@@ -38,18 +50,53 @@ class RunningBatch:
         """Lets `seq`, whose prompt is done, decode from the next step on; its place was given by `place`."""
         self.group.join(seq)
         self.growth.join(seq, self.group.step)
+        if self._ahead:
+            left = max(seq.max_output_tokens - seq.num_output_tokens, 0)
+            self._caps.setdefault(self.group.step + left, []).append((seq, seq.epoch))
+
+    def await_results(self, batch: Batch | None) -> None:
+        """Notes that `batch`, whose prompts have joined, is in flight; None: nothing is."""
+        self._all_in_flight = batch is not None and batch.decodes is not None
+        self._in_flight.clear()
+        if batch is not None and not self._all_in_flight:
+            self._in_flight.update([seq for seq in batch.sampled if seq.group is not None])
+
+    def in_flight(self, seq: Sequence) -> int:
+        """How many output tokens of the decode `seq` are in flight: 1 or 0."""
+        return int(self._all_in_flight or seq in self._in_flight)
+
+    def take_off_capped(self) -> bool:
+        """Takes off those whose last token, by their caps, is in flight; returns whether there were any. They keep
+        their pages until it is there."""
+        capped = [seq for seq, epoch in self._caps.pop(self.group.step, ()) if seq.epoch == epoch]
+        for seq in capped:
+            self._kv.allocate(seq, seq.num_computed_tokens)  # settles what it holds
+            self._off(seq)
+        self.capped.update(capped)
+        if capped:
+            self.full = ""
+        return bool(capped)
 
     def release(self, seq: Sequence) -> None:
         """Takes `seq` off, a decode or a prompt in the making, and frees its pages that are not in the tree."""
         self._kv.free(seq)
+        self.capped.discard(seq)
         if seq.group is not None:
-            self.group.leave(seq)
-            self.growth.leave(seq)
+            self._off(seq)
+
+    def _off(self, seq: Sequence) -> None:
+        self.group.leave(seq)
+        self.growth.leave(seq)
 
     def retract(self, seq: Sequence) -> None:
-        """Takes a decode off; what of its KV is not in the tree is dropped, and room made for those who stay."""
+        """Takes a decode off; what of its KV is not in the tree is dropped, and room made for those who stay.
+
+        Its token in flight is lost.
+        """
+        lost = self.in_flight(seq)
         self.release(seq)
         seq.reset_computed()
+        seq.lose_in_flight(lost)
         self._evict_for(self._kv.blocks_for(RETRACT_DECODE_STEPS * len(self)))
 
     def place(self, chunks: list[tuple[Sequence, int]], *, ahead: bool) -> None:
@@ -72,7 +119,7 @@ class RunningBatch:
 
     def reserved_for(self, seq: Sequence, ratio: float) -> float:
         """KV tokens that `seq` is expected to need still: `ratio` of its output tokens left, all with `ignore_eos`."""
-        return self.growth.of(seq, self.group.step, ratio)
+        return self.growth.of(seq, self.group.step - self.in_flight(seq), ratio)
 
     def reserved(self, ratio: float, *, exact: bool) -> float:
         """The sum of `reserved_for` over the decodes, in KV tokens; to the last digit as SGLang adds it, row by row,
@@ -81,11 +128,10 @@ class RunningBatch:
         The sum is compared with whole tokens, so the digit counts near one, and where the sum will be changed
         (`exact`). O(1) elsewhere.
         """
-        step, growth = self.group.step, self.growth
-        reserved = growth.reserved(step, ratio)
+        reserved = self.growth.reserved(self.group.step - self._all_in_flight, ratio, self._in_flight)
         if ratio in (0.0, 1.0) or not (exact or abs(reserved - round(reserved)) < NEAR_WHOLE):
             return reserved
-        return sum([growth.of(seq, step, ratio) for seq in self.rows()])
+        return sum([self.reserved_for(seq, ratio) for seq in self.rows()])
 
     def grow(self) -> bool:
         """Takes pages for one more token of every decode; False, and nothing changed, if they are short.

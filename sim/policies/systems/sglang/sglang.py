@@ -57,7 +57,9 @@ class Sglang:
         self._cache = kv if isinstance(kv, RadixKV) and not config.disable_radix_cache else None
         self._low_first = config.schedule_low_priority_values_first
         self._preempts = config.preempts
-        self.batch = RunningBatch(kv, self._cache)
+        self._ahead = context.loop.is_ahead
+        self._last: Batch | None = None  # the batch of the call before, whose prompts' ends do not decode yet
+        self.batch = RunningBatch(kv, self._cache, ahead=self._ahead)
         self.waiting: Waiting = self._new_queue()
         self.adder = PrefillAdder(config, kv, self._cache, self.waiting, self.batch, slots=self._most_running())
         self.events: list[Event] = []
@@ -74,7 +76,7 @@ class Sglang:
 
     @property
     def num_running(self) -> int:
-        return len(self.running)
+        return len(self.running) - len(self.batch.capped)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         pool, page, prompt = self.kv.num_blocks * self.kv.block_size, self.kv.block_size, seq.request.prompt_tokens
@@ -103,20 +105,30 @@ class Sglang:
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         batch, group = self.batch, self.group
+        in_flight = self._last is not None
+        self._take_in_last()
         preempted: list[Sequence] = []
         made = self._prefill(preempted)
-        if not made.chunks and len(batch):
-            self._make_decodes_fit(preempted)
-        if not (made.chunks or len(batch)):
+        decodes = not made.chunks and self._make_decodes_fit(preempted)
+        if not (made.chunks or decodes or in_flight or len(batch) or (self._ahead and preempted)):
             made = self._prefill(preempted)  # those who stood in the way have gone
             while not made.chunks and len(self.waiting) and self._never_fits(self.waiting.head()):
                 self._forget(self.waiting.pop())
                 made = self._prefill(preempted)
         self._note_blocked()
-        if not made.chunks:
-            if not (len(batch) or preempted):
+        if not (made.chunks or decodes):
+            if preempted:
+                return Batch(None if self._ahead else group, [], 0, preempted=preempted)
+            if not (in_flight or self.running or len(self.waiting)):
                 self.ratio.reset()
-                return IDLE
+            return IDLE
+        work = self._last = self._work(made, preempted)
+        return work
+
+    def _work(self, made: Prefill, preempted: list[Sequence]) -> Batch:
+        """The step of the prompts `made`, decodes perhaps riding along, or of all decodes."""
+        batch, group = self.batch, self.group
+        if not made.chunks:
             return Batch(group, [], 0, preempted=preempted)
         mixed = self.config.mixes and len(batch) > 0 and self._let_ride()
         batch.place(made.chunks, ahead=mixed)
@@ -143,26 +155,37 @@ class Sglang:
         return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        cache, chunked = self._cache, self.adder.chunked
-        # The flag is the running batch's: a prefill or mixed batch that takes its place has none.
-        replaced = batch.chunks and (batch.decodes is not None or not len(self.batch) or chunked is not None)
-        if finished or replaced:
-            self.batch.full = ""
         ended = set(finished) if batch.chunks else ()
         for seq in batch.sampled:
-            if cache is not None:
-                cache.insert(seq)
-            if seq not in ended:
-                self.batch.join(seq)
+            if seq in ended:
+                self._finish(seq)
+            elif self._cache is not None:
+                self._cache.insert(seq, seq.settled_computed_tokens)  # to the end of its prefill: it may decode by now
         for seq in finished:
-            if cache is not None and seq.group is not None:
-                cache.insert(seq)
-            self._leave(seq)
-        if batch.chunks and chunked is not None and cache is not None:
-            cache.insert(chunked)  # SGLang: when next asked, before it looks at anything
+            if seq in self.running:
+                self._finish(seq)
+        if not self._ahead:
+            self._take_in_last()
         return finished
 
     # ---- one call
+
+    def _take_in_last(self) -> None:
+        """Lets those decode whose prompts ended in the batch before, whether or not its results are there; the part of
+        a prompt that it had goes into the tree."""
+        last, batch, chunked = self._last, self.batch, self.adder.chunked
+        self._last = None
+        if last is not None and last.chunks:
+            if chunked is not None and self._cache is not None:
+                self._cache.insert(chunked)
+            # The flag is the running batch's: a prefill or mixed batch that takes its place has none.
+            if last.decodes is not None or not len(batch) or chunked is not None:
+                batch.full = ""
+            for seq in last.sampled:
+                if seq in self.running:
+                    batch.join(seq)
+        if self._ahead:
+            batch.await_results(last)
 
     def _prefill(self, preempted: list[Sequence]) -> Prefill:
         made = self.adder.make(self.ratio.current)
@@ -176,20 +199,30 @@ class Sglang:
 
     def _let_ride(self) -> bool:
         """Takes pages for a token of every decode beside the prefill batch; False, and the decodes sit the step out, if
-        pages are short."""
+        pages are short, or nobody is left."""
+        self.batch.take_off_capped()
         self.batch.evict_for_growth()
-        if not self.batch.grow():
+        if not (len(self.batch) and self.batch.grow()):
             return False
         self.adder.decodes_ride()
         return True
 
-    def _make_decodes_fit(self, preempted: list[Sequence]) -> None:
-        """Takes pages for a token of every decode, retracting decodes until they suffice; adds these to `preempted`."""
+    def _make_decodes_fit(self, preempted: list[Sequence]) -> bool:
+        """Takes pages for a token of every decode; returns whether there is a decode step.
+
+        If pages are short, decodes are retracted, and added to `preempted`, until they suffice; or nobody decodes, if
+        the step in flight will free the pages of those it ends.
+        """
         batch = self.batch
+        waits = batch.take_off_capped()
+        if not len(batch):
+            return False
         if batch.grow():
             self.ratio.decay()
-            return
+            return True
         batch.evict_for_growth()
+        if waits:
+            return False
         stay = sorted(batch.rows(), key=self._worth, reverse=True)
         while batch.group.blocks_due() > self.kv.num_free and stay:
             if len(stay) == 1 and self.adder.chunked is None:
@@ -204,11 +237,10 @@ class Sglang:
             preempted.append(victim)
             batch.evict_for_growth()
         batch.keep_order(stay)
-        output_tokens = sum(seq.num_output_tokens for seq in stay)
+        output_tokens = sum(seq.num_output_tokens - batch.in_flight(seq) for seq in stay)
         self.ratio.after_retraction(output_tokens, sum(seq.max_output_tokens for seq in stay), len(stay))
         batch.full, self.adder.why = "", "preemption"
-        if stay:
-            batch.grow()
+        return len(stay) > 0 and batch.grow()
 
     def _worth(self, seq: Sequence) -> tuple[int, int, int]:
         """The key by which decodes are spared from retraction, the largest longest: by priority where
@@ -216,7 +248,7 @@ class Sglang:
         priority = 0
         if self.config.retraction_policy == "priority":
             priority = -seq.request.priority if self._low_first else seq.request.priority
-        return priority, seq.num_output_tokens, -seq.request.prompt_tokens
+        return priority, seq.num_output_tokens - self.batch.in_flight(seq), -seq.request.prompt_tokens
 
     def _never_fits(self, seq: Sequence) -> bool:
         """Rejects `seq` if it does not fit the whole pool, and returns whether it did so: SGLang would keep such a
@@ -233,6 +265,11 @@ class Sglang:
         )
         self.events.append(Event("rejected", seq, "never_fits", detail=detail))
         return True
+
+    def _finish(self, seq: Sequence) -> None:
+        if self._cache is not None:
+            self._cache.insert(seq)
+        self._leave(seq)
 
     def _leave(self, seq: Sequence) -> None:
         self.batch.release(seq)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from batchsim.base.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 
 SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
@@ -19,9 +20,10 @@ class SglangConfig(PolicyConfig):
     """Knobs by SGLang's names, with its defaults, `chunked_prefill_size` for a GPU of 60 to 160 GB.
 
     `chunked_prefill_size` -1 (or 0): off; else a multiple of the KV block. `max_running_requests` null: 512 times the
-    KV tokens by max_model_len, from 2048 to 4096; any value is cut to half the KV tokens. SGLang overlaps scheduling
-    with the GPU's work unless `disable_overlap_schedule`; that is not simulated, so true is the only value here.
-    Preemption for priority needs a difference above `priority_scheduling_preemption_threshold`.
+    KV tokens by max_model_len, from 2048 to 4096; any value is cut to half the KV tokens. Scheduling overlaps with the
+    GPU's work unless `disable_overlap_schedule`; `disable_consecutive_prefill_overlap` is an environment variable of
+    SGLang's, null: unset, which is false. Preemption for priority needs a difference above
+    `priority_scheduling_preemption_threshold`.
     """
 
     schedule_policy: Literal[
@@ -39,7 +41,8 @@ class SglangConfig(PolicyConfig):
     disable_priority_preemption: bool = False
     schedule_low_priority_values_first: bool = False
     priority_scheduling_preemption_threshold: Priority = 10
-    disable_overlap_schedule: bool = True
+    disable_overlap_schedule: bool = False
+    disable_consecutive_prefill_overlap: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,8 +50,6 @@ class SglangConfig(PolicyConfig):
             raise ValueError(
                 f"schedule_policy: {self.schedule_policy} is not simulated yet. Choose from {', '.join(SIMULATED)}"
             )
-        if not self.disable_overlap_schedule:
-            raise ValueError("disable_overlap_schedule: false is not simulated yet. Set it to true, also in the engine")
         if self.enable_priority_scheduling and self.schedule_policy != "fcfs":
             raise ValueError(
                 "To use priority scheduling, schedule_policy must be fcfs or lof;"
@@ -62,7 +63,13 @@ class SglangConfig(PolicyConfig):
         return Traits(
             prefix_cache="" if self.disable_radix_cache else "radix",
             knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
+            loop=SYNC if self.disable_overlap_schedule else self._overlap,
         )
+
+    @property
+    def _overlap(self) -> EngineLoop:
+        """SGLang's loop: a step in flight while the next is scheduled."""
+        return EngineLoop("overlap", depth=2, prefills_apart=bool(self.disable_consecutive_prefill_overlap))
 
     @property
     def preempts(self) -> bool:

@@ -6,6 +6,8 @@ managers/scheduler_components/new_token_ratio_tracker.py of the 0.5.23 wheel; it
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import Sequence
 
@@ -88,19 +90,29 @@ class RemainingOutput:
                 del self._long[seq]
         return total
 
-    def reserved(self, step: int, ratio: float) -> float:
-        """KV tokens reserved for all decodes; may differ from SGLang's float sum, row by row, in the last digits."""
+    def reserved(self, step: int, ratio: float, behind: Collection[Sequence] = ()) -> float:
+        """KV tokens reserved for all decodes, those `behind` as of the step before; may differ from SGLang's float sum,
+        row by row, in the last digits."""
         fixed = sum([min(at - step, CLIP_MAX_NEW_TOKENS) for at in self._fixed.values()])
-        return (self.tokens(step) - fixed) * ratio + fixed
+        tokens = self.tokens(step)
+        for seq in behind:
+            more = int(self._at[seq] - step < CLIP_MAX_NEW_TOKENS)
+            tokens += more
+            fixed += more * seq.request.ignore_eos
+        return (tokens - fixed) * ratio + fixed
 
 
 class Completion:
-    """Plays the requests of one prefill batch through to their ends, which with `ignore_eos` are known beforehand."""
+    """Plays the requests of one prefill batch through to their ends, which with `ignore_eos` are known beforehand.
 
-    __slots__ = ("_ratio", "_rows")
+    `in_flight` says how many tokens of a decode SGLang does not know yet.
+    """
 
-    def __init__(self, ratio: float) -> None:
+    __slots__ = ("_in_flight", "_ratio", "_rows")
+
+    def __init__(self, ratio: float, in_flight: Callable[[Sequence], int]) -> None:
         self._ratio = ratio
+        self._in_flight = in_flight
         self._rows: list[tuple[float, int]] | None = None  # tokens to come, tokens held; the first to end first
 
     def fits(
@@ -111,7 +123,8 @@ class Completion:
         All: `seq`, the decodes and the batch so far when first asked; later `seq` alone joins them.
         """
         if self._rows is None:
-            rows = [self._row(other) for other in (seq, *decodes, *[other for other, _ in chunks])]
+            rows = [self._row(seq), *[self._row(other, self._in_flight(other)) for other in decodes]]
+            rows += [self._row(other) for other, _ in chunks]
             self._rows = sorted([row for row in rows if row[0] > 0], key=_tokens_to_come)
         elif (row := self._row(seq))[0] > 0:
             # SGLang's search ends before the last one if none has as many to come.
@@ -125,9 +138,9 @@ class Completion:
             freed += held
         return True
 
-    def _row(self, seq: Sequence) -> tuple[float, int]:
+    def _row(self, seq: Sequence, in_flight: int = 0) -> tuple[float, int]:
         ratio = 1.0 if seq.request.ignore_eos else self._ratio
-        return seq.max_output_tokens * ratio - seq.num_output_tokens, seq.num_tokens
+        return seq.max_output_tokens * ratio - seq.num_output_tokens + in_flight, seq.num_tokens - in_flight
 
 
 def _tokens_to_come(row: tuple[float, int]) -> float:
