@@ -34,6 +34,7 @@ _QUEUE_BOUNDS = {
     "batch_running": "slots",  # nobody joins a running batch: all its rows are taken
     "kv_blocks": "KV",
     "preemption": "KV",
+    "in_flight": "KV",  # preempted
     "swap_in_first": "KV",
     "token_budget": "token budget",
     "batch_window": "batch window",

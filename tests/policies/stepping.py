@@ -12,6 +12,7 @@ from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, Listed, requests
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
 from batchsim.kernel.protocols import CostModel, PolicyContext
 from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
@@ -124,14 +125,15 @@ def run(
     estimates: Estimates | None = None,
     block_size: int = BLOCK_SIZE,
     max_model_len: int = MAX_MODEL_LEN,
+    loop: EngineLoop = SYNC,
 ) -> Run:
     """One run; `how` is live, leap or step. The pool must be whole at its end, and no sequence left behind."""
     pool = kv(blocks, block_size, swap_blocks)
     recorder = Recorder()
-    context = PolicyContext(pool, max_model_len, Exact(), estimates or Estimates())
+    context = PolicyContext(pool, max_model_len, Exact(), estimates or Estimates(), loop)
     scheduler = Logged(policy(config, context))
-    executor = SimExecutor(cost or LinearCost(), max_model_len)
-    core = EngineCore(scheduler, executor, recorder, max_model_len=max_model_len)
+    executor = SimExecutor(cost or LinearCost(), max_model_len, loop)
+    core = EngineCore(scheduler, executor, recorder, max_model_len=max_model_len, loop=loop)
     workload = Listed(requests(arrivals) if isinstance(arrivals, str) else arrivals)
     if how == "live":
         live(core, workload, VirtualClock())

@@ -1,16 +1,19 @@
 """vLLM's scheduler with prefix caching written out plainly from its rules: lists, token by token, no shortcut.
 
-Slow, and made only to be compared with. A token is a pair (stream, index); a block's key is the tuple of all tokens up
-to its end.
+Slow, and made only to be compared with. `NaiveVllm` holds for any number of calls in flight: `schedule` takes what it
+can, and `process` the results of a call; whoever drives it says when. A token is a pair (stream, index); a block's key
+is the tuple of all tokens up to its end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vllm import VllmConfig
 
 Token = tuple[int, int]
@@ -27,6 +30,11 @@ class Naive:
     outputs: int = 0
     blocks: list[int] = field(default_factory=list[int])
     published: int = 0
+    sampling: int = 0  # tokens to come that count as known: asynchronous scheduling alone
+    flying: int = 0  # tokens in calls not processed
+    stale: int = 0  # of these, from before it was preempted
+    next_call: int = 0  # of the scheduler, in which it may decode
+    ended: bool = False
 
     def __post_init__(self) -> None:
         r = self.request
@@ -36,11 +44,29 @@ class Naive:
             self.tokens = [(s, i) for s, start, n in r.tokens.segments for i in range(start, start + n)]
 
 
+@dataclass(eq=False)
+class Call:
+    """What one call of the scheduler took: tokens by request, who samples, hits, the preempted; and then the rest."""
+
+    items: dict[Naive, int]
+    samples: set[Naive]
+    cached: list[list[int]]
+    preempted: list[int]
+    queues: tuple[int, int, int]
+    finished: list[int] = field(default_factory=list[int])
+    wasted: int = 0
+    end_ns: int = 0
+
+
 class NaiveVllm:
     """Queues and blocks. `step` makes one step and returns what is to be compared; None where nobody is there."""
 
-    def __init__(self, config: VllmConfig, num_blocks: int, block_size: int, max_model_len: int) -> None:
+    def __init__(
+        self, config: VllmConfig, num_blocks: int, block_size: int, max_model_len: int, stages: int = 1
+    ) -> None:
         self.config, self.size, self.max_model_len = config, block_size, max_model_len
+        self.stages, self.calls = stages, 0
+        self.passed_over: list[Naive] = []  # in front of `waiting`
         self.watermark = int(config.watermark * (num_blocks + 1))
         self.queue = list(range(num_blocks))
         self.users = [0] * num_blocks
@@ -53,9 +79,14 @@ class NaiveVllm:
         self.waiting.append(r)
         self.sort()
 
+    @staticmethod
+    def rank(r: Naive) -> tuple[int, int, int]:
+        return r.request.priority, r.request.arrival_ns, r.request.id
+
     def sort(self) -> None:
         if self.config.policy == "priority":
-            self.waiting.sort(key=lambda r: (r.request.priority, r.request.arrival_ns, r.request.id))
+            self.waiting.sort(key=self.rank)
+            self.passed_over.sort(key=self.rank)
 
     # ---- blocks
 
@@ -94,13 +125,16 @@ class NaiveVllm:
                 self.key[b] = None
         r.blocks += hits + new
         r.published += len(hits)
+        self.publish(r, base + n)
+        return True
+
+    def publish(self, r: Naive, tokens: int) -> None:
         if self.config.enable_prefix_caching:
-            for k in range(r.published, min(base + n, len(r.tokens)) // self.size):
+            for k in range(r.published, min(tokens, len(r.tokens)) // self.size):
                 key = tuple(r.tokens[: (k + 1) * self.size])
                 self.key[r.blocks[k]] = key
                 self.index.setdefault(key, []).append(r.blocks[k])
                 r.published = k + 1
-        return True
 
     def free(self, r: Naive) -> None:
         first, last = [], []
@@ -113,52 +147,94 @@ class NaiveVllm:
 
     # ---- a step
 
+    @property
+    def queues(self) -> tuple[int, int, int]:
+        return len(self.queue), len(self.passed_over) + len(self.waiting), len(self.running)
+
     def step(self) -> tuple[Any, ...] | None:
         if not self.running and not self.waiting:
             return None
-        scheduled, cached, preempted = self.schedule()
-        free, finished = len(self.queue), []
-        items = [[r.request.id, n] for r, n in scheduled.items()]
-        for r, n in scheduled.items():
-            r.computed += n
-        for r in scheduled:
-            if r.computed == len(r.tokens):
+        call = self.schedule()
+        self.process(call)
+        items, (free, _, _), (after, waiting, running) = call.items.items(), call.queues, self.queues
+        listed = [[r.request.id, n] for r, n in items]
+        return listed, call.cached, call.preempted, call.finished, free, after, waiting, running
+
+    def process(self, call: Call) -> None:
+        """The results of `call` are there."""
+        for r, n in call.items.items():
+            if r.ended:
+                call.wasted += n
+                continue
+            r.flying -= n
+            stale = r.stale > 0
+            r.stale -= n if stale else 0
+            if r in call.samples:
                 r.tokens.append((output_stream(r.request.id), r.outputs))
                 r.outputs += 1
-                if r.outputs >= r.output_len or len(r.tokens) >= self.max_model_len:
-                    finished.append(r.request.id)
-                    self.free(r)
-                    self.running.remove(r)
-        return items, cached, preempted, finished, free, len(self.queue), len(self.waiting), len(self.running)
+                r.ended = r.outputs >= r.output_len or len(r.tokens) >= self.max_model_len
+                if not stale and r.sampling:
+                    r.sampling -= 1
+                    self.publish(r, r.computed - r.flying)
+            if r.ended:
+                call.finished.append(r.request.id)
+                self.free(r)
+                for place in (self.running, self.passed_over, self.waiting):
+                    if r in place:
+                        place.remove(r)
 
-    def schedule(self) -> tuple[dict[Naive, int], list[Any], list[int]]:
+    def schedule(self) -> Call:
         config = self.config
-        everybody = len(self.running) + len(self.waiting)
+        self.calls += 1
+        everybody = len(self.running) + len(self.passed_over) + len(self.waiting)
         cap = config.long_prefill_token_threshold if everybody > 1 else 0
         if cap and config.long_prefill_token_threshold_adaptive:
             cap = max(cap, config.max_num_batched_tokens // everybody)
-        scheduled: dict[Naive, int] = {}
+        items: dict[Naive, int] = {}
         preempted: list[int] = []
-        budget = self.pass_one(cap or 1 << 40, scheduled, preempted)
-        cached: list[Any] = []
+        budget = self.pass_one(cap or 1 << 40, items, preempted)
+        cached: list[list[int]] = []
+        if not preempted:
+            self.pass_two(cap or 1 << 40, budget, items, cached)
+        samples: set[Naive] = set()
+        for r, n in items.items():
+            r.computed += n
+            r.flying += n
+            if r.computed == len(r.tokens) + r.sampling:
+                samples.add(r)
+                if config.async_scheduling:
+                    r.sampling += 1
+                    r.next_call = self.calls + self.stages
+        return Call(items, samples, cached, preempted, self.queues)
+
+    def pass_two(self, cap: int, budget: int, items: dict[Naive, int], cached: list[list[int]]) -> None:
+        config = self.config
         slots = config.max_num_seqs if config.max_num_active_seqs is None else config.max_num_active_seqs
-        while not preempted and budget > 0 and self.waiting and len(self.running) < slots:
-            r = self.waiting[0]
+        passed_over: list[Naive] = []
+        while budget > 0 and (self.passed_over or self.waiting) and len(self.running) < slots:
+            line = self.passed_over or self.waiting
+            if config.policy == "priority" and self.passed_over and self.waiting:
+                line = min(self.passed_over, self.waiting, key=lambda q: self.rank(q[0]))
+            r = line[0]
+            if r.stale:
+                passed_over.append(line.pop(0))
+                continue
             hits = self.lookup(r) if config.enable_prefix_caching else []
             start = len(hits) * self.size
-            n = min(len(r.tokens) - start, cap or 1 << 40)
+            n = min(len(r.tokens) - start, cap)
             if not config.enable_chunked_prefill and n > budget:
                 break
             n = min(n, budget)
             if not self.allocate(r, start, n, hits, admission=True):
                 break
-            self.running.append(self.waiting.pop(0))
+            self.running.append(line.pop(0))
             r.computed = start
-            scheduled[r] = n
+            items[r] = n
             budget -= n
             if start:
                 cached.append([r.request.id, start])
-        return scheduled, cached, preempted
+        self.passed_over = passed_over + self.passed_over
+        self.sort()
 
     def pass_one(self, cap: int, scheduled: dict[Naive, int], preempted: list[int]) -> int:
         config, running = self.config, self.running
@@ -166,7 +242,12 @@ class NaiveVllm:
         i = 0
         while i < len(running) and budget > 0:
             r = running[i]
-            n = min(len(r.tokens) - r.computed, cap, budget, self.max_model_len - r.computed - 1)
+            last_is_coming = r.sampling and r.computed + 2 - r.sampling >= self.cap_of(r)
+            known = len(r.tokens) + r.sampling - r.computed
+            n = min(known, cap, budget, self.max_model_len - r.computed - 1)
+            if last_is_coming or self.calls < r.next_call or n <= 0:
+                i += 1
+                continue
             while not self.allocate(r, r.computed, n, [], admission=False):
                 victim = running[-1]
                 if config.policy == "priority":
@@ -177,7 +258,8 @@ class NaiveVllm:
                     i -= 1
                     budget += scheduled.pop(victim, 0)
                 self.free(victim)
-                victim.computed = 0
+                victim.computed = victim.sampling = 0
+                victim.stale = victim.flying
                 self.waiting.insert(0, victim)
                 self.sort()
                 preempted.append(victim.request.id)
@@ -188,3 +270,56 @@ class NaiveVllm:
                 budget -= n
                 i += 1
         return budget
+
+    def cap_of(self, r: Naive) -> int:
+        return r.request.prompt_tokens + r.request.max_output_tokens
+
+
+def calls_in_flight(
+    engine: NaiveVllm,
+    arrivals: list[Arrival],
+    loop: EngineLoop,
+    host_ns: tuple[int, int],
+    stage_ns: Callable[[int], int],
+) -> Iterator[tuple[Any, ...]]:
+    """Runs vLLM's loop of calls in flight; yields what each call took when, and what came out of it.
+
+    `host_ns`: to launch a call and to process it. `stage_ns`: the time of a stage by the number of its tokens.
+    """
+    left, now, waits_for_call = list(arrivals), 0, False
+    free = [0] * loop.stages
+    calls: list[Call] = []
+    while True:
+        there = bool(engine.running or engine.passed_over or engine.waiting)
+        if not (there or waits_for_call or calls):
+            if not left:
+                return
+            now = max(now, left[0].request.arrival_ns)
+        while left and left[0].request.arrival_ns <= now:
+            arrival = left.pop(0)
+            engine.add(Naive(arrival.request, arrival.output_tokens or 0))
+            there = True
+        ran = False
+        if there or waits_for_call:
+            call = engine.schedule()
+            waits_for_call = False
+            items = [[r.request.id, n] for r, n in call.items.items()]
+            yield ("call", now, items, call.cached, call.preempted, *call.queues)
+            now += host_ns[0]
+            calls.append(call)
+            ran = bool(items)
+            if ran:
+                call.end_ns = now
+                for stage in range(loop.stages):
+                    call.end_ns = max(call.end_ns, free[stage]) + stage_ns(sum(call.items.values()))
+                    free[stage] = call.end_ns
+        if len(calls) >= loop.depth or not (ran or there):
+            call = calls.pop(0)
+            now = max(now, call.end_ns) + host_ns[1]
+            engine.process(call)
+            waits_for_call = waits_for_call or bool(call.finished)
+            there = bool(engine.running or engine.passed_over or engine.waiting)
+            if call.items:
+                yield ("results", now, call.finished, call.wasted, *engine.queues)
+        if not ran and (there or waits_for_call):
+            now += loop.nap_ns

@@ -26,8 +26,9 @@ class FcfsQueue:
     def push(self, seq: Sequence) -> None:
         self._queue.append(seq)
 
-    def put_back(self, seq: Sequence) -> None:
-        self._queue.appendleft(seq)
+    def put_back(self, seq: Sequence, behind: int = 0) -> None:
+        """Puts `seq` behind the first `behind` ones."""
+        self._queue.insert(behind, seq)
 
     def remove(self, seq: Sequence) -> None:
         self._queue.remove(seq)
@@ -52,7 +53,9 @@ class PriorityQueue:
         request = seq.request
         heappush(self._heap, (request.priority, request.arrival_ns, request.id, seq))
 
-    put_back = push
+    def put_back(self, seq: Sequence, behind: int = 0) -> None:
+        """Puts `seq` in its place, whatever `behind` says."""
+        self.push(seq)
 
     def remove(self, seq: Sequence) -> None:
         self._heap = [entry for entry in self._heap if entry[3] is not seq]

@@ -4,6 +4,8 @@ Rule: no phases. Running sequences come first, in order of admission, each with 
 ones from the head of a strict queue. A running sequence that finds no KV block preempts (by recompute) the last
 admitted one, or under `priority` the least important, latest one; after a preemption nothing is admitted in that step.
 With prefix caching an admission begins after the cached blocks of its tokens, at least one token before their end.
+In a pipeline a sequence that decodes has one turn in as many calls as there are stages (`Cohorts`). Who is
+preempted with results in flight is passed over in the queue until they are there; they are delivered, and may end it.
 Source: vllm/v1/core/sched/scheduler.py and vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel; checked step by step
 against recordings of that scheduler (`batchsim conform`).
 Simplifies: request ids tie as integers where vLLM compares strings; a pool smaller than max_model_len is taken, and
@@ -12,24 +14,27 @@ requests that could not end in it are rejected; no speculative decoding, LoRA, c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import NonNegativeInt, PositiveInt, ShareBelowOne
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.engine_loop import SYNC, EngineLoop
+from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.queues import FcfsQueue, PriorityQueue
+from batchsim.policies.systems.cohorts import Cohorts
 
 _NO_CAP = 1 << 62
 ASYNCHRONOUS = EngineLoop("batch_queue", depth=2, nap_ns=1_000_000)
 """vLLM's queue of batches: one in flight while the next is scheduled, and 1 ms of sleep after a call that had nothing
 to run."""
+SYNCHRONOUS = replace(ASYNCHRONOUS, kind="sync", depth=1)
+"""The queue has no place but one, unless it is that of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,8 @@ class VllmConfig(PolicyConfig):
             max_num_batched_tokens=self.max_num_batched_tokens,
             prefix_cache="blocks" if self.enable_prefix_caching else "",
             knobs=("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"),
-            loop=ASYNCHRONOUS if self.async_scheduling else SYNC,
+            loop=ASYNCHRONOUS if self.async_scheduling else SYNCHRONOUS,
+            pipelines=True,
         )
 
     @property
@@ -124,14 +130,16 @@ class Vllm:
         self._ahead = config.async_scheduling
         if self._ahead and self.cache is not None:
             self.cache.unknown = 1
-        self.group = DecodeGroup(kv.block_size)
+        self._cohorts = Cohorts(context.loop.stages, kv.block_size)
+        self._pipelined = context.loop.stages > 1
+        self.group: DecodeGroup = self._cohorts.group  # those who may decode in this call
         self.running: dict[Sequence, None] = {}  # in order of admission
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self.stalled: dict[Sequence, None] = {}  # running, ready to decode, sat out the last step
         self.ending: dict[Sequence, None] = {}  # running, their last token by length in flight
-        self._last: Batch | None = None  # the latest batch, whose prompts' ends have not joined the group
-        self._caps: dict[int, list[tuple[Sequence, int]]] = {}  # step of the group -> who then has its last token
+        self._last: Batch | None = None  # of the last call; the prompts that end in it have not joined its group
         self.waiting: FcfsQueue | PriorityQueue = PriorityQueue() if config.policy == "priority" else FcfsQueue()
+        self._aside: dict[Sequence, None] = {}  # waiting, were passed over once for results in flight
         self._watermark_blocks = int(config.watermark * (kv.num_blocks + 1))  # vLLM counts its null block in
         self._step_tokens, self._slots = config.step_tokens, config.slots
         self._admitted = 0
@@ -157,12 +165,11 @@ class Vllm:
         if seq in self.running:
             self._release(seq, self._unknown(seq), returns=False)
         else:
-            self.waiting.remove(seq)
+            self._forget(seq)
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        if self._ahead:
-            self._go_on_unseen()
+        self._go_on()
         cap = self._prefill_cap()
         preempted: list[Sequence] = []
         cached: list[tuple[Sequence, int]] = []
@@ -175,13 +182,16 @@ class Vllm:
         if not (group.members or chunks or preempted):
             return IDLE
         batch = Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
-        self._last = batch
+        if chunks:
+            self._last = batch
+        if self._pipelined and (chunks or batch.num_decode):
+            self._cohorts.launched(batch)
         return batch
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # All who run decode: each came in with a token of a step to itself, so the budget has one for all of them.
         # A blocked head stays blocked: free blocks only shrink while nobody ends.
-        if batch.chunks or batch.preempted or self._cache_may_turn():
+        if batch.chunks or batch.preempted or self._pipelined or self._cache_may_turn():
             return False
         if not self.kv.grow_group(self.group):
             return False
@@ -189,63 +199,54 @@ class Vllm:
         return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        if self._ahead:
-            self._complete_late(finished)
-            return finished
+        if self._pipelined:
+            self._cohorts.landed(batch)
+        cache = self.cache if self._ahead else None
+        if cache is not None:
+            for seq in self.stalled:
+                cache.publish(seq, seq.num_computed_tokens)
         for seq in finished:
-            self._release(seq, 0, returns=False)
-        for seq in batch.sampled:
-            if seq in self.running:
-                del self.partial[seq]
-                self.group.join(seq)
+            if seq not in self.running:
+                self._forget(seq)  # preempted with its last token in flight
+                continue
+            if cache is not None:
+                cache.publish(seq, seq.num_computed_tokens - seq.num_wasted_tokens)
+            self._release(seq, seq.num_wasted_tokens, returns=False)
         return finished
 
-    # ---- ahead of results
+    # ---- from call to call
 
-    def _go_on_unseen(self) -> None:
-        """Lets those decode whose prompts end with the step in flight, and takes out those whose last token it makes:
+    def _go_on(self) -> None:
+        """Lets those decode whose prompts end with the last batch, and takes out those whose last token is in flight:
         that an output reaches its cap is known before it is there; that it ends by a stop token is not."""
-        group = self.group
-        for seq, epoch in self._caps.pop(group.step, ()):
-            if seq.epoch == epoch:
-                if self.cache is None:
-                    self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count
-                group.leave(seq)
-                self.ending[seq] = None
         if self._last is not None:
             for seq in self._last.sampled:
                 if seq in self.partial:
                     del self.partial[seq]
                     self._decode_on(seq)
             self._last = None
+        if self._pipelined:
+            self.group = self._cohorts.turn()
+        if self._ahead:
+            for seq in self._cohorts.at_their_caps():
+                if self.cache is None:
+                    self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count
+                self.group.leave(seq)
+                self.ending[seq] = None
 
     def _decode_on(self, seq: Sequence) -> None:
         """Lets `seq` join the group, or end if its last token is in flight already."""
-        left = min(seq.max_output_tokens, self.max_model_len - seq.request.prompt_tokens) - seq.num_output_tokens
-        if left <= 0:
-            self.ending[seq] = None
-            return
-        self.group.join(seq)
         if self._ahead:
-            self._caps.setdefault(self.group.step + left, []).append((seq, seq.epoch))
+            left = min(seq.max_output_tokens, self.max_model_len - seq.request.prompt_tokens) - seq.num_output_tokens
+            if left <= 0:
+                self.ending[seq] = None
+                return
+            self._cohorts.expect(seq, self.group, left)
+        self.group.join(seq)
 
     def _unknown(self, seq: Sequence) -> int:
         """How many of the tokens of `seq` are in flight."""
         return int(self._ahead and (seq.group is not None or seq in self.ending))
-
-    def _complete_late(self, finished: list[Sequence]) -> None:
-        """Ends those found finished, who may have been preempted since; publishes what has become known."""
-        cache = self.cache
-        if cache is not None:
-            for seq in self.stalled:
-                cache.publish(seq, seq.num_computed_tokens)
-        for seq in finished:
-            if seq not in self.running:
-                self.waiting.remove(seq)
-                continue
-            if cache is not None:
-                cache.publish(seq, seq.num_computed_tokens - seq.num_wasted_tokens)
-            self._release(seq, seq.num_wasted_tokens, returns=False)
 
     # ---- the running
 
@@ -289,14 +290,14 @@ class Vllm:
 
     def _walk_running(self, cap: int, preempted: list[Sequence]) -> tuple[list[tuple[Sequence, int]], int]:
         """As `_extend_running`, but one by one in vLLM's order, preempting for blocks; O(running)."""
-        kv, by_priority = self.kv, self.config.policy == "priority"
+        kv, group, by_priority = self.kv, self.group, self.config.policy == "priority"
         left = self._step_tokens
         order = list(self.running)
         scheduled: dict[Sequence, int] = {}
         i = 0
         while i < len(order) and left > 0:
             seq = order[i]
-            if seq in self.ending:
+            if seq in self.ending or (seq.group is not None and seq.group is not group):
                 i += 1
                 continue
             computed = seq.num_computed_tokens
@@ -317,10 +318,10 @@ class Vllm:
                 left -= n
                 i += 1
         for seq in order:
-            if seq.group is not None and seq not in scheduled:
+            if seq.group is group and seq not in scheduled:
                 if self.cache is None or not self._ahead:
                     kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
-                self.group.leave(seq)
+                group.leave(seq)
                 self.stalled[seq] = None
                 self.events.append(Event("sat_out", seq, "token_budget"))
         return [(seq, n) for seq, n in scheduled.items() if not self._decodes(seq)], left
@@ -339,9 +340,11 @@ class Vllm:
 
     def _preempt(self, victim: Sequence, by: Sequence) -> None:
         self.events.append(Event("preempted", victim, "kv_blocks", by.request.id))
+        if self._pipelined:
+            self._cohorts.preempted(victim)
         self._release(victim, self._unknown(victim), returns=True)
         victim.reset_computed()
-        self.waiting.put_back(victim)
+        self.waiting.put_back(victim, behind=len(self._aside))
 
     def _release(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
         if self.cache is None:
@@ -351,7 +354,7 @@ class Vllm:
         else:
             self.cache.end(seq, unknown)
         if seq.group is not None:
-            self.group.leave(seq)
+            seq.group.leave(seq)
         self.partial.pop(seq, None)
         self.stalled.pop(seq, None)
         self.ending.pop(seq, None)
@@ -359,38 +362,62 @@ class Vllm:
 
     # ---- the waiting
 
+    def _forget(self, seq: Sequence) -> None:
+        """Takes `seq` out of the queue for good."""
+        self.waiting.remove(seq)
+        self._aside.pop(seq, None)
+        self._cohorts.stale.pop(seq, None)
+
     def _admit(
         self, cap: int, left: int, chunks: list[tuple[Sequence, int]], cached: list[tuple[Sequence, int]]
     ) -> str:
         """Admits from the head of the queue, into `chunks` and `cached`, within `left` tokens; returns why the next one
-        does not fit, "" if nobody is left."""
-        config, waiting, cache = self.config, self.waiting, self.cache
+        does not fit, "" if nobody is left. Who has results in flight is passed over."""
+        config, waiting, cache, stale = self.config, self.waiting, self.cache, self._cohorts.stale
+        passed_over: list[Sequence] = []
+        reason = ""
         while waiting:
             if left <= 0:
-                return "token_budget"
+                reason = "token_budget"
+                break
             if len(self.running) >= self._slots:
-                return "no_slot"
+                reason = "no_slot"
+                break
             seq = waiting.head()
+            if seq in stale:
+                passed_over.append(waiting.pop())
+                continue
             hit = cache.lookup(seq) if cache is not None else 0
             start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
             n = min(seq.num_tokens - start, cap)
             if n > left:
                 if not config.enable_chunked_prefill:
-                    return "token_budget"
+                    reason = "token_budget"
+                    break
                 n = left
             if not self._room(seq, start + n, hit):
-                return "kv_blocks"
-            waiting.pop()
-            seq.order = self._admitted
-            self._admitted += 1
-            self.running[seq] = None
-            self.partial[seq] = None
+                reason = "kv_blocks"
+                break
+            self._start(waiting.pop(), start)
             if hit:
-                seq.start_from_cache(start)
                 cached.append((seq, hit))
             chunks.append((seq, n))
             left -= n
-        return ""
+        if passed_over:
+            for seq in reversed(passed_over):
+                waiting.put_back(seq)
+                self._aside[seq] = None
+            reason = reason or "in_flight"
+        return reason
+
+    def _start(self, seq: Sequence, computed: int) -> None:
+        """Makes `seq` the last of the running, with so many tokens computed."""
+        self._aside.pop(seq, None)
+        seq.order = self._admitted
+        self._admitted += 1
+        self.running[seq] = None
+        self.partial[seq] = None
+        seq.start_from_cache(computed)
 
     def _room(self, seq: Sequence, num_tokens: int, hit: int) -> bool:
         """Allocates for `num_tokens`, `hit` of them cached, if vLLM's admission gate lets `seq` in; whether it did."""

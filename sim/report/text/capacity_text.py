@@ -23,6 +23,7 @@ _CAUSES = {
     "queued:no_slot": "queueing for a slot",
     "queued:kv_blocks": "queueing for KV memory",
     "queued:preemption": "queueing for KV memory",
+    "queued:in_flight": "queueing for KV memory",
     "queued:token_budget": "queueing for the token budget",
     "waiting_step": "waiting for the running step",
     "prefill": "its own prefill",

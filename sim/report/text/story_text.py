@@ -42,6 +42,7 @@ _REASONS = {
     "batch_window": "the batch may still fill",
     "batch_running": "a batch runs",
     "preemption": "a step that preempts admits nobody",
+    "in_flight": "preempted with results in flight",
     "prefill_first": "others' prefills first",
     "waits_for_prefix": "another prompt makes blocks it can reuse",
     "decode_first": "decodes first",

@@ -1,0 +1,65 @@
+"""Who decodes in which step of a pipeline, as vLLM has it: cohorts that nobody balances, one for each stage.
+
+A sequence that samples in one call of the scheduler decodes in the call that comes `stages` later, at the earliest. In
+synchronous mode its token is not there before: the engine fills its queue of `stages` batches, then takes the oldest
+result, so that this call is the first to see it. In asynchronous mode it is a rule (`next_decode_eligible_step`). So
+whoever ran together stays together, and the cohort of a call is all who may decode in it, but for those who sat out.
+Source: vllm/v1/core/sched/scheduler.py and async_scheduler.py, vllm/v1/engine/core.py of the 0.33.0 wheel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.types import Batch, Sequence
+
+
+class Cohorts:
+    """The decode groups of a pipeline, whose turns come one a call, and what the batches in flight hold.
+
+    `stale` has the sequences that were preempted with results in flight, each with the last batch that holds one.
+    """
+
+    def __init__(self, stages: int, block_size: int) -> None:
+        self._groups = deque(DecodeGroup(block_size) for _ in range(stages))
+        self._caps: dict[tuple[DecodeGroup, int], list[tuple[Sequence, int]]] = {}  # at which step of which group
+        self._in_flight: deque[Batch] = deque()
+        self.stale: dict[Sequence, Batch] = {}
+
+    @property
+    def group(self) -> DecodeGroup:
+        """Those who may decode in this call."""
+        return self._groups[0]
+
+    def turn(self) -> DecodeGroup:
+        """Begins the next call of the scheduler; returns its group."""
+        self._groups.rotate(-1)
+        return self._groups[0]
+
+    def expect(self, seq: Sequence, group: DecodeGroup, tokens: int) -> None:
+        """Takes note that `seq`, which joins `group` now, reaches its cap of output with so many more tokens."""
+        self._caps.setdefault((group, group.step + tokens), []).append((seq, seq.epoch))
+
+    def at_their_caps(self) -> list[Sequence]:
+        """The members of this call's group whose tokens in flight are the last that they may have."""
+        group = self.group
+        return [seq for seq, epoch in self._caps.pop((group, group.step), ()) if seq.epoch == epoch]
+
+    def launched(self, batch: Batch) -> None:
+        self._in_flight.append(batch)
+
+    def landed(self, batch: Batch) -> None:
+        """Takes note that the results of `batch`, the oldest in flight, are processed."""
+        self._in_flight.popleft()
+        if self.stale:
+            self.stale = {seq: last for seq, last in self.stale.items() if last is not batch}
+
+    def preempted(self, victim: Sequence) -> None:
+        """Takes note that `victim` loses its place; before it leaves its group."""
+        # A group has one batch in flight, in which all its members decode or end their prompts. Who left it with its
+        # last token in flight needs no look: the call that found this out is the last before the results.
+        for batch in reversed(self._in_flight):
+            if batch.decodes is victim.group or any(seq is victim for seq, _ in batch.chunks):
+                self.stale[victim] = batch
+                return
