@@ -121,8 +121,10 @@ class Journal:
             life.preemptions += 1
             row(now_ns, seq.request.id, seq.state, *reasons.get(seq, ("", None)))
         for seq in batch.left:
-            # Whoever has its last token in flight is not scheduled again, ahead of results; it does not sit out.
-            if seq.state == DECODE and seq.group is None and (seq in reasons or not self._ahead):
+            # Ahead of results, whoever has its last token in flight is not scheduled again and does not sit out; one
+            # with its first token in flight could decode.
+            decodes = seq.state == DECODE or (self._ahead and seq.state in (PREFILL, RECOMPUTE))
+            if decodes and seq.group is None and (seq in reasons or not self._ahead):
                 seq.state = SAT_OUT
                 row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("", None)))
         for seq in [*batch.joined, *(seq for seq, _ in batch.swap_in)]:

@@ -12,6 +12,7 @@ from whole_batches import blocked
 
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import STATE_NAMES
 from batchsim.kernel.types import Arrival, Batch
 from batchsim.policies.systems.vllm import Vllm, VllmConfig
 
@@ -159,3 +160,40 @@ def test_the_queue_is_held_by_results_in_flight_where_nothing_else_holds_it() ->
     result = pipeline([*OTHERS, arrival(2, 0, 2, prompt=8)], 3, blocks=6, **BUDGET)
     held = [(30, 2, "preemption"), (40, 2, "in_flight"), (50, 2, "kv_blocks")]
     assert blocked(result.records) == [(0, 1, "token_budget"), *held]
+
+
+SHARED = {"long_prefill_token_threshold": 2, "long_prefill_token_threshold_adaptive": True, "max_num_batched_tokens": 8}
+"""With 4 tokens a step: a prompt gets 2 of them beside two others, and all 4 beside one."""
+
+
+def sat_out(result: Run) -> list[tuple[int, int, str]]:
+    """(time, request, state) from the first time on that anyone sat out, of those who did."""
+    rows = [(int(r["time_ns"]), int(r["request_id"]), STATE_NAMES[int(r["state"])]) for r in result.records.states]
+    out = {request for _, request, state in rows if state == "sat_out"}
+    begin = next(i for i, (_, _, state) in enumerate(rows) if state == "sat_out")
+    return [row for row in rows[begin:] if row[1] in out]
+
+
+def test_who_sat_out_joins_the_cohort_of_the_call_that_takes_it() -> None:
+    """Request 1 decodes in the odd calls; at 40, in the fifth, the prompt takes all, so that the even ones have it."""
+    arrivals = [arrival(0, 0, 1, prompt=12), arrival(1, 0, 4, prompt=1), arrival(2, 0, 2, prompt=1)]
+    result = pipeline(arrivals, 2, max_num_seqs=4, max_num_scheduled_tokens=4, **SHARED, **SYNC_OF)
+    all_three = [(0, 2), (1, 1), (2, 1)]
+    assert timeline(result)[:4] == [(0, all_three), (0, [(0, 2)]), (20, all_three), (30, [(0, 2)])]
+    assert timeline(result)[4:] == [(40, [(0, 4)]), (50, [(1, 1)]), (70, [(1, 1)])]
+    assert sat_out(result) == [(40, 1, "sat_out"), (50, 1, "decode")]
+
+
+def test_one_may_sit_out_with_its_first_token_in_flight() -> None:
+    """Request 3 could decode at 20, before its first token is there at 30, but the prompt takes all 4 tokens."""
+    arrivals = [arrival(0, 0, 1, prompt=12), arrival(1, 0, 2, prompt=1), arrival(2, 0, 1, prompt=1)]
+    arrivals += [arrival(3, 5, 2, prompt=1)]
+    result = pipeline(arrivals, 1, max_num_seqs=4, max_num_scheduled_tokens=4, **SHARED, **ASYNC_OF)
+    assert timeline(result)[1:] == [
+        (0, [(0, 2), (1, 1)]),
+        (10, [(0, 2), (3, 1)]),
+        (20, [(0, 4)]),
+        (30, [(0, 2), (3, 1)]),
+    ]
+    assert answered(result)[3] == (30, 50)
+    assert sat_out(result) == [(20, 3, "sat_out"), (30, 3, "decode")]
