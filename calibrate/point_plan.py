@@ -98,6 +98,7 @@ def columns(points: Sequence[StepShape]) -> dict[str, np.ndarray]:
     """`points` as work columns (of step records), which a cost model reads."""
     rows = {
         "num_decode": [len(p.decode) for p in points],
+        "num_decode_tokens": [len(p.decode) for p in points],
         "num_prefill_tokens": [p.num_prefill_tokens for p in points],
         "num_chunks": [len(p.chunks) for p in points],
         "context_tokens": [p.context for p in points],

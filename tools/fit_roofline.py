@@ -182,6 +182,7 @@ def _columns(is_decode: NDArray[np.bool_], batch: NDArray[np.int64], context: ND
     zeros = np.zeros(len(batch), dtype=np.int64)
     return {
         "num_decode": np.where(is_decode, batch, 0),
+        "num_decode_tokens": np.where(is_decode, batch, 0),
         "num_prefill_tokens": np.where(is_decode, 0, batch * context),
         "num_chunks": np.where(is_decode, 0, batch),
         "context_tokens": np.where(is_decode, batch * context, 0),

@@ -106,7 +106,7 @@ class Calibrated(Cost):
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration in ns, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
-        rows = batch.num_decode + batch.pad_decode_rows
+        rows = batch.num_decode_tokens + batch.pad_decode_rows
         if rows:
             context = batch.context_tokens + batch.pad_context_tokens
             key = self._with_reads(batch, rows) if batch.pad_context_tokens else rows
@@ -317,7 +317,7 @@ class Calibrated(Cost):
     def _kernels(self, columns: Columns, work: Work) -> Terms:
         """The kernels' terms of `explain`; `work` is `padded_work(columns)`."""
         costs = self.profile.costs
-        decodes, chunks = columns["num_decode"] + columns["pad_decode_rows"], chunk_rows(columns)
+        decodes, chunks = columns["num_decode_tokens"] + columns["pad_decode_rows"], chunk_rows(columns)
         reads = attention_rows(columns, self._most)
         held = self._held(decodes, reads)
         one, graph = np.array([1]), np.zeros(len(decodes), dtype=bool)

@@ -78,7 +78,7 @@ class Linear(Cost, Config):
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration in ns, at least 1. O(1) without swaps."""
-        rows = batch.num_decode + batch.pad_decode_rows
+        rows = batch.num_decode_tokens + batch.pad_decode_rows
         tokens = rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
         context = batch.context_tokens + batch.pad_context_tokens
         ns = self.base + self.per_token * tokens + self.per_context_token * context

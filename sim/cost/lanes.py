@@ -21,7 +21,7 @@ class HostPart:
 
     def ns(self, batch: Batch) -> int:
         """ns of the host for the step `batch`; padding counts as sequences."""
-        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
+        rows = batch.num_decode_tokens + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
         return int(self.base + self.per_sequence * rows + self.per_token * batch.num_prefill_tokens)
 
     def __mul__(self, factor: float) -> HostPart:
@@ -51,9 +51,9 @@ class Lanes:
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         """ns of each stage, transfers to the next one included."""
         cost, stages = self.cost, self._stages
-        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
+        rows = batch.num_decode_tokens + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
         head_ns = cost.head_ns(rows)
         each = int((cost.step_ns(batch) - head_ns) / stages)
-        tokens = batch.num_decode + batch.pad_decode_rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
+        tokens = batch.num_decode_tokens + batch.pad_decode_rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
         between = int(cost.transfer_ns(tokens))
         return ((each + between or 1),) * (stages - 1) + (int(each + head_ns) or 1,)

@@ -20,7 +20,7 @@ REGIONS = ("decode 1-8", "decode 9-64", "decode 65+", "prefill", "mixed")
 
 def regions(steps: Columns | NDArray[np.void]) -> NDArray[np.int64]:
     """The region of every step, as an index of REGIONS; `steps` as records or as columns."""
-    rows = steps["num_decode"] + steps["pad_decode_rows"]
+    rows = steps["num_decode_tokens"] + steps["pad_decode_rows"]
     decode = np.select([rows <= 8, rows <= 64], [0, 1], 2)
     with_chunks = np.where(rows > 0, 4, 3)
     return np.where(steps["num_chunks"] > 0, with_chunks, decode).astype(np.int64)

@@ -245,7 +245,7 @@ class Roofline(Cost):
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration in ns, at least 1. A decode-only step is O(1), any other O(chunks + swaps)."""
-        rows = batch.num_decode + batch.pad_decode_rows
+        rows = batch.num_decode_tokens + batch.pad_decode_rows
         context = batch.context_tokens + batch.pad_context_tokens
         chunks = batch.chunks
         if chunks:

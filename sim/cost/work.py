@@ -16,6 +16,7 @@ Terms = dict[str, NDArray[np.float64]]
 
 WORK_COLUMNS = (
     "num_decode",
+    "num_decode_tokens",
     "num_prefill_tokens",
     "num_chunks",
     "context_tokens",
@@ -94,6 +95,7 @@ def columns_of(batch: Batch) -> Columns:
     """The row a recorder would write of `batch`, as columns of length 1."""
     row = {
         "num_decode": batch.num_decode,
+        "num_decode_tokens": batch.num_decode_tokens,
         "num_prefill_tokens": batch.num_prefill_tokens,
         "num_chunks": len(batch.chunks),
         "context_tokens": batch.context_tokens,
@@ -108,14 +110,14 @@ def columns_of(batch: Batch) -> Columns:
 
 
 def useful_work(columns: Columns) -> Work:
-    """The work without its padding. Every sequence of a step has one sampled row.
+    """The work without its padding. Every sequence of a step has one sampled row, and one for each draft.
 
     Source: vLLM V1 computes logits for the last token of each scheduled sequence, of partial chunks too.
     """
     c = columns
     return Work(
-        tokens=c["num_decode"] + c["num_prefill_tokens"],
-        rows=c["num_decode"] + c["num_chunks"],
+        tokens=c["num_decode_tokens"] + c["num_prefill_tokens"],
+        rows=c["num_decode_tokens"] + c["num_chunks"],
         context=c["context_tokens"],
         pairs=c["prefill_pairs"],
     )

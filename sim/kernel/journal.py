@@ -96,9 +96,9 @@ class Journal:
         cached = sum([n for _, n in batch.cached]) if batch.cached else 0
         self.recorder.step_rows += pack_step(
             start_ns, duration_ns, batch.context_tokens, pairs, batch.pad_context_tokens, batch.num_decode,
-            batch.num_prefill_tokens, len(batch.chunks), sampled, batch.pad_prefill_tokens, batch.pad_prefill_rows,
-            batch.pad_decode_rows, swap_blocks, len(batch.preempted), scheduler.kv.num_free, scheduler.num_waiting,
-            scheduler.num_running, cached,
+            batch.num_decode_tokens, batch.num_accepted_tokens, batch.num_prefill_tokens, len(batch.chunks), sampled,
+            batch.pad_prefill_tokens, batch.pad_prefill_rows, batch.pad_decode_rows, swap_blocks,
+            len(batch.preempted), scheduler.kv.num_free, scheduler.num_waiting, scheduler.num_running, cached,
         )  # fmt: skip
 
     def blocked(self, event: Event, now_ns: int) -> None:

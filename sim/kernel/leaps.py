@@ -32,7 +32,7 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
         # Columns in the order of STEP_COLUMNS; unrolled here because a leap is little else than this line.
         rows += pack(
             end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-            0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
         )  # fmt: skip
         end_ns += duration_ns
     return end_ns
@@ -70,7 +70,7 @@ def leap_ahead(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: in
         recorder.launched(called_ns, now_ns)
         rows += pack_step(
             start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-            0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
         )  # fmt: skip
         oldest.end_ns, latest.end_ns = latest.end_ns, start_ns + duration_ns
         oldest.process_ns, oldest.wasted_tokens = process_ns, 0

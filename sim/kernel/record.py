@@ -40,6 +40,8 @@ STEP_COLUMNS = (
     ("prefill_pairs", "q"),  # sum over chunks of n*c + n*(n+1)/2: query-key pairs of n tokens after c computed ones
     ("pad_context_tokens", "q"),
     ("num_decode", "i"),
+    ("num_decode_tokens", "i"),  # rows that these sequences computed: one each, and one for each draft token verified
+    ("num_accepted_tokens", "i"),  # of these draft tokens, those accepted
     ("num_prefill_tokens", "i"),
     ("num_chunks", "i"),
     ("num_sampled_chunks", "i"),  # chunks that reached the end of their known tokens and sampled one

@@ -164,7 +164,9 @@ class Batch:
     """One step's work, valid from `schedule()` to `complete()`. Whoever keeps it copies `items()`.
 
     `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or
-    recompute) pieces `(sequence, tokens)`. `context_tokens` is what the decodes read: the sum of their computed tokens.
+    recompute) pieces `(sequence, tokens)`. `num_decode_tokens` are the rows that the `num_decode` sequences compute:
+    one each, and one for each draft token, of which `num_accepted_tokens`, filled in as the step is launched, are
+    accepted. `context_tokens` is what the decodes read: the sum of their computed tokens.
     The `pad_` fields are work done for nothing: prompt padding, of which `pad_prefill_rows` are whole rows beside the
     chunks and as long as the padded ones, rows of ended sequences, and the context these read.
     `cached` lists `(sequence, tokens)` that an admission of this step found in the prefix cache, if any.
@@ -185,7 +187,9 @@ class Batch:
         "joined",
         "layout",
         "left",
+        "num_accepted_tokens",
         "num_decode",
+        "num_decode_tokens",
         "num_prefill_tokens",
         "num_steps",
         "pad_context_tokens",
@@ -227,14 +231,14 @@ class Batch:
         self.pad_context_tokens = pad_context_tokens
         self.layout = layout
         self.num_steps = 1
-        self.group_step = 0
+        self.group_step = self.num_accepted_tokens = 0
         self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()
         if decodes is None:
-            self.num_decode = self.context_tokens = 0
+            self.num_decode = self.num_decode_tokens = self.context_tokens = 0
             return
-        self.num_decode = len(decodes.members)
+        self.num_decode = self.num_decode_tokens = len(decodes.members)
         self.context_tokens = decodes.total_context_tokens
         if decodes.joined:
             self.joined, decodes.joined = list(decodes.joined), {}

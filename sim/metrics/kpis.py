@@ -56,7 +56,7 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
     def total(*names: str) -> int:
         return sum(int(steps[name][inside].sum()) for name in names)
 
-    useful, padded = total("num_prefill_tokens", "num_decode"), total("pad_prefill_tokens", "pad_decode_rows")
+    useful, padded = total("num_prefill_tokens", "num_decode_tokens"), total("pad_prefill_tokens", "pad_decode_rows")
     slots = inputs.max_num_seqs
     terms, duration_ns = inputs.cost_terms, steps["duration_ns"][inside]
     return {

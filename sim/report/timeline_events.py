@@ -39,6 +39,7 @@ _STEP_ARGS = (
     "num_prefill_tokens",
     "num_chunks",
     "num_decode",
+    "num_accepted_tokens",
     "context_tokens",
     "pad_prefill_tokens",
     "pad_prefill_rows",
@@ -105,6 +106,7 @@ def _end_ns(records: Records) -> int:
 def _steps(steps: NDArray[np.void], window: Window, terms: dict[str, NDArray[np.float64]]) -> Iterator[Event]:
     ends = steps["start_ns"] + steps["duration_ns"]
     columns = {name: steps[name].tolist() for name in _STEP_ARGS}
+    columns["draft_tokens"] = (steps["num_decode_tokens"] - steps["num_decode"]).tolist()
     columns |= {f"{name}_us": np.round(ns / 1000, 1).tolist() for name, ns in terms.items()}
     for i, (start_ns, end_ns) in enumerate(zip(steps["start_ns"].tolist(), ends.tolist(), strict=True)):
         args = {name: values[i] for name, values in columns.items() if values[i]}
@@ -123,7 +125,7 @@ def _counters(steps: NDArray[np.void], num_blocks: int, window: Window) -> Itera
         "requests": {"waiting": steps["num_waiting"].tolist(), "running": steps["num_running"].tolist()},
         "tokens of the step": {
             "prefill": steps["num_prefill_tokens"].tolist(),
-            "decode": steps["num_decode"].tolist(),
+            "decode": steps["num_decode_tokens"].tolist(),
             "padding": (steps["pad_prefill_tokens"] + steps["pad_decode_rows"]).tolist(),
         },
     }

@@ -77,6 +77,8 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "prefill_pairs": "query-key pairs of the chunks: n tokens after c computed ones have n*c + n*(n+1)/2",
         "pad_context_tokens": "KV tokens read for padding or ended rows",
         "num_decode": "sequences that decoded",
+        "num_decode_tokens": "rows that these computed: one each, and one for each draft token verified",
+        "num_accepted_tokens": "draft tokens accepted",
         "num_prefill_tokens": "tokens of all chunks",
         "num_chunks": "sequences with a prefill or recompute chunk",
         "num_sampled_chunks": "chunks that reached the end of their known tokens and gave a token",

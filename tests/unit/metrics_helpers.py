@@ -189,6 +189,7 @@ def records_of(
     for i, step in enumerate(steps):
         for name, value in step.items():
             step_rows[i][name] = value
+        step_rows[i]["num_decode_tokens"] = step.get("num_decode_tokens", step.get("num_decode", 0))
     return Records(rows, step_rows, np.array(list(states), STATE_DTYPE), texts, {})
 
 

@@ -601,7 +601,7 @@ def test_tokens_are_conserved(load: list, num_blocks: int) -> None:
     records = records_of(DRIVERS["simulate"], CountingKV(num_blocks, 4), load)
     done = records.requests[records.requests["outcome"] == 0]
     steps = records.steps
-    computed = int(steps["num_prefill_tokens"].sum() + steps["num_decode"].sum())
+    computed = int(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
     assert computed == (done["prompt_tokens"] + done["output_tokens"] - 1 + done["recomputed_tokens"]).sum()
     assert steps["num_sampled_chunks"].sum() + steps["num_decode"].sum() == done["output_tokens"].sum()
     assert steps["num_preempted"].sum() == done["num_preemptions"].sum()

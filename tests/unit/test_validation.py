@@ -39,6 +39,7 @@ def steps_of(*rows: dict[str, int]) -> np.ndarray:
     for i, row in enumerate(rows):
         for name, value in row.items():
             made[i][name] = value
+        made[i]["num_decode_tokens"] = row.get("num_decode_tokens", row.get("num_decode", 0))
     return made
 
 

@@ -343,7 +343,7 @@ def _disturbance(live: Played) -> str:
     steps = live.records.steps
     plain = (steps["num_chunks"] == 0) & (steps["swap_blocks"] == 0)
     periods = periods_ns(steps, live.rested.tolist())[plain]
-    group = np.unique((steps["num_decode"] + steps["pad_decode_rows"])[plain], return_inverse=True)[1]
+    group = np.unique((steps["num_decode_tokens"] + steps["pad_decode_rows"])[plain], return_inverse=True)[1]
     medians = np.array([np.median(periods[group == code]) for code in range(group.max(initial=-1) + 1)])
     window = np.unique((np.cumsum(periods) / _WINDOW_NS).astype(np.int64), return_inverse=True)[1]
     if window.max(initial=-1) + 1 < _FEWEST_WINDOWS:

@@ -18,6 +18,7 @@ from batchsim.kernel.record import MISSING, PREEMPTED, PREFILL, RECOMPUTE, SWAPP
 
 _WORK = (
     "num_decode",
+    "num_decode_tokens",
     "num_chunks",
     "num_prefill_tokens",
     "num_sampled_chunks",

@@ -80,6 +80,7 @@ def _alone(profile: Profile, decodes: Any, context: Any, prefill: Any, chunks: A
     zeros = np.zeros(len(decodes), dtype=np.int64)
     columns = {
         "num_decode": decodes,
+        "num_decode_tokens": decodes,
         "num_prefill_tokens": prefill,
         "num_chunks": chunks,
         "context_tokens": context,

@@ -83,7 +83,7 @@ def shares_by_use(folder: Path, names: tuple[str, ...]) -> dict[str, float]:
     prompts', by their computed tokens. Rejected requests used nothing.
     """
     requests, steps = read_table(folder, "requests"), read_table(folder, "steps")
-    ns, decodes = steps["duration_ns"].to_numpy(), steps["num_decode"].to_numpy()
+    ns, decodes = steps["duration_ns"].to_numpy(), (steps["num_decode"] + steps["num_accepted_tokens"]).to_numpy()
     alone = (steps["num_prefill_tokens"].to_numpy() == 0) & (decodes > 0)
     decode_ns = ns[alone].sum() / decodes[alone].sum() if alone.any() else 0.0
     request_class = np.asarray(requests["request_class"].astype(str))
