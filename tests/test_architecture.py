@@ -53,7 +53,7 @@ def _room(
 
 ROOMS = {
     "base": _room(0, pure=True, impure="files"),
-    "kernel": _room(1, of_file="record:numpy", pure=True),
+    "kernel": _room(1, of_file="record:numpy acceptance:numpy draft_group:numpy", pure=True),
     "deployment": _room(1, pure=True),
     "workload.traces": _room(1, "numpy", inside="pyarrow"),
     "kv": _room(2, pure=True),

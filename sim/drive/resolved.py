@@ -19,8 +19,10 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import parse_json
 from batchsim.base.plain import fields_from_plain, from_plain, to_plain
 from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.policy_config import Speculation
 from batchsim.kernel.protocols import Executor, LengthPredictor, PolicyContext, Scheduler, StepEstimator
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
@@ -171,6 +173,9 @@ class Resolved:
     ) -> EngineCore:
         """A new engine of so many `stages` for one run of `workload` on `executor`, whose KV memory is `kv`."""
         drain_ns = self.workload.drain
+        speculation = policy.config.traits.speculation
+        if speculation is not None:
+            self._let_luck(policy, speculation, executor, workload.seed)
         return EngineCore(
             self.scheduler(policy, kv, workload, estimator, stages),
             executor,
@@ -193,6 +198,25 @@ class Resolved:
         loop = policy.config.traits.loop.over(cost.stages)
         executor = SimExecutor(cost, self.max_model_len, loop)
         return self.engine(policy, workload, kv, executor, cost, cost.stages)
+
+    def _let_luck(self, policy: ResolvedPolicy, speculation: Speculation, executor: Executor, seed: int) -> None:
+        """Tells a simulation's `executor` what drafts are worth. ScenarioError for any other, or unknown classes."""
+        if not isinstance(executor, SimExecutor):
+            raise ScenarioError(
+                f"{policy.name}: no draft model runs here, so that speculative decoding can only be simulated. Leave it"
+                " out to run the engine."
+            )
+        classes, of = set(self.workload.classes), set(speculation.positions)
+        if unknown := sorted(of - classes - {""}):
+            known = ", ".join(sorted(classes)) or "no classes"
+            raise ScenarioError(
+                f"{policy.name}: acceptance of class {unknown[0]}; the workload has {known}. Correct it."
+            )
+        if "" not in of and (missing := sorted((classes or {""}) - of)):
+            raise ScenarioError(
+                f'{policy.name}: no acceptance of class {missing[0]!r}. Add it, or one under "" for all others.'
+            )
+        executor.luck = DrawnLuck(seed, speculation.positions, speculation.found)
 
     def find(self, policy: str) -> ResolvedPolicy:
         """The policy of that name, or of that label if it has one variant. ScenarioError lists the names."""

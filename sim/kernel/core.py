@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS, format_duration
+from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished, HandedOver, Rejected, Tokens, Unfinished
 from batchsim.kernel.handover import Handover
@@ -209,7 +210,10 @@ class EngineCore:
             pairs, sampled = self._advance_chunks(batch)
         group = batch.decodes
         if group is not None:
-            group.advance(result.accepted)
+            if result.verified is None:
+                group.advance()
+            else:
+                self._verify(batch, result.verified)
             batch.group_step = group.step
         if sampled or batch.num_decode:
             self._fruitless = 0
@@ -354,6 +358,13 @@ class EngineCore:
                 self.in_flight.lose(seq)
                 seq.num_lost_tokens = 0
 
+    def _verify(self, batch: Batch, verified: Verified) -> None:
+        """Moves the members of a group that verifies drafts on by what they got."""
+        group, drafting = batch.decodes, batch.drafting
+        assert isinstance(group, DraftGroup) and drafting is not None
+        batch.num_accepted_tokens = int(verified.accepted.sum())
+        group.verify(drafting, verified, ahead=self._ahead)
+
     def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
         """Counts chunks as computed, with a token for each that ends its sequence's known ones: (pairs, tokens).
 
@@ -435,8 +446,14 @@ class EngineCore:
 
     def _tell_tokens(self, step: LaunchedStep) -> None:
         """Adds a Tokens event for each sequence that got tokens: a decode one in every step that was leapt over."""
-        for seq in step.decodes:
-            self.events.append(Tokens(seq.request, step.batch.num_steps))
+        drafting = step.batch.drafting
+        if drafting is not None and drafting.verified is not None:
+            for seq, gained in zip(drafting.sequences, drafting.verified.gained.tolist(), strict=True):
+                if gained and seq in self.journal.lives:
+                    self.events.append(Tokens(seq.request, gained))
+        else:
+            for seq in step.decodes:
+                self.events.append(Tokens(seq.request, step.batch.num_steps))
         for seq in step.batch.sampled:
             self.events.append(Tokens(seq.request, 1))
 

@@ -1,14 +1,13 @@
 """Sequences that decode in lockstep share one step counter, so that a step of the group costs O(1).
 
 A member's counters are derived from the group's: it joined at some step with some tokens, and has gained one
-token a step since; one that a step gave another number counts as having joined that much earlier or later. The
-members whose next token starts a new KV block are known without a walk: a member with C computed tokens needs a
-block when C is a multiple of the block size, so members are kept by the residue of the step at which that happens.
+token a step since. The members whose next token starts a new KV block are known without a walk: a member with C
+computed tokens needs a block when C is a multiple of the block size, so members are kept by the residue of the step at
+which that happens. Members that gain different numbers of tokens are in a group of `batchsim.kernel.draft_group`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,14 +63,6 @@ class DecodeGroup:
         self.total_context_tokens -= seq.settled_computed_tokens
         self.left.append(seq)
 
-    def advance_by(self, seq: Sequence, more: int) -> None:
-        """Gives the member `seq` so many tokens more, or fewer, than the steps of the group since it joined say."""
-        seq.joined_step -= more
-        self.total_context_tokens += more
-        del self._by_phase[seq.phase][seq]
-        seq.phase = (seq.phase - more) % self.block_size
-        self._by_phase[seq.phase][seq] = None
-
     def blocks_due(self) -> int:
         """How many members need one more KV block for the next decode step. O(1)."""
         return len(self._by_phase[self.step % self.block_size])
@@ -84,13 +75,7 @@ class DecodeGroup:
         """Output tokens that the member `seq` has got since it joined, as many as were computed of it since."""
         return self.step - seq.joined_step
 
-    def advance(self, accepted: Mapping[Sequence, int] | None = None) -> None:
-        """One decode step done: every member has one more computed and one more output token. EngineCore only.
-
-        `accepted` has the members that got another number of tokens, 0 or more: O(their number), else O(1).
-        """
+    def advance(self) -> None:
+        """One decode step done: every member has one more computed and one more output token. O(1). EngineCore only."""
         self.step += 1
         self.total_context_tokens += len(self.members)
-        if accepted:
-            for seq, count in accepted.items():
-                self.advance_by(seq, count - 1)

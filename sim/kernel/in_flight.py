@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 
+from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
@@ -73,7 +74,7 @@ class StepsInFlight:
             free_ns[stage] = end_ns
         self.steps.append(LaunchedStep(batch, result.finished, end_ns, process_ns))
         for seq in result.finished:
-            self._finishing[seq] = seq.num_output_tokens
+            self._finishing[seq] = seq.num_output_tokens - _num_rejected(seq)
         if result.landing is not None:
             self.steps[-1].landing, self.steps[-1].launched_ns = result.landing, now_ns
         return start_ns, end_ns
@@ -115,7 +116,9 @@ class StepsInFlight:
         Says of the finished how many tokens later steps, in flight, compute of them in vain.
         """
         flight = self.steps.popleft()
-        batch = flight.batch
+        batch, group = flight.batch, flight.batch.decodes
+        if batch.drafting is not None and isinstance(group, DraftGroup):
+            group.land(batch.drafting, batch.sampled)
         if batch.sampled:
             batch.sampled = [seq for seq in batch.sampled if seq in alive and seq not in flight.lost]
         ended: list[Sequence] = []
@@ -162,7 +165,21 @@ class StepsInFlight:
                 continue
             batch = flight.batch
             tokens = sum(n for chunked, n in batch.chunks if chunked is seq)
-            if tokens:
+            drafting = batch.drafting
+            if drafting is not None:
+                more = drafting.padding.get(seq, 0)
+                if tokens:
+                    yield flight, tokens + more, int(seq in batch.sampled) + (more if group is not None else 0)
+                elif seq in drafting.sequences:
+                    rows = int(drafting.rows[drafting.sequences.index(seq)])
+                    yield flight, rows, rows
+            elif tokens:
                 yield flight, tokens, int(seq in batch.sampled)
             elif group is not None and batch.decodes is group and seq.joined_step < batch.group_step <= last_step:
                 yield flight, 1, 1
+
+
+def _num_rejected(seq: Sequence) -> int:
+    """Tokens of `seq` that are counted and will be taken off."""
+    group = seq.group
+    return int(group.rejected[seq.phase]) if isinstance(group, DraftGroup) else seq.num_rejected_tokens

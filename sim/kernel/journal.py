@@ -113,7 +113,8 @@ class Journal:
             life = self.lives[seq]
             # A prompt that sat out is computed no further than its chunks went, which `computed` has noted.
             if seq.state == DECODE or (seq.state == SAT_OUT and life.first_token_ns != MISSING):
-                life.computed_once = max(life.computed_once, seq.num_tokens + seq.num_lost_tokens - 1)
+                known = seq.num_tokens + seq.num_lost_tokens - seq.num_rejected_tokens
+                life.computed_once = max(life.computed_once, known - 1)
             self.prefilling.pop(seq, None)
             seq.state = SWAPPED if seq in swapped_out else PREEMPTED
             if seq.state == SWAPPED:

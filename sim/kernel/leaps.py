@@ -49,7 +49,7 @@ def leap_ahead(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: in
     if core.has_arrivals:  # came while the host was at work, and enters next
         return now_ns
     oldest, latest = steps
-    if oldest.finished or latest.finished or oldest.batch.decodes is not group:
+    if oldest.finished or latest.finished or latest.landing is not None or oldest.batch.decodes is not group:
         return now_ns
     quiet = executor.quiet_steps(batch)
     launch_ns, process_ns = executor.host_ns(batch)

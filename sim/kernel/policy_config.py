@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from batchsim.base.ranges import Config
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What becomes of the draft tokens that a policy has verified.
+
+    `positions`, by request class, "" for all others: the shares of steps in which the first, second, ... draft is
+    accepted. `found`: the share of steps for which there are drafts.
+    """
+
+    positions: Mapping[str, tuple[float, ...]]
+    found: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +33,8 @@ class Traits:
     does. `needs_predictor`: the policy asks a predictor for output lengths. `needs_swap_space`: it moves KV to host
     memory. `knobs`: names of its numbers that `batchsim capacity` doubles and halves, one at a time, in this order.
     `loop`: how the engine's host and one GPU wait for each other; its depth grows by the stages beyond the first of a
-    pipeline where the policy `pipelines`, that is, can have a batch in each.
+    pipeline where the policy `pipelines`, that is, can have a batch in each. `speculation`: of its drafts; None: it has
+    none.
     """
 
     max_num_seqs: int | None = None
@@ -32,6 +46,7 @@ class Traits:
     knobs: tuple[str, ...] = ()
     loop: EngineLoop = SYNC
     pipelines: bool = False
+    speculation: Speculation | None = None
 
 
 class PolicyConfig(Config):

@@ -7,12 +7,13 @@ integers of nanoseconds. Priorities: the lower number is the more important one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from batchsim.kernel.decode import DecodeGroup
+    from batchsim.kernel.draft_group import DraftRows, Verified
     from batchsim.kernel.handover import Resume
     from batchsim.kernel.tokens import TokenIds
 
@@ -81,8 +82,9 @@ class Sequence:
     `max_output_tokens` is the request's, unless the policy lowers it in `add`, as some engines do to fit their KV.
     `last_group` is the group it left last, at its `left_step`. Where an engine schedules ahead of results, counters are
     of what is scheduled: what is known lags behind by the steps in flight. `num_wasted_tokens` of them, of a sequence
-    that has finished, come after its last one. `num_lost_tokens`, in flight as the policy preempted the sequence, are
-    given up: EngineCore delivers them to nobody.
+    that has finished, come after its last one; `num_rejected_tokens` of them, outside a group, are drafts of steps in
+    flight that will turn out rejected, of which no policy knows. `num_lost_tokens`, in flight as the policy preempted
+    the sequence, are given up: EngineCore delivers them to nobody.
     """
 
     __slots__ = (
@@ -94,6 +96,7 @@ class Sequence:
         "max_output_tokens",
         "num_blocks",
         "num_lost_tokens",
+        "num_rejected_tokens",
         "num_wasted_tokens",
         "order",
         "phase",
@@ -108,7 +111,7 @@ class Sequence:
         self.max_output_tokens = request.max_output_tokens
         self.order = -1
         self.epoch = 0
-        self.num_blocks = self.num_lost_tokens = self.num_wasted_tokens = 0
+        self.num_blocks = self.num_lost_tokens = self.num_rejected_tokens = self.num_wasted_tokens = 0
         self.group: DecodeGroup | None = None
         self.last_group: DecodeGroup | None = None
         self.joined_step = self.left_step = 0
@@ -121,13 +124,13 @@ class Sequence:
     def num_computed_tokens(self) -> int:
         """Tokens whose KV is in the cache."""
         group = self.group
-        return self.settled_computed_tokens + (group.step - self.joined_step if group is not None else 0)
+        return self.settled_computed_tokens + (group.gained(self) if group is not None else 0)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far, kept over preemptions."""
         group = self.group
-        return self.settled_output_tokens + (group.step - self.joined_step if group is not None else 0)
+        return self.settled_output_tokens + (group.gained(self) if group is not None else 0)
 
     @property
     def num_tokens(self) -> int:
@@ -166,7 +169,8 @@ class Batch:
     `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or
     recompute) pieces `(sequence, tokens)`. `num_decode_tokens` are the rows that the `num_decode` sequences compute:
     one each, and one for each draft token, of which `num_accepted_tokens`, filled in as the step is launched, are
-    accepted. `context_tokens` is what the decodes read: the sum of their computed tokens.
+    accepted. `context_tokens` is what the decodes read: the sum of their computed tokens. `drafting` says who computes
+    which of these rows where the group verifies drafts, else it is None.
     The `pad_` fields are work done for nothing: prompt padding, of which `pad_prefill_rows` are whole rows beside the
     chunks and as long as the padded ones, rows of ended sequences, and the context these read.
     `cached` lists `(sequence, tokens)` that an admission of this step found in the prefix cache, if any.
@@ -183,6 +187,7 @@ class Batch:
         "chunks",
         "context_tokens",
         "decodes",
+        "drafting",
         "group_step",
         "joined",
         "layout",
@@ -232,6 +237,7 @@ class Batch:
         self.layout = layout
         self.num_steps = 1
         self.group_step = self.num_accepted_tokens = 0
+        self.drafting: DraftRows | None = None
         self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()
@@ -245,6 +251,12 @@ class Batch:
         if decodes.left:
             self.left, decodes.left = decodes.left, []
 
+    def verify(self, drafting: DraftRows) -> None:
+        """Says that the members of the group verify drafts, in the rows `drafting`."""
+        self.drafting = drafting
+        self.num_decode_tokens = int(drafting.rows.sum())
+        self.pad_decode_rows = sum(drafting.padding.values())
+
     def again(self) -> None:
         """Turns this decode-only batch into the identical one a step later. O(1); for `Scheduler.repeat`."""
         self.num_steps += 1
@@ -254,9 +266,14 @@ class Batch:
 
     def items(self) -> Iterator[tuple[Sequence, int]]:
         """Every sequence of the step with its scheduled tokens, in batch order. O(batch log batch)."""
-        decodes = [(seq, 1) for seq in self.decodes.members] if self.decodes is not None else []
+        chunks, drafting = self.chunks, self.drafting
+        if drafting is not None:
+            decodes = list(zip(drafting.sequences, drafting.rows.tolist(), strict=True))
+            chunks = [(seq, n + drafting.padding.get(seq, 0)) for seq, n in chunks]
+        else:
+            decodes = [(seq, 1) for seq in self.decodes.members] if self.decodes is not None else []
         if self.layout == "by_order":
-            yield from sorted(decodes + self.chunks, key=_item_order)
+            yield from sorted(decodes + chunks, key=_item_order)
             return
         decodes.sort(key=_item_order)
         if self.layout == "decodes_first":
@@ -300,15 +317,14 @@ IDLE = Idle()
 class StepResult:
     """What a step took and which sequences produced their last token in it, in batch order.
 
-    `accepted`: the members of the decode group that got another number of tokens than one, as with speculation.
-    `stages_ns`: the duration of each stage of a pipeline, which sum to `duration_ns`; None where there is one stage.
-    `landing`: where the step runs on behind the host, waits for its end and says what only then is known; `finished`
-    is empty then.
+    `verified`: where the decode group verifies drafts, what became of them. `stages_ns`: the duration of each stage of
+    a pipeline, which sum to `duration_ns`; None where there is one stage. `landing`: where the step runs on behind the
+    host, waits for its end and says what only then is known; `finished` is empty then.
     """
 
     duration_ns: int
     finished: list[Sequence]
-    accepted: Mapping[Sequence, int] | None = None
+    verified: Verified | None = None
     stages_ns: tuple[int, ...] | None = None
     landing: Callable[[], Landed] | None = None
 

@@ -14,17 +14,21 @@ _OWN_KEYS = 1 << 64
 
 
 class ChainKeys:
-    """The keys of a request's KV blocks, those of its prompt and then of its output, made when needed."""
+    """The keys of a request's KV blocks, those of its prompt and then of its output, made when needed.
 
-    __slots__ = ("_block_size", "_keys", "_output", "_prompt_tokens", "_rest", "_segments")
+    With `lookahead` a block's key covers so many tokens after it too.
+    """
 
-    def __init__(self, request: Request, block_size: int) -> None:
+    __slots__ = ("_block_size", "_keys", "_lookahead", "_output", "_prompt_tokens", "_rest", "_segments")
+
+    def __init__(self, request: Request, block_size: int, lookahead: int = 0) -> None:
         assert request.tokens is not None
         self._block_size = block_size
         self._prompt_tokens = request.prompt_tokens
         self._output = output_stream(request.id)
         self._segments = request.tokens.segments
-        self._keys, self._rest = _prompt_keys(self._segments, block_size)
+        self._lookahead = lookahead
+        self._keys, self._rest = ([], ()) if lookahead else _prompt_keys(self._segments, block_size)
 
     def up_to(self, count: int) -> list[int]:
         """The keys of at least the first `count` blocks, in order; the list is not to be changed."""
@@ -32,7 +36,10 @@ class ChainKeys:
         while len(keys) < count:
             at = len(keys) * size - self._prompt_tokens  # of the block's first token in the output
             before = keys[-1] if keys else 0
-            if at < 0:
+            if self._lookahead:
+                start = len(keys) * size
+                keys.append(hash((before, *self._parts(start, start + size + self._lookahead))))
+            elif at < 0:
                 keys.append(hash((before, *self._rest, self._output, 0, size + at)))
             else:
                 keys.append(hash((before, self._output, at)))
@@ -60,11 +67,11 @@ class ChainKeys:
         return parts
 
 
-def keys_of(request: Request, block_size: int) -> ChainKeys | range:
+def keys_of(request: Request, block_size: int, lookahead: int = 0) -> ChainKeys | range:
     if request.tokens is None:
         first = own_key(request)
         return range(first, first + (1 << 32))
-    return ChainKeys(request, block_size)
+    return ChainKeys(request, block_size, lookahead)
 
 
 def own_key(request: Request) -> int:

@@ -10,6 +10,7 @@ Source: vllm/v1/core/block_pool.py, kv_cache_manager.py, single_type_kv_cache_ma
 from __future__ import annotations
 
 from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.kv_blocks import Pins, check_pool
 from batchsim.kernel.types import Sequence
 from batchsim.kv.block_keys import ChainKeys, keys_of, own_key
@@ -23,12 +24,13 @@ class BlockHashKV(Pins):
     published only when it gives them up and will come back: `free`, and not `end`. Blocks by which the decode group
     grew leave the queue only when ids or queue are next looked at. There is no swap in vLLM V1: `swap_out` never finds
     room. `unknown`: the number of a decode's newest tokens that its engine does not know yet when it schedules the next
-    one; a block is published once all its tokens are known.
+    one; a block is published once all its tokens are known. `lookahead`: the number of tokens after those of a block
+    that its key covers too, since its contents depend on them.
     """
 
     __slots__ = (
         "_due", "_held", "_index", "_key", "_moves", "_num_sharing", "_queue", "_search", "_users",
-        "block_size", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free", "unknown",
+        "block_size", "lookahead", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free", "unknown",
     )  # fmt: skip
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
@@ -45,7 +47,7 @@ class BlockHashKV(Pins):
         self._users = [0] * num_blocks  # sequences that hold a published block
         self._search: _Search | None = None  # the last lookup, kept up to date
         self._moves = 0  # counts the times blocks were given back
-        self.unknown = 0
+        self.unknown = self.lookahead = 0
         self._num_sharing = 0  # holdings of sequences whose tokens have identity
 
     @property
@@ -81,10 +83,10 @@ class BlockHashKV(Pins):
         request = seq.request
         if request.tokens is None and own_key(request) not in self._index:
             return 0
-        limit = (seq.num_tokens - 1) // self.block_size
+        limit = (seq.num_tokens - max(self.lookahead, 1)) // self.block_size
         search = self._search
         if search is None or search.seq is not seq or search.limit != limit:
-            search = self._search = _Search(seq, keys_of(request, self.block_size), limit)
+            search = self._search = _Search(seq, keys_of(request, self.block_size, self.lookahead), limit)
         if not search.settled:
             search.walk(self._index)
         return search.num_hits * self.block_size
@@ -96,11 +98,13 @@ class BlockHashKV(Pins):
         hit_tokens: int,
         spare_blocks: int = 0,
         must_fit_tokens: int = 0,
+        ahead: int = 0,
     ) -> bool:
         """Gives `seq` its hit blocks and new ones for `num_tokens` tokens in all; False, and nothing changed, if short.
 
         `hit_tokens` is at most what `lookup` says now. `spare_blocks` must stay free; `must_fit_tokens` in all would
-        have to fit too, though nothing is kept for them. A hit block that nobody uses counts as taken.
+        have to fit too, though nothing is kept for them. A hit block that nobody uses counts as taken. The last `ahead`
+        of the tokens are for drafts, of which nothing is published.
         """
         if seq in self._held or self.lookup(seq) < hit_tokens or hit_tokens % self.block_size:
             raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
@@ -120,11 +124,11 @@ class BlockHashKV(Pins):
                 hits = search.hits[:have]
                 self._touch(hits)
             self._search = None
-        holding = _Holding(hits, keys if keys is not None else keys_of(seq.request, self.block_size))
+        holding = _Holding(hits, keys if keys is not None else keys_of(seq.request, self.block_size, self.lookahead))
         self._held[seq] = holding
         self._num_sharing += holding.sharing
         holding.table += self._take(need - have)
-        self._publish_to(holding, seq, num_tokens)
+        self._publish_to(holding, seq, num_tokens - ahead)
         seq.num_blocks = len(holding.table)
         return True
 
@@ -146,8 +150,11 @@ class BlockHashKV(Pins):
 
     # ---- the running
 
-    def allocate(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> bool:
-        """As `KVBlockManager.allocate`; full blocks of known tokens, all but the last `unknown`, become published."""
+    def allocate(self, seq: Sequence, num_tokens: int, unknown: int = 0, ahead: int = 0) -> bool:
+        """As `KVBlockManager.allocate`; full blocks of known tokens, all but the last `unknown`, become published.
+
+        The last `ahead` of `num_tokens` are for drafts, of which nothing is published.
+        """
         self._deal()
         holding = self._held.get(seq)
         if holding is None:
@@ -156,14 +163,28 @@ class BlockHashKV(Pins):
         if need > self.num_free:
             return False
         holding.table += self._take(need)
-        self._publish_to(holding, seq, min(num_tokens, seq.num_tokens - unknown))
+        self._publish_to(holding, seq, min(num_tokens - ahead, seq.num_tokens - unknown), unknown)
         seq.num_blocks = len(holding.table)
         return True
 
-    def publish(self, seq: Sequence, num_tokens: int) -> None:
-        """Publishes the full blocks of the first `num_tokens` tokens of `seq`: their last ones have become known."""
+    def publish(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
+        """Publishes the full blocks of the first `num_tokens` tokens of `seq`: their last ones have become known.
+
+        The last `unknown` of all its tokens are not.
+        """
         self._deal()
-        self._publish_to(self._held[seq], seq, num_tokens)
+        self._publish_to(self._held[seq], seq, num_tokens, unknown)
+
+    def publish_group(self, group: DraftGroup, more: int) -> None:
+        """Publishes the full blocks of all computed tokens of the members that are known, and `more` ones."""
+        if not self._num_sharing:
+            return
+        self._deal()
+        for seq, num_tokens in group.filled(min(more, 1 - self.lookahead)):
+            holding = self._held[seq]
+            if holding.sharing and num_tokens // self.block_size > holding.published:
+                self._publish(holding, holding.published, num_tokens // self.block_size, users=1)
+                holding.published = num_tokens // self.block_size
 
     def grow_group(self, group: DecodeGroup) -> bool:
         need = group.blocks_due()
@@ -172,7 +193,9 @@ class BlockHashKV(Pins):
         if need:
             self.num_free -= need
             self._due += group.members_due()
-        if self._num_sharing:
+        if isinstance(group, DraftGroup):
+            self.publish_group(group, 1)
+        elif self._num_sharing:
             self._deal()
             unknown = self.unknown
             for seq in group.members_due(ahead=1 - unknown):
@@ -225,7 +248,8 @@ class BlockHashKV(Pins):
         table, users, published = holding.table, self._users, holding.published
         self._num_sharing -= holding.sharing
         computed = seq.num_computed_tokens - unknown
-        full = published if holding.sharing else max(holding.full, computed // self.block_size)
+        known = min(computed, seq.num_tokens - unknown - self.lookahead)
+        full = published if holding.sharing else max(holding.full, known // self.block_size)
         if returns:
             self._publish(holding, published, full, users=0)
         unused = table[published:full][::-1]
@@ -246,8 +270,8 @@ class BlockHashKV(Pins):
 
     # ---- the index
 
-    def _publish_to(self, holding: _Holding, seq: Sequence, num_tokens: int) -> None:
-        full = min(num_tokens, seq.num_tokens) // self.block_size
+    def _publish_to(self, holding: _Holding, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
+        full = max(min(num_tokens, seq.num_tokens - unknown - self.lookahead), 0) // self.block_size
         if not holding.sharing:
             holding.full = max(holding.full, full)
         elif full > holding.published:

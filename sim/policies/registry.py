@@ -18,7 +18,8 @@ from batchsim.policies.systems.triton.triton import Triton, TritonConfig
 from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm import VllmConfig
+from batchsim.policies.systems.vllm_drafts import VllmWithDrafts
 
 POLICIES = {
     "static": (StaticConfig, Static),
@@ -26,7 +27,7 @@ POLICIES = {
     "continuous": (ContinuousConfig, Continuous),
     "preemptive": (PreemptiveConfig, Preemptive),
     "gated": (GatedConfig, Gated),
-    "vllm": (VllmConfig, Vllm),
+    "vllm": (VllmConfig, VllmWithDrafts),
     "orca": (OrcaConfig, Orca),
     "sarathi": (SarathiConfig, Sarathi),
     "vllm_v0": (VllmV0Config, VllmV0),

@@ -18,6 +18,7 @@ from batchsim.base.errors import ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.draft_group import DraftGroup, DraftRows, Verified
 from batchsim.kernel.events import Cancelled, Ended, Finished, Rejected, Tokens, Unfinished
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
 from batchsim.kernel.leaps import leap
@@ -736,20 +737,23 @@ def test_a_policy_is_told_when_a_step_ended_and_what_it_says_then_has_that_time(
 
 
 def test_tokens_accepted_by_a_step_are_those_of_the_executor() -> None:
-    """A member that got 3 in one step has 3 more."""
+    """A member that got 3 in one step has 3 more, and the row of the step says so."""
 
     class Accepts(SimExecutor):
         def execute(self, batch: Batch) -> StepResult:
-            (seq,) = batch.decodes.members if batch.decodes is not None else ()
-            return StepResult(10, [], {seq: 3})
+            return StepResult(10, [], Verified(np.array([2]), np.array([3])))
 
     core = engine(Sleeper())
     core.executor = Accepts(Constant(), MAX_MODEL_LEN)
-    group, seq = DecodeGroup(4), Sequence(Request(0, 0, 4, 99))
+    group, seq = DraftGroup(4), Sequence(Request(0, 0, 4, 99))
     seq.settled_computed_tokens, seq.settled_output_tokens = 4, 1
     group.join(seq)
-    core.execute(Batch(group, [], 0), 0)
+    batch = Batch(group, [], 0)
+    batch.verify(DraftRows([seq], np.array([4]), {}))
+    core.execute(batch, 0)
     assert seq.num_output_tokens == 4
+    row = core.recorder.records().steps[0]
+    assert [row[name] for name in ("num_decode", "num_decode_tokens", "num_accepted_tokens")] == [1, 4, 2]
 
 
 def test_an_answer_that_is_held_is_given_up_without_the_policy() -> None:

@@ -98,30 +98,3 @@ def test_the_group_equals_a_walk(block_size: int, script: list[int | str]) -> No
             due = [seq for seq in members if (seq.num_computed_tokens + ahead) % block_size == 0]
             assert sorted(seq.request.id for seq in group.members_due(ahead)) == [seq.request.id for seq in due]
         assert group.blocks_due() == len(group.members_due())
-
-
-@given(
-    block_size=st.integers(1, 5),
-    steps=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=8),
-)
-def test_members_may_gain_different_numbers_of_tokens(block_size: int, steps: list[list[int]]) -> None:
-    """However many tokens each accepts, counters, context and the blocks due are those of a walk over the members."""
-    group = DecodeGroup(block_size)
-    members = [ready(i, 3 + i) for i in range(3)]
-    for seq in members:
-        group.join(seq)
-    for number, accepted in enumerate(steps, start=1):
-        group.advance({seq: n for seq, n in zip(members, accepted, strict=True) if n != 1})
-        gained = [sum(column) for column in zip(*steps[:number], strict=True)]
-        assert [group.gained(seq) for seq in members] == gained
-        assert [seq.num_output_tokens for seq in members] == [1 + n for n in gained]
-        computed = [3 + i + n for i, n in enumerate(gained)]
-        assert [seq.num_computed_tokens for seq in members] == computed
-        assert group.total_context_tokens == sum(computed)
-        due = [seq for seq, n in zip(members, computed, strict=True) if n % block_size == 0]
-        assert set(group.members_due()) == set(due)
-        assert group.blocks_due() == len(due)
-    left = members[0]
-    tokens = left.num_tokens
-    group.leave(left)
-    assert (left.num_tokens, group.total_context_tokens) == (tokens, sum(computed[1:]))

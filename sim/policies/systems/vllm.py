@@ -9,7 +9,7 @@ preempted with results in flight is passed over in the queue until they are ther
 Source: vllm/v1/core/sched/scheduler.py and vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel; checked step by step
 against recordings of that scheduler (`batchsim conform`).
 Simplifies: request ids tie as integers where vLLM compares strings; a pool smaller than max_model_len is taken, and
-requests that could not end in it are rejected; no speculative decoding, LoRA, connectors.
+requests that could not end in it are rejected; no LoRA, connectors. `vllm_drafts` has speculative decoding.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.queues import FcfsQueue, PriorityQueue
 from batchsim.policies.systems.cohorts import Cohorts
+from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
 
 _NO_CAP = 1 << 62
 ASYNCHRONOUS = EngineLoop("batch_queue", depth=2, nap_ns=1_000_000)
@@ -43,7 +44,8 @@ class VllmConfig(PolicyConfig):
 
     `prefill_schedule_interval` may be more than 1 in vLLM, which is not simulated. None stands for
     max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for max_num_seqs in
-    `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1.
+    `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1. `speculative_config`
+    None: no drafts.
     """
 
     enable_prefix_caching: bool = True
@@ -59,6 +61,7 @@ class VllmConfig(PolicyConfig):
     max_num_active_seqs: PositiveInt | None = None
     max_num_scheduled_tokens: PositiveInt | None = None
     prefill_schedule_interval: PositiveInt = 1
+    speculative_config: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,6 +93,7 @@ class VllmConfig(PolicyConfig):
             knobs=("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"),
             loop=ASYNCHRONOUS if self.async_scheduling else SYNCHRONOUS,
             pipelines=True,
+            speculation=None if self.speculative_config is None else self.speculative_config.speculation,
         )
 
     @property
@@ -303,7 +307,7 @@ class Vllm:
             computed = seq.num_computed_tokens
             n = min(seq.num_tokens - computed, cap, left)
             while not self._allocate(seq, computed + n):
-                victim = max(order, key=_importance) if by_priority else order[-1]
+                victim = max(order, key=importance) if by_priority else order[-1]
                 at = order.index(victim)
                 del order[at]
                 if at < i:
@@ -440,7 +444,7 @@ class Vllm:
         self._blocked = blocked
 
 
-def _importance(seq: Sequence) -> tuple[int, int]:
+def importance(seq: Sequence) -> tuple[int, int]:
     """The key by which running sequences are compared: larger is less important. vLLM's has no id, so of equals the
     first in running order is taken."""
     return seq.request.priority, seq.request.arrival_ns

@@ -1,0 +1,299 @@
+"""vLLM 0.33 with speculative decoding: decodes verify draft tokens, and gain one token and as many as are right.
+
+Rule: as `vllm`, with the drafts that wait for a sequence among the tokens it asks for. Drafts that the budget cuts off
+are lost; max_tokens cuts none. Blocks are taken for all drafts, and for what the drafter writes ahead, and kept where
+they are rejected. A sequence admitted with one token to compute is padded with dummy drafts to the width of a decode.
+Ahead of results a step counts as if all its drafts were accepted, and the rejected are taken off one step later.
+Source: vllm/v1/core/sched/scheduler.py, async_scheduler.py and vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel.
+Simplifies: several MTP modules, DFlash, suffix decoding, drafts of structured outputs and a number of drafts by batch
+size are not simulated.
+"""
+
+from __future__ import annotations
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.draft_group import DraftGroup, DraftRows
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.policies.systems.vllm import Vllm, VllmConfig, importance
+
+Chunks = list[tuple[Sequence, int]]
+
+
+class _Budget:
+    """The tokens of a step in the making that are left: those of the schedule, and of all with the drafter's."""
+
+    __slots__ = ("left", "slots", "with_slots")
+
+    def __init__(self, tokens: int, with_slots: int, slots: int) -> None:
+        self.left, self.with_slots, self.slots = tokens, with_slots, slots
+
+    @property
+    def most(self) -> int:
+        """Tokens that one more sequence may take; none if not positive."""
+        return min(self.left, self.with_slots - self.slots)
+
+    def take(self, tokens: int, sequences: int = 1) -> None:
+        self.left -= tokens
+        self.with_slots -= tokens + self.slots * sequences
+
+
+class VllmWithDrafts(Vllm):
+    """The scheduler of a VllmConfig that has a `speculative_config`; of any other, a Vllm.
+
+    A step is a few operations on the columns of a DraftGroup where nobody must sit out or be preempted.
+    """
+
+    group: DraftGroup
+
+    def __new__(cls, config: VllmConfig, context: PolicyContext) -> Vllm:
+        return Vllm(config, context) if config.speculative_config is None else super().__new__(cls)
+
+    def __init__(self, config: VllmConfig, context: PolicyContext) -> None:
+        super().__init__(config, context)
+        assert config.speculative_config is not None, "__new__ has seen to that"
+        if context.loop.stages > 1:
+            raise ScenarioError("vllm: speculative_config in a pipeline is not simulated. Leave one of them out.")
+        self._spec = config.speculative_config
+        self._num_drafts, self._lookahead = self._spec.num_speculative_tokens, self._spec.lookahead
+        self._next_drafts = self._num_drafts if self._ahead else 0  # that wait before the drafter has said
+        self.group = DraftGroup(self.kv.block_size)  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self.cache is not None:
+            self.cache.lookahead = self._spec.hash_lookahead
+        self._drafts: dict[Sequence, int] = {}  # that wait for those outside the group
+        self._in_flight: dict[Sequence, int] = {}  # tokens of those who left the group with this schedule
+        self._padding: dict[Sequence, int] = {}  # dummy drafts of the step in the making
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        if self._ahead:
+            self._go_on_unseen()
+        cap, config = self._prefill_cap(), self.config
+        preempted: list[Sequence] = []
+        cached: Chunks = []
+        self._padding = {}
+        budget = _Budget(self._step_tokens, config.max_num_batched_tokens, self._spec.slots)
+        chunks = self._extend_all(cap, budget)
+        if chunks is None:
+            chunks = self._walk(cap, budget, preempted)
+        if self.waiting:
+            reason = "preemption" if preempted else self._let_in(cap, budget, chunks, cached)
+            self._note_blocked(reason)
+        group = self.group
+        if not (group.members or chunks or preempted):
+            return IDLE
+        group.sum_context()
+        batch = Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
+        batch.verify(DraftRows(list(group.sequences), group.rows, self._padding))
+        self._last = batch
+        return batch
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        return False  # members gain different numbers of tokens
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        group, drafting = self.group, batch.drafting
+        assert drafting is not None and drafting.verified is not None
+        if self._ahead:
+            self._in_flight.clear()
+            if self.cache is not None:
+                self.cache.publish_group(group, 0)
+            return super().complete(batch, finished, now_ns)
+        first = drafting.verified.first_drafts or {}
+        group.give_drafts(self._num_drafts, drafting.verified.drafts)
+        if self.cache is not None:
+            self.cache.publish_group(group, 0)
+            for seq in batch.sampled:
+                if seq in self.running:
+                    self.cache.publish(seq, seq.num_computed_tokens)
+        for seq in finished:
+            self._release(seq, 0, returns=False)
+        for seq in batch.sampled:
+            if seq in self.running:
+                del self.partial[seq]
+                group.join(seq, min(first.get(seq, self._num_drafts), self._num_drafts))
+        return finished
+
+    # ---- ahead of results
+
+    def _go_on_unseen(self) -> None:
+        group = self.group
+        for seq in group.last_in_flight():
+            self._step_aside(seq)
+            self.ending[seq] = None
+        if self._last is not None:
+            drafting = self._last.drafting
+            for seq in self._last.sampled:
+                if seq in self.partial:
+                    del self.partial[seq]
+                    more = drafting.padding.get(seq, 0) if drafting is not None else 0
+                    if seq.num_output_tokens >= seq.max_output_tokens:
+                        self.ending[seq] = None
+                        self._in_flight[seq] = 1
+                    else:
+                        group.join(seq, self._num_drafts, 1 + more)
+            self._last = None
+
+    def _step_aside(self, seq: Sequence) -> None:
+        """Takes `seq` out of the group, with its blocks."""
+        place = seq.phase
+        self._in_flight[seq] = int(self.group.unknown[place])
+        self._drafts[seq] = int(self.group.drafts[place])
+        self.group.leave(seq)
+
+    def _unknown(self, seq: Sequence) -> int:
+        if seq.group is not None:
+            return int(self.group.unknown[seq.phase])
+        return self._in_flight.get(seq, 0)
+
+    # ---- the running
+
+    def _extend_all(self, cap: int, budget: _Budget) -> Chunks | None:
+        """Schedules all running sequences at once: their chunks; None, and nothing changed, if any must be cut short or
+        sit out."""
+        kv, group = self.kv, self.group
+        if self.stalled:
+            return None
+        rows = group.wanted(cap, self.max_model_len)
+        total = int(rows.sum())
+        trial = _Budget(budget.left, budget.with_slots, budget.slots)
+        trial.take(total, len(rows))
+        if trial.left < 0 or trial.with_slots < 0 or (len(rows) and rows.min() < 1):
+            return None
+        chunks: Chunks = []
+        need = 0
+        for seq in self.partial:
+            n = min(seq.num_tokens - seq.settled_computed_tokens, cap)
+            if n > trial.most:
+                # Only the last running sequence may take what is left: others behind it would have to sit out.
+                if trial.most <= 0 or next(reversed(self.running)) is not seq:
+                    return None
+                n = trial.most
+            need += max(kv.blocks_for(self._room_for(seq.settled_computed_tokens + n)) - kv.held(seq), 0)
+            chunks.append((seq, n))
+            trial.take(n)
+        group.ask(rows, self._lookahead, self.max_model_len)
+        if need + group.blocks_due() > kv.num_free:
+            return None
+        kv.grow_group(group)
+        group.take_due()
+        for seq, n in chunks:
+            self._allocate(seq, seq.settled_computed_tokens + n)
+        budget.left, budget.with_slots = trial.left, trial.with_slots
+        group.give_drafts(self._next_drafts)
+        return chunks
+
+    def _room_for(self, num_tokens: int) -> int:
+        """The tokens for which blocks are taken where `num_tokens` are computed."""
+        return min(num_tokens + self._lookahead, self.max_model_len)
+
+    def _walk(self, cap: int, budget: _Budget, preempted: list[Sequence]) -> Chunks:
+        """As `_extend_all`, but one by one in vLLM's order, preempting for blocks; O(running)."""
+        group, by_priority = self.group, self.config.policy == "priority"
+        order = list(self.running)
+        scheduled: dict[Sequence, int] = {}
+        i = 0
+        while i < len(order) and budget.most > 0:
+            seq = order[i]
+            computed = seq.num_computed_tokens
+            n = min(seq.num_tokens + self._waiting_drafts(seq) - computed, cap, budget.most)
+            n = min(n, self.max_model_len - computed - 1)
+            if seq in self.ending or n < 1:
+                i += 1
+                continue
+            while not self._allocate(seq, computed + n):
+                victim = max(order, key=importance) if by_priority else order[-1]
+                at = order.index(victim)
+                del order[at]
+                if at < i:
+                    i -= 1
+                if victim in scheduled:
+                    budget.take(-scheduled.pop(victim), -1)
+                self._preempt(victim, seq)
+                preempted.append(victim)
+                if victim is seq:
+                    break
+            else:
+                scheduled[seq] = n
+                budget.take(n)
+                i += 1
+        for seq in order:
+            if seq.group is not None and seq not in scheduled:
+                self._step_aside(seq)
+                self.stalled[seq] = None
+                self.events.append(Event("sat_out", seq, "token_budget"))
+        chunks = [(seq, n) for seq, n in scheduled.items() if not self._decodes(seq)]
+        group.take_rows(scheduled)
+        group.give_drafts(self._next_drafts)
+        return chunks
+
+    def _waiting_drafts(self, seq: Sequence) -> int:
+        return int(self.group.drafts[seq.phase]) if seq.group is not None else self._drafts.get(seq, 0)
+
+    def _decode_on(self, seq: Sequence) -> None:
+        self.group.join(seq, self._drafts.pop(seq, 0))
+
+    def _allocate(self, seq: Sequence, num_tokens: int) -> bool:
+        room = self._room_for(num_tokens)
+        if self.cache is not None:
+            found = self.cache.allocate(seq, room, self._unknown(seq), room - num_tokens)
+        else:
+            found = self.kv.allocate(seq, room)
+        if found and seq.group is not None:
+            self.group.blocks[seq.phase] = seq.num_blocks
+        return found
+
+    def _release(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
+        super()._release(seq, unknown, returns=returns)
+        self._drafts.pop(seq, None)
+        self._in_flight.pop(seq, None)
+
+    # ---- the waiting
+
+    def _let_in(self, cap: int, budget: _Budget, chunks: Chunks, cached: Chunks) -> str:
+        """Admits from the head of the queue, into `chunks` and `cached`; returns why the next one does not fit, "" if
+        nobody is left."""
+        waiting, cache = self.waiting, self.cache
+        pads = not chunks  # beside prompts there is no width to keep to
+        alone = not self.group.members
+        while waiting:
+            if budget.most <= 0:
+                return "token_budget"
+            if len(self.running) >= self._slots:
+                return "no_slot"
+            seq = waiting.head()
+            hit = cache.lookup(seq) if cache is not None else 0
+            start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
+            n, padding = min(seq.num_tokens - start, cap), 0
+            width = 1 + self._num_drafts
+            if (
+                seq.num_tokens - start == 1
+                and pads
+                and (start or not alone)
+                and start + width + 1 <= self.max_model_len
+            ):
+                if width > budget.most:
+                    return "token_budget"
+                padding = self._num_drafts
+            elif n > budget.most:
+                if not self.config.enable_chunked_prefill:
+                    return "token_budget"
+                n = budget.most
+            if not self._room(seq, start + n + padding, hit):
+                return "kv_blocks"
+            self._start(waiting.pop(), start)
+            if hit:
+                cached.append((seq, hit))
+            if padding:
+                self._padding[seq] = padding
+            chunks.append((seq, n))
+            budget.take(n + padding)
+        return ""
+
+    def _room(self, seq: Sequence, num_tokens: int, hit: int) -> bool:
+        kv, spare = self.kv, self._watermark_blocks if self.running else 0
+        room = self._room_for(num_tokens)
+        must_fit = min(seq.num_tokens, self.max_model_len) if self.config.scheduler_reserve_full_isl else room
+        if self.cache is not None:
+            return self.cache.admit(seq, room, hit, spare, must_fit, room - num_tokens)
+        need = kv.blocks_for(max(must_fit, room))
+        return need + spare <= kv.num_free and kv.allocate(seq, room)

@@ -1,0 +1,82 @@
+"""vLLM's `speculative_config`: who drafts tokens, how many, and what a simulation supposes of their worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from batchsim.base.ranges import Config, Range
+from batchsim.kernel.policy_config import Speculation
+
+MAX_DRAFTS = 64
+"""The most draft tokens a step: far above what anybody verifies."""
+Probability = Annotated[float, Range(0, 1)]
+Law = Probability | tuple[Probability, ...]
+"""Draft tokens accepted: one number, the probability of each draft where those before it are right; or for each
+position the share of steps in which its draft is accepted, as vLLM counts it."""
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig(Config):
+    """Every decode verifies up to `num_speculative_tokens` draft tokens beside its own, by vLLM's names.
+
+    Supposed in a simulation: `acceptance`, a law, or one by request class, in which "" stands for all other classes;
+    and for `ngram`, which drafts only where the text repeats itself, `found`, the share of steps for which it does.
+    """
+
+    method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
+    num_speculative_tokens: Annotated[int, Range(1, MAX_DRAFTS)]
+    acceptance: Law | dict[str, Law]
+    found: Probability = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, shares in self.positions.items():
+            of_class = f" of class {name}" if name else ""
+            if len(shares) != self.num_speculative_tokens:
+                raise ValueError(
+                    f"acceptance{of_class} has {len(shares)} positions, num_speculative_tokens is"
+                    f" {self.num_speculative_tokens}. Write as many, or one number"
+                )
+            if any(later > share for share, later in pairwise(shares)):
+                raise ValueError(
+                    f"acceptance{of_class} rises: {', '.join(f'{share:g}' for share in shares)}. A draft is accepted"
+                    " only with those before it: write shares that fall"
+                )
+        if not self.positions:
+            raise ValueError('acceptance names no class. Write one law, or one by class, "" for all others')
+        if self.found != 1 and self.method != "ngram":
+            raise ValueError(f"found is {self.found:g}, but {self.method} always drafts. Leave it out")
+
+    @property
+    def positions(self) -> dict[str, tuple[float, ...]]:
+        """By request class, "" for all others: for each position the share of steps in which its draft is accepted."""
+        laws = self.acceptance if isinstance(self.acceptance, dict) else {"": self.acceptance}
+        count = self.num_speculative_tokens
+        return {
+            name: law if isinstance(law, tuple) else tuple(law**n for n in range(1, count + 1))
+            for name, law in laws.items()
+        }
+
+    @property
+    def speculation(self) -> Speculation:
+        """What the world, of which the scheduler knows nothing, is supposed to do with drafts."""
+        return Speculation(self.positions, self.found)
+
+    # ---- numbers by method; source: vllm/config/vllm.py and vllm/config/speculative.py of the 0.33.0 wheel
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens beyond the scheduled ones for which a step takes KV blocks, which the drafter writes."""
+        return 0 if self.method == "ngram" else self.num_speculative_tokens
+
+    @property
+    def slots(self) -> int:
+        """Tokens of the step's budget that the drafter takes for each sequence."""
+        return int(self.method == "draft_model")
+
+    @property
+    def hash_lookahead(self) -> int:
+        """Tokens after a block on which its contents depend, since the draft head writes it too."""
+        return int(self.method in ("eagle", "eagle3", "mtp"))
