@@ -362,7 +362,7 @@ class EngineCore:
         """Moves the members of a group that verifies drafts on by what they got."""
         group, drafting = batch.decodes, batch.drafting
         assert isinstance(group, DraftGroup) and drafting is not None
-        batch.num_accepted_tokens = int(verified.accepted.sum())
+        batch.num_accepted_tokens = verified.num_accepted
         group.verify(drafting, verified, ahead=self._ahead)
 
     def _advance_chunks(self, batch: Batch) -> tuple[int, int]:

@@ -75,6 +75,10 @@ class DecodeGroup:
         """Output tokens that the member `seq` has got since it joined, as many as were computed of it since."""
         return self.step - seq.joined_step
 
+    def blocks_held(self, seq: Sequence) -> int:
+        """KV blocks that the member `seq` holds where no manager keeps their ids."""
+        return max(seq.num_blocks, -(-seq.num_computed_tokens // self.block_size))
+
     def advance(self) -> None:
         """One decode step done: every member has one more computed and one more output token. O(1). EngineCore only."""
         self.step += 1

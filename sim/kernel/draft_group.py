@@ -17,6 +17,7 @@ from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.types import Sequence
 
 Ints = NDArray[np.int64]
+MAX_GAIN = 128  # tokens of a sequence in a step, drafts among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Verified:
     drafts: Ints | None = None
     first_drafts: dict[Sequence, int] | None = None
 
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens accepted of all together."""
+        return int(np.add.reduce(self.accepted))
+
 
 @dataclass(slots=True)
 class DraftRows:
@@ -48,61 +54,45 @@ class DraftRows:
     changes: int = 0
     verified: Verified | None = None
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of all together."""
+        return int(np.add.reduce(self.rows))
+
 
 class DraftGroup(DecodeGroup):
     """A DecodeGroup whose members gain different numbers of tokens.
 
     Columns, in the order of `sequences`: `computed` tokens; `rejected`, those of them that steps in flight counted and
     that will be taken off; `unknown`, the tokens that steps in flight make or verify; `drafts` waiting to be verified;
-    `blocks` of KV held; `published`, of these; `limit`, the tokens at which the client's cap ends the sequence; `ends`
-    and `luck`, the executor's: the computed tokens with which it ends, and what its acceptance is drawn by. `rows` are
-    those of the step in the making, `need` its KV blocks: set by `ask`.
+    `room`, the tokens that the KV blocks held can take; `published`, the full ones of these blocks said to be so;
+    `limit`, the tokens at which the client's cap ends the sequence; `ends` and `luck`, the executor's: the computed
+    tokens with which it ends, and what its acceptance is drawn by. `rows` are those of the step in the making, set by
+    `ask`.
     """
 
-    __slots__ = ("_columns", "changes", "need", "rows", "sequences")
+    __slots__ = (
+        "_columns", "_late", "_longest", "_need", "_num_due", "_places_due", "_same", "_same_rows", "changes",
+        "computed", "drafts", "ends", "limit", "luck", "published", "rejected", "room", "rows", "sequences", "unknown",
+    )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
         self.sequences: list[Sequence] = []
         self._columns = np.zeros((9, 64), np.int64)
         self.changes = 0  # counts joins and leaves
-        self.rows = self.need = np.zeros(0, np.int64)
+        self._late = False  # whether a step was ever launched ahead of results
+        self.rows = self._need = self._places_due = self._same_rows = np.zeros(0, np.int64)
+        self._num_due = self._longest = 0
+        self._same: int | None = 0  # how many drafts wait for each member, if all have as many
+        self._resize()
 
-    @property
-    def computed(self) -> Ints:
-        return self._columns[0, : len(self.sequences)]
-
-    @property
-    def rejected(self) -> Ints:
-        return self._columns[1, : len(self.sequences)]
-
-    @property
-    def unknown(self) -> Ints:
-        return self._columns[2, : len(self.sequences)]
-
-    @property
-    def drafts(self) -> Ints:
-        return self._columns[3, : len(self.sequences)]
-
-    @property
-    def blocks(self) -> Ints:
-        return self._columns[4, : len(self.sequences)]
-
-    @property
-    def published(self) -> Ints:
-        return self._columns[5, : len(self.sequences)]
-
-    @property
-    def limit(self) -> Ints:
-        return self._columns[6, : len(self.sequences)]
-
-    @property
-    def ends(self) -> Ints:
-        return self._columns[7, : len(self.sequences)]
-
-    @property
-    def luck(self) -> Ints:
-        return self._columns[8, : len(self.sequences)]
+    def _resize(self) -> None:
+        """Makes the columns as long as there are members."""
+        self.changes += 1
+        columns = self._columns[:, : len(self.sequences)]
+        self.computed, self.rejected, self.unknown, self.drafts, self.room = columns[:5]
+        self.published, self.limit, self.ends, self.luck = columns[5:]
 
     # ---- membership
 
@@ -118,18 +108,21 @@ class DraftGroup(DecodeGroup):
         place = len(self.sequences)
         if place == self._columns.shape[1]:
             self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
-        self.sequences.append(seq)
+        self.sequences = [*self.sequences, seq]  # anew, since steps in flight keep the list they had
+        self._longest = max(self._longest, seq.settled_computed_tokens)
+        if drafts != self._same:
+            self._same = None if place else drafts
         limit = seq.request.prompt_tokens + seq.max_output_tokens
         rejected, seq.num_rejected_tokens = seq.num_rejected_tokens, 0
         self._columns[:, place] = (
-            seq.settled_computed_tokens, rejected, unknown, drafts, seq.num_blocks, 0, limit, 0, 0
+            seq.settled_computed_tokens, rejected, unknown, drafts, seq.num_blocks * self.block_size, 0, limit, 0, 0
         )  # fmt: skip
         seq.phase = place
         seq.joined_step = self.step
         seq.group = self
         self.members[seq] = None
         self.joined[seq] = None
-        self.changes += 1
+        self._resize()
 
     def leave(self, seq: Sequence) -> None:
         gained, place, last = self.gained(seq), seq.phase, len(self.sequences) - 1
@@ -139,14 +132,14 @@ class DraftGroup(DecodeGroup):
         seq.group = None
         seq.last_group, seq.left_step = self, self.step
         seq.epoch += 1
-        moved = self.sequences.pop()
+        self.sequences, moved = self.sequences[:-1], self.sequences[-1]
         if moved is not seq:
             self.sequences[place] = moved
             moved.phase = place
             self._columns[:, place] = self._columns[:, last]
         del self.members[seq]
         self.left.append(seq)
-        self.changes += 1
+        self._resize()
 
     def gained(self, seq: Sequence) -> int:
         return int(self._columns[0, seq.phase]) - seq.settled_computed_tokens
@@ -154,8 +147,26 @@ class DraftGroup(DecodeGroup):
     # ---- a step
 
     def wanted(self, most: int, max_model_len: int) -> Ints:
-        """How many rows each member would compute: one, and one for each draft that waits, but at most `most`."""
-        return np.minimum(1 + self.drafts, np.minimum(max_model_len - 1 - self.computed, most))
+        """How many rows each member would compute: one, and one for each draft that waits, but at most `most`; not to
+        be changed."""
+        if self._same is not None and most > self._same and self._is_short(self._same + 1, max_model_len):
+            if len(self._same_rows) != len(self.sequences) or (self.sequences and self._same_rows[0] != 1 + self._same):
+                self._same_rows = np.full(len(self.sequences), 1 + self._same)
+            return self._same_rows
+        return np.minimum(np.minimum(self.drafts + 1, max_model_len - 1 - self.computed), most)
+
+    def _is_short(self, rows: int, max_model_len: int) -> bool:
+        """Whether all members are, after so many rows, still shorter than `max_model_len`."""
+        if self._longest + rows >= max_model_len and self.sequences:
+            self._longest = int(self.computed.max())
+        return self._longest + rows < max_model_len
+
+    def sum_and_least(self, rows: Ints) -> tuple[int, int]:
+        """The sum of `rows` and the least of them; 1 without any, and where that alone is possible."""
+        if rows is self._same_rows and len(rows):
+            least = int(rows[0])
+            return least * len(rows), least
+        return int(np.add.reduce(rows)), int(np.minimum.reduce(rows)) if self._late and len(rows) else 1
 
     def last_in_flight(self) -> list[Sequence]:
         """The members whose last token, by the client's cap, is surely in flight: even if all drafts are rejected one
@@ -165,7 +176,12 @@ class DraftGroup(DecodeGroup):
 
     def give_drafts(self, most: int, proposed: Ints | None = None) -> None:
         """Lets so many drafts wait for each member, or `most` where more are `proposed`; the drafts before are gone."""
-        self.drafts[:] = most if proposed is None else np.minimum(proposed, most)
+        if proposed is not None:
+            self._same = None
+            np.minimum(proposed, most, out=self.drafts)
+        elif self._same != most:
+            self._same = most
+            self.drafts[:] = most
 
     def take_rows(self, rows: dict[Sequence, int]) -> None:
         """Says how many rows each member computes in the next step, all blocks being there."""
@@ -174,26 +190,34 @@ class DraftGroup(DecodeGroup):
     def ask(self, rows: Ints, lookahead: int, max_model_len: int) -> None:
         """Says how many rows each member computes in the next step, and needs room for with `lookahead` tokens more."""
         self.rows = rows
-        tokens = np.minimum(self.computed + (rows + lookahead), max_model_len)
-        self.need = np.maximum(-(-tokens // self.block_size) - self.blocks, 0)
+        if not len(rows):
+            self._places_due, self._need, self._num_due = rows, rows, 0
+            return
+        tokens = self.computed + (rows + lookahead if rows is not self._same_rows else int(rows[0]) + lookahead)
+        due = (tokens > self.room).nonzero()[0]
+        most = np.minimum(tokens[due], max_model_len)
+        self._need = np.maximum(most - self.room[due] + self.block_size - 1, 0) // self.block_size
+        self._places_due = due
+        self._num_due = int(np.add.reduce(self._need))
 
     def blocks_due(self) -> int:
         """How many KV blocks the members need for the rows asked for."""
-        return int(self.need.sum())
+        return self._num_due
 
     def members_due(self, ahead: int = 0) -> list[Sequence]:
         """The members that need blocks for the rows asked for, each as often as it needs one."""
-        sequences, due = self.sequences, np.flatnonzero(self.need)
-        counts = self.need[due].tolist()
-        return [sequences[place] for place, count in zip(due.tolist(), counts, strict=True) for _ in range(count)]
+        counts = zip(self._places_due.tolist(), self._need.tolist(), strict=True)
+        return [self.sequences[place] for place, count in counts for _ in range(count)]
 
     def take_due(self) -> None:
         """Notes that the members have got the blocks due."""
-        self.blocks[:] += self.need
-        due = np.flatnonzero(self.need)
-        for place, held in zip(due.tolist(), self.blocks[due].tolist(), strict=True):
-            self.sequences[place].num_blocks = held
-        self.need = np.zeros(len(self.sequences), np.int64)
+        if self._num_due:
+            due = self._places_due
+            self.room[due] += self._need * self.block_size
+            self._places_due, self._need, self._num_due = due[:0], due[:0], 0
+
+    def blocks_held(self, seq: Sequence) -> int:
+        return int(self._columns[4, seq.phase]) // self.block_size
 
     def filled(self, more: int) -> list[tuple[Sequence, int]]:
         """The members with full blocks not said before, with `more` tokens beyond the computed and known ones: these
@@ -204,21 +228,28 @@ class DraftGroup(DecodeGroup):
         self.published[places] = full[places]
         return [(self.sequences[p], n) for p, n in zip(places.tolist(), tokens[places].tolist(), strict=True)]
 
+    @property
+    def context(self) -> Ints:
+        """Computed tokens of each member, without those that will turn out rejected; not to be changed."""
+        return self.computed - self.rejected if self._late else self.computed
+
     def sum_context(self) -> int:
         """Tokens in the KV cache that the members' next rows read, summed over members."""
-        self.total_context_tokens = int(self.computed.sum() - self.rejected.sum())
+        self.total_context_tokens = int(np.add.reduce(self.context))
         return self.total_context_tokens
 
     def verify(self, drafting: DraftRows, verified: Verified, *, ahead: bool) -> None:
         """The step asked for is launched; with `ahead` its drafts count as accepted until it lands. EngineCore only."""
         drafting.verified, drafting.changes = verified, self.changes
         self.step += 1
+        self._longest += MAX_GAIN
         if not ahead:
-            self.computed[:] += verified.gained
+            self.computed += verified.gained
             return
-        self.computed[:] += self.rows
-        self.unknown[:] += self.rows
-        self.rejected[:] += self.rows - verified.gained
+        self._late = True
+        self.computed += self.rows
+        self.unknown += self.rows
+        self.rejected += self.rows - verified.gained
 
     def land(self, drafting: DraftRows, sampled: Iterable[Sequence]) -> None:
         """The results of a step are there: takes off what was rejected, also of those who left. EngineCore only.

@@ -129,9 +129,7 @@ class CountingKV(Pins):
         return -(-num_tokens // self.block_size)
 
     def held(self, seq: Sequence) -> int:
-        if seq.group is None:
-            return seq.num_blocks
-        return max(seq.num_blocks, -(-seq.num_computed_tokens // self.block_size))
+        return seq.num_blocks if seq.group is None else seq.group.blocks_held(seq)
 
     def allocate(self, seq: Sequence, num_tokens: int) -> bool:
         held = self.held(seq)

@@ -123,5 +123,5 @@ class SimExecutor:
         if self.loop.is_ahead:
             return Verified(accepted, gained)
         first = [seq for seq, n in batch.chunks if seq.settled_computed_tokens + n == seq.num_tokens]
-        proposed = luck.proposed(group, group.computed + gained + 1, first)
+        proposed = luck.proposed(group, gained, first)
         return Verified(accepted, gained) if proposed is None else Verified(accepted, gained, *proposed)

@@ -254,7 +254,7 @@ class Batch:
     def verify(self, drafting: DraftRows) -> None:
         """Says that the members of the group verify drafts, in the rows `drafting`."""
         self.drafting = drafting
-        self.num_decode_tokens = int(drafting.rows.sum())
+        self.num_decode_tokens = drafting.num_rows
         self.pad_decode_rows = sum(drafting.padding.values())
 
     def again(self) -> None:

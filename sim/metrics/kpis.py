@@ -74,8 +74,19 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
         "mfu": _use(terms, "flops", inside, inputs.peak_of_steps("peak_flops"), duration_ns),
         "mbu": _use(terms, "bytes", inside, inputs.peak_of_steps("memory_bandwidth"), duration_ns),
         "mean_batch": _ratio(total("num_decode", "num_chunks"), num_steps),
+        **_draft_kpis(total("num_decode"), total("num_decode_tokens"), total("num_accepted_tokens"), useful),
         "num_steps": float(num_steps),
         **({} if inputs.fleet is None else _fleet_kpis(inputs.fleet, requests, span_ns)),
+    }
+
+
+def _draft_kpis(decodes: int, rows: int, accepted: int, computed: int) -> dict[str, float | None]:
+    """The metrics of draft tokens, by name; None without any. `computed`: tokens of all kinds, padding aside."""
+    if rows == decodes:
+        return {"acceptance_length": None, "rejected_share": None}
+    return {
+        "acceptance_length": _ratio(decodes + accepted, decodes),
+        "rejected_share": _ratio(rows - decodes - accepted, computed),
     }
 
 

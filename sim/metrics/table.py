@@ -41,6 +41,7 @@ Needs = Literal[
     "an objective of requests",
     "a limit on sequences",
     "a prefix cache",
+    "draft tokens",
     "a GPU of the catalog",
     "replicas",
     "a steady run",
@@ -173,6 +174,14 @@ _ENGINE = (
     ),
     Metric("mbu", "share", "higher", "bytes that the steps read / (bandwidth × their time)", "a GPU of the catalog"),
     Metric("mean_batch", "requests", "", "sequences in a step: decodes + chunks, mean over the steps"),
+    Metric(
+        "acceptance_length",
+        "tokens",
+        "higher",
+        "tokens that a decode gains a step: its own and the draft tokens accepted, mean over all",
+        "draft tokens",
+    ),
+    Metric("rejected_share", "share", "lower", "rejected draft tokens over all tokens computed", "draft tokens"),
     Metric("num_steps", "steps", "", "steps that start in the span"),
 )
 _REPLICAS = (

@@ -31,6 +31,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "a prefix cache": {"has_prefix_cache": False},
     "a GPU of the catalog": {"peak_flops": None, "memory_bandwidth": None},
     "a steady run": {"stationary": False},
+    "draft tokens": {},  # the run has none; see `inputs`
 }
 BESIDES = {"an objective": {"an objective of requests"}}
 
@@ -47,9 +48,13 @@ def test_what_is_measured_has_a_row_and_what_has_a_row_is_measured() -> None:
 
 
 @cache
-def inputs() -> PointInputs:
-    """A run with all that any metric needs but replicas."""
+def inputs(*, drafts: bool) -> PointInputs:
+    """A run with all that any metric needs but replicas, and with `drafts` as if each decode verified some."""
     records = run([arrival(i, i * MS, 4, 3) for i in range(150)]).records
+    steps = records.steps.copy()
+    steps["num_decode_tokens"] += 3 * drafts * steps["num_decode"]
+    steps["num_accepted_tokens"] += drafts * steps["num_decode"]
+    records = replace(records, steps=steps)
     work = np.ones(len(records.steps))
     return inputs_of(
         records,
@@ -67,7 +72,9 @@ def inputs() -> PointInputs:
 @pytest.mark.parametrize("need", ["", *WITHOUT])
 def test_a_metric_is_none_without_what_it_needs_and_only_then(need: str) -> None:
     """With all of it nothing is; `replicas` have metrics of their own."""
-    found = measure(replace(inputs(), **WITHOUT.get(need, {}))).values
+    found = measure(replace(inputs(drafts=need != "draft tokens"), **WITHOUT.get(need, {}))).values
+    if need != "draft tokens":
+        assert found["acceptance_length"] == 2
     missing = {name for name, value in found.items() if value is None}
     expected = {need, *BESIDES.get(need, ())} - {""}
     assert missing == {name for name, metric in METRICS.items() if metric.needs in expected}

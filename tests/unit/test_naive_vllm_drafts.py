@@ -54,11 +54,11 @@ class Luck:
         return np.array(counts, np.int64)
 
     def proposed(
-        self, group: DraftGroup, tokens: Ints, seqs: list[Sequence]
+        self, group: DraftGroup, gained: Ints, seqs: list[Sequence]
     ) -> tuple[Ints, dict[Sequence, int]] | None:
         if not self.varies:
             return None
-        pairs = zip(group.sequences, tokens.tolist(), strict=True)
+        pairs = zip(group.sequences, (group.computed + gained + 1).tolist(), strict=True)
         counts = [found(self.seed, seq.request.id, n) for seq, n in pairs]
         return np.array(counts, np.int64), {s: found(self.seed, s.request.id, s.num_tokens + 1) for s in seqs}
 

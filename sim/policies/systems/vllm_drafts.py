@@ -56,7 +56,6 @@ class VllmWithDrafts(Vllm):
             raise ScenarioError("vllm: speculative_config in a pipeline is not simulated. Leave one of them out.")
         self._spec = config.speculative_config
         self._num_drafts, self._lookahead = self._spec.num_speculative_tokens, self._spec.lookahead
-        self._next_drafts = self._num_drafts if self._ahead else 0  # that wait before the drafter has said
         self.group = DraftGroup(self.kv.block_size)  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.cache is not None:
             self.cache.lookahead = self._spec.hash_lookahead
@@ -83,7 +82,7 @@ class VllmWithDrafts(Vllm):
             return IDLE
         group.sum_context()
         batch = Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
-        batch.verify(DraftRows(list(group.sequences), group.rows, self._padding))
+        batch.verify(DraftRows(group.sequences, group.rows, self._padding))
         self._last = batch
         return batch
 
@@ -138,6 +137,7 @@ class VllmWithDrafts(Vllm):
         place = seq.phase
         self._in_flight[seq] = int(self.group.unknown[place])
         self._drafts[seq] = int(self.group.drafts[place])
+        seq.num_blocks = self.kv.held(seq)
         self.group.leave(seq)
 
     def _unknown(self, seq: Sequence) -> int:
@@ -154,10 +154,10 @@ class VllmWithDrafts(Vllm):
         if self.stalled:
             return None
         rows = group.wanted(cap, self.max_model_len)
-        total = int(rows.sum())
+        total, least = group.sum_and_least(rows)
         trial = _Budget(budget.left, budget.with_slots, budget.slots)
         trial.take(total, len(rows))
-        if trial.left < 0 or trial.with_slots < 0 or (len(rows) and rows.min() < 1):
+        if trial.left < 0 or trial.with_slots < 0 or least < 1:
             return None
         chunks: Chunks = []
         need = 0
@@ -179,7 +179,6 @@ class VllmWithDrafts(Vllm):
         for seq, n in chunks:
             self._allocate(seq, seq.settled_computed_tokens + n)
         budget.left, budget.with_slots = trial.left, trial.with_slots
-        group.give_drafts(self._next_drafts)
         return chunks
 
     def _room_for(self, num_tokens: int) -> int:
@@ -223,7 +222,6 @@ class VllmWithDrafts(Vllm):
                 self.events.append(Event("sat_out", seq, "token_budget"))
         chunks = [(seq, n) for seq, n in scheduled.items() if not self._decodes(seq)]
         group.take_rows(scheduled)
-        group.give_drafts(self._next_drafts)
         return chunks
 
     def _waiting_drafts(self, seq: Sequence) -> int:
@@ -239,7 +237,7 @@ class VllmWithDrafts(Vllm):
         else:
             found = self.kv.allocate(seq, room)
         if found and seq.group is not None:
-            self.group.blocks[seq.phase] = seq.num_blocks
+            self.group.room[seq.phase] = seq.num_blocks * self.kv.block_size
         return found
 
     def _release(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
