@@ -188,14 +188,14 @@ class Records:
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Records:
         """The reverse of `arrays`. ValueError or KeyError where a table is missing or has other columns; `lanes` may be
         missing, as older files of synchronous engines have none."""
-        read = {name: arrays[name] for name in _TABLES if name in arrays or name != "lanes"}
+        read = {name: arrays[name] for name in _TABLES if name != "lanes"}
+        read["lanes"] = arrays["lanes"] if "lanes" in arrays else np.empty(0, LANE_DTYPE)
         for name, table in read.items():
             if table.dtype != _TABLES[name]:
                 raise ValueError(f"the columns of {name} are those of another version")
         words = json.loads(str(arrays["words"]))
-        lanes = read.pop("lanes", np.empty(0, LANE_DTYPE))
-        tables = (read["requests"], read["steps"], read["states"])
-        return cls(*tables, tuple(words["texts"]), words["details"], lanes=lanes)
+        texts, details = tuple(words["texts"]), words["details"]
+        return cls(read["requests"], read["steps"], read["states"], texts, details, lanes=read["lanes"])
 
 
 def columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
