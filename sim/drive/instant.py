@@ -172,7 +172,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
 
 def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
     """SGLang's loop: the scheduler is asked, its step launched, and then the step of the call before is processed. A
-    call that has nothing to run takes no time, and the pipeline drains.
+    call that has nothing to run takes no time, and the pipeline drains. A step that is to run `apart` is launched last.
 
     Source: python/sglang/srt/managers/scheduler.py of the 0.5.23 wheel, `event_loop_overlap`.
     """
@@ -199,7 +199,7 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         if batch is not None:
             before_ns, after_ns = executor.host_ns(batch)
             now_ns = yield Busy(now_ns + before_ns, "launch")
-            apart = core.loop.prefills_apart and last is not None and bool(last.chunks and batch.chunks)
+            apart = batch.apart and last is not None
             if not apart:
                 now_ns = yield Launch(batch)
         if last is not None:

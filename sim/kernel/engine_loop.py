@@ -17,14 +17,12 @@ class EngineLoop:
     `kind`: `sync`, a step is scheduled once the one before is over; `batch_queue`, vLLM's queue of at most `depth`
     calls of the scheduler that are not processed yet; `overlap`, SGLang's and TensorRT-LLM's: a step is launched, then
     the one before it is processed. `nap_ns` is what a batch queue sleeps after a call that scheduled nothing while
-    requests remain. `prefills_apart`: an overlap launches a step with prompts only after it has processed the one
-    before, if that had prompts too. `stages` are those of the pipeline through which each step goes.
+    requests remain. `stages` are those of the pipeline through which each step goes.
     """
 
     kind: Literal["sync", "batch_queue", "overlap"] = "sync"
     depth: int = 1
     nap_ns: int = 0
-    prefills_apart: bool = False
     stages: int = 1
 
     @property

@@ -178,11 +178,13 @@ class Batch:
     `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
     step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
+    `apart`: where steps overlap, it is launched only once the results of the one before are processed.
     `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
     the group's count of steps with this one, filled in as the step is launched.
     """
 
     __slots__ = (
+        "apart",
         "cached",
         "chunks",
         "context_tokens",
@@ -235,6 +237,7 @@ class Batch:
         self.pad_decode_rows = pad_decode_rows
         self.pad_context_tokens = pad_context_tokens
         self.layout = layout
+        self.apart = False
         self.num_steps = 1
         self.group_step = self.num_accepted_tokens = 0
         self.drafting: DraftRows | None = None

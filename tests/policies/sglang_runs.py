@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stepping import Run, run
+from stepping import LinearCost, Run, run
 from whole_batches import requests
 
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.tokens import TokenIds, prompt_stream
-from batchsim.kernel.types import Arrival, Request
+from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.kv.radix_cache import RadixKV
-from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
+from batchsim.policies.systems.sglang.sglang import Sglang
+from batchsim.policies.systems.sglang.sglang_config import OVERLAP, SglangConfig
 
 
 def timeline(
@@ -26,6 +27,37 @@ def timeline(
     leapt = run(Sglang, config, arrivals, how="leap", **setting)
     for table in ("requests", "steps", "states"):
         assert getattr(done.records, table).tobytes() == getattr(leapt.records, table).tobytes(), table
+    return done
+
+
+class HostCost(LinearCost):
+    """LinearCost on the GPU; the host takes 3 ns to launch a step and 2 to process its results."""
+
+    def lanes(self) -> HostCost:
+        return self
+
+    def device_ns(self, batch: Batch) -> int:
+        return self.step_ns(batch)
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        return (self.step_ns(batch),)
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return (3, 2)
+
+
+def overlapped(
+    arrivals: str | list[Arrival], *, page: int = 4, tokens: int = 4000, max_model_len: int = 1000, **knobs: Any
+) -> Run:
+    """As `timeline`, with overlap and HostCost; every driver must leave the same records."""
+    config = SglangConfig(**{"chunked_prefill_size": -1, **knobs})
+    setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": max_model_len}
+    setting |= {"kv": RadixKV if config.traits.prefix_cache else CountingKV, "loop": OVERLAP, "cost": HostCost()}
+    done = run(Sglang, config, arrivals, **setting)
+    for how in ("leap", "step"):
+        other = run(Sglang, config, arrivals, how=how, **setting)
+        for table in ("requests", "steps", "states", "lanes"):
+            assert getattr(done.records, table).tobytes() == getattr(other.records, table).tobytes(), (how, table)
     return done
 
 

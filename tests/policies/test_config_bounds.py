@@ -113,7 +113,7 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
         {"disable_radix_cache": True, "disable_consecutive_prefill_overlap": True},
         Traits(
             knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
-            loop=EngineLoop("overlap", depth=2, prefills_apart=True),
+            loop=EngineLoop("overlap", depth=2),
         ),
     ),
     (

@@ -5,6 +5,8 @@ Source: python/sglang/srt/managers/schedule_batch.py (ScheduleBatch), mem_cache/
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import Batch, Sequence, by_order
@@ -22,7 +24,7 @@ class RunningBatch:
     """
 
     __slots__ = (
-        "_ahead", "_all_in_flight", "_cache", "_caps", "_first", "_in_flight", "_kv", "_next",
+        "_ahead", "_all_in_flight", "_cache", "_caps", "_first", "_in_flight", "_kv", "_next", "_num_joined",
         "capped", "full", "group", "growth",
     )  # fmt: skip
 
@@ -37,7 +39,8 @@ class RunningBatch:
         self._ahead = ahead
         self._all_in_flight = False
         self._in_flight: set[Sequence] = set()  # or only these
-        self._caps: dict[int, list[tuple[Sequence, int]]] = {}  # step of the group -> who then is at its cap, epochs
+        self._caps: list[tuple[int, int, int, Sequence]] = []  # heap: step of the group at the cap, serial, epoch, who
+        self._num_joined = 0
 
     def __len__(self) -> int:
         return len(self.group.members)
@@ -52,7 +55,8 @@ class RunningBatch:
         self.growth.join(seq, self.group.step)
         if self._ahead:
             left = max(seq.max_output_tokens - seq.num_output_tokens, 0)
-            self._caps.setdefault(self.group.step + left, []).append((seq, seq.epoch))
+            self._num_joined += 1
+            heappush(self._caps, (self.group.step + left, self._num_joined, seq.epoch, seq))
 
     def await_results(self, batch: Batch | None) -> None:
         """Notes that `batch`, whose prompts have joined, is in flight; None: nothing is."""
@@ -68,14 +72,15 @@ class RunningBatch:
     def take_off_capped(self) -> bool:
         """Takes off those whose last token, by their caps, is in flight; returns whether there were any. They keep
         their pages until it is there."""
-        capped = [seq for seq, epoch in self._caps.pop(self.group.step, ()) if seq.epoch == epoch]
-        for seq in capped:
-            self._kv.allocate(seq, seq.num_computed_tokens)  # settles what it holds
-            self._off(seq)
-        self.capped.update(capped)
-        if capped:
-            self.full = ""
-        return bool(capped)
+        caps, step, num_before = self._caps, self.group.step, len(self.capped)
+        while caps and caps[0][0] <= step:
+            _, _, epoch, seq = heappop(caps)
+            if seq.epoch == epoch:
+                self._kv.allocate(seq, seq.num_computed_tokens)  # settles what it holds
+                self._off(seq)
+                self.capped.add(seq)
+                self.full = ""
+        return len(self.capped) > num_before
 
     def release(self, seq: Sequence) -> None:
         """Takes `seq` off, a decode or a prompt in the making, and frees its pages that are not in the tree."""

@@ -105,8 +105,8 @@ class Sglang:
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         batch, group = self.batch, self.group
-        in_flight = self._last is not None
-        self._take_in_last()
+        last = self._last
+        in_flight, replaced = last is not None, self._take_in_last()
         preempted: list[Sequence] = []
         made = self._prefill(preempted)
         decodes = not made.chunks and self._make_decodes_fit(preempted)
@@ -123,6 +123,9 @@ class Sglang:
                 self.ratio.reset()
             return IDLE
         work = self._last = self._work(made, preempted)
+        if self.config.disable_consecutive_prefill_overlap and last is not None and last.chunks and work.chunks:
+            # Where the batch before has become the running one and rides along, SGLang takes it for a decode by now.
+            work.apart = not (replaced and work.decodes is not None)
         return work
 
     def _work(self, made: Prefill, preempted: list[Sequence]) -> Batch:
@@ -170,22 +173,24 @@ class Sglang:
 
     # ---- one call
 
-    def _take_in_last(self) -> None:
+    def _take_in_last(self) -> bool:
         """Lets those decode whose prompts ended in the batch before, whether or not its results are there; the part of
-        a prompt that it had goes into the tree."""
+        a prompt that it had goes into the tree. Returns whether it took the place of a running batch without rows."""
         last, batch, chunked = self._last, self.batch, self.adder.chunked
         self._last = None
+        replaced = last is not None and (last.decodes is not None or not len(batch))
         if last is not None and last.chunks:
             if chunked is not None and self._cache is not None:
                 self._cache.insert(chunked)
             # The flag is the running batch's: a prefill or mixed batch that takes its place has none.
-            if last.decodes is not None or not len(batch) or chunked is not None:
+            if replaced or chunked is not None:
                 batch.full = ""
             for seq in last.sampled:
                 if seq in self.running:
                     batch.join(seq)
         if self._ahead:
             batch.await_results(last)
+        return replaced
 
     def _prefill(self, preempted: list[Sequence]) -> Prefill:
         made = self.adder.make(self.ratio.current)

@@ -12,6 +12,8 @@ from batchsim.base.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, 
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 
+OVERLAP = EngineLoop("overlap", depth=2)
+"""SGLang's loop: a step in flight while the next one is scheduled."""
 SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
 
 
@@ -63,13 +65,8 @@ class SglangConfig(PolicyConfig):
         return Traits(
             prefix_cache="" if self.disable_radix_cache else "radix",
             knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
-            loop=SYNC if self.disable_overlap_schedule else self._overlap,
+            loop=SYNC if self.disable_overlap_schedule else OVERLAP,
         )
-
-    @property
-    def _overlap(self) -> EngineLoop:
-        """SGLang's loop: a step in flight while the next is scheduled."""
-        return EngineLoop("overlap", depth=2, prefills_apart=bool(self.disable_consecutive_prefill_overlap))
 
     @property
     def preempts(self) -> bool:
