@@ -1,16 +1,16 @@
-"""SGLang 0.5.23, no overlap of scheduling and GPU; the engine's default overlaps them. Prefill first, radix cache.
+"""SGLang 0.5.23, prefill first, radix cache; in an engine whose loop overlaps, its default, or in one that does not.
 
 Rule: while a prefill batch can be formed it runs alone and the decodes stand still (or ride along, if mixed). From the
 head of the queue, nobody overtaking, a request comes in if its uncached prompt, its whole output cap and a page fit the
 KV tokens that are free or evictable, less what the running are expected to need: `new_token_ratio` of what their caps
 leave. Else no prefill is tried until somebody leaves. One prompt at a time is cut to the chunk size and goes first.
 If the decodes lack pages, those with the fewest output tokens are retracted to the end of the queue; the ratio rises.
+Overlapping, it knows each row's tokens but the one in flight, which a retraction loses; who ends by it is not decoded.
 Source: python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py, mem_cache/* of the 0.5.23 wheel.
 Simplifies: the page is the KV block (SGLang's default has 1 token). Where SGLang dies or hangs there is a way on: a
 prompt short of memory waits for the decodes, what can never fit is rejected, no prompt is cut behind another. A refused
 prompt takes no step. Several victims of one request queue up in batch order. A cancel takes effect at once.
-Priorities are passed as they are: unlike elsewhere here the HIGHER number comes first, unless
-`schedule_low_priority_values_first`.
+Unlike elsewhere here the HIGHER priority number comes first, unless `schedule_low_priority_values_first`.
 """
 
 from __future__ import annotations
