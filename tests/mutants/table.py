@@ -22,7 +22,7 @@ TRITON = "policies/test_triton conformance:triton"
 TGI = "policies/test_tgi conformance:tgi"
 SGLANG = (
     "policies/test_sglang policies/test_sglang_clip policies/test_sglang_memory policies/test_sglang_naive"
-    " policies/test_sglang_batch policies/test_sglang_parts conformance:sglang"
+    " policies/test_sglang_batch policies/test_sglang_parts policies/test_sglang_overlap conformance:sglang"
 )
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {

@@ -19,10 +19,11 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import IDLE, Arrival, Batch, Request, Sequence
+from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import OVERLAP, SglangConfig
+from batchsim.policies.systems.sglang.token_budget import Completion
 
 TRUSTING = {"schedule_conservativeness": 0.0, "disable_radix_cache": True}  # the running reserve nothing
 
@@ -93,7 +94,8 @@ def test_prefills_can_be_kept_apart(knobs: dict[str, Any], second: tuple[int, ..
 def test_at_their_cap_rows_are_taken_off_before_others_ride() -> None:
     """1 comes at 5 and is scheduled at 19, as the second token of 0 is in flight: its last one, or not."""
     mixed = {"enable_mixed_chunk": True, "chunked_prefill_size": 64}
-    assert overlapped("0:4->2 5:4->1", **mixed).items[2] == [(1, 4)]
+    done = overlapped("0:4->2 5:4->1", **mixed)
+    assert (done.items[2], done.records.steps["num_running"][2]) == ([(1, 4)], 1)
     assert overlapped("0:4->3 5:4->1", **mixed).items[2] == [(1, 4), (0, 1)]
 
 
@@ -134,6 +136,15 @@ def test_a_last_token_that_is_lost_is_made_again() -> None:
     assert (done.log[3].preempted, done.items[3:]) == ([0], [[(1, 4)], [(1, 1)], [(0, 6)]])
     assert (column(done, "output_tokens"), wasted(done)) == ([3, 2], [0, 0, 1, 0, 0, 0])
     assert column(done, "last_token_ns")[0] > column(done, "last_token_ns")[1]
+
+
+def test_a_first_token_that_is_lost_is_made_again() -> None:
+    """At 3 the prompt of 0 is in flight as 1, more important, takes the only place: 0 computes 4 tokens in vain."""
+    knobs = {"max_running_requests": 1, "enable_priority_scheduling": True, "disable_radix_cache": True}
+    done = overlapped("0:4->3 1:4->2p50", **knobs)
+    assert (done.log[1].preempted, done.items[1:4]) == ([0], [[(1, 4)], [(1, 1)], [(0, 4)]])
+    assert (wasted(done), column(done, "output_tokens")) == ([4, 0, 0, 0, 0, 0], [3, 2])
+    assert column(done, "first_token_ns")[0] > column(done, "last_token_ns")[1]
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
@@ -183,7 +194,26 @@ def test_ends_are_played_through_with_known_tokens() -> None:
     assert called[21] > called[22] == 31
 
 
+@pytest.mark.parametrize(("left", "fits"), [(10, False), (11, True)])
+def test_who_ends_gives_back_what_is_known(left: int, fits: bool) -> None:
+    """One of 10 + 2 tokens, the last in flight, has 2 to come and gives back 11; the other has 20 to come."""
+    ends, stays = Sequence(Request(0, 0, 10, 3)), Sequence(Request(1, 0, 4, 20))
+    ends.settled_output_tokens = 2
+    assert Completion(1.0, lambda seq: 1).fits(stays, [ends], [], left) is fits
+
+
 # ---- what the tree has, and when
+
+
+def test_a_first_token_that_decodes_already_is_not_in_the_tree() -> None:
+    """0 decodes before its prompt is processed; 1 goes on with its first token, and finds the 8 of the prompt only."""
+    text = (prompt_stream(0), 0, 8)
+    turn = TokenIds.of([text, (output_stream(0), 0, 1), (prompt_stream(1), 0, 3)])
+    arrivals = [
+        Arrival(Request(0, 0, 8, 9, tokens=TokenIds.of([text])), 9),
+        Arrival(Request(1, 30, 12, 1, tokens=turn), 1),
+    ]
+    assert column(overlapped(arrivals, page=1), "cached_tokens") == [0, 8]
 
 
 @pytest.mark.parametrize(("run", "cached"), [(overlapped, 8), (timeline, 12)])
@@ -209,20 +239,49 @@ def test_a_step_too_many_leaves_the_last_token_in_the_tree(cap: int, cached: int
 # ---- idle
 
 
-def test_the_ratio_is_set_back_one_call_later() -> None:
+def engine(blocks: int, **knobs: Any) -> tuple[EngineCore, Sglang]:
+    """An engine with pages of one token, to be cranked by hand, and its scheduler."""
+    config = SglangConfig(chunked_prefill_size=-1, disable_radix_cache=True, **knobs)
+    scheduler = Sglang(config, PolicyContext(CountingKV(blocks, 1), 400, loop=OVERLAP))
+    executor = SimExecutor(HostCost(), 400, OVERLAP)
+    return EngineCore(scheduler, executor, Recorder(), max_model_len=400, loop=OVERLAP), scheduler
+
+
+def call(core: EngineCore, now_ns: int) -> Batch | Idle:
+    """One turn of the loop: a call of the scheduler, then the step of the call before."""
+    num_before = len(core.in_flight.steps)
+    work = core.schedule(now_ns, drain=False)
+    if isinstance(work, Batch):
+        core.execute(work, now_ns)
+    if num_before:
+        core.complete(now_ns + 50)
+    return work
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_ratio_is_set_back_one_call_later(cancelled: bool) -> None:
     """The call that finds nobody while the last result is to come leaves the ratio where the decodes had brought it."""
-    scheduler = Sglang(
-        SglangConfig(chunked_prefill_size=-1, disable_radix_cache=True),
-        PolicyContext(CountingKV(100, 4), 100, loop=OVERLAP),
-    )
-    core = EngineCore(scheduler, SimExecutor(HostCost(), 100, OVERLAP), Recorder(), max_model_len=100, loop=OVERLAP)
-    core.submit(requests("0:4->3")[0])
+    core, scheduler = engine(100)
+    core.submit(requests("0:4->9" if cancelled else "0:4->3")[0])
     ratios: list[float] = []
     for now_ns in (0, 100, 200, 300, 400):
-        work = core.schedule(now_ns, drain=False)
-        if work is not IDLE:
-            core.execute(work, now_ns)
-        if len(core.in_flight.steps) > 1 or (work is IDLE and core.in_flight.steps):
-            core.complete(now_ns + 50)
+        if cancelled and now_ns == 300:
+            core.cancel(0, now_ns)
+        call(core, now_ns)
         ratios.append(scheduler.ratio.current)
     assert ratios[0] == ratios[4] > ratios[1] > ratios[2] == ratios[3]
+
+
+def test_a_retraction_sets_the_ratio_by_what_is_known() -> None:
+    """Two of 4 + 100 tokens fill 120; the one that stays has a token in flight, which does not count."""
+    core, scheduler = engine(120, schedule_conservativeness=0.0)
+    for arrival in requests("0:4->100 50:4->100"):
+        core.submit(arrival)
+    for now_ns in range(0, 10_000, 100):
+        stay = next(iter(scheduler.running), None)
+        generated = 0 if stay is None else stay.num_output_tokens
+        work = call(core, now_ns)
+        if isinstance(work, Batch) and work.preempted:
+            assert scheduler.ratio.current == (generated - 1 + 20) / (100 + 1)
+            return
+    raise AssertionError("nobody was retracted")

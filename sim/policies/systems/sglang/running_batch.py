@@ -79,7 +79,6 @@ class RunningBatch:
                 self._kv.allocate(seq, seq.num_computed_tokens)  # settles what it holds
                 self._off(seq)
                 self.capped.add(seq)
-                self.full = ""
         return len(self.capped) > num_before
 
     def release(self, seq: Sequence) -> None:
