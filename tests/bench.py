@@ -36,6 +36,7 @@ from batchsim.cost import build_cost
 from batchsim.deployment.catalog import load_gpu, load_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext, Workload
 from batchsim.kernel.record import Recorder, Records
@@ -43,6 +44,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
 from batchsim.results.frames import pack_tables
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
@@ -87,7 +89,10 @@ def engine(row: Row) -> EngineCore:
     num_blocks = row.num_blocks or Deployment(model, gpu).derive_kv(block_size=BLOCK_SIZE).num_blocks
     kv = new_kv(config, num_blocks, BLOCK_SIZE, ids=False)
     scheduler: Any = make_policy(config, PolicyContext(kv, MAX_MODEL_LEN, estimator=cost))
-    return EngineCore(scheduler, SimExecutor(cost, MAX_MODEL_LEN), Recorder(), max_model_len=MAX_MODEL_LEN)
+    speculation = config.traits.speculation
+    luck = None if speculation is None else DrawnLuck(0, speculation.positions, speculation.found)
+    executor = SimExecutor(cost, MAX_MODEL_LEN, luck=luck)
+    return EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN)
 
 
 def azure(traces: Path, factor: float, requests: int | None = None) -> Workload:
@@ -123,6 +128,7 @@ class Fixed:
 
 CONTINUOUS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 PLAIN_VLLM = CONTINUOUS | {"enable_prefix_caching": False}
+DRAFTS = PLAIN_VLLM | {"speculative_config": SpeculativeConfig("eagle", 3, (0.8, 0.6, 0.45))}
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,12 @@ ROWS = {
     "vllm-plain-1x": Row(policy="vllm", knobs=PLAIN_VLLM),
     "vllm-plain-3x": Row(lambda traces: azure(traces, 3), policy="vllm", knobs=PLAIN_VLLM),
     "vllm-plain-1x-noleap": Row(leap=False, what="steps", policy="vllm", knobs=PLAIN_VLLM),
+    "steps-256-vllm": Row(
+        lambda _: Fixed(256, 20_000), False, "steps", num_blocks=ALL_RUN, policy="vllm", knobs=PLAIN_VLLM
+    ),
+    "steps-256-drafts": Row(
+        lambda _: Fixed(256, 20_000), False, "steps", num_blocks=ALL_RUN, policy="vllm", knobs=DRAFTS
+    ),
     "mooncake-prefix": Row(mooncake, num_blocks=60_000, policy="vllm", knobs={}),
     "vllm": of_system("vllm"),
     "sglang": of_system("sglang"),

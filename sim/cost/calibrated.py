@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import ceil, inf
 from operator import itemgetter
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from batchsim.cost.work import (
     Work,
     attention_rows,
     chunk_rows,
+    draft_pairs,
     padded_pairs,
     padded_work,
     swap_blocks,
@@ -40,7 +41,6 @@ from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.types import Batch
 
 Floats = NDArray[np.float64]
-T = TypeVar("T")
 
 
 _Segment = tuple[float, float, float, float, float, float]
@@ -109,14 +109,20 @@ class Calibrated(Cost):
         rows = batch.num_decode_tokens + batch.pad_decode_rows
         if rows:
             context = batch.context_tokens + batch.pad_context_tokens
-            key = self._with_reads(batch, rows) if batch.pad_context_tokens else rows
+            drafts = batch.num_decode_tokens - batch.num_decode
+            key = self._with_reads(batch, rows) if batch.pad_context_tokens or drafts else rows
             segment = self._latest.get(key)
             if segment is None or context > segment[1] or context < segment[0]:
                 segment = self._find(key, context)
+            added = segment[3] * context
+            if drafts:
+                costs = self.profile.costs
+                pairs = draft_pairs(batch.num_decode, batch.num_decode_tokens, batch.context_tokens)
+                added += costs.in_situ * costs.chunk_attention.per_pair * pairs
             if batch.chunks:
-                ns = self._chunks_ns(batch, rows, segment[5] + segment[3] * context)
+                ns = self._chunks_ns(batch, rows, segment[5] + added)
             else:
-                ns = segment[2] + segment[3] * context
+                ns = segment[2] + added
                 if ns < segment[4]:
                     ns = segment[4]
         elif batch.chunks:
@@ -170,7 +176,8 @@ class Calibrated(Cost):
         kernel += chunk.per_pair * padded_pairs(pairs, chunks, prefill, pad)
         kernel = costs.in_situ * kernel + attention + self._matmuls(rows + tokens, rows + chunks)
         alone = 0.0 if rows else costs.prefill_ns
-        return self._total(self._launched(kernel) + alone, rows + chunks, prefill)
+        sequences = rows + batch.num_decode - batch.num_decode_tokens + chunks
+        return self._total(self._launched(kernel) + alone, sequences, prefill)
 
     def _launched(self, kernel: float) -> float:
         """ns of kernels that take `kernel` ns back to back, launched op by op, not as a graph."""
@@ -193,6 +200,8 @@ class Calibrated(Cost):
     def _with_reads(self, batch: Batch, rows: int) -> _Rows:
         """`rows`; with the rows of attention, where padding reads more context than its own rows could."""
         pad, most = batch.pad_context_tokens, self._most
+        if batch.num_decode_tokens > batch.num_decode:
+            return rows, batch.num_decode + batch.pad_decode_rows
         if most is None or pad <= most * batch.pad_decode_rows:
             return rows
         return rows, batch.num_decode - (-pad // most)
@@ -220,13 +229,14 @@ class Calibrated(Cost):
         ends = [knot * reads for knot in knots]
         limit = inf if self.extrapolate else self.profile.hull.max_context * reads
         held = self._held(rows, reads)
+        sequences = min(rows, reads)  # less than rows where there are drafts
         if costs.decode is not None and held <= costs.decode.x[-1]:
             matmuls = costs.in_situ * costs.decode.holding_one(held)
-            least = self._total(0.0, rows, 0)
+            least = self._total(0.0, sequences, 0)
         else:
             matmuls = self._matmuls(rows, rows)
-            least = self._total(self._launched(0.0), rows, 0)
-        host = self.host.base + self.host.per_sequence * rows if self.host.mode == "serial" else 0.0
+            least = self._total(self._launched(0.0), sequences, 0)
+        host = self.host.base + self.host.per_sequence * sequences if self.host.mode == "serial" else 0.0
         segments: list[_Segment] = []
         first = 0.0
         # Below the first knot its value holds.
@@ -236,13 +246,15 @@ class Calibrated(Cost):
             first = last
         return segments
 
-    def _held(self, rows: T, reads: T) -> T:
+    def _held(self, rows: Any, reads: Any) -> Any:
         """The number of rows at which the curve `costs.decode` is read; for numbers, or arrays of one a step.
 
-        On a GPU `reads`, since the graph that is replayed holds all rows of attention; on a CPU, without graphs,
-        `rows`, since further rows see attention only.
+        On a GPU `reads` where there are more, since the graph that is replayed holds all rows of attention; on a CPU,
+        without graphs, `rows`, since further rows see attention only.
         """
-        return rows if self.profile.hardware.get("device") == "cpu" else reads
+        if self.profile.hardware.get("device") == "cpu":
+            return rows
+        return rows + (reads - rows) * (reads > rows)
 
     def _check(self, asked: float, limit: float, what: str, option: str) -> None:
         if asked <= limit:
@@ -312,7 +324,7 @@ class Calibrated(Cost):
 
     def _host(self, columns: Columns, work: Work) -> Floats:
         host = self.host
-        return host.base + host.per_sequence * work.rows + host.per_token * columns["num_prefill_tokens"]
+        return host.base + host.per_sequence * work.sequences + host.per_token * columns["num_prefill_tokens"]
 
     def _kernels(self, columns: Columns, work: Work) -> Terms:
         """The kernels' terms of `explain`; `work` is `padded_work(columns)`."""

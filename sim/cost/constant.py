@@ -78,8 +78,8 @@ class Linear(Cost, Config):
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration in ns, at least 1. O(1) without swaps."""
-        rows = batch.num_decode_tokens + batch.pad_decode_rows
-        tokens = rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
+        rows = batch.num_decode + batch.pad_decode_rows
+        tokens = batch.num_decode_tokens + batch.pad_decode_rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
         context = batch.context_tokens + batch.pad_context_tokens
         ns = self.base + self.per_token * tokens + self.per_context_token * context
         ns += self.per_sequence * (rows + len(batch.chunks) + batch.pad_prefill_rows)
@@ -101,7 +101,7 @@ class Linear(Cost, Config):
             "matmul": self.per_token * work.tokens * 1.0,
             "kv_reads": self.per_context_token * work.context * 1.0,
             "swap": self.per_swapped_block * columns["swap_blocks"] * 1.0,
-            "other": self.base + self.per_sequence * work.rows * 1.0,
+            "other": self.base + self.per_sequence * work.sequences * 1.0,
         }
         return _all_terms(columns, known)
 

@@ -21,7 +21,7 @@ class HostPart:
 
     def ns(self, batch: Batch) -> int:
         """ns of the host for the step `batch`; padding counts as sequences."""
-        rows = batch.num_decode_tokens + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
+        rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
         return int(self.base + self.per_sequence * rows + self.per_token * batch.num_prefill_tokens)
 
     def __mul__(self, factor: float) -> HostPart:

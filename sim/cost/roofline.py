@@ -38,6 +38,7 @@ from batchsim.cost.work import (
     Columns,
     Terms,
     columns_of,
+    draft_pairs,
     padded_pairs,
     padded_work,
     prefill_pairs,
@@ -151,11 +152,17 @@ class KernelCosts(NamedTuple):
 
 
 def _step_ns(
-    coefficients: tuple[float, ...], tokens: int, rows: int, context: int, pairs: int, prefill_tokens: int
+    coefficients: tuple[float, ...],
+    tokens: int,
+    rows: int,
+    sequences: int,
+    context: int,
+    pairs: int,
+    prefill_tokens: int,
 ) -> float:
     """ns of kernels and host of a step that runs anything. `coefficients` are `Roofline._coefficients`, the linear ones
     already summed by what they multiply."""
-    a, b, c, d, e, f, constant, per_token, per_row, per_context, per_pair, per_prefill = coefficients
+    a, b, c, d, e, f, constant, per_token, per_sequence, per_context, per_pair, per_prefill = coefficients
     x = a + b * tokens
     y = c * tokens
     z = d + e * rows
@@ -169,7 +176,7 @@ def _step_ns(
         + sqrt(sqrt(z * z + w * w))
         + constant
         + per_token * tokens
-        + per_row * rows
+        + per_sequence * sequences
         + per_context * context
         + per_pair * pairs
         + per_prefill * prefill_tokens
@@ -248,16 +255,18 @@ class Roofline(Cost):
         rows = batch.num_decode_tokens + batch.pad_decode_rows
         context = batch.context_tokens + batch.pad_context_tokens
         chunks = batch.chunks
-        if chunks:
+        if chunks or rows > batch.num_decode + batch.pad_decode_rows:
             prefill = batch.num_prefill_tokens
             pad = batch.pad_prefill_tokens
             pieces = len(chunks) + batch.pad_prefill_rows
             pairs = padded_pairs(prefill_pairs(batch), pieces, prefill, pad)
-            ns = _step_ns(self._coefficients, rows + prefill + pad, rows + pieces, context, pairs, prefill)
+            pairs += draft_pairs(batch.num_decode, batch.num_decode_tokens, batch.context_tokens)
+            sequences = batch.num_decode + batch.pad_decode_rows + pieces
+            ns = _step_ns(self._coefficients, rows + prefill + pad, rows + pieces, sequences, context, pairs, prefill)
         elif rows:
             ns = self._decode_ns.get(rows)
             if ns is None:  # all but the context depends on the number of rows alone
-                ns = self._decode_ns[rows] = _step_ns(self._coefficients, rows, rows, 0, 0, 0)
+                ns = self._decode_ns[rows] = _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0)
             ns += self._context_ns * context
         else:
             ns = self._empty_ns
@@ -306,7 +315,7 @@ class Roofline(Cost):
 
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of a step that computes the first `num_tokens` of one sequence, and nothing else."""
-        return int(_step_ns(self._coefficients, num_tokens, 1, 0, num_tokens * (num_tokens + 1) // 2, num_tokens))
+        return int(_step_ns(self._coefficients, num_tokens, 1, 1, 0, num_tokens * (num_tokens + 1) // 2, num_tokens))
 
     def _kernels(self) -> KernelCosts:
         return KernelCosts.of(self.deployment.model, self.gpu, self.deployment.tp)
@@ -315,7 +324,7 @@ class Roofline(Cost):
         """(ns of matmuls, ns of attention), an element a step, constants included: what public kernel tables hold."""
         k, t = self._kernels(), self.explain(columns)
         busy = padded_work(columns).tokens > 0
-        attention_constants = k.attention_constant * busy + k.attention_per_row * padded_work(columns).rows
+        attention_constants = k.attention_constant * busy + k.attention_per_row * padded_work(columns).sequences
         return t["weights"] + t["matmul"] + k.gemm_constant * busy, t["kv_reads"] + t["attention"] + attention_constants
 
     def explain(self, columns: Columns) -> Terms:
@@ -337,9 +346,11 @@ class Roofline(Cost):
             "kv_reads": k.kv_per_token * work.context,
             "matmul": (layers - layers_bytes + head - head_bytes) * busy,
             "attention": k.attention_per_pair * work.pairs,
-            "host": host.base + host.per_sequence * work.rows + host.per_token * columns["num_prefill_tokens"] * 1.0,
+            "host": host.base
+            + host.per_sequence * work.sequences
+            + host.per_token * columns["num_prefill_tokens"] * 1.0,
             "swap": columns["swap_blocks"] * (self.block_bytes * NS_PER_S / self.swap_bandwidth),
-            "other": constants * busy + k.attention_per_row * work.rows + k.other_per_token * work.tokens,
+            "other": constants * busy + k.attention_per_row * work.sequences + k.other_per_token * work.tokens,
             "flops": flops,
             "bytes": moved,
         }

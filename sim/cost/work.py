@@ -40,12 +40,13 @@ def work_columns(steps: NDArray[np.void] | Columns) -> Columns:
 
 class Work(NamedTuple):
     """Work of steps, an element a step: tokens through the layers, rows sampled, context tokens that decodes read,
-    query-key pairs of the chunks."""
+    query-key pairs of the chunks and of draft tokens, sequences."""
 
     tokens: NDArray[Any]
     rows: NDArray[Any]
     context: NDArray[Any]
     pairs: NDArray[Any]
+    sequences: NDArray[Any]
 
 
 def prefill_pairs(batch: Batch) -> int:
@@ -57,6 +58,17 @@ def prefill_pairs(batch: Batch) -> int:
     for seq, n in batch.chunks:
         pairs += n * seq.settled_computed_tokens + n * (n + 1) // 2
     return pairs
+
+
+def draft_pairs(num_decode: Any, num_decode_tokens: Any, context_tokens: Any) -> Any:
+    """Query-key pairs of draft tokens, of numbers or columns: the j-th draft after c computed tokens has c + j.
+
+    Supposes as many drafts for all decodes of a step. The keys that drafts share with their sequence's own token are
+    read once, so that pairs are all that they add to attention.
+    """
+    drafts = num_decode_tokens - num_decode
+    decodes = num_decode + (num_decode == 0)
+    return (2 * drafts * context_tokens + drafts * (drafts + decodes)) // (2 * decodes)
 
 
 def swap_blocks(batch: Batch) -> int:
@@ -119,7 +131,8 @@ def useful_work(columns: Columns) -> Work:
         tokens=c["num_decode_tokens"] + c["num_prefill_tokens"],
         rows=c["num_decode_tokens"] + c["num_chunks"],
         context=c["context_tokens"],
-        pairs=c["prefill_pairs"],
+        pairs=c["prefill_pairs"] + draft_pairs(c["num_decode"], c["num_decode_tokens"], c["context_tokens"]),
+        sequences=c["num_decode"] + c["num_chunks"],
     )
 
 
@@ -137,6 +150,7 @@ def padded_work(columns: Columns) -> Work:
         rows=useful.rows + c["pad_prefill_rows"] + c["pad_decode_rows"],
         context=useful.context + c["pad_context_tokens"],
         pairs=pairs,
+        sequences=useful.sequences + c["pad_prefill_rows"] + c["pad_decode_rows"],
     )
 
 

@@ -13,6 +13,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import Quantity
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import Recorder
@@ -21,6 +22,7 @@ from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stre
 from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
 
 MAX_MODEL_LEN = 400
 MS = 1_000_000
@@ -37,7 +39,7 @@ class TokenCost:
     stages: int = 1
 
     def step_ns(self, batch: Batch) -> int:
-        tokens = batch.num_prefill_tokens + batch.num_decode + batch.pad_prefill_tokens + batch.pad_decode_rows
+        tokens = batch.num_prefill_tokens + batch.num_decode_tokens + batch.pad_prefill_tokens + batch.pad_decode_rows
         context = batch.context_tokens + batch.pad_context_tokens
         swapped = sum(n for _, n in batch.swap_in) + sum(n for _, n in batch.swap_out)
         return (
@@ -127,9 +129,12 @@ class Case:
         everything = [*self.workload.known, *(arrival for _, arrival in self.workload.following)]
         context = PolicyContext(kv, MAX_MODEL_LEN, TrueLengths(everything), cost, loop)
         scheduler: Scheduler = POLICIES[self.kind][1](self.config, context)
+        speculation, luck = self.config.traits.speculation, None
+        if speculation is not None:  # its classes are none of the requests'
+            luck = DrawnLuck(0, {"": next(iter(speculation.positions.values()))}, speculation.found)
         return EngineCore(
             scheduler,
-            SimExecutor(cost, MAX_MODEL_LEN, loop),
+            SimExecutor(cost, MAX_MODEL_LEN, loop, luck),
             Recorder(),
             max_model_len=MAX_MODEL_LEN,
             stop_ns=self.stop_ns,
@@ -166,10 +171,20 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(get_args(hint)[0]), max_size=3, unique=True).map(lambda v: tuple(sorted(v)))
     if origin is dict:
         return st.dictionaries(*(values(part) for part in get_args(hint)), max_size=2)
+    if hint is SpeculativeConfig:
+        return drafts()
     if is_dataclass(hint):
         return knobs(hint).map(lambda drawn: made(hint, drawn)).filter(lambda config: config is not None)
     simple = {int: st.integers(0, 40), bool: st.booleans(), float: st.floats(0.0, 0.3), type(None): st.none()}
     return simple[hint]
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> SpeculativeConfig:
+    """Any drafter with up to 9 draft tokens a step: random knobs would hardly ever agree with each other."""
+    method = draw(st.sampled_from(["ngram", "eagle", "eagle3", "mtp", "draft_model"]))
+    found = draw(st.sampled_from([1.0, 0.6])) if method == "ngram" else 1.0
+    return SpeculativeConfig(method, draw(st.integers(1, 9)), draw(st.sampled_from([0.0, 0.7, 1.0])), found)
 
 
 @st.composite

@@ -117,9 +117,11 @@ def test_budgets_are_kept_in_every_step(kind: str, data: st.DataObject) -> None:
         items = [(seq.request.id, n) for seq, n in work.items()]
         assert len({i for i, _ in items}) == len(items)
         assert all(n >= 1 for _, n in items)
-        assert sum(n for _, n in items) == work.num_prefill_tokens + work.num_decode
+        dummies = 0 if work.drafting is None else sum(work.drafting.padding.values())
+        tokens = work.num_prefill_tokens + work.num_decode_tokens + dummies
+        assert sum(n for _, n in items) == tokens
         if budget is not None:
-            assert work.num_prefill_tokens + work.num_decode <= budget
+            assert tokens <= budget
         if slots is not None:
             assert len(items) <= slots
         assert 0 <= core.scheduler.kv.num_free <= core.scheduler.kv.num_blocks

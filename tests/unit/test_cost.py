@@ -37,8 +37,9 @@ def step(
     pad_prefill_rows: int = 0,
     pad_decode_rows: int = 0,
     pad_context_tokens: int = 0,
+    drafts: int = 0,
 ) -> Batch:
-    """A batch of decodes at `contexts` and of chunks (computed, tokens)."""
+    """A batch of decodes at `contexts`, which verify `drafts` each, and of chunks (computed, tokens)."""
     group = DecodeGroup(16)
     for context in contexts or []:
         seq = sequence(context, prompt=context)
@@ -46,7 +47,7 @@ def step(
         group.join(seq)
     pieces = [(sequence(computed), n) for computed, n in chunks or []]
     swapped = [(sequence(16), swap_blocks)] if swap_blocks else []
-    return Batch(
+    batch = Batch(
         group if contexts else None,
         pieces,
         sum(n for _, n in pieces),
@@ -56,6 +57,8 @@ def step(
         pad_decode_rows=pad_decode_rows,
         pad_context_tokens=pad_context_tokens,
     )
+    batch.num_decode_tokens += drafts * batch.num_decode
+    return batch
 
 
 BATCHES = {
@@ -68,6 +71,9 @@ BATCHES = {
     "padded prompts": step(chunks=[(0, 1000), (0, 200)], pad_prefill_tokens=800),
     "copied prompts": step(chunks=[(0, 300), (0, 200)], pad_prefill_tokens=100 + 2 * 300, pad_prefill_rows=2),
     "swap beside decodes": step([1000] * 8, swap_blocks=64),
+    "drafts": step([1000, 40] * 20, drafts=3),
+    "drafts beside prompts": step([700] * 9, [(0, 300), (512, 1700)], drafts=2),
+    "drafts beside padding": step([700] * 9, [(0, 1)], pad_decode_rows=2, drafts=2),
     "only a swap": step(swap_blocks=64),
     "nothing": step(),
 }
@@ -85,6 +91,18 @@ def test_the_explained_parts_add_up_to_the_step(cost: Cost, name: str) -> None:
     terms = cost.explain(columns_of(batch))
     assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(batch)) <= 2
     assert min(terms[term][0] for term in terms) >= 0
+
+
+def test_draft_tokens_are_rows_of_their_sequence_that_read_its_keys_once() -> None:
+    """Layers and head compute every row; KV is read and the host's part taken a sequence; the rest is pairs."""
+    few, many = (ROOFLINE.explain(columns_of(step([1000] * 40, drafts=drafts))) for drafts in (0, 3))
+    assert many["kv_reads"][0] == few["kv_reads"][0] and many["host"][0] == few["host"][0]
+    rows = ROOFLINE.explain(columns_of(step([1000] * 160)))
+    assert many["matmul"][0] == rows["matmul"][0]
+    pairs = 40 * (1001 + 1002 + 1003)
+    chunk = ROOFLINE.explain(columns_of(step(chunks=[(pairs - 1, 1)])))
+    assert many["attention"][0] == pytest.approx(chunk["attention"][0]) and few["attention"][0] == 0
+    assert LINEAR.step_ns(step([1000] * 2, drafts=3)) - LINEAR.step_ns(step([1000] * 2)) == 6 * LINEAR.per_token
 
 
 def test_explain_takes_many_steps_at_once() -> None:

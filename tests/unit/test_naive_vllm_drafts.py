@@ -19,6 +19,7 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Sequence
 from batchsim.kv.choice import new_kv
+from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm import VllmConfig
 from batchsim.policies.systems.vllm_drafts import VllmWithDrafts
 from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
@@ -157,7 +158,7 @@ def steps_of_ours(seed: int, case: Case) -> tuple[list[Any], EngineCore]:
             row += [finished, kv.num_free, scheduler.num_waiting, scheduler.num_running]
         rows.append(tuple(row))
         now_ns += STEP_NS
-        if hasattr(kv, "check"):
+        if isinstance(kv, BlockHashKV):
             kv.check()
     if not core.has_work:
         while flying:

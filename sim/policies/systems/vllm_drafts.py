@@ -5,8 +5,8 @@ are lost; max_tokens cuts none. Blocks are taken for all drafts, and for what th
 they are rejected. A sequence admitted with one token to compute is padded with dummy drafts to the width of a decode.
 Ahead of results a step counts as if all its drafts were accepted, and the rejected are taken off one step later.
 Source: vllm/v1/core/sched/scheduler.py, async_scheduler.py and vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel.
-Simplifies: several MTP modules, DFlash, suffix decoding, drafts of structured outputs and a number of drafts by batch
-size are not simulated.
+Simplifies: the drafter's own time is not in the steps, which verify only; several MTP modules, DFlash, suffix decoding,
+drafts of structured outputs, pipelines and a number of drafts by batch size are not simulated.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class VllmWithDrafts(Vllm):
     A step is a few operations on the columns of a DraftGroup where nobody must sit out or be preempted.
     """
 
+    __module__ = Vllm.__module__  # it is listed as what it is without drafts
     group: DraftGroup
 
     def __new__(cls, config: VllmConfig, context: PolicyContext) -> Vllm:
@@ -54,6 +55,7 @@ class VllmWithDrafts(Vllm):
         assert config.speculative_config is not None, "__new__ has seen to that"
         if context.loop.stages > 1:
             raise ScenarioError("vllm: speculative_config in a pipeline is not simulated. Leave one of them out.")
+        self._ahead = context.loop.is_ahead
         self._spec = config.speculative_config
         self._num_drafts, self._lookahead = self._spec.num_speculative_tokens, self._spec.lookahead
         self.group = DraftGroup(self.kv.block_size)  # pyright: ignore[reportIncompatibleVariableOverride]

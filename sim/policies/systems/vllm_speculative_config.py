@@ -22,7 +22,8 @@ class SpeculativeConfig(Config):
     """Every decode verifies up to `num_speculative_tokens` draft tokens beside its own, by vLLM's names.
 
     Supposed in a simulation: `acceptance`, a law, or one by request class, in which "" stands for all other classes;
-    and for `ngram`, which drafts only where the text repeats itself, `found`, the share of steps for which it does.
+    and for `ngram`, which drafts only where the text repeats itself, `found`, the share of steps for which it does. The
+    time that drafting takes is not simulated: steps are those that verify.
     """
 
     method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
