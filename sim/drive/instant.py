@@ -178,7 +178,6 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
     """
     executor = core.executor
     last: Batch | None = None  # launched by the call before, its results not processed
-    after_ns = 0  # the host's time to process them
     while True:
         now_ns = yield ENTER
         if not (core.has_work or last) and driver.is_over():
@@ -195,16 +194,15 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         if core.events:
             driver.tell(core.take_events(), now_ns)
         batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
-        process_ns, apart = after_ns, False
+        apart = False
         if batch is not None:
-            before_ns, after_ns = executor.host_ns(batch)
-            now_ns = yield Busy(now_ns + before_ns, "launch")
+            now_ns = yield Busy(now_ns + executor.host_ns(batch)[0], "launch")
             apart = batch.apart and last is not None
             if not apart:
                 now_ns = yield Launch(batch)
         if last is not None:
             now_ns = yield LAND
-            now_ns = yield Busy(now_ns + process_ns, "process")
+            now_ns = yield Busy(now_ns + core.in_flight.steps[0].process_ns, "process")
             if apart:
                 # Scheduled before, with the rows of then: its counters move before the results are told.
                 yield Launch(batch)
