@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_by_hand import ASYNC
 from test_cli_conform import RECORDING
 
 from batchsim.base.errors import ScenarioError
@@ -320,7 +321,7 @@ def _at(data: Any, keys: tuple[str | int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("one_in", [pytest.param(1, marks=pytest.mark.slow), 29])
-@pytest.mark.parametrize("recording", [RECORDING, PAUSED, VIDUR], ids=["vllm", "trt", "vidur"])
+@pytest.mark.parametrize("recording", [RECORDING, PAUSED, VIDUR, ASYNC], ids=["vllm", "trt", "vidur", "async"])
 def test_hostile_values_at_every_key_end_in_one_line_or_in_a_verdict(
     recording: Json, one_in: int, tmp_path: Path
 ) -> None:

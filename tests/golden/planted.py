@@ -79,12 +79,15 @@ def _of_requests(recording: Json, text: str) -> Iterator[Planted]:
     if not rows:
         return
     i = sorted(rows, key=lambda i: rows[i]["finish_time"])[len(rows) // 2]
-    ends = [step["t_end"] for step in recording["steps"]]
+    ends = [step.get("t_processed", step["t_end"]) for step in recording["steps"]]
     for name in rows[i]:
         copy = json.loads(text)
         copy["per_request"][i][name] += MICROSECOND if name.endswith("_time") else 1
         settled = rows[i]["first_token_time" if name == "first_token_time" else "finish_time"]
-        yield Planted(f"request: {name}", ends.index(settled) + 1, f"{name} of request {i}", copy)
+        at = ends.index(settled)
+        if name == "wasted_tokens":
+            at = max(k for k, step in enumerate(recording["steps"]) if int(i) in dict(step["scheduled"]))
+        yield Planted(f"request: {name}", at + 1, f"{name} of request {i}", copy)
 
 
 Change = Callable[[Json, Json], bool]
@@ -93,6 +96,8 @@ Change = Callable[[Json, Json], bool]
 
 def _more(name: str, by: float) -> Change:
     def change(step: Json, recording: Json) -> bool:
+        if name not in step:
+            return False
         step[name] += by
         return True
 
@@ -126,12 +131,14 @@ def _added(name: str) -> Change:
     """Adds what did not happen: a request that the list has not."""
 
     def change(step: Json, recording: Json) -> bool:
+        if not any(name in other for other in recording["steps"]) or not step["scheduled"]:
+            return False
         rows = step.setdefault(name, [])
         there = {row[0] if isinstance(row, list) else row for row in rows}
         strange = next((r["id"] for r in recording["requests"] if r["id"] not in there), None)
         if strange is None:
             return False
-        rows.append(strange if name in ("preempted", "finished") else [strange, 1])
+        rows.append(strange if LISTS[name] < 0 else [strange, 1])
         return True
 
     return change
@@ -149,17 +156,20 @@ def _exchanged(name: str) -> Change:
 
 
 LISTS = {"scheduled": 0, "cached": 0, "preempted": -1, "finished": -1}  # each with the column of its ids
+LISTS |= {"wasted": 0, "stale": -1, "retracted": -1, "ignored": -1}
 COUNTS = ("free_blocks_sched", "free_blocks_after", "num_waiting", "num_running")
+COUNTS += ("in_flight", "num_waiting_sched", "num_running_sched", "free_blocks_processed")
+TIMES = ("t_start", "t_scheduled", "t_gpu_start", "t_end", "t_processed")
 STEP_ERRORS: dict[str, tuple[str, Change]] = {
     **{f"{name}: another request": (name, _row(name, column, 1_000_000)) for name, column in LISTS.items()},
-    **{f"{name}: a token more": (name, _row(name, 1, 1)) for name in ("scheduled", "cached")},
+    **{f"{name}: a token more": (name, _row(name, 1, 1)) for name in ("scheduled", "cached", "wasted")},
     **{f"{name}: one left out": (name, _dropped(name)) for name in LISTS},
     **{f"{name}: one too many": (name, _added(name)) for name in LISTS},
     **{f"{name}: two exchanged": (name, _exchanged(name)) for name in LISTS},
     **{f"{name}: more": (name, _more(name, 1)) for name in COUNTS},
-    **{f"{name}: later": (name, _more(name, MICROSECOND)) for name in ("t_start", "t_end")},
+    **{f"{name}: later": (name, _more(name, MICROSECOND)) for name in TIMES},
 }
-ORDER_ERRORS = {f"{name}: two exchanged" for name in ("scheduled", "cached", "finished")}
+ORDER_ERRORS = {f"{name}: two exchanged" for name in LISTS.keys() - {"preempted", "retracted"}}
 WHOLE_STEPS: dict[str, Callable[[list[Json], int], object]] = {
     "a step left out": lambda steps, at: steps.pop(at),
     "a step twice": lambda steps, at: steps.insert(at, steps[at - 1]),

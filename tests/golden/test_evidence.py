@@ -12,7 +12,11 @@ from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
-FOLDERS = {"vllm": ["vllm-v1"], "sglang": ["sglang"], "tensorrt_llm": ["tensorrt_llm", "tensorrt_llm/minimal"]}
+FOLDERS = {
+    "vllm": ["vllm-v1", "vllm-async"],
+    "sglang": ["sglang"],
+    "tensorrt_llm": ["tensorrt_llm", "tensorrt_llm/minimal"],
+}
 VIDUR = {"vllm": "vllm_v0"}  # by Vidur's names; the others keep theirs
 RECORDED = [name for name, (_, policy) in POLICIES.items() if policy.evidence == "recorded"]
 

@@ -6,10 +6,10 @@ The form to record your own with (made so from vLLM 0.33.0; one engine, one repl
 
     meta      `scheduler`: vLLM's class path, or the name of a policy here; `block_size`, `usable_blocks`
               (less any null block; `num_gpu_blocks` may stand beside it), `max_model_len`; every knob of the policy by
-              its name, as a scenario writes it; `step_time`, if steps follow a law: "t_end = t_start + 0.005 +
-              0.00002*sum(num_tokens)"; `engine_version` (or `vllm_version`); `order` within a batch: "exact", as the
-              engine had it; "arrival", put so afterwards, prompts before decodes, as in a recording whose `name` ends
-              in _by_arrival; "free" where it does not count; notes.
+              its name, as a scenario writes it; `step_time`, if steps follow a law, by which they are then replayed:
+              "t_end = t_start + 0.005 + 0.00002*sum(num_tokens)"; `engine_version` (or `vllm_version`); `order`
+              within a batch: "exact", as the engine had it; "arrival", put so afterwards, prompts before decodes, as
+              in a recording whose `name` ends in _by_arrival; "free" where it does not count; notes.
               `totals`, if any: requests, steps, preemptions, tokens, cached_tokens, empty_steps, makespan and others.
     requests  `id`, `arrival`, `prompt_len`, `output_len` (generated in fact), `max_new_tokens` (the cap that the
               scheduler knew; `output_len` if absent), `priority` (0 if absent), `ignore_eos` (false if absent), and
@@ -31,6 +31,38 @@ policy with a knob of its own named `order` keeps the key; say `--order free`. W
 
 The engine's loop that this assumes: requests that have arrived enter by (arrival, id), then the scheduler is asked; the
 step runs, tokens are appended, the finished leave. With nothing to run, time goes on to the next arrival.
+
+Engines that schedule ahead of results (the policy's knobs say whether) have other steps; the rest is the same. Under
+vLLM's batch queue, that is asynchronous scheduling, pipelines or both:
+
+    meta      also `host_schedule`, `host_update`, `idle_sleep` in seconds; if stated, `batch_queue_size`,
+              `pipeline_parallel_size`, `engine_step` and `model_runner` are what the knobs make of them. `step_time`
+              counts from t_gpu_start, or is that of the stages of a pipeline, "2 stages, each (0.005 +
+              0.00002*sum(num_tokens))/2 rounded down to whole microseconds: stage k of a step starts when its stage
+              k-1 and stage k of the previous step have ended". `totals`: also victim_in_flight, wasted_tokens,
+              stale_outputs, sleeps.
+    requests  `max_tokens`, if above `output_len`: the request ends by a stop token. It is `max_new_tokens` by vLLM's
+              name.
+    steps     one for each call of the scheduler, those included that found nothing to run: `t_start` it was called,
+              `t_scheduled` it had returned, `t_gpu_start` and `t_end` on the device (both `t_scheduled` where nothing
+              ran), `t_processed`. Once it is scheduled: `scheduled`, `preempted`, `cached`, `free_blocks_sched`,
+              `num_waiting_sched`, `num_running_sched`, and `in_flight`, the steps that were not processed when it was
+              called. Once it is processed: `finished`, `free_blocks_after`, `num_waiting`, `num_running`; if any,
+              `wasted` [[id, tokens]...] of requests that had ended, and `stale` [id...], preempted since.
+    per_request  times are `t_processed`; `wasted_tokens`, if any.
+
+    With batch_queue_size 1, vLLM's synchronous loop is asked once more after the last request has ended, and that
+    empty step takes its time by the law.
+
+Under an overlap of scheduling and steps, as SGLang's:
+
+    meta      also `schedule_us` (of a call that launches a batch; another takes no time), `process_us`, and
+              `gpu_fixed_us`, `gpu_token_us`, which `step_time` may name: "t_end = t_gpu_start + gpu_fixed_us +
+              gpu_token_us*sum(num_tokens)". `totals`: also ignored, and empty_calls, that launched nothing.
+    steps     in order of launch: `t_scheduled`, the call's end, `t_gpu_start`, `t_end`, `t_processed`; after the call
+              `scheduled`, `retracted` since the last step, `cached`, `free_blocks_sched`, `num_waiting`, `num_running`;
+              after processing `finished`, `free_blocks_processed` and, if any, `ignored`, ids of rows whose token was
+              thrown away; `free_blocks_after`, found by the next call before it admits.
 
 The other form is Vidur's, as `sim/check/conform/vidur.py` says. Every step takes the time that was recorded. Compared
 is all that the recording holds of a step, of a request (at the step that settles it) and of the whole run, exactly;

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import PolicyError, SchedulerStalled
 from batchsim.base.units import NS_PER_S
+from batchsim.check.conform.observer import State, Step
 from batchsim.check.conform.recording import ARRIVAL, EXACT, FREE, Facts, Recording
-from batchsim.check.conform.replay import Replay, State, Step
+from batchsim.check.conform.replay import Replay
 
 MOST_SHOWN = 8
 """Running or waiting requests that a report lists one by one; of more only the number is given."""
-IN_BATCH_ORDER = {"scheduled", "cached", "finished"}
+IN_BATCH_ORDER = {"scheduled", "cached", "finished", "wasted", "stale", "ignored"}
 """Facts of a step whose lists are in the order of its batch."""
-READ_WHEN = {
-    "free_blocks_sched": "once the step is scheduled",
-    "free_blocks_after": "when the scheduler is next asked, after the step's end",
-}
-"""For facts that change within a step, the moment at which the recording reads them."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,8 @@ class StepComparison:
     """A comparison: the steps compared, and the first difference in one line, "" if there is none.
 
     `differences` are all facts that differ in that step, `around` the lines that describe the state around it. Times
-    within `tolerance_ns` of each other count as equal. `order` says in which order the rows of a batch were compared.
+    within `tolerance_ns` of each other count as equal. `order` says in which order the rows of a batch were compared,
+    `read_when`, for facts that change within a step, at which moment the recording reads them.
     """
 
     path: Path
@@ -48,22 +45,20 @@ class StepComparison:
     around: tuple[str, ...] = ()
     tolerance_ns: int = 0
     order: str = EXACT
+    read_when: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __str__(self) -> str:
         within = f", times within {self.tolerance_ns / NS_PER_S:g} s" if self.tolerance_ns else ""
         within += {FREE: ", order within a batch not compared", ARRIVAL: ", batches by arrival"}.get(self.order, "")
         lines = [f"{self.path.name}: {self.difference or f'equal, {self.num_steps} steps ({self.policy}){within}'}"]
         for difference in self.differences:
+            when = f" ({self.read_when[difference.name]})" if difference.name in self.read_when else ""
             lines += [
-                f"  {difference.name}{_read_when(difference.name)}:",
+                f"  {difference.name}{when}:",
                 f"    here      {difference.here}",
                 f"    recorded  {difference.recorded}",
             ]
         return "\n".join(lines + [f"  {line}" for line in self.around])
-
-
-def _read_when(name: str) -> str:
-    return f" ({READ_WHEN[name]})" if name in READ_WHEN else ""
 
 
 def compare(path: Path, recording: Recording) -> StepComparison:
@@ -71,38 +66,41 @@ def compare(path: Path, recording: Recording) -> StepComparison:
     replay = Replay(recording)
     recorded, count, last = recording.steps, 0, None
     places = {arrival.request.id: i for i, arrival in enumerate(recording.arrivals)}
-    notes = (recording.note,) if recording.note else ()
+
+    def unequal(what: str, around: tuple[str, ...] = (), found: tuple[FactDifference, ...] = ()) -> StepComparison:
+        lines = (*around, recording.note) if recording.note else around
+        return StepComparison(path, recording.policy, count, what, found, lines, read_when=recording.read_when)
+
     steps = replay.steps()
     while True:
         try:
             step = next(steps, None)
         except (SchedulerStalled, PolicyError) as error:
-            what = f"step {count + 1} ({recording.steps_name}[{count}]) cannot be made: {error}"
-            return StepComparison(path, recording.policy, count, what, around=notes)
+            return unequal(f"step {count + 1} ({recording.steps_name}[{count}]) cannot be made: {error}")
         if step is None:
             break
-        if count == len(recorded):
-            what = f"step {count + 1} is made where the recording has ended after {count}"
-            extra = (f"step {count + 1} here: {_summary(step)}", *_around(step.before, replay, last, count))
-            return StepComparison(path, recording.policy, count + 1, what, around=(*extra, *notes))
-        facts = _by_arrival(step.facts, places) if recording.order == ARRIVAL else step.facts
-        found = (*_unequal(recorded[count], facts, recording), *_of_requests(step, recording))
         count += 1
+        if count > len(recorded):
+            what = f"step {count} is made where the recording has ended after {count - 1}"
+            here = f"step {count} here: {_summary(step)}"
+            return unequal(what, (here, *_around(step.before, replay, last, count - 1)))
+        facts = _by_arrival(step.facts, places) if recording.order == ARRIVAL else step.facts
+        found = (*_unequal(recorded[count - 1], facts, recording), *_of_requests(step, recording))
         if found:
             names = ", ".join(difference.name for difference in found)
-            at = f"({recording.steps_name}[{count - 1}], {step.facts['start_ns'] / NS_PER_S:.6f} s)"
-            what = f"step {count} differs in {names} {at}"
-            around = (*_around(step.before, replay, last, count - 1), *notes)
-            return StepComparison(path, recording.policy, count, what, found, around)
+            at = f"({recording.steps_name}[{count - 1}], {step.facts['called_ns'] / NS_PER_S:.6f} s)"
+            return unequal(
+                f"step {count} differs in {names} {at}", _around(step.before, replay, last, count - 1), found
+            )
         last = step
     if count < len(recorded):
         what = f"ends after {count} steps, the recording has {len(recorded)}"
-        return StepComparison(path, recording.policy, count, what, around=(*_around(None, replay, last, count), *notes))
-    found = tuple(_unequal(recording.totals, replay.run_facts(), recording))
-    what = f"all {count} steps are equal, the totals differ in {', '.join(d.name for d in found)}" if found else ""
-    return StepComparison(
-        path, recording.policy, count, what, found, notes if found else (), recording.tolerance_ns, recording.order
-    )
+        return unequal(what, _around(None, replay, last, count))
+    found = tuple(_unequal(recording.totals, replay.observer.run_facts(), recording))
+    if found:
+        names = ", ".join(difference.name for difference in found)
+        return unequal(f"all {count} steps are equal, the totals differ in {names}", (), found)
+    return StepComparison(path, recording.policy, count, tolerance_ns=recording.tolerance_ns, order=recording.order)
 
 
 def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]:
@@ -111,7 +109,7 @@ def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]
     at = {i: (phase == "decode", places[i]) for i, phase in zip(ids, facts["phase"], strict=True)}
     return facts | {
         name: sorted(facts[name], key=lambda row: at[row[0] if isinstance(row, list) else row])
-        for name in IN_BATCH_ORDER
+        for name in IN_BATCH_ORDER & facts.keys()
     }
 
 
@@ -153,9 +151,10 @@ def _shown(fact: str, value: Any) -> str:
 def _summary(step: Step) -> str:
     facts = step.facts
     parts = [f"scheduled {facts['scheduled']}"]
-    parts += [f"{name} {facts[name]}" for name in ("cached", "preempted", "finished") if facts[name]]
-    free = f"free blocks {facts['free_blocks_sched']} once scheduled, {facts['free_blocks_after']} when next asked"
-    return ", ".join([*parts, free])
+    parts += [f"{name} {facts[name]}" for name in ("cached", "preempted", "finished") if facts.get(name)]
+    parts += [f"free blocks {facts['free_blocks_sched']} once scheduled"]
+    parts += [f"{facts['free_blocks_processed']} when next asked"] if "free_blocks_processed" in facts else []
+    return ", ".join(parts)
 
 
 def _around(before: State | None, replay: Replay, last: Step | None, index: int) -> tuple[str, ...]:
@@ -167,10 +166,10 @@ def _around(before: State | None, replay: Replay, last: Step | None, index: int)
         lines.append(f"before it: free blocks: {before.free_blocks}")
         lines.append(f"           {len(running)} running (computed of known tokens): {_listed(running)}")
         lines.append(f"           {len(waiting)} waiting, by arrival: {_listed(waiting)}")
-        head = replay.blocked_head()
+        head = replay.observer.blocked_head()
         lines += [f"           last head of the queue that was blocked: {head}"] if head else []
     if replay.rejected:
-        lines.append(f"rejected here so far: {replay.rejected}: {'; '.join(replay.core.recorder.details.values())}")
+        lines.append(f"rejected here so far: {replay.rejected}: {replay.why_rejected()}")
     if last is not None:
         lines.append(f"step {index}, the last equal one: {_summary(last)}")
     return tuple(lines)

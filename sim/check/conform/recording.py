@@ -18,6 +18,8 @@ from batchsim.base.errors import cut, shown
 from batchsim.base.files import read_json, reason_text
 from batchsim.base.units import NS_PER_S
 from batchsim.check.conform.fields import BadRecording, Kind, ListOf, check_row
+from batchsim.check.conform.times import StepLaw
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.types import Arrival
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
@@ -35,23 +37,13 @@ FORM = "The form stands in sim/check/conform/__init__.py."
 
 
 @dataclass(frozen=True)
-class StepLaw:
-    """The stated formula of step time: `base_ns` plus `per_token_ns` for each scheduled token."""
-
-    base_ns: int
-    per_token_ns: int = 0
-
-    def step_ns(self, num_tokens: int) -> int:
-        return self.base_ns + self.per_token_ns * num_tokens
-
-
-@dataclass(frozen=True)
 class Recording:
     """A recorded schedule. `policy` is the name of batchsim's policy that follows the recorded scheduler, `config` its
-    config; `durations_ns` has an entry for each step; `law` is the stated formula of step time, None without one.
+    config; `durations_ns` has an entry for each step that ran; `law` is the stated formula of step time, None without
+    one. `loop` is the recorded engine's, `host_ns` what its host takes to launch a step and to process its results.
 
     `requests` holds recorded facts of single requests by id, `totals` those of the whole run. `order` is that of the
-    rows within a batch. `note` is a remark for the reader.
+    rows within a batch. `note` is a remark for the reader, `read_when` says of facts that change when they are read.
     """
 
     policy: str
@@ -65,10 +57,13 @@ class Recording:
     requests: dict[int, Facts] = field(default_factory=dict[int, Facts])
     totals: Facts = field(default_factory=dict[str, tuple[str, Any]])
     law: StepLaw | None = None
+    loop: EngineLoop = SYNC
+    host_ns: tuple[int, int] = (0, 0)
     tolerance_ns: int = 0
     order: str = EXACT
     steps_name: str = "steps"
     note: str = ""
+    read_when: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def read(path: Path, policy: str | None, order: str | None = None) -> Recording:
@@ -128,6 +123,7 @@ ABSENT: dict[str, Any] = {
     "kv_cache_groups": 1,
     "attention": "full",
     "prefill_schedule_interval": 1,
+    "model_runner": "v2",
 }
 """Features of an engine that no policy simulates, each with the value that means it is off, stated or not."""
 
@@ -154,22 +150,31 @@ def to_ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
-def durations_ns(steps: list[Facts], start: str, end: str, where: str) -> list[int]:
-    """Duration of each step in ns. BadRecording for a step that ends at or before its start, or is out of order."""
+def durations_ns(
+    steps: list[Facts], start: str, end: str, where: str, *, first: str | None = None, stated: bool = False
+) -> list[int]:
+    """Duration of each step that ran, ns. BadRecording for steps that are not in order of `first`, unless given their
+    start, and for one that ends at or before its start, unless a law is `stated` that says when it ends. Given `first`,
+    a step that scheduled no token and ends as it starts did not run.
+    """
     if not steps:
         raise BadRecording(f"has no {where}. Record it again.")
+    found: list[int] = []
     before_ns = 0
     for i, step in enumerate(steps):
-        start_ns, end_ns = step[start][1], step[end][1]
-        if end_ns <= start_ns:
+        start_ns, end_ns, first_ns = step[start][1], step[end][1], step[first or start][1]
+        ran = first is None or end_ns != start_ns or step["scheduled"][1]
+        if ran and end_ns <= start_ns and not stated:
             raise BadRecording(
                 f"{where}[{i}] has {end} {end_ns / NS_PER_S:.9g}, not after its {start} {start_ns / NS_PER_S:.9g}."
                 " Record it again."
             )
-        if start_ns < before_ns:
+        if first_ns < before_ns:
             raise BadRecording(f"{where}[{i}] starts before the one before it. Record them in order of time.")
-        before_ns = start_ns
-    return [step[end][1] - step[start][1] for step in steps]
+        before_ns = first_ns
+        if ran:
+            found.append(end_ns - start_ns)
+    return found
 
 
 def in_order(arrivals: list[Arrival], block_size: int) -> list[Arrival]:

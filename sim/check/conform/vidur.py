@@ -38,7 +38,8 @@ from batchsim.check.conform.fields import (
     ListOf,
     check_row,
 )
-from batchsim.check.conform.recording import Facts, Names, Recording, StepLaw
+from batchsim.check.conform.recording import Facts, Names, Recording
+from batchsim.check.conform.times import StepLaw
 from batchsim.kernel.types import Arrival, Request
 
 POLICY_OF = {"vllm": "vllm_v0"}  # Vidur's other schedulers are policies of the same name

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
-from decimal import Decimal
+from dataclasses import fields, replace
 from typing import Any
 
 from batchsim.base.errors import cut, shown
@@ -14,11 +13,9 @@ from batchsim.check.conform.fields import (
     BLOCKS,
     COUNT,
     FLAG,
-    IDS,
     LIST,
     MODEL_LEN,
     OBJECT,
-    PAIRS,
     PRIORITY,
     SECONDS,
     SEGMENTS,
@@ -26,56 +23,49 @@ from batchsim.check.conform.fields import (
     TOKENS,
     BadRecording,
     check_row,
+    whole,
 )
-from batchsim.check.conform.recording import ABSENT, ARRIVAL, EXACT, FREE, Facts, Names, Recording, StepLaw
+from batchsim.check.conform.recording import ABSENT, ARRIVAL, EXACT, FREE, Facts, Names, Recording
+from batchsim.check.conform.step_forms import FORMS, StepForm
+from batchsim.check.conform.times import US, StepLaw, read_law
+from batchsim.kernel.engine_loop import EngineLoop
+from batchsim.kernel.policy_config import Traits
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 
-SCHEDULERS = {"vllm.v1.core.sched.scheduler.Scheduler": "vllm"}
-
-STEP: Names = {
-    "t_start": ("start_ns", SECONDS),
-    "scheduled": ("scheduled", PAIRS),
-    "cached": ("cached", PAIRS),
-    "preempted": ("preempted", IDS),
-    "free_blocks_sched": ("free_blocks_sched", COUNT),
-    "t_end": ("end_ns", SECONDS),
-    "finished": ("finished", IDS),
-    "free_blocks_after": ("free_blocks_after", COUNT),
-    "num_waiting": ("num_waiting", COUNT),
-    "num_running": ("num_running", COUNT),
+STAGES = whole(1, 1000)
+SCHEDULERS = {
+    "vllm.v1.core.sched.scheduler.Scheduler": ("vllm", False),
+    "vllm.v1.core.sched.async_scheduler.AsyncScheduler": ("vllm", True),
 }
-PER_REQUEST: Names = {
-    "first_token_time": ("first_token_ns", SECONDS),
-    "finish_time": ("finish_ns", SECONDS),
-    "num_preemptions": ("num_preemptions", COUNT),
-    "cached_tokens": ("cached_tokens", COUNT),
-    "cached_tokens_all": ("cached_tokens_all", COUNT),
-    "admissions": ("admissions", COUNT),
-}
-TOTALS: Names = {
-    "requests": ("requests", COUNT),
-    "steps": ("steps", COUNT),
-    "preemptions": ("preemptions", COUNT),
-    "tokens": ("tokens", COUNT),
-    "cached_tokens": ("cached_tokens", COUNT),
-    "empty_steps": ("empty_steps", COUNT),
-    "self_preempt": ("self_preempt", COUNT),
-    "victim_mid_prefill": ("victim_mid_prefill", COUNT),
-    "victim_already_scheduled": ("victim_already_scheduled", COUNT),
-    "phantom_hits": ("phantom_hits", COUNT),
-    "makespan": ("makespan_ns", SECONDS),
-}
+"""The policy that follows a class of vLLM, and whether the class is that of async_scheduling."""
 
 PARTS = {"meta": OBJECT, "requests": LIST, "steps": LIST}
 SHAPE = {"scheduler": TEXT, "block_size": BLOCK_SIZE, "usable_blocks": BLOCKS, "max_model_len": MODEL_LEN}
-MAYBE = {"num_gpu_blocks": COUNT, "totals": OBJECT, "step_time": TEXT, "engine_version": TEXT, "vllm_version": TEXT}
+MAYBE = {
+    "num_gpu_blocks": COUNT,
+    "totals": OBJECT,
+    "step_time": TEXT,
+    "engine_version": TEXT,
+    "vllm_version": TEXT,
+    "engine_step": TEXT,
+    "batch_queue_size": STAGES,
+    "pipeline_parallel_size": STAGES,
+}
 NOTES = {"name", "note", "vllm_commit", "seed", "date", "null_block", "request_id", "prompt_format", "loop", "fields"}
 REQUEST = {"id": COUNT, "arrival": SECONDS, "prompt_len": TOKENS, "output_len": TOKENS}
-REQUEST_MAYBE = {"max_new_tokens": TOKENS, "ignore_eos": FLAG, "priority": PRIORITY, "prompt": SEGMENTS}
-LAW = re.compile(r"t_end = t_start \+ (\d{1,9}(?:\.\d{1,12})?) \+ (\d{1,9}(?:\.\d{1,12})?)\*sum\(num_tokens\)")
+REQUEST_MAYBE = {
+    "max_new_tokens": TOKENS,
+    "max_tokens": TOKENS,
+    "ignore_eos": FLAG,
+    "priority": PRIORITY,
+    "prompt": SEGMENTS,
+}
+OF_LOOPS = {name for of_loop in FORMS.values() for name in of_loop.meta}
+STEP_CALLS = {"EngineCore.step": 1, "EngineCore.step_with_batch_queue": 2}
+"""vLLM's two main loops, each with the fewest batches that it keeps in flight."""
 
 
 def recording(data: dict[str, Any], policy: str | None) -> Recording:
@@ -84,17 +74,22 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
     meta = data["meta"]
     check_row({name: meta[name] for name in (SHAPE | MAYBE) if name in meta}, "meta", SHAPE, MAYBE)
     scheduler: str = meta["scheduler"]
-    name = policy or _policy(scheduler)
-    recorded = FOLLOWED.get(SCHEDULERS.get(scheduler, scheduler))
-    knobs, order = _knobs(meta, name)
-    config = form.policy_config(name, knobs, "meta")
+    name = policy or _policy(meta)
+    recorded = FOLLOWED.get(SCHEDULERS.get(scheduler, (scheduler,))[0])
+    config = form.policy_config(name, _knobs(meta, name), "meta")
     blocks = meta["usable_blocks"]
     if meta.get("num_gpu_blocks", blocks + 1) != blocks + 1:
         all_blocks = meta["num_gpu_blocks"]
         raise BadRecording(f"meta.usable_blocks {blocks} is not num_gpu_blocks {all_blocks} less the null block.")
+    loop = _loop(meta, name, config.traits)
+    fields_of = FORMS["sync" if loop.depth == 1 else loop.kind]
+    _check_of_loop(meta, fields_of)
+    if "idle_sleep" in fields_of.meta:
+        loop = replace(loop, nap_ns=form.to_ns(meta["idle_sleep"]))
     arrivals = _arrivals(data["requests"], with_tokens=bool(config.traits.prefix_cache))
     arrivals = form.in_order(arrivals, meta["block_size"])
-    steps = [_step(row, f"steps[{i}]") for i, row in enumerate(data["steps"])]
+    steps = [_step(row, f"steps[{i}]", fields_of) for i, row in enumerate(data["steps"])]
+    law = _law(meta, fields_of, loop)
     return Recording(
         policy=name,
         config=config,
@@ -102,50 +97,104 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
         block_size=meta["block_size"],
         max_model_len=meta["max_model_len"],
         arrivals=arrivals,
-        durations_ns=form.durations_ns(steps, "t_start", "t_end", "steps"),
+        durations_ns=_durations_ns(steps, fields_of, law),
         steps=steps,
-        requests=_per_request(data.get("per_request"), arrivals),
-        totals=_totals(meta.get("totals", {})),
-        law=_law(meta["step_time"]) if "step_time" in meta else None,
-        order=order,
+        requests=_requests(data.get("per_request"), arrivals, fields_of),
+        totals=_totals(meta.get("totals", {}), fields_of),
+        law=law,
+        loop=loop,
+        host_ns=_host_ns(meta, fields_of),
+        order=_order(meta, name),
         note=form.version_note(name, recorded.engine, _version(meta)) if recorded is not None else "",
+        read_when=fields_of.read_when,
     )
 
 
-def _policy(scheduler: str) -> str:
-    """The name of the policy that follows `scheduler`, which is a class path of vLLM or a policy's name."""
-    name = SCHEDULERS.get(scheduler, scheduler)
+def _loop(meta: dict[str, Any], policy: str, traits: Traits) -> EngineLoop:
+    """The recorded engine's loop: that of the policy, over as many stages as were recorded.
+
+    A vLLM that has at most one batch in flight asks its scheduler once more after the last request has ended, where
+    `batch_queue_size` is stated; otherwise such calls were not recorded.
+    """
+    loop, stages, depth = traits.loop, meta.get("pipeline_parallel_size", 1), meta.get("batch_queue_size")
+    if stages > 1:
+        if not traits.pipelines:
+            what = f"meta.pipeline_parallel_size {stages} is not simulated for {policy}, only 1"
+            raise BadRecording(f"{what}. Record without it.")
+        loop = loop.over(stages)
+    if depth is not None and depth != loop.depth:
+        what = f"meta.batch_queue_size is {depth}, {policy} with the other knobs has {loop.depth}"
+        raise BadRecording(f"{what}. Write down what the engine ran with.")
+    call: str | None = meta.get("engine_step")
+    if call is not None and STEP_CALLS.get(call) != min(loop.depth, 2):
+        what = f"meta.engine_step is {shown(call)}, not what an engine with {loop.depth} batches in flight calls"
+        raise BadRecording(f"{what}. Write down what the engine ran with.")
+    if depth is not None and loop.kind == "sync":
+        loop = replace(loop, kind="batch_queue")
+    return replace(loop, nap_ns=0)
+
+
+def _check_of_loop(meta: dict[str, Any], fields_of: StepForm) -> None:
+    """BadRecording where what the engine's loop needs of `meta` is not stated, or what another's needs is."""
+    check_row({name: meta[name] for name in fields_of.meta if name in meta}, "meta", fields_of.meta)
+    for name in sorted((OF_LOOPS - fields_of.meta.keys()) & meta.keys()):
+        if meta[name]:
+            what = f"meta.{name} is {shown(meta[name])}, which says nothing of an engine that runs like this one"
+            raise BadRecording(f"{what}. Leave it out, or correct the knobs.")
+
+
+def _host_ns(meta: dict[str, Any], fields_of: StepForm) -> tuple[int, int]:
+    """What the host takes to launch a step and to process its results, ns; 0 where it does so between steps."""
+    if "host_schedule" in fields_of.meta:
+        return form.to_ns(meta["host_schedule"]), form.to_ns(meta["host_update"])
+    return (meta["schedule_us"] * US, meta["process_us"] * US) if fields_of.meta else (0, 0)
+
+
+def _policy(meta: dict[str, Any]) -> str:
+    """The name of the policy that follows the recorded scheduler, which is a class path of vLLM or a policy's name."""
+    scheduler: str = meta["scheduler"]
+    name, is_async = SCHEDULERS.get(scheduler, (scheduler, None))
     if name not in POLICIES:
         raise BadRecording(
             f"meta.scheduler {shown(scheduler)} is none that a policy here stands for. Name one with --policy."
         )
+    if is_async is not None and meta.get("async_scheduling", is_async) is not is_async:
+        what = f"meta.scheduler {shown(scheduler)} is not that of async_scheduling {shown(meta['async_scheduling'])}"
+        raise BadRecording(f"{what}. Write down what the engine ran with.")
     return name
 
 
-def _knobs(meta: dict[str, Any], policy: str) -> tuple[dict[str, Any], str]:
-    """The policy's knobs stated in `meta`, and the order of the rows within a batch.
+def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
+    """The policy's knobs stated in `meta`.
 
     BadRecording for a key of `meta` that is neither a knob, nor switched off, nor a note.
     """
     known = {f.name for f in fields(POLICIES[policy][0])}
+    others = (
+        ABSENT.keys() | SHAPE.keys() | MAYBE.keys() | NOTES | {"order"} | {n for f in FORMS.values() for n in f.meta}
+    )
     for name, value in meta.items():
         if name in ABSENT and (value != ABSENT[name] or isinstance(value, bool) != isinstance(ABSENT[name], bool)):
             raise BadRecording(
                 f"meta.{name} {shown(value)} is not simulated, only {ABSENT[name]!r}. Record without it."
             )
-        if name in known | ABSENT.keys() | SHAPE.keys() | MAYBE.keys() | NOTES | {"order"}:
+        if name in known | others:
             continue
         if value is None or value is False or value == "" or (value == 0 and isinstance(value, int | float)):
             continue
         what = f"meta.{cut(name)} {shown(value)} is not a knob of {policy}"
         raise BadRecording(f"{what}. If it is a note, put it into meta.note.")
-    knobs = {name: meta[name] for name in known & meta.keys()}
-    if "order" in known or "order" not in meta:
-        return knobs, ARRIVAL if str(meta.get("name", "")).endswith("_by_arrival") else EXACT
+    return {name: meta[name] for name in known & meta.keys()}
+
+
+def _order(meta: dict[str, Any], policy: str) -> str:
+    """The order of the rows within a batch."""
+    if "order" in {f.name for f in fields(POLICIES[policy][0])} or "order" not in meta:
+        return ARRIVAL if str(meta.get("name", "")).endswith("_by_arrival") else EXACT
     if meta["order"] not in (EXACT, ARRIVAL, FREE):
         what = f"meta.order is {shown(meta['order'])}, not {EXACT}, {ARRIVAL} or {FREE}"
         raise BadRecording(f"{what}. Record it again.")
-    return knobs, meta["order"]
+    return meta["order"]
 
 
 def _version(meta: dict[str, Any]) -> str | None:
@@ -166,9 +215,10 @@ def _arrivals(rows: list[Any], *, with_tokens: bool) -> list[Arrival]:
         where = f"requests[{i}]"
         check_row(row, where, REQUEST, REQUEST_MAYBE)
         prompt_tokens, output_tokens = row["prompt_len"], row["output_len"]
-        cap = row.get("max_new_tokens", output_tokens)
-        if output_tokens > cap:
-            raise BadRecording(f"{where} has output_len {output_tokens}, max_new_tokens {cap}. Record it again.")
+        name = "max_tokens" if "max_tokens" in row else "max_new_tokens"
+        cap = row.get(name, output_tokens)
+        if output_tokens > cap or row.get("max_new_tokens", cap) != cap:
+            raise BadRecording(f"{where} has output_len {output_tokens}, {name} {cap}. Record it again.")
         tokens = None
         if "prompt" in row:
             tokens = TokenIds.of([(_stream(name, streams), start, length) for name, start, length in row["prompt"]])
@@ -197,36 +247,51 @@ def _stream(name: str, numbers: dict[str, int]) -> int:
     return prompt_stream(numbers.setdefault(name, len(numbers)))
 
 
-def _step(row: Any, where: str) -> Facts:
+def _step(row: Any, where: str, fields_of: StepForm) -> Facts:
     OBJECT.check(row, where)
-    return form.facts({"cached": []} | row, where, STEP)
+    return form.facts(_with_if_any(row, fields_of, fields_of.step), where, fields_of.step)
 
 
-def _per_request(rows: dict[str, Any] | None, arrivals: list[Arrival]) -> dict[int, Facts]:
-    """Recorded facts of each request, by id; empty if none were recorded."""
-    if rows is None:
-        return {}
-    for i in rows:
+def _durations_ns(steps: list[Facts], fields_of: StepForm, law: StepLaw | None) -> list[int]:
+    start, first = fields_of.start, fields_of.first
+    if first == start:
+        return form.durations_ns(steps, start, "t_end", "steps")
+    return form.durations_ns(steps, start, "t_end", "steps", first=first, stated=law is not None)
+
+
+def _with_if_any(row: dict[str, Any], fields_of: StepForm, names: Names) -> dict[str, Any]:
+    return {name: value for name, value in fields_of.if_any.items() if name in names} | row
+
+
+def _requests(rows: dict[str, Any] | None, arrivals: list[Arrival], fields_of: StepForm) -> dict[int, Facts]:
+    """Recorded facts of each request, by id: its output, and those of `per_request`, if they were recorded."""
+    requests: dict[int, Facts] = {}
+    for i, row in (rows or {}).items():
         if not re.fullmatch(r"0|[1-9][0-9]{0,15}", i):
             raise BadRecording(f"per_request has {shown(i)}, which is no request's id. Record it again.")
-    requests = {int(i): form.facts(row, f"per_request.{i}", PER_REQUEST) for i, row in rows.items()}
-    form.check_same_ids(list(requests), arrivals, "per_request")
+        OBJECT.check(row, where := f"per_request.{i}")
+        requests[int(i)] = form.facts(_with_if_any(row, fields_of, fields_of.request), where, fields_of.request)
+    if rows is not None:
+        form.check_same_ids(list(requests), arrivals, "per_request")
+    for arrival in arrivals:
+        output: Facts = {"output_len": ("output_tokens", arrival.output_tokens)}
+        requests[arrival.request.id] = requests.get(arrival.request.id, {}) | output
     return requests
 
 
-def _totals(totals: dict[str, Any]) -> Facts:
+def _totals(totals: dict[str, Any], fields_of: StepForm) -> Facts:
     """The recorded totals as facts; a total that the replay cannot count is compared with nothing."""
-    return form.facts(totals, "meta.totals", {name: fact for name, fact in TOTALS.items() if name in totals})
+    return form.facts(totals, "meta.totals", {name: fact for name, fact in fields_of.totals.items() if name in totals})
 
 
-def _law(text: str) -> StepLaw | None:
-    """The formula of step time in `text`; None if it is finer than recorded times. BadRecording for another form."""
-    match = LAW.match(text)
-    if match is None:
-        raise BadRecording(
-            f"meta.step_time is {shown(text)}, not like t_end = t_start + 0.005 + 0.00002*sum(num_tokens). Write it so,"
-            " or into meta.note."
-        )
-    base_ns, per_token_ns = (Decimal(number) * 10**9 for number in match.groups())
-    whole_us = base_ns % 1000 == 0 and per_token_ns % 1000 == 0  # recorded times are rounded to 1 us
-    return StepLaw(int(base_ns), int(per_token_ns)) if whole_us else None
+def _law(meta: dict[str, Any], fields_of: StepForm, loop: EngineLoop) -> StepLaw | None:
+    """The stated formula of step time; None if none is. In the stages of a pipeline, and where steps that compute
+    nothing take time, there is no other source.
+    """
+    named_us = {name: meta[name] for name in fields_of.meta if name.startswith("gpu_")}
+    law = None
+    if "step_time" in meta:
+        law = read_law(meta["step_time"], fields_of.start, loop.stages, named_us)
+    if law is None and (loop.stages > 1 or (loop.is_ahead and loop.depth == 1)):
+        raise BadRecording("meta has no step_time in whole microseconds, which nothing else tells here. Write it down.")
+    return law

@@ -1,0 +1,133 @@
+"""What a recording holds of each step, by how the recorded engine's host and GPU waited for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchsim.check.conform.fields import COUNT, IDS, PAIRS, SECONDS, Fields, Kind, ListOf, whole
+from batchsim.check.conform.recording import Names
+
+_CALLED: Names = {"t_start": ("called_ns", SECONDS)}
+_SCHEDULED: Names = {
+    "scheduled": ("scheduled", PAIRS),
+    "cached": ("cached", PAIRS),
+    "preempted": ("preempted", IDS),
+    "free_blocks_sched": ("free_blocks_sched", COUNT),
+}
+_RAN: Names = {
+    "t_scheduled": ("launched_ns", SECONDS),
+    "t_gpu_start": ("start_ns", SECONDS),
+    "t_end": ("end_ns", SECONDS),
+    "t_processed": ("processed_ns", SECONDS),
+}
+_PROCESSED: Names = {
+    "finished": ("finished", IDS),
+    "free_blocks_after": ("free_blocks_processed", COUNT),
+    "num_waiting": ("num_waiting", COUNT),
+    "num_running": ("num_running", COUNT),
+}
+_REQUEST: Names = {
+    "first_token_time": ("first_token_ns", SECONDS),
+    "finish_time": ("finish_ns", SECONDS),
+    "num_preemptions": ("num_preemptions", COUNT),
+    "cached_tokens": ("cached_tokens", COUNT),
+    "cached_tokens_all": ("cached_tokens_all", COUNT),
+    "admissions": ("admissions", COUNT),
+}
+_TOTALS: Names = {
+    "requests": ("requests", COUNT),
+    "steps": ("steps", COUNT),
+    "preemptions": ("preemptions", COUNT),
+    "tokens": ("tokens", COUNT),
+    "cached_tokens": ("cached_tokens", COUNT),
+    "makespan": ("makespan_ns", SECONDS),
+}
+_VLLM_TOTALS: Names = {
+    "empty_steps": ("empty_steps", COUNT),
+    "self_preempt": ("self_preempt", COUNT),
+    "victim_mid_prefill": ("victim_mid_prefill", COUNT),
+    "victim_already_scheduled": ("victim_already_scheduled", COUNT),
+    "victim_in_flight": ("victim_in_flight", COUNT),
+    "wasted_tokens": ("wasted_tokens", COUNT),
+    "stale_outputs": ("stale_outputs", COUNT),
+    "sleeps": ("sleeps", COUNT),
+    "phantom_hits": ("phantom_hits", COUNT),
+}
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """The fields of a recording under one kind of engine loop.
+
+    The GPU works on a step from its field `start` to `t_end`; steps are in the order of `first`. `if_any` has fields of
+    steps and requests that may be left out, with what that says; `meta` the keys that `meta` must have besides those of
+    any recording. `read_when` says at which moment a fact that changes is read.
+    """
+
+    step: Names
+    totals: Names
+    start: str
+    first: str
+    request: Names = field(default_factory=lambda: _REQUEST)
+    if_any: Mapping[str, Any] = field(default_factory=lambda: {"cached": []})
+    meta: Fields = field(default_factory=dict[str, Kind | ListOf])
+    read_when: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+_WHEN_SCHEDULED = {"free_blocks_sched": "once the step is scheduled"}
+_SYNC = StepForm(
+    step={**_CALLED, **_SCHEDULED, "t_end": ("processed_ns", SECONDS), **_PROCESSED},
+    totals={**_TOTALS, **_VLLM_TOTALS},
+    start="t_start",
+    first="t_start",
+    read_when=_WHEN_SCHEDULED | {"free_blocks_after": "when the scheduler is next asked, after the step's end"},
+)
+_BATCH_QUEUE = StepForm(
+    step={
+        **_CALLED,
+        "in_flight": ("in_flight", COUNT),
+        **_SCHEDULED,
+        "num_waiting_sched": ("num_waiting_sched", COUNT),
+        "num_running_sched": ("num_running_sched", COUNT),
+        **_RAN,
+        "wasted": ("wasted", PAIRS),
+        "stale": ("stale", IDS),
+        **_PROCESSED,
+    },
+    request=_REQUEST | {"wasted_tokens": ("wasted_tokens", COUNT)},
+    totals={**_TOTALS, **_VLLM_TOTALS},
+    start="t_gpu_start",
+    first="t_start",
+    if_any={"cached": [], "wasted": [], "stale": [], "wasted_tokens": 0},
+    meta={"host_schedule": SECONDS, "host_update": SECONDS, "idle_sleep": SECONDS},
+    read_when=_WHEN_SCHEDULED | {"free_blocks_after": "once its results are processed"},
+)
+_OVERLAP = StepForm(
+    step={
+        "scheduled": ("scheduled", PAIRS),
+        "cached": ("cached", PAIRS),
+        "retracted": ("preempted", IDS),
+        "free_blocks_sched": ("free_blocks_sched", COUNT),
+        "num_waiting": ("num_waiting_sched", COUNT),
+        "num_running": ("num_running_sched", COUNT),
+        **_RAN,
+        "ignored": ("ignored", IDS),
+        "finished": ("finished", IDS),
+        "free_blocks_processed": ("free_blocks_processed", COUNT),
+        "free_blocks_after": ("free_blocks_asked", COUNT),
+    },
+    totals={**_TOTALS, "ignored": ("ignored", COUNT), "empty_calls": ("empty_calls", COUNT)},
+    start="t_gpu_start",
+    first="t_scheduled",
+    if_any={"cached": [], "ignored": []},
+    meta=dict.fromkeys(("schedule_us", "process_us", "gpu_fixed_us", "gpu_token_us"), whole(0, 10**9)),
+    read_when=_WHEN_SCHEDULED
+    | {
+        "free_blocks_processed": "once its results are processed",
+        "free_blocks_after": "when the scheduler is next asked, before it admits",
+    },
+)
+FORMS = {"sync": _SYNC, "batch_queue": _BATCH_QUEUE, "overlap": _OVERLAP}
+"""By the kind of `batchsim.kernel.engine_loop.EngineLoop`."""
