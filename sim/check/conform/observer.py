@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import BLOCKED, PREEMPTED, STEP_DTYPE, Recorder
@@ -77,11 +77,20 @@ class Totals:
     end_ns: int = 0
 
 
+@runtime_checkable
+class TakesInLast(Protocol):
+    """A scheduler whose calls begin with what the call before has left, which may free blocks.
+
+    `free_blocks_asked`: the free blocks between that and its latest call's decisions.
+    """
+
+    free_blocks_asked: int
+
+
 class Observer:
     """Watches `core` replay `num_requests` requests. Whoever drives it says what happens, in the order of the methods.
 
-    `in_flight` are the steps that were launched and not processed, oldest first; `done` those all of whose facts are
-    known. An engine that overlaps asks its scheduler once more before a step's facts are all known.
+    `in_flight` are the steps that were launched and not processed, oldest first; `done` those of which that came last.
     """
 
     def __init__(self, core: EngineCore, num_requests: int) -> None:
@@ -89,7 +98,6 @@ class Observer:
         self.totals = Totals(requests=num_requests)
         self.in_flight: deque[Step] = deque()
         self.done: deque[Step] = deque()
-        self._processed: list[Step] = []  # and the scheduler has not been asked since
         self._before = State([], [], 0)
         self._known: dict[Sequence, int] = {}  # tokens processed of the running, before the scheduler's latest call
         self._call: Step | None = None  # what that call made, until it is launched
@@ -102,16 +110,15 @@ class Observer:
 
     def asking(self) -> None:
         """The scheduler is about to be asked."""
-        for step in self._processed:
-            step.facts["free_blocks_asked"] = self.core.scheduler.kv.num_free
-            self.done.append(step)
-        self._processed = []
         self._before = self._state()
         self._known = {seq: _processed(seq) for seq in self._inside}
 
     def asked(self, now_ns: int, work: Batch | Idle) -> None:
         """The scheduler answered `work`."""
         scheduler, kv = self.core.scheduler, self.core.scheduler.kv
+        if self.in_flight:
+            free = scheduler.free_blocks_asked if isinstance(scheduler, TakesInLast) else self._before.free_blocks
+            self.in_flight[-1].facts.setdefault("free_blocks_asked", free)
         batch, rows, hits = None, list[tuple[Sequence, int]](), dict[Sequence, int]()
         if isinstance(work, Batch):
             batch, rows, hits = work, list(work.items()), dict(work.cached)
@@ -135,6 +142,11 @@ class Observer:
         self.totals.empty_calls += not rows
         self._call = Step(facts, self._admit(rows, hits, now_ns), self._before, batch, rows)
 
+    def scheduled(self, now_ns: int) -> None:
+        """The host is through with the scheduler's latest call, and with preparing the step."""
+        assert self._call is not None
+        self._call.facts["scheduled_ns"] = now_ns
+
     def launched(self, now_ns: int, end_ns: int | None) -> None:
         """What the scheduler answered last was launched and is over at `end_ns`; None: there was nothing to run."""
         step, totals = self._call, self.totals
@@ -142,7 +154,7 @@ class Observer:
         self._preempted = []
         start_ns = now_ns if end_ns is None else _last_start_ns(self.core.recorder)
         end_ns = now_ns if end_ns is None else end_ns
-        step.facts |= {"index": totals.steps, "launched_ns": now_ns, "start_ns": start_ns, "end_ns": end_ns}
+        step.facts |= {"index": totals.steps, "start_ns": start_ns, "end_ns": end_ns}
         totals.steps += 1
         totals.tokens += sum(n for _, n in step.rows)
         totals.empty_steps += not step.rows
@@ -173,11 +185,7 @@ class Observer:
         step.requests += self._first_tokens(step, now_ns)
         step.requests += self._ended(step, set(finished), now_ns)
         self._inside = {seq: None for seq in self._inside if seq in self.core.journal.lives}
-        (self._processed if self.core.loop.kind == "overlap" else self.done).append(step)
-
-    def open_steps(self) -> list[Step]:
-        """The launched steps of which not all facts are known, oldest first."""
-        return [*self._processed, *self.in_flight]
+        self.done.append(step)
 
     # ---- of requests
 

@@ -22,15 +22,23 @@ from batchsim.policies.registry import POLICIES
 
 
 class _WatchedCore(EngineCore):
-    """An engine core that tells its `observer` when its scheduler is asked and what that answers."""
+    """An engine core that tells its `observer` when its scheduler is asked and what that answers.
+
+    `completed`: a step was, since this was last set to False.
+    """
 
     observer: Observer
+    completed = False
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         self.observer.asking()
         work = super().schedule(now_ns, drain)
         self.observer.asked(now_ns, work)
         return work
+
+    def complete(self, now_ns: int) -> list[EngineEvent]:
+        self.completed = True
+        return super().complete(now_ns)
 
 
 class _Arrivals:
@@ -62,42 +70,49 @@ class Replay:
         self._traffic = Traffic(_Arrivals(self.recording.arrivals))
 
     def steps(self) -> Iterator[Step]:
-        """Runs the replay, giving each step once all its facts are known, in the order in which they were launched.
+        """Runs the replay, giving each step once it is processed.
 
-        Where the policy fails, steps come that are in flight, with what is known of them, before the error.
+        Where the policy fails, the steps in flight come before the error, with what is known of them.
         """
-        clock, observer = self._clock, self.observer
-        loop = crank(self._core, self)
+        clock, core, observer = self._clock, self._core, self.observer
+        loop = crank(core, self)
         wait = next(loop)
         while wait is not THROUGH:
-            processes = isinstance(wait, Batch) or (isinstance(wait, Busy) and wait.work == "process")
+            core.completed = False
             if wait is ENTER:
-                self._traffic.submit_due(self._core, clock.now_ns())
+                self._traffic.submit_due(core, clock.now_ns())
             elif wait is LAND:
-                clock.sleep_until(self._core.in_flight.steps[0].end_ns)
+                clock.sleep_until(core.in_flight.steps[0].end_ns)
             elif isinstance(wait, Batch):
+                observer.scheduled(clock.now_ns())
                 clock.sleep_until(self._launch(wait))
             elif isinstance(wait, Launch):
-                if wait.batch is not None or self.recording.loop.kind == "batch_queue":
+                if wait.batch is not None or core.loop.kind == "batch_queue":
                     self._launch(wait.batch)
             elif isinstance(wait, Busy):
-                clock.sleep_until(wait.until_ns)
-                observer.totals.naps += wait.work == "nap"
+                self._work(wait)
             else:
                 assert isinstance(wait, Idle)
                 self._rest(wait)
             try:
                 wait = loop.send(clock.now_ns())
             except (PolicyError, SchedulerStalled):
-                yield from observer.open_steps()
+                yield from observer.in_flight
                 raise
-            if processes:
-                finished, self._finished = self._finished, []
-                observer.processed(clock.now_ns(), finished)
+            if core.completed:
+                self._processed()
             while observer.done:
                 yield observer.done.popleft()
-        observer.asking()  # as an engine would whose next request never comes
-        yield from observer.done
+
+    def _work(self, busy: Busy) -> None:
+        """Lets the host work until that is done."""
+        self._clock.sleep_until(busy.until_ns)
+        if busy.work == "launch":
+            self.observer.scheduled(busy.until_ns)
+        elif busy.work == "nap":
+            self.observer.totals.naps += 1
+        elif not self.observer.in_flight[0].rows:
+            self._processed()
 
     def _launch(self, batch: Batch | None) -> int:
         """Launches the step, which may be none; returns its end in ns."""
@@ -110,6 +125,10 @@ class Replay:
         wakes = [ns for ns in (idle.until_ns, self._traffic.next_ns) if ns is not None]
         if wakes:
             self._clock.sleep_until(min(wakes))
+
+    def _processed(self) -> None:
+        finished, self._finished = self._finished, []
+        self.observer.processed(self._clock.now_ns(), finished)
 
     def is_over(self) -> bool:
         """Whether all of the recording's requests have arrived."""

@@ -17,7 +17,7 @@ _SCHEDULED: Names = {
     "free_blocks_sched": ("free_blocks_sched", COUNT),
 }
 _RAN: Names = {
-    "t_scheduled": ("launched_ns", SECONDS),
+    "t_scheduled": ("scheduled_ns", SECONDS),
     "t_gpu_start": ("start_ns", SECONDS),
     "t_end": ("end_ns", SECONDS),
     "t_processed": ("processed_ns", SECONDS),
