@@ -124,3 +124,25 @@ def test_the_host_must_be_stated_where_it_works_beside_the_device(tmp_path: Path
         ScenarioError, match=r"meta\.host_update is 0\.001, which says nothing of an engine that runs li"
     ):
         conform(written(put(RECORDING, ("meta", "host_update"), 0.001), tmp_path))
+
+
+STAGES = (
+    "2 stages, each (0.005 + 0.001*sum(num_tokens))/2 rounded down to whole microseconds: stage k of a step starts when"
+    " its stage k-1 and stage k of the previous step have ended"
+)
+PIPED = put(put(ASYNC, ("meta", "pipeline_parallel_size"), 2), ("meta", "batch_queue_size"), 3)
+
+
+def test_a_pipeline_keeps_a_batch_more_and_takes_its_time_by_stages(tmp_path: Path) -> None:
+    """A step of 16 tokens takes two stages of 10.5 ms each; how many stages there are is said twice, and alike."""
+    piped = put(PIPED, ("meta", "step_time"), STAGES)
+    first = conform(written(put(piped, ("steps", 0, "t_end"), 0.0221), tmp_path)).differences[0]
+    assert (first.name, first.here) == ("t_end", "0.022 s")
+    with pytest.raises(ScenarioError, match=r"meta\.batch_queue_size is 2, vllm with the other knobs has 3\."):
+        conform(written(put(piped, ("meta", "batch_queue_size"), 2), tmp_path))
+    for law in (LAW, STAGES.replace("2 stages", "3 stages"), STAGES.replace(")/2", ")/3"), STAGES + "; in turn"):
+        with pytest.raises(ScenarioError, match="not like 2 stages, each "):
+            conform(written(put(piped, ("meta", "step_time"), law), tmp_path))
+    meta = {name: value for name, value in piped["meta"].items() if name != "step_time"}
+    with pytest.raises(ScenarioError, match="meta has no step_time in whole microseconds"):
+        conform(written(put(piped, ("meta",), meta), tmp_path))

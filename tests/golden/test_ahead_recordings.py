@@ -1,4 +1,5 @@
-"""Policies against schedules recorded from real engines that schedule ahead of results: vLLM 0.33.0, asynchronous."""
+"""Policies against schedules recorded from real engines that schedule ahead of results: vLLM 0.33.0, asynchronous and
+with pipelines."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from planted import not_found
 from batchsim.check.conform import conform
 
 GOLDEN = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
-FOLDERS = {"vllm-async": ("vllm", 7)}  # the policy that makes these schedules again, and how many there are
+FOLDERS = {"vllm-async": ("vllm", 7), "vllm-pp": ("vllm", 4)}  # the policy that makes these schedules again, and how many there are
 RECORDINGS = sorted(path for name in FOLDERS for path in (GOLDEN / name).glob("*.json"))
 SMALL = {"a11_single"}  # in which errors are planted every time
 
