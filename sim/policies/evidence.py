@@ -24,7 +24,7 @@ class Followed:
 
 FOLLOWED = {
     "vllm": Followed("vLLM", "0.33.0", 29, "synchronous"),
-    "sglang": Followed("SGLang", "0.5.23", 13),
+    "sglang": Followed("SGLang", "0.5.23", 24),
     "tensorrt_llm": Followed("TensorRT-LLM", "cf6abc45", 17, "without partial block reuse"),
     "orca": Followed("Vidur", "7d47513a", 1),
     "sarathi": Followed("Vidur", "7d47513a", 1),

@@ -60,3 +60,48 @@ ASYNC: Json = {
         | {"cached_tokens": 0, "cached_tokens_all": 0, "admissions": 2, "wasted_tokens": 1},
     },
 }
+
+
+def _overlapped(times_ms: tuple[int, int, int, int], counts: tuple[int, ...], *rows: list[int], **facts: Any) -> Json:
+    """A step of an overlap: free blocks and requests waiting and running after the call, free blocks once it is
+    processed and as the next call finds them."""
+    names = ("t_scheduled", "t_gpu_start", "t_end", "t_processed")
+    of = ("free_blocks_sched", "num_waiting", "num_running", "free_blocks_processed", "free_blocks_after")
+    times = {name: ms / 1000 for name, ms in zip(names, times_ms, strict=True)}
+    return times | {"scheduled": [*rows], "retracted": [], "finished": []} | facts | dict(zip(of, counts, strict=True))
+
+
+# 8 pages of 4 tokens, chunks of 8 tokens, times as above. 0 has two chunks and ends by a stop token, found as its next
+# one runs; 2 finds the two pages of its prompt that 0 has left in the tree.
+OVERLAP: Json = {
+    "meta": {"scheduler": "sglang", "block_size": 4, "usable_blocks": 8, "max_model_len": 64, "schedule_policy": "fcfs"}
+    | {"max_running_requests": 4, "max_prefill_tokens": 64, "chunked_prefill_size": 8, "enable_mixed_chunk": False}
+    | {"schedule_conservativeness": 0.0, "disable_radix_cache": False, "retraction_policy": "length"}
+    | {"enable_priority_scheduling": False, "disable_priority_preemption": False}
+    | {"schedule_low_priority_values_first": False, "priority_scheduling_preemption_threshold": 10}
+    | {"disable_overlap_schedule": False, "schedule_us": 1000, "process_us": 1000}
+    | {"gpu_fixed_us": 5000, "gpu_token_us": 1000}
+    | {"step_time": "t_end = t_gpu_start + gpu_fixed_us + gpu_token_us*sum(num_tokens)"}
+    | {"totals": {"requests": 3, "steps": 9, "tokens": 30, "cached_tokens": 8, "empty_calls": 1, "ignored": 1}},
+    "requests": [
+        {"id": 0, "arrival": 0.0, "prompt_len": 12, "output_len": 2, "max_new_tokens": 4, "prompt": [["a", 0, 12]]},
+        {"id": 1, "arrival": 0.0, "prompt_len": 7, "output_len": 6, "prompt": [["b", 0, 7]]},
+        {"id": 2, "arrival": 0.035, "prompt_len": 9, "output_len": 4, "prompt": [["a", 0, 9]]},
+    ],
+    "steps": [
+        _overlapped((1, 1, 14, 15), (6, 1, 1, 5, 6), [0, 8]),
+        _overlapped((2, 14, 23, 24), (5, 1, 1, 3, 5), [0, 4]),
+        _overlapped((16, 23, 35, 36), (3, 0, 2, 2, 3), [1, 7]),
+        _overlapped((25, 35, 42, 43), (2, 0, 2, 5, 2), [0, 1], [1, 1], finished=[0]),
+        _overlapped((37, 42, 49, 50), (1, 1, 2, 2, 5), [0, 1], [1, 1], ignored=[0]),
+        _overlapped((44, 49, 55, 56), (2, 0, 2, 2, 2), [2, 1], cached=[[2, 8]]),
+        _overlapped((51, 55, 62, 63), (2, 0, 2, 2, 2), [1, 1], [2, 1]),
+        _overlapped((57, 62, 69, 70), (2, 0, 2, 2, 2), [1, 1], [2, 1]),
+        _overlapped((64, 69, 76, 77), (2, 0, 2, 8, 2), [1, 1], [2, 1], finished=[1, 2]),
+    ],
+    "per_request": {
+        i: {"first_token_time": first, "finish_time": finish, "num_preemptions": 0, "admissions": 1}
+        | {"cached_tokens": hit, "cached_tokens_all": hit}
+        for i, first, finish, hit in (("0", 0.024, 0.043, 0), ("1", 0.036, 0.077, 0), ("2", 0.056, 0.077, 8))
+    },
+}

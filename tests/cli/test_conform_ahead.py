@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_by_hand import ASYNC
+from recorded_by_hand import ASYNC, OVERLAP
 from test_cli_conform import RECORDING
 from test_conform_form import put, written
 
@@ -18,9 +18,10 @@ Keys = tuple[str | int, ...]
 MICROSECOND = 1e-6
 
 
-def test_a_recording_made_by_hand_is_equal(tmp_path: Path) -> None:
-    """A victim in flight, a finish by length, one by a stop token, calls that find nothing, a nap."""
+def test_recordings_made_by_hand_are_equal(tmp_path: Path) -> None:
+    """A victim in flight, finishes by length and by a stop token, calls that find nothing, a nap; chunks in flight."""
     assert str(conform(written(ASYNC, tmp_path))) == "recording.json: equal, 8 steps (vllm)"
+    assert str(conform(written(OVERLAP, tmp_path))) == "recording.json: equal, 9 steps (sglang)"
 
 
 def _other(name: str, value: Any) -> Any:
@@ -53,6 +54,27 @@ def test_a_wrong_value_of_any_field_is_named(tmp_path: Path) -> None:
     """One wrong number or row: the step, the field and, of a request, whose it is."""
     for keys, value, expected in _planted():
         assert conform(written(put(ASYNC, keys, value), tmp_path)).difference.startswith(expected), keys
+
+
+def test_a_wrong_value_of_any_field_of_an_overlap_is_named(tmp_path: Path) -> None:
+    """Of every step and of the whole, those fields too that this loop alone has; and its clocks."""
+    for i, step in enumerate(OVERLAP["steps"]):
+        for name, value in ({"ignored": [], "cached": []} | step).items():
+            other = [*value, [0, 1]] if name == "cached" else _other(name, value)
+            found = conform(written(put(OVERLAP, ("steps", i, name), other), tmp_path)).difference
+            assert found.startswith(f"step {i + 1} differs in {name} "), (i, name, found)
+    for name, value in OVERLAP["meta"]["totals"].items():
+        found = conform(written(put(OVERLAP, ("meta", "totals", name), value + 1), tmp_path)).difference
+        assert found == f"all 9 steps are equal, the totals differ in {name}"
+    clocks = {
+        "schedule_us": "t_scheduled",
+        "process_us": "t_processed",
+        "gpu_fixed_us": "t_end",
+        "gpu_token_us": "t_end",
+    }
+    for name, field in clocks.items():
+        found = conform(written(put(OVERLAP, ("meta", name), OVERLAP["meta"][name] + 1), tmp_path)).difference
+        assert found.startswith(f"step 1 differs in {field}")
 
 
 def test_a_field_may_be_left_out_where_it_says_that_nothing_was_so(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_by_hand import ASYNC
+from recorded_by_hand import ASYNC, OVERLAP
 from test_cli_conform import RECORDING
 
 from batchsim.base.errors import ScenarioError
@@ -304,6 +304,10 @@ def test_prompts_of_too_many_blocks_are_refused_before_their_keys_are_made(tmp_p
 NEVER = (None, -1, float("nan"), float("-inf"), {"a": 1}, [None], [[[0]]], json.loads("[" * 900 + "]" * 900))
 HOSTILE = (True, "", "soon", "x" * 3000, 0, 1.5, 10**7, 10**15, 10**30, 10**400, 2**63, 1e308, [], {}, [[]], [[1]])
 ANYTHING = {("meta", "note"), ("source",), ("source", "simulator"), ("source", "commit"), ("error",)}
+ANYTHING |= {
+    ("meta", knob)
+    for knob in ("max_running_requests", "chunked_prefill_size", "priority_scheduling_preemption_threshold")
+}
 """Where what is in NEVER may stand; so may null where it stands already, or where a knob is null unless set."""
 
 
@@ -320,8 +324,11 @@ def _at(data: Any, keys: tuple[str | int, ...]) -> Any:
     return data
 
 
+HOSTILE_TO = {"vllm": RECORDING, "trt": PAUSED, "vidur": VIDUR, "async": ASYNC, "overlap": OVERLAP}
+
+
 @pytest.mark.parametrize("one_in", [pytest.param(1, marks=pytest.mark.slow), 29])
-@pytest.mark.parametrize("recording", [RECORDING, PAUSED, VIDUR, ASYNC], ids=["vllm", "trt", "vidur", "async"])
+@pytest.mark.parametrize("recording", HOSTILE_TO.values(), ids=HOSTILE_TO)
 def test_hostile_values_at_every_key_end_in_one_line_or_in_a_verdict(
     recording: Json, one_in: int, tmp_path: Path
 ) -> None:

@@ -1,5 +1,5 @@
 """Policies against schedules recorded from real engines that schedule ahead of results: vLLM 0.33.0, asynchronous and
-with pipelines."""
+with pipelines, and SGLang 0.5.23 with overlap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from planted import not_found
 from batchsim.check.conform import conform
 
 GOLDEN = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
-FOLDERS = {"vllm-async": ("vllm", 7), "vllm-pp": ("vllm", 4)}  # the policy that makes these schedules again, and how many there are
+FOLDERS = {
+    "vllm-async": ("vllm", 7),
+    "vllm-pp": ("vllm", 4),
+    "sglang-overlap": ("sglang", 11),
+}  # the policy that makes these schedules again, and how many there are
 RECORDINGS = sorted(path for name in FOLDERS for path in (GOLDEN / name).glob("*.json"))
 SMALL = {"a11_single"}  # in which errors are planted every time
 

@@ -14,7 +14,7 @@ from batchsim.policies.registry import POLICIES
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
 FOLDERS = {
     "vllm": ["vllm-v1", "vllm-async", "vllm-pp"],
-    "sglang": ["sglang"],
+    "sglang": ["sglang", "sglang-overlap"],
     "tensorrt_llm": ["tensorrt_llm", "tensorrt_llm/minimal"],
 }
 VIDUR = {"vllm": "vllm_v0"}  # by Vidur's names; the others keep theirs

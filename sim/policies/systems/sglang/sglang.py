@@ -63,6 +63,7 @@ class Sglang:
         self.waiting: Waiting = self._new_queue()
         self.adder = PrefillAdder(config, kv, self._cache, self.waiting, self.batch, slots=self._most_running())
         self.events: list[Event] = []
+        self.free_blocks_asked = kv.num_blocks  # at the latest call, once the last chunk is in the tree
         self._blocked: tuple[Sequence, str] | None = None
 
     @property
@@ -107,6 +108,7 @@ class Sglang:
         batch, group = self.batch, self.group
         last = self._last
         in_flight, replaced = last is not None, self._take_in_last()
+        self.free_blocks_asked = self.kv.num_free
         preempted: list[Sequence] = []
         made = self._prefill(preempted)
         decodes = not made.chunks and self._make_decodes_fit(preempted)
