@@ -168,3 +168,19 @@ def test_a_pipeline_keeps_a_batch_more_and_takes_its_time_by_stages(tmp_path: Pa
     meta = {name: value for name, value in piped["meta"].items() if name != "step_time"}
     with pytest.raises(ScenarioError, match="meta has no step_time in whole microseconds"):
         conform(written(put(piped, ("meta",), meta), tmp_path))
+
+
+def test_a_queue_of_one_asks_the_scheduler_once_more_after_the_last_end(tmp_path: Path) -> None:
+    """vLLM's synchronous loop, where it is said to have been recorded whole: an empty step, which takes time too."""
+    whole = put(put(RECORDING, ("meta", "batch_queue_size"), 1), ("meta", "engine_step"), "EngineCore.step")
+    assert conform(written(whole, tmp_path)).difference.startswith(
+        "step 4 is made where the recording has ended after 3"
+    )
+    last = {"t_start": 0.032, "t_end": 0.037, "scheduled": [], "preempted": [], "finished": [], "free_blocks_sched": 10}
+    last |= {"free_blocks_after": 10, "num_waiting": 0, "num_running": 0}
+    totals = RECORDING["meta"]["totals"] | {"steps": 4, "empty_steps": 1, "makespan": 0.037}
+    whole = put(put(whole, ("steps",), [*RECORDING["steps"], last]), ("meta", "totals"), totals)
+    assert conform(written(whole, tmp_path)).difference == ""
+    assert conform(written(put(whole, ("steps", 3, "t_end"), 0.038), tmp_path)).difference.startswith(
+        "step 4 differs in t_"
+    )
