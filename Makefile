@@ -6,11 +6,12 @@ RUNTIME := $(VENV)/.installed
 LIVE := $(VENV)/.live
 ALL := $(VENV)/.all
 TOOLS := $(VENV)/.tools
+MYPYC := $(VENV)/.mypyc
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
 
-.PHONY: help install demo demo-live test test-all test-rest test-wheel mutants mutants-sample bench lint format clean
+.PHONY: help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench lint format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
@@ -19,6 +20,8 @@ help:
 	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
 	@echo "make test-rest what of test-all make test has not run, as .ci/run does"
 	@echo "make test-wheel is what pip installs whole? In an empty environment, from another folder"
+	@echo "make accelerated builds the accelerated wheel, compiled by mypyc, into build/: minutes, and a C compiler"
+	@echo "make test-accelerated does what it holds leave the same records, and pass the tests of policies?"
 	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour or two"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
@@ -70,6 +73,25 @@ test-wheel:
 	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt .
 	cd $(WHEEL) && bin/batchsim --version && bin/batchsim run bursty --set 'load={mean_rate: [2/s]}' --set seeds=1 --no-pictures
 	cd $(WHEEL) && bin/python -c 'from importlib import util, resources; assert not any(map(util.find_spec, ("sim", "calibrate", "scenarios"))); assert (resources.files("batchsim") / "py.typed").is_file()'
+
+$(MYPYC): $(RUNTIME)
+	$(PIP) --editable '.[test,accelerated]'
+	@touch $@
+
+accelerated: $(MYPYC)
+	rm -f build/batchsim-*.whl
+	$(BIN)/python tools/accelerated_wheel.py build
+	@echo "pip install $$(ls build/batchsim-*.whl)"
+
+TRIED := build/tried
+test-accelerated: accelerated
+	rm -rf $(TRIED)
+	$(BIN)/python -m zipfile -e build/batchsim-*.whl $(TRIED)
+	cp -r tests scenarios pyproject.toml $(TRIED)
+	$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems >build/python.txt
+	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m batchsim --version | grep compiled
+	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems | diff - ../python.txt
+	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/policies tests/unit/test_core.py tests/unit/test_decode.py tests/unit/test_journal.py tests/unit/test_kv.py tests/unit/test_record.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 mutants: $(TOOLS)
 	$(BIN)/python -m tests.mutants

@@ -94,6 +94,7 @@ ROOMS = {
         20,
         frozenset({"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "yaml", "typer", "rich"}),
         frozenset({"safetensors", "tokenizers", "pynvml"}),
+        {"accelerated_wheel": frozenset({"mypyc", "setuptools"})},
         guests=("tools",),
     ),
 }

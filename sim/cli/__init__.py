@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -32,9 +33,11 @@ app = typer.Typer(
 
 
 def _version(asked: bool) -> None:
-    """Prints the version and ends the program, if that was asked for."""
+    """Prints the version, and whether it is the accelerated wheel's, and ends the program, if that was asked for."""
     if asked:
-        typer.echo(f"batchsim {VERSION}")
+        kernel = find_spec("batchsim.kernel.core")
+        compiled = kernel is not None and not str(kernel.origin).endswith(".py")
+        typer.echo(f"batchsim {VERSION}{' (compiled)' if compiled else ''}")
         raise typer.Exit
 
 

@@ -235,7 +235,7 @@ class Roofline(Cost):
         self.swap_bandwidth = gpu.host_link * HOST_LINK_SHARE if swap_bandwidth is None else swap_bandwidth
         self.block_size = block_size
         self.block_bytes = block_size * self.deployment.kv_bytes_per_token
-        self._empty_ns = self.host.base or 1
+        self._empty_ns = float(self.host.base or 1)
         k = KernelCosts.of(model, gpu, tp)
         self._coefficients = (
             *k.layers,
@@ -264,10 +264,10 @@ class Roofline(Cost):
             sequences = batch.num_decode + batch.pad_decode_rows + pieces
             ns = _step_ns(self._coefficients, rows + prefill + pad, rows + pieces, sequences, context, pairs, prefill)
         elif rows:
-            ns = self._decode_ns.get(rows)
-            if ns is None:  # all but the context depends on the number of rows alone
-                ns = self._decode_ns[rows] = _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0)
-            ns += self._context_ns * context
+            alone = self._decode_ns.get(rows)
+            if alone is None:  # all but the context depends on the number of rows alone
+                alone = self._decode_ns[rows] = _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0)
+            ns = alone + self._context_ns * context
         else:
             ns = self._empty_ns
         if batch.swap_out or batch.swap_in:

@@ -53,7 +53,8 @@ class ChainKeys:
 
     def _parts(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens `start` to `end` - 1, flat: stream, index of the first token, number of tokens, next stream, ..."""
-        at, parts = self._prompt_tokens, ()
+        at = self._prompt_tokens
+        parts: tuple[int, ...] = ()
         if end > at:
             first = max(start - at, 0)
             parts = (self._output, first, end - at - first)
@@ -85,7 +86,8 @@ def _prompt_keys(segments: tuple[tuple[int, int, int], ...], block_size: int) ->
     A block within one segment is hashed as (key before, stream, start), any other as (key before, parts).
     """
     keys: list[int] = []
-    before, parts, room = 0, (), block_size
+    parts: tuple[int, ...] = ()
+    before, room = 0, block_size
     for stream, start, length in segments:
         end = start + length
         if parts:

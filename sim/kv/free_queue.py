@@ -39,9 +39,9 @@ class FreeQueue:
         first = self._first
         if not first and not self._gone:
             head, self._head = self._head, self._head + count
-            published = self._last[head : head + count]
+            taken = self._last[head : head + count]
             self._forget_taken()
-            return [], published
+            return [], taken
         at = max(len(first) - count, 0)
         never = first[at:]
         never.reverse()

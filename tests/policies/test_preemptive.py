@@ -195,7 +195,7 @@ def test_whoever_outgrew_a_prediction_has_nothing_to_come() -> None:
     queue.push(new)
     queue.push(old)
     assert queue.head() is old
-    assert next_victim("most_remaining", [old, new], {}, Short()) is new
+    assert next_victim("most_remaining", {old: None, new: None}, {}, Short()) is new
 
 
 # ---- preempt_after

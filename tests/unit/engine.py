@@ -61,14 +61,16 @@ def arrival(
     return Arrival(request, output, cancel_ns)
 
 
-def vllm(kv: CountingKV | TableKV, max_num_seqs: int = 4, max_num_batched_tokens: int = 64) -> Vllm:
+def vllm(
+    kv: CountingKV | TableKV, max_num_seqs: int = 4, max_num_batched_tokens: int = 64, kind: type[Vllm] = Vllm
+) -> Vllm:
     config = VllmConfig(
         enable_prefix_caching=False,
         async_scheduling=False,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    return Vllm(config, PolicyContext(kv, MAX_MODEL_LEN))
+    return kind(config, PolicyContext(kv, MAX_MODEL_LEN))
 
 
 def engine(

@@ -27,6 +27,7 @@ from batchsim.kernel.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED,
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import IDLE, Arrival, Batch, Event, Idle, Request, Sequence, StepResult
 from batchsim.policies.families.static import Static, StaticConfig
+from batchsim.policies.systems.vllm import Vllm
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 
 Driver = Callable[[EngineCore, Requests], int]
@@ -717,7 +718,7 @@ def test_the_deadline_of_one_that_ended_hides_no_other_of_that_time() -> None:
 def test_a_policy_is_told_when_a_step_ended_and_what_it_says_then_has_that_time() -> None:
     """Its `complete` has the time, and a head that it calls blocked is so from then on."""
 
-    class Ends(type(vllm(CountingKV(1, 4)))):
+    class Ends(Vllm):
         ended: ClassVar[list[int]] = []
 
         def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
@@ -725,9 +726,7 @@ def test_a_policy_is_told_when_a_step_ended_and_what_it_says_then_has_that_time(
             self.events.append(Event("blocked", finished[0], "kv_blocks"))
             return super().complete(batch, finished, now_ns)
 
-    scheduler = vllm(CountingKV(100, 4))
-    scheduler.__class__ = Ends
-    core = engine(scheduler)
+    core = engine(vllm(CountingKV(100, 4), kind=Ends))
     core.submit(arrival(0, 0, output=1))
     batch = core.schedule(0, drain=True)
     assert isinstance(batch, Batch)
@@ -785,14 +784,12 @@ def test_an_answer_that_is_held_is_given_up_without_the_policy() -> None:
 def test_one_cut_to_a_lower_cap_says_so_with_the_numbers(drive: Driver) -> None:
     """A policy lowers 9 to 4: it ends with 4 as cut; one that ends by itself before that does not."""
 
-    class Cuts(type(vllm(CountingKV(1, 4)))):
+    class Cuts(Vllm):
         def add(self, seq: Sequence, now_ns: int) -> None:
             seq.max_output_tokens = 4
             super().add(seq, now_ns)
 
-    scheduler = vllm(CountingKV(100, 4))
-    scheduler.__class__ = Cuts
-    core = engine(scheduler)
+    core = engine(vllm(CountingKV(100, 4), kind=Cuts))
     play(drive, core, arrival(0, 0, output=9), arrival(1, 0, output=3, cap=9))
     assert [o.reason for o in outcomes(core.recorder.records())] == ["cap_cut", ""]
     assert core.recorder.details == {"cap_cut": "9 output tokens asked for, 4 allowed"}

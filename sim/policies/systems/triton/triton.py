@@ -165,9 +165,11 @@ class Triton(WholeBatches):
         while queues and self._has_slot():
             growing = payloads.batches[-1] if payloads.batches and not payloads.batches[-1].is_closed else None
             rows = list(growing.rows) if growing is not None else []
-            pending, is_cut, rejected = queues.scan(
-                now_ns, lambda found, seq, rows=rows: self._joins([*rows[:1], *found[:1]], len(rows) + len(found), seq)
-            )
+
+            def joins(found: list[Sequence], seq: Sequence, rows: list[Sequence] = rows) -> bool:
+                return self._joins([*rows[:1], *found[:1]], len(rows) + len(found), seq)
+
+            pending, is_cut, rejected = queues.scan(now_ns, joins)
             self.events += rejected
             count, is_saturated = self._to_send(len(rows), pending, is_cut, now_ns)
             for seq in pending[:count]:

@@ -1,0 +1,114 @@
+"""Builds the accelerated wheel: batchsim with its hot packages compiled by mypyc, from the same sources.
+
+    python tools/accelerated_wheel.py [FOLDER]      (as `make accelerated` does: with mypy, and with a C compiler)
+
+The wheel, in FOLDER or build/, is for this version of Python and this kind of machine. What is compiled is a copy of
+the sources in which mypyc is told more of classes (see `message`); the wheel holds the sources as they are beside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from mypyc.build import mypycify  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parents[1]
+TREE = ROOT / "build" / "accelerated"
+FOLDERS = {"batchsim": "sim", "batchsim/calibrate": "calibrate", "batchsim/scenarios": "scenarios"}
+COMPILED = (
+    "kernel/*.py",
+    "kv/*.py",
+    "policies/families/**/*.py",
+    "policies/systems/**/*.py",
+    "cost/roofline.py",
+    "cost/calibrated.py",
+    "drive/instant.py",
+)
+"""What every step runs through, as patterns of the package's files."""
+
+MYPY_INI = """[mypy]
+follow_imports = silent
+[mypy-batchsim,pydantic.*]
+follow_imports = skip
+"""
+
+PRELUDE = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from mypy_extensions import mypyc_attr
+def _of_python(hints):  # type: ignore
+    def with_hints(kind):  # type: ignore
+        kind.__annotations__ = hints
+        for field in getattr(kind, "__dataclass_fields__", {}).values():
+            field.type = hints.get(field.name, field.type)
+        return kind
+    return with_hints
+"""
+"""Known to every compiled file. A class with a decorator that mypyc does not know stays a class of Python, of whose
+annotations mypyc keeps the outermost type alone: `_of_python` gives it the whole texts again."""
+
+
+def message(source: str) -> str:
+    """`source` with a decorator on each class, and its code unchanged.
+
+    Classes are native ones that Python's may derive from, but for those that cannot be native: configs, whose fields
+    pydantic and the checks of ranges read; and a dataclass with a field of a type imported for type checkers only,
+    which may not exist yet when the class is made.
+    """
+    lines, tree = source.splitlines(keepends=True), ast.parse(source)
+    checked = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    late = {name.name for node in checked for one in node.body for name in getattr(one, "names", ())}
+    for node in tree.body:
+        bases = {ast.unparse(base) for base in node.bases} if isinstance(node, ast.ClassDef) else set[str]()
+        if not isinstance(node, ast.ClassDef) or bases & {"Enum", "NamedTuple"}:
+            continue
+        fields = [inner for inner in node.body if isinstance(inner, ast.AnnAssign)]
+        hints = {ast.unparse(field.target): ast.unparse(field.annotation) for field in fields}
+        has_late = bool(node.decorator_list) and not late.isdisjoint(hints.values())
+        first = min(part.lineno for part in (node, *node.decorator_list)) - 1
+        if not (has_late or any(base.endswith("Config") for base in bases)):
+            lines[first] = f"@mypyc_attr(allow_interpreted_subclasses=True)\n{lines[first]}"
+            continue
+        for field in fields:
+            if (hint := ast.unparse(field.annotation)) in late:
+                lines[field.lineno - 1] = lines[field.lineno - 1].replace(f": {hint}", f': "{hint}"')
+        lines[first] = f"@_of_python({hints!r})\n{lines[first]}"
+    future = "from __future__ import annotations\n"
+    return "".join(lines).replace(future, future + PRELUDE, 1)
+
+
+def main() -> None:
+    wheels = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build").resolve()
+    shutil.rmtree(TREE, ignore_errors=True)
+    for inside, folder in FOLDERS.items():
+        links = ("calibrate", "scenarios") if inside == "batchsim" else ()
+        shutil.copytree(ROOT / folder, TREE / inside, ignore=shutil.ignore_patterns("__pycache__", *links))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, TREE)
+    os.chdir(TREE)
+    Path("mypy.ini").write_text(MYPY_INI, encoding="utf-8")
+    files = sorted({path for pattern in COMPILED for path in Path("batchsim").glob(pattern)})
+    sources = {path: path.read_text(encoding="utf-8") for path in files if path.name != "__init__.py"}
+    # mypyc would compute a cached property anew each time.
+    sources = {path: source for path, source in sources.items() if "cached_property" not in source}
+    for path, source in sources.items():
+        path.write_text(message(source), encoding="utf-8")
+    compiled = mypycify(
+        ["--config-file=mypy.ini", *map(str, sources)], opt_level="1", debug_level="0", group_name="batchsim"
+    )
+    for path, source in sources.items():
+        path.write_text(source, encoding="utf-8")
+    setup(
+        packages=find_packages(include=["batchsim", "batchsim.*"]),
+        ext_modules=compiled,
+        script_args=["--quiet", "bdist_wheel", "--dist-dir", str(wheels)],
+    )
+
+
+if __name__ == "__main__":
+    main()
