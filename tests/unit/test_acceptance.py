@@ -1,0 +1,152 @@
+"""The luck of draft tokens: its law, and that it depends on request and position alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.acceptance import DrawnLuck
+from batchsim.kernel.draft_group import DraftGroup
+from batchsim.kernel.protocols import Executor
+from batchsim.kernel.record import Records
+from batchsim.kernel.types import Request, Sequence
+from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup, resolved_policy, simulate_point
+
+SHARES = (0.8, 0.6, 0.45)
+
+
+def group(luck: DrawnLuck, ids: range, computed: int, request_class: str = "") -> DraftGroup:
+    """Requests `ids`, in that order, with so many tokens computed."""
+    made = DraftGroup(16)
+    for i in ids:
+        seq = Sequence(Request(i, 0, computed, 100, request_class=request_class))
+        seq.settled_computed_tokens, seq.settled_output_tokens = computed, 1
+        made.join(seq)
+        made.luck[seq.phase] = luck.key(seq)
+    return made
+
+
+def accepted(luck: DrawnLuck, ids: range, computed: int, drafts: int = 3, request_class: str = "") -> list[int]:
+    made = group(luck, ids, computed, request_class)
+    return luck.accepted(made, np.full(len(ids), drafts)).tolist()
+
+
+def test_each_position_is_accepted_in_its_share_of_steps() -> None:
+    """Over requests, over positions of one request, and of fewer drafts the same first ones."""
+    luck = DrawnLuck(0, {"": SHARES})
+    over_requests = np.array(accepted(luck, range(20_000), 100))
+    of_one = np.array([accepted(luck, range(7, 8), 100 + at)[0] for at in range(3_000)])
+    for found, tolerance in ((over_requests, 0.012), (of_one, 0.03)):
+        assert [(found > n).mean() for n in range(3)] == pytest.approx(SHARES, abs=tolerance)
+    assert accepted(luck, range(500), 100, drafts=2) == np.minimum(accepted(luck, range(500), 100), 2).tolist()
+
+
+def test_all_policies_see_the_same_luck() -> None:
+    """A draw is of seed, request and position: not of who decodes beside it, or before."""
+    luck = DrawnLuck(3, {"": SHARES})
+    assert accepted(luck, range(40, 60), 7) == accepted(luck, range(100), 7)[40:60]
+    assert accepted(DrawnLuck(4, {"": SHARES}), range(100), 7) != accepted(luck, range(100), 7)
+    assert accepted(luck, range(100), 8) != accepted(luck, range(100), 7)
+
+
+def test_a_class_has_its_law_and_others_theirs() -> None:
+    """Of three laws each request has that of its class."""
+    luck = DrawnLuck(0, {"code": (1.0, 1.0), "": (0.0, 0.0)})
+    assert set(accepted(luck, range(99), 5, 2, "code")) == {2} and set(accepted(luck, range(99), 5, 2, "chat")) == {0}
+
+
+def test_a_drafter_that_finds_nothing_gives_no_drafts() -> None:
+    """In its share of steps it gives all, for members and for those whose prompt ends; one that always drafts says
+    nothing."""
+    luck = DrawnLuck(0, {"": SHARES}, found=0.25)
+    made = group(luck, range(4_000), 9)
+    first = [Sequence(Request(i, 0, 9, 5)) for i in range(2_000)]
+    proposed = luck.proposed(made, np.ones(4_000, np.int64), first)
+    assert proposed is not None
+    for counts in (proposed[0], np.array(list(proposed[1].values()))):
+        assert set(counts.tolist()) == {0, 3} and (counts == 3).mean() == pytest.approx(0.25, abs=0.03)
+    assert DrawnLuck(0, {"": SHARES}).proposed(made, np.ones(4_000, np.int64), first) is None
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"acceptance": (0.8, 0.6)}, "acceptance has 2 positions, num_speculative_tokens is 3"),
+        ({"acceptance": (0.5, 0.6, 0.4)}, "acceptance rises: 0.5, 0.6, 0.4"),
+        ({"acceptance": {}}, "acceptance names no class"),
+        ({"acceptance": 1.2}, "acceptance is 1.2. It must be from 0 to 1"),
+        ({"acceptance": {"code": (0.5,)}}, "acceptance of class code has 1 positions"),
+        ({"acceptance": 0.5, "found": 0.5}, "found is 0.5, but eagle always drafts"),
+        ({"acceptance": 0.5, "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:
+    """In one line with the numbers."""
+    with pytest.raises(ValueError, match=message):
+        SpeculativeConfig(**{"method": "eagle", "num_speculative_tokens": 3} | knobs)
+
+
+def test_a_number_is_a_geometric_law() -> None:
+    """Each draft is right with that probability where those before it are."""
+    assert SpeculativeConfig("mtp", 3, 0.5).positions == {"": (0.5, 0.25, 0.125)}
+
+
+SCENARIO = """
+model: llama-3.1-8b
+cost: {kind: linear, base: 5ms, per_token: 20us}
+kv: {tokens: 100000}
+max_model_len: 4096
+workload:
+  arrivals: {kind: all_at_once}
+  lengths: {prompt: {kind: fixed, tokens: 50}, output: {kind: fixed, tokens: 101}}
+  output_cap: 101
+  requests: 20
+policies:
+  vllm: {speculative_config: {method: eagle3, num_speculative_tokens: 3, acceptance: LAW}}
+slo: ttft<1s @ 99%
+seeds: 1
+"""
+
+
+def setup_of(tmp_path: Path, law: str) -> Setup:
+    path = tmp_path / "drafts.yaml"
+    path.write_text(SCENARIO.replace("LAW", law))
+    return Setup.of(load_scenario(str(path)))
+
+
+def run_of(tmp_path: Path, law: str) -> Records:
+    setup = setup_of(tmp_path, law)
+    return simulate_point(setup, setup.scenario.points()[0]).records
+
+
+def test_a_scenario_says_what_drafts_are_worth(tmp_path: Path) -> None:
+    """With all right 100 tokens take 25 steps after the first, with none of them 100; the answers are as long."""
+    for law, steps in (("1.0", 26), ("[0, 0, 0]", 101)):
+        records = run_of(tmp_path, law)
+        assert len(records.steps) == steps and (records.requests["output_tokens"] == 101).all()
+        assert records.steps["num_decode_tokens"].sum() == 4 * records.steps["num_decode"].sum()
+
+
+def test_a_law_of_no_class_is_refused(tmp_path: Path) -> None:
+    """One line says which classes there are, or which has no law."""
+    for law, message in (
+        ("{code: 0.5, '': 0.3}", "acceptance of class code; the workload has no classes"),
+        ("{}", "acceptance names no class"),
+    ):
+        with pytest.raises(ScenarioError, match=message):
+            run_of(tmp_path, law)
+
+
+def test_no_drafts_on_a_real_executor(tmp_path: Path) -> None:
+    """It is refused in one line: no draft model runs."""
+    setup = setup_of(tmp_path, "0.5")
+    point = setup.scenario.points()[0]
+    workload, kv = setup.workload(point.load, 0), setup.new_kv(point.spec.config)
+    with pytest.raises(ScenarioError, match="vllm: no draft model runs here"):
+        setup.resolved.engine(resolved_policy(point.spec), workload, kv, cast("Executor", object()), None)
