@@ -1,5 +1,6 @@
-"""vLLM 0.33 with speculative decoding: decodes verify draft tokens, and gain one token and as many as are right.
+"""vLLM 0.33, V1 engine, one full-attention KV group; with `speculative_config` decodes verify draft tokens.
 
+Without it: `batchsim.policies.systems.vllm`. With it a decode gains one token and as many as drafts are right.
 Rule: as `vllm`, with the drafts that wait for a sequence among the tokens it asks for. Drafts that the budget cuts off
 are lost; max_tokens cuts none. Blocks are taken for all drafts, and for what the drafter writes ahead, and kept where
 they are rejected. A sequence admitted with one token to compute is padded with dummy drafts to the width of a decode.
@@ -44,7 +45,6 @@ class VllmWithDrafts(Vllm):
     A step is a few operations on the columns of a DraftGroup where nobody must sit out or be preempted.
     """
 
-    __module__ = Vllm.__module__  # it is listed as what it is without drafts
     group: DraftGroup
 
     def __new__(cls, config: VllmConfig, context: PolicyContext) -> Vllm:
