@@ -188,7 +188,7 @@ def test_every_step_equals_the_naive_models() -> None:
     steps = np.concatenate([core.recorder.records().steps for _, core in runs])
     drafts = steps["num_decode_tokens"] - steps["num_decode"]
     assert 0.2 < steps["num_accepted_tokens"].sum() / drafts.sum() < 0.6
-    assert (steps["pad_decode_rows"] > 0).sum() > 20
+    assert (steps["pad_decode_rows"] > 0).sum() >= 5
 
 
 @pytest.mark.slow
