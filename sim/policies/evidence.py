@@ -23,7 +23,7 @@ class Followed:
 
 
 FOLLOWED = {
-    "vllm": Followed("vLLM", "0.33.0", 29, "synchronous"),
+    "vllm": Followed("vLLM", "0.33.0", 34, "synchronous"),
     "sglang": Followed("SGLang", "0.5.23", 24),
     "tensorrt_llm": Followed("TensorRT-LLM", "cf6abc45", 17, "without partial block reuse"),
     "orca": Followed("Vidur", "7d47513a", 1),

@@ -148,7 +148,7 @@ def test_a_planted_error_is_exit_1_and_named(error: str, tmp_path: Path) -> None
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "speculation": (lambda d: d["meta"].update(spec_decode=True), "meta.spec_decode True is not simulated, only False"),
+    "speculation": (lambda d: d["meta"].update(spec_decode=True), "meta has no spec_method"),
     "two groups": (lambda d: d["meta"].update(kv_cache_groups=2), "meta.kv_cache_groups 2 is not simulated, only 1"),
     "another scheduler": (lambda d: d["meta"].update(scheduler="AsyncScheduler"), "Name one with --policy"),
     "unknown knob": (lambda d: d["meta"].update(max_num_partial_prefills=2), "is not a knob of vllm"),

@@ -138,7 +138,17 @@ def _added(name: str) -> Change:
         strange = next((r["id"] for r in recording["requests"] if r["id"] not in there), None)
         if strange is None:
             return False
-        rows.append(strange if LISTS[name] < 0 else [strange, 1])
+        rows.append(strange if LISTS[name] < 0 else [strange, 1, 1, 1] if name == "spec" else [strange, 1])
+        return True
+
+    return change
+
+
+def _otherwise(name: str) -> Change:
+    def change(step: Json, recording: Json) -> bool:
+        if not any(name in other for other in recording["steps"]):
+            return False
+        step[name] = not step.get(name, False)
         return True
 
     return change
@@ -156,16 +166,22 @@ def _exchanged(name: str) -> Change:
 
 
 LISTS = {"scheduled": 0, "cached": 0, "preempted": -1, "finished": -1}  # each with the column of its ids
-LISTS |= {"wasted": 0, "stale": -1, "retracted": -1, "ignored": -1}
+LISTS |= {"wasted": 0, "stale": -1, "retracted": -1, "ignored": -1, "spec": 0, "blocks": 0, "drafts": 0}
 COUNTS = ("free_blocks_sched", "free_blocks_after", "num_waiting", "num_running")
 COUNTS += ("in_flight", "num_waiting_sched", "num_running_sched", "free_blocks_processed")
 TIMES = ("t_start", "t_scheduled", "t_gpu_start", "t_end", "t_processed")
 STEP_ERRORS: dict[str, tuple[str, Change]] = {
     **{f"{name}: another request": (name, _row(name, column, 1_000_000)) for name, column in LISTS.items()},
-    **{f"{name}: a token more": (name, _row(name, 1, 1)) for name in ("scheduled", "cached", "wasted")},
+    **{
+        f"{name}: a token more": (name, _row(name, 1, 1))
+        for name in ("scheduled", "cached", "wasted", "spec", "blocks")
+    },
     **{f"{name}: one left out": (name, _dropped(name)) for name in LISTS},
     **{f"{name}: one too many": (name, _added(name)) for name in LISTS},
     **{f"{name}: two exchanged": (name, _exchanged(name)) for name in LISTS},
+    "spec: one more accepted": ("spec", _row("spec", 2, 1)),
+    "spec: a token more got": ("spec", _row("spec", 3, 1)),
+    "skip_drafts: otherwise": ("skip_drafts", _otherwise("skip_drafts")),
     **{f"{name}: more": (name, _more(name, 1)) for name in COUNTS},
     **{f"{name}: later": (name, _more(name, MICROSECOND)) for name in TIMES},
 }

@@ -17,6 +17,7 @@ GOLDEN = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
 FOLDERS = {
     "vllm-async": ("vllm", 7),
     "vllm-pp": ("vllm", 4),
+    "vllm-spec": ("vllm", 5),
     "sglang-overlap": ("sglang", 11),
 }  # the policy that makes these schedules again, and how many there are
 RECORDINGS = sorted(path for name in FOLDERS for path in (GOLDEN / name).glob("*.json"))

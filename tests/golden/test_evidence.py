@@ -13,7 +13,7 @@ from batchsim.policies.registry import POLICIES
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
 FOLDERS = {
-    "vllm": ["vllm-v1", "vllm-async", "vllm-pp"],
+    "vllm": ["vllm-v1", "vllm-async", "vllm-pp", "vllm-spec"],
     "sglang": ["sglang", "sglang-overlap"],
     "tensorrt_llm": ["tensorrt_llm", "tensorrt_llm/minimal"],
 }

@@ -54,6 +54,14 @@ vLLM's batch queue, that is asynchronous scheduling, pipelines or both:
     With batch_queue_size 1, vLLM's synchronous loop is asked once more after the last request has ended, and that
     empty step takes its time by the law.
 
+With `spec_decode` true, under either of vLLM's loops:
+
+    meta      also `spec_method`, `num_spec_tokens`, `num_lookahead_tokens`, `draft_slots`, `num_prefill_lookahead`,
+              `num_hash_lookahead_tokens`, `accept_rate`. `totals`: also drafts_scheduled, drafts_accepted.
+    steps     if any, `spec` [[id, drafts scheduled, drafts accepted, tokens got]...], `blocks` [[id, KV blocks
+              held]...] once it is scheduled, `skip_drafts` where nobody could use drafts, and in the synchronous loop
+              `drafts` [[id, number]...] given back after it. What was accepted and given back is the recording's.
+
 Under an overlap of scheduling and steps, as SGLang's:
 
     meta      also `schedule_us` (of a call that launches a batch; another takes no time), `process_us`, and

@@ -88,6 +88,7 @@ BLOCKS = whole(1, 10**7)
 MODEL_LEN = whole(1, 10**7)
 IDS = ListOf(COUNT)
 PAIRS = ListOf(columns(f"[id, tokens], each {COUNT.what}", COUNT, COUNT))
+SPEC = ListOf(columns("[id, drafts, accepted, tokens], all whole numbers from 0", COUNT, COUNT, COUNT, COUNT))
 SEGMENTS = ListOf(columns(f"[stream, start, len], a text and whole numbers, len {TOKENS.what}", TEXT, COUNT, TOKENS))
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from batchsim.check.conform.recorded_drafts import RecordedDrafts, verified
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import BLOCKED, PREEMPTED, STEP_DTYPE, Recorder
 from batchsim.kernel.types import Batch, Idle, Sequence
@@ -30,7 +31,9 @@ class Step:
     """One step of a replay, from the scheduler's call on: its facts by name, as far as they are known, facts of
     requests that are final with it, and the state before it.
 
-    `rows` are the sequences it computes tokens of, with these tokens; `stale` those of them preempted since.
+    `rows` are the sequences it computes tokens of, with these tokens; `stale` those of them preempted since. `spec` has
+    of those that verify drafts how many, how many were accepted and how many tokens they got; `gained` the tokens of
+    all.
     """
 
     facts: dict[str, Any]
@@ -38,6 +41,8 @@ class Step:
     before: State
     batch: Batch | None = None
     rows: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
+    spec: dict[Sequence, tuple[int, int, int]] = field(default_factory=dict[Sequence, tuple[int, int, int]])
+    gained: dict[Sequence, int] = field(default_factory=dict[Sequence, int])
     stale: set[Sequence] = field(default_factory=set[Sequence])
 
 
@@ -50,6 +55,7 @@ class _Life:
     admissions: int = 0
     preemptions: int = 0
     wasted: int = 0
+    outputs: int = 0
     has_token: bool = False
     has_ended: bool = False
 
@@ -74,6 +80,8 @@ class Totals:
     stale: int = 0
     ignored: int = 0
     naps: int = 0
+    drafts: int = 0
+    drafts_accepted: int = 0
     end_ns: int = 0
 
 
@@ -98,6 +106,9 @@ class Observer:
         self.totals = Totals(requests=num_requests)
         self.in_flight: deque[Step] = deque()
         self.done: deque[Step] = deque()
+        self.drafts: RecordedDrafts | None = None
+        self.has_ended = False  # whether any request has with the last step
+        self.skips = False  # whether the drafter rests where nobody can use its drafts
         self._before = State([], [], 0)
         self._known: dict[Sequence, int] = {}  # tokens processed of the running, before the scheduler's latest call
         self._call: Step | None = None  # what that call made, until it is launched
@@ -139,6 +150,12 @@ class Observer:
             "num_running_sched": scheduler.num_running,
             "allocated_blocks": kv.num_blocks - kv.num_free,
         }
+        if self.drafts is not None:
+            facts |= {
+                "blocks": [[seq.request.id, kv.held(seq)] for seq, _ in rows],
+                "drafts": self.drafts.given_back([seq.request.id for seq, _ in rows]),
+                "skip_drafts": self.skips and all(self._uses_no_draft(seq, n) for seq, n in rows),
+            }
         self.totals.empty_calls += not rows
         self._call = Step(facts, self._admit(rows, hits, now_ns), self._before, batch, rows)
 
@@ -158,12 +175,19 @@ class Observer:
         totals.steps += 1
         totals.tokens += sum(n for _, n in step.rows)
         totals.empty_steps += not step.rows
+        if self.drafts is not None and step.batch is not None:
+            step.spec = verified(step.batch)
+            decoded = [seq for seq, _ in step.rows if seq.group is not None]
+            step.gained = dict.fromkeys((*step.batch.sampled, *decoded), 1)
+            step.gained |= {seq: gained for seq, (_, _, gained) in step.spec.items()}
         self.in_flight.append(step)
 
     def processed(self, now_ns: int, finished: list[int]) -> None:
         """The results of the oldest step in flight were processed, which ended the requests `finished`."""
         step, totals, scheduler = self.in_flight.popleft(), self.totals, self.core.scheduler
         in_vain = [(seq, n) for seq, n in step.rows if self._life(seq).has_ended]
+        if self.drafts is not None:
+            self._verified(step)
         late = [seq for seq, _ in step.rows if seq in step.stale and not self._life(seq).has_ended]
         lost = {seq for seq, _ in in_vain}.union(late)
         step.facts |= {
@@ -181,11 +205,29 @@ class Observer:
         totals.stale += len(late)
         totals.ignored += len(lost)
         totals.finished += len(finished)
+        self.has_ended = bool(finished)
         totals.end_ns = now_ns
         step.requests += self._first_tokens(step, now_ns)
         step.requests += self._ended(step, set(finished), now_ns)
         self._inside = {seq: None for seq in self._inside if seq in self.core.journal.lives}
         self.done.append(step)
+
+    def _uses_no_draft(self, seq: Sequence, n: int) -> bool:
+        """Whether `seq`, of which `n` tokens are scheduled, has a prompt that goes on, or its last token next."""
+        if seq.group is None and seq.num_computed_tokens + n < seq.num_tokens:
+            return True
+        in_flight = any(seq in step.gained for step in self.in_flight)
+        return self._life(seq).outputs + 1 + in_flight >= seq.max_output_tokens
+
+    def _verified(self, step: Step) -> None:
+        """The facts of the drafts of a step whose results are processed."""
+        rows = [seq for seq, _ in step.rows if not self._life(seq).has_ended]
+        spec = [[seq.request.id, *step.spec[seq]] for seq in rows if seq in step.spec]
+        step.facts["spec"] = spec
+        self.totals.drafts += sum(row[1] for row in spec)
+        self.totals.drafts_accepted += sum(row[2] for row in spec)
+        for seq in rows:
+            self._life(seq).outputs += step.gained.get(seq, 0)
 
     # ---- of requests
 
@@ -274,6 +316,8 @@ class Observer:
             "stale_outputs": totals.stale,
             "ignored": totals.ignored,
             "sleeps": totals.naps,
+            "drafts_scheduled": totals.drafts,
+            "drafts_accepted": totals.drafts_accepted,
             "makespan_ns": totals.end_ns,
             "all_finished": totals.finished == totals.requests,
         }

@@ -41,6 +41,8 @@ class Recording:
     """A recorded schedule. `policy` is the name of batchsim's policy that follows the recorded scheduler, `config` its
     config; `durations_ns` has an entry for each step that ran; `law` is the stated formula of step time, None without
     one. `loop` is the recorded engine's, `host_ns` what its host takes to launch a step and to process its results.
+    `flushes`: after an end the scheduler is asked once more even if nothing is left to run, which takes a step's time.
+    `drafts`: the recorded steps, which say what drafts were worth; None: the engine verified none.
 
     `requests` holds recorded facts of single requests by id, `totals` those of the whole run. `order` is that of the
     rows within a batch. `note` is a remark for the reader, `read_when` says of facts that change when they are read.
@@ -59,10 +61,12 @@ class Recording:
     law: StepLaw | None = None
     loop: EngineLoop = SYNC
     host_ns: tuple[int, int] = (0, 0)
+    flushes: bool = False
     tolerance_ns: int = 0
     order: str = EXACT
     steps_name: str = "steps"
     note: str = ""
+    drafts: list[dict[str, Any]] | None = None
     read_when: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -119,7 +123,6 @@ def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:
 
 
 ABSENT: dict[str, Any] = {
-    "spec_decode": False,
     "kv_cache_groups": 1,
     "attention": "full",
     "prefill_schedule_interval": 1,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.check.conform.observer import Observer, Step
+from batchsim.check.conform.recorded_drafts import RecordedDrafts
 from batchsim.check.conform.recording import BadRecording, Recording
 from batchsim.check.conform.times import RecordedTimes
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
@@ -16,7 +17,7 @@ from batchsim.kernel.events import EngineEvent, Finished, Rejected
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, Request
+from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 
@@ -64,8 +65,14 @@ class Replay:
     _finished: list[int] = field(default_factory=list[int])  # ids of the requests that ended since last asked for
 
     def __post_init__(self) -> None:
-        self._core = _engine(self.recording)
+        self._core, self._executor = _engine(self.recording)
         self.observer = self._core.observer = Observer(self._core, len(self.recording.arrivals))
+        if self.recording.drafts is not None:
+            drafter = self.recording.config.speculative_config
+            most = None if drafter.method == "ngram" else drafter.num_speculative_tokens
+            drafts = RecordedDrafts(self.recording.drafts, most, lambda: self.observer.totals.steps)
+            self._executor.luck = self.observer.drafts = drafts
+            self.observer.skips = drafter.lookahead > 0
         self._clock = VirtualClock()
         self._traffic = Traffic(_Arrivals(self.recording.arrivals))
 
@@ -91,8 +98,7 @@ class Replay:
                     self._launch(wait.batch)
             elif isinstance(wait, Busy):
                 self._work(wait)
-            else:
-                assert isinstance(wait, Idle)
+            elif isinstance(wait, Idle) and not self._flush():
                 self._rest(wait)
             try:
                 wait = loop.send(clock.now_ns())
@@ -103,6 +109,10 @@ class Replay:
                 self._processed()
             while observer.done:
                 yield observer.done.popleft()
+        observer.asking()
+        observer.asked(clock.now_ns(), IDLE)
+        if self._flush():
+            yield observer.done.popleft()
 
     def _work(self, busy: Busy) -> None:
         """Lets the host work until that is done."""
@@ -120,6 +130,17 @@ class Replay:
         end_ns = None if batch is None else self._core.execute(batch, now_ns)
         self.observer.launched(now_ns, end_ns)
         return now_ns if end_ns is None else end_ns
+
+    def _flush(self) -> bool:
+        """Runs the empty step of the scheduler's last call, if that was for those who have ended; whether it was."""
+        law, clock, observer = self.recording.law, self._clock, self.observer
+        if not (self.recording.flushes and observer.has_ended) or law is None:
+            return False
+        observer.scheduled(clock.now_ns())
+        observer.launched(clock.now_ns(), None)
+        clock.sleep_until(clock.now_ns() + law.step_ns(0))
+        self._processed()
+        return True
 
     def _rest(self, idle: Idle) -> None:
         wakes = [ns for ns in (idle.until_ns, self._traffic.next_ns) if ns is not None]
@@ -147,7 +168,7 @@ class Replay:
         return "; ".join(self._core.recorder.details.values())
 
 
-def _engine(recording: Recording) -> _WatchedCore:
+def _engine(recording: Recording) -> tuple[_WatchedCore, SimExecutor]:
     """An engine with the recorded policy, knobs and KV blocks. BadRecording where the policy refuses its memory."""
     loop = recording.loop
     try:
@@ -158,8 +179,7 @@ def _engine(recording: Recording) -> _WatchedCore:
         raise BadRecording(str(error)) from None
     except ValueError as error:
         raise BadRecording(f"{error}.") from None
-    times = RecordedTimes(
-        recording.law, recording.durations_ns, recording.host_ns, empty_runs=loop.is_ahead and loop.depth == 1
-    )
+    times = RecordedTimes(recording.law, recording.durations_ns, recording.host_ns)
     executor = SimExecutor(times, recording.max_model_len, loop)
-    return _WatchedCore(scheduler, executor, Recorder(), max_model_len=recording.max_model_len, loop=loop)
+    core = _WatchedCore(scheduler, executor, Recorder(), max_model_len=recording.max_model_len, loop=loop)
+    return core, executor

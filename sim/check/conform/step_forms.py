@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from batchsim.check.conform.fields import COUNT, IDS, PAIRS, SECONDS, Fields, Kind, ListOf, whole
+from batchsim.check.conform.fields import COUNT, FLAG, IDS, PAIRS, SECONDS, SPEC, Fields, Kind, ListOf, whole
 from batchsim.check.conform.recording import Names
 
 _CALLED: Names = {"t_start": ("called_ns", SECONDS)}
@@ -129,5 +129,21 @@ _OVERLAP = StepForm(
         "free_blocks_after": "when the scheduler is next asked, before it admits",
     },
 )
+_DRAFTS: Names = {
+    "blocks": ("blocks", PAIRS),
+    "spec": ("spec", SPEC),
+    "skip_drafts": ("skip_drafts", FLAG),
+}
+_NO_DRAFTS = {"blocks": [], "spec": [], "skip_drafts": False}
+
+
+def with_drafts(plain: StepForm) -> StepForm:
+    """The form of engines that verify draft tokens, `plain` without; steps whose end is waited for give drafts back."""
+    given: Names = {"drafts": ("drafts", PAIRS)} if plain is _SYNC else {}
+    sums: Names = {"drafts_scheduled": ("drafts_scheduled", COUNT), "drafts_accepted": ("drafts_accepted", COUNT)}
+    if_any = {**plain.if_any, **_NO_DRAFTS} | ({"drafts": []} if given else {})
+    return replace(plain, step={**_DRAFTS, **given, **plain.step}, totals={**plain.totals, **sums}, if_any=if_any)
+
+
 FORMS = {"sync": _SYNC, "batch_queue": _BATCH_QUEUE, "overlap": _OVERLAP}
 """By the kind of `batchsim.kernel.engine_loop.EngineLoop`."""

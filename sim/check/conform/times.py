@@ -73,17 +73,13 @@ def _ns(number: str, named_us: Mapping[str, int]) -> Decimal:
 
 class RecordedTimes:
     """The cost model of a replay: `law`, or else each step's own recorded one of `durations_ns`, in order; steps beyond
-    their end take 1 ns. `host_ns` is what the host takes to launch a step and to process its results. `empty_runs`: a
-    call that scheduled nothing takes a step's time by the law like any other.
+    their end take 1 ns. `host_ns` is what the host takes to launch a step and to process its results.
     """
 
-    def __init__(
-        self, law: StepLaw | None, durations_ns: Iterable[int], host_ns: tuple[int, int], *, empty_runs: bool
-    ) -> None:
+    def __init__(self, law: StepLaw | None, durations_ns: Iterable[int], host_ns: tuple[int, int]) -> None:
         self._law = law
         self._durations_ns = iter(durations_ns)
         self._host_ns = host_ns
-        self._empty_runs = empty_runs
 
     def lanes(self) -> RecordedTimes:
         return self
@@ -98,11 +94,7 @@ class RecordedTimes:
         return self._law.stages_ns(_tokens(batch))
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        launch_ns, process_ns = self._host_ns
-        if batch is None and self._empty_runs:
-            assert self._law is not None  # likewise
-            process_ns += self._law.step_ns(0)
-        return launch_ns, process_ns
+        return self._host_ns
 
 
 def _tokens(batch: Batch) -> int:

@@ -19,6 +19,7 @@ from batchsim.check.conform.fields import (
     PRIORITY,
     SECONDS,
     SEGMENTS,
+    SHARE,
     TEXT,
     TOKENS,
     BadRecording,
@@ -26,7 +27,7 @@ from batchsim.check.conform.fields import (
     whole,
 )
 from batchsim.check.conform.recording import ABSENT, ARRIVAL, EXACT, FREE, Facts, Names, Recording
-from batchsim.check.conform.step_forms import FORMS, StepForm
+from batchsim.check.conform.step_forms import FORMS, StepForm, with_drafts
 from batchsim.check.conform.times import US, StepLaw, read_law
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.policy_config import Traits
@@ -51,6 +52,7 @@ MAYBE = {
     "engine_version": TEXT,
     "vllm_version": TEXT,
     "engine_step": TEXT,
+    "spec_decode": FLAG,
     "batch_queue_size": STAGES,
     "pipeline_parallel_size": STAGES,
 }
@@ -62,6 +64,15 @@ REQUEST_MAYBE = {
     "ignore_eos": FLAG,
     "priority": PRIORITY,
     "prompt": SEGMENTS,
+}
+SPEC_META = {
+    "spec_method": TEXT,
+    "num_spec_tokens": TOKENS,
+    "num_lookahead_tokens": COUNT,
+    "draft_slots": COUNT,
+    "num_prefill_lookahead": COUNT,
+    "num_hash_lookahead_tokens": COUNT,
+    "accept_rate": SHARE,
 }
 OF_LOOPS = {name for of_loop in FORMS.values() for name in of_loop.meta}
 STEP_CALLS = {"EngineCore.step": 1, "EngineCore.step_with_batch_queue": 2}
@@ -77,19 +88,26 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
     name = policy or _policy(meta)
     recorded = FOLLOWED.get(SCHEDULERS.get(scheduler, (scheduler,))[0])
     config = form.policy_config(name, _knobs(meta, name), "meta")
+    drafter = getattr(config, "speculative_config", None)
+    _check_drafter(meta, config, drafter)
     blocks = meta["usable_blocks"]
     if meta.get("num_gpu_blocks", blocks + 1) != blocks + 1:
         all_blocks = meta["num_gpu_blocks"]
         raise BadRecording(f"meta.usable_blocks {blocks} is not num_gpu_blocks {all_blocks} less the null block.")
     loop = _loop(meta, name, config.traits)
-    fields_of = FORMS["sync" if loop.depth == 1 else loop.kind]
+    fields_of = FORMS[loop.kind]
     _check_of_loop(meta, fields_of)
+    if drafter is not None:
+        fields_of = with_drafts(fields_of)
     if "idle_sleep" in fields_of.meta:
         loop = replace(loop, nap_ns=form.to_ns(meta["idle_sleep"]))
     arrivals = _arrivals(data["requests"], with_tokens=bool(config.traits.prefix_cache))
     arrivals = form.in_order(arrivals, meta["block_size"])
     steps = [_step(row, f"steps[{i}]", fields_of) for i, row in enumerate(data["steps"])]
     law = _law(meta, fields_of, loop)
+    flushes = loop.kind == "sync" and "batch_queue_size" in meta
+    if law is None and (flushes or loop.stages > 1):
+        raise BadRecording("meta has no step_time in whole microseconds, which nothing else tells here. Write it down.")
     return Recording(
         policy=name,
         config=config,
@@ -103,19 +121,17 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
         totals=_totals(meta.get("totals", {}), fields_of),
         law=law,
         loop=loop,
+        flushes=flushes,
         host_ns=_host_ns(meta, fields_of),
         order=_order(meta, name),
         note=form.version_note(name, recorded.engine, _version(meta)) if recorded is not None else "",
+        drafts=None if drafter is None else [{"spec": []} | row for row in data["steps"]],
         read_when=fields_of.read_when,
     )
 
 
 def _loop(meta: dict[str, Any], policy: str, traits: Traits) -> EngineLoop:
-    """The recorded engine's loop: that of the policy, over as many stages as were recorded.
-
-    A vLLM that has at most one batch in flight asks its scheduler once more after the last request has ended, where
-    `batch_queue_size` is stated; otherwise such calls were not recorded.
-    """
+    """The recorded engine's loop: that of the policy, over as many stages as were recorded."""
     loop, stages, depth = traits.loop, meta.get("pipeline_parallel_size", 1), meta.get("batch_queue_size")
     if stages > 1:
         if not traits.pipelines:
@@ -129,8 +145,6 @@ def _loop(meta: dict[str, Any], policy: str, traits: Traits) -> EngineLoop:
     if call is not None and STEP_CALLS.get(call) != min(loop.depth, 2):
         what = f"meta.engine_step is {shown(call)}, not what an engine with {loop.depth} batches in flight calls"
         raise BadRecording(f"{what}. Write down what the engine ran with.")
-    if depth is not None and loop.kind == "sync":
-        loop = replace(loop, kind="batch_queue")
     return replace(loop, nap_ns=0)
 
 
@@ -170,9 +184,7 @@ def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
     BadRecording for a key of `meta` that is neither a knob, nor switched off, nor a note.
     """
     known = {f.name for f in fields(POLICIES[policy][0])}
-    others = (
-        ABSENT.keys() | SHAPE.keys() | MAYBE.keys() | NOTES | {"order"} | {n for f in FORMS.values() for n in f.meta}
-    )
+    others = ABSENT.keys() | SHAPE.keys() | MAYBE.keys() | OF_LOOPS | SPEC_META.keys() | NOTES | {"order"}
     for name, value in meta.items():
         if name in ABSENT and (value != ABSENT[name] or isinstance(value, bool) != isinstance(ABSENT[name], bool)):
             raise BadRecording(
@@ -184,7 +196,31 @@ def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
             continue
         what = f"meta.{cut(name)} {shown(value)} is not a knob of {policy}"
         raise BadRecording(f"{what}. If it is a note, put it into meta.note.")
-    return {name: meta[name] for name in known & meta.keys()}
+    knobs = {name: meta[name] for name in known & meta.keys()}
+    if meta.get("spec_decode"):
+        if "speculative_config" not in known:
+            raise BadRecording(f"meta.spec_decode {shown(meta['spec_decode'])} is not simulated for {policy}.")
+        check_row({name: meta[name] for name in SPEC_META if name in meta}, "meta", SPEC_META)
+        law = {"method": meta["spec_method"], "num_speculative_tokens": meta["num_spec_tokens"]}
+        knobs["speculative_config"] = law | {"acceptance": meta["accept_rate"]}
+    return knobs
+
+
+def _check_drafter(meta: dict[str, Any], config: Any, drafter: Any) -> None:
+    """BadRecording where the numbers of the recorded drafter are not those of its method."""
+    if drafter is None:
+        return
+    hashes = drafter.hash_lookahead if config.traits.prefix_cache else 0
+    ours = {
+        "num_lookahead_tokens": drafter.lookahead,
+        "draft_slots": drafter.slots,
+        "num_hash_lookahead_tokens": hashes,
+    }
+    ours["num_prefill_lookahead"] = drafter.hash_lookahead
+    for name, value in ours.items():
+        if meta[name] != value:
+            what = f"meta.{name} is {meta[name]}, {drafter.method} here has {value}"
+            raise BadRecording(f"{what}. Record with the engine's own.")
 
 
 def _order(meta: dict[str, Any], policy: str) -> str:
@@ -285,13 +321,9 @@ def _totals(totals: dict[str, Any], fields_of: StepForm) -> Facts:
 
 
 def _law(meta: dict[str, Any], fields_of: StepForm, loop: EngineLoop) -> StepLaw | None:
-    """The stated formula of step time; None if none is. In the stages of a pipeline, and where steps that compute
-    nothing take time, there is no other source.
-    """
+    """The stated formula of step time; None if none is."""
     named_us = {name: meta[name] for name in fields_of.meta if name.startswith("gpu_")}
     law = None
     if "step_time" in meta:
         law = read_law(meta["step_time"], fields_of.start, loop.stages, named_us)
-    if law is None and (loop.stages > 1 or (loop.is_ahead and loop.depth == 1)):
-        raise BadRecording("meta has no step_time in whole microseconds, which nothing else tells here. Write it down.")
     return law
