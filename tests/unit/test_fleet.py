@@ -21,6 +21,7 @@ from batchsim.drive.fleet.routing import (
     RoundRobinConfig,
     ShortestQueue,
     ShortestQueueConfig,
+    Stage,
 )
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
 from batchsim.explain.audit import audit_events
@@ -225,27 +226,44 @@ def test_round_robin_goes_on_where_replicas_are_missing() -> None:
     """The next by number of those that are up, and from the beginning after the last."""
     router = RoundRobin(RoundRobinConfig(), 0)
     ups = [(0, 1, 2), (0, 2), (0, 1, 2), (1, 2), (2,), (0, 1)]
-    assert [router.route(asked(i), up) for i, up in enumerate(ups)] == [0, 2, 0, 1, 2, 0]
+    assert [router.route(asked(i), "both", up) for i, up in enumerate(ups)] == [0, 2, 0, 1, 2, 0]
 
 
 def test_least_tokens_and_shortest_queue_count_what_is_not_answered() -> None:
     """By prompt and cap, or by number; ties go to the lowest number, and an answer takes its request away."""
     tokens, queue = LeastTokens(LeastTokensConfig(), 0), ShortestQueue(ShortestQueueConfig(), 0)
     large, small = asked(0, 50, 50), asked(1, 10, 10)
-    assert [tokens.route(r, (0, 1)) for r in (large, small, small, small)] == [0, 1, 1, 1]
-    assert [queue.route(r, (0, 1)) for r in (large, small, small, small)] == [0, 1, 0, 1]
-    tokens.answered(large, 0)
-    queue.answered(small, 1)
-    assert (tokens.route(small, (0, 1)), queue.route(small, (0, 1))) == (0, 1)
+    assert [tokens.route(r, "both", (0, 1)) for r in (large, small, small, small)] == [0, 1, 1, 1]
+    assert [queue.route(r, "both", (0, 1)) for r in (large, small, small, small)] == [0, 1, 0, 1]
+    tokens.answered(large, "both", 0)
+    queue.answered(small, "both", 1)
+    assert (tokens.route(small, "both", (0, 1)), queue.route(small, "both", (0, 1))) == (0, 1)
+
+
+def test_routers_keep_the_stages_of_a_request_apart() -> None:
+    """Each stage has a turn of its own, and draws of its own; a prompt alone is no claim on the tokens after it."""
+    turns = RoundRobin(RoundRobinConfig(), 0)
+    stages: list[tuple[Stage, tuple[int, ...]]] = [("prefill", (0, 1)), ("decode", (2, 3))] * 2
+    assert [turns.route(asked(i), stage, up) for i, (stage, up) in enumerate(stages)] == [0, 2, 1, 3]
+    tokens = LeastTokens(LeastTokensConfig(), 0)
+    assert [tokens.route(asked(0, 50, 50), stage, (0,)) for stage in ("prefill", "both")] == [0, 0]
+    assert tokens.route(asked(1, 149, 1), "decode", (1,)) == 1
+    assert [tokens.route(asked(2, 1, 1), "decode", (0, 1)) for _ in range(2)] == [0, 1]
+    tokens.answered(asked(0, 50, 50), "prefill", 0)
+    tokens.answered(asked(0, 50, 50), "both", 0)
+    assert tokens.route(asked(2, 150, 1), "both", (0, 1)) == 0
+    draws = Random(RandomConfig(), 1)
+    by_stage = [[draws.route(asked(i), stage, (0, 1)) for i in range(100)] for stage in ("prefill", "decode", "both")]
+    assert len({tuple(drawn) for drawn in by_stage}) == 3
 
 
 def test_the_random_router_draws_by_seed_and_request() -> None:
     """The same request goes to the same replica whatever came before; another seed is another draw."""
     ids = range(3_000)
-    one = [Random(RandomConfig(), 1).route(asked(i), (0, 1, 2)) for i in ids]
+    one = [Random(RandomConfig(), 1).route(asked(i), "both", (0, 1, 2)) for i in ids]
     router = Random(RandomConfig(), 1)
-    assert [router.route(asked(i), (0, 1, 2)) for i in reversed(ids)] == one[::-1]
-    assert [Random(RandomConfig(), 2).route(asked(i), (0, 1, 2)) for i in ids] != one
+    assert [router.route(asked(i), "both", (0, 1, 2)) for i in reversed(ids)] == one[::-1]
+    assert [Random(RandomConfig(), 2).route(asked(i), "both", (0, 1, 2)) for i in ids] != one
     assert all(abs(one.count(replica) - 1_000) < 100 for replica in (0, 1, 2))
 
 
@@ -260,13 +278,13 @@ def test_prompts_that_begin_alike_go_to_one_replica_within_the_bound() -> None:
     router = PrefixAffinity(config, 0)
     homes: dict[int, set[int]] = {}
     for i in range(200):
-        replica = router.route(_sharing(i, 2 * (i % 10)), (0, 1, 2, 3))
+        replica = router.route(_sharing(i, 2 * (i % 10)), "both", (0, 1, 2, 3))
         homes.setdefault(i % 10, set()).add(replica)
-        router.answered(_sharing(i, 2 * (i % 10)), replica)
+        router.answered(_sharing(i, 2 * (i % 10)), "both", replica)
     assert all(len(found) == 1 for found in homes.values()) and len(set.union(*homes.values())) > 1
     held = [0, 0, 0, 0]
     for i in range(100):
-        held[router.route(_sharing(i, 0), (0, 1, 2, 3))] += 1
+        held[router.route(_sharing(i, 0), "both", (0, 1, 2, 3))] += 1
         assert max(held) <= -(-1.5 * sum(held) // 4)
     assert max(held) == 38 and sorted(held)[1] > 0
 
@@ -277,7 +295,7 @@ def test_only_the_prefixes_of_a_replica_that_leaves_move() -> None:
 
     def homes(up: tuple[int, ...]) -> Iterator[int]:
         for stream in range(0, 100, 2):
-            yield PrefixAffinity(config, 0).route(_sharing(0, stream), up)
+            yield PrefixAffinity(config, 0).route(_sharing(0, stream), "both", up)
 
     before, after = list(homes((0, 1, 2, 3))), list(homes((0, 1, 3)))
     assert all(now == then for then, now in zip(before, after, strict=True) if then != 2)

@@ -13,7 +13,7 @@ import simpy
 from batchsim.drive.fleet.engine import ROUTE, Engine, Steps
 from batchsim.drive.fleet.routing import Router
 from batchsim.drive.simulate import Phase
-from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.events import Ended, EngineEvent
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import CANCELLED, UNFINISHED, Recorder
 from batchsim.kernel.types import Arrival, Request
@@ -95,8 +95,8 @@ class Clients:
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
         """Tells router and clients which requests `engine` has ended."""
         for event in events:
-            if not isinstance(event, Tokens):
-                self.router.answered(event.request, engine.slot.number)
+            if isinstance(event, Ended):
+                self.router.answered(event.request, "both", engine.slot.number)
                 self._respond(event.request.id, now_ns)
 
     def _respond(self, request_id: int, now_ns: int) -> None:
@@ -124,7 +124,7 @@ class Clients:
             self._hold(request_id, sent, now_ns)
             return
         arrival = sent.now(now_ns)
-        number = self.router.route(arrival.request, self.fleet.up)
+        number = self.router.route(arrival.request, "both", self.fleet.up)
         engine = self.fleet.slots[number].engine
         assert engine is not None and number in self.fleet.up, "a router answers with one of the replicas that are up"
         sent.since_ns = now_ns
@@ -165,7 +165,7 @@ class Clients:
     def retry(self, engine: Engine, lost: list[Request], now_ns: int) -> None:
         """Sends `lost`, the requests that the failed `engine` held, back to the router."""
         for request in lost:
-            self.router.answered(request, engine.slot.number)
+            self.router.answered(request, "both", engine.slot.number)
             sent = self.in_flight[request.id]
             sent.failover_ns += now_ns - sent.since_ns
             sent.num_retries += 1

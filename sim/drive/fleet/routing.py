@@ -7,9 +7,13 @@ request's id, so that policies and loads do not change the draws.
     round_robin      the next one by number
     random           any, all equally likely
     shortest_queue   the one with the fewest requests dispatched and not yet answered; ties by number
-    least_tokens     the one with the fewest tokens outstanding: prompts and output caps; ties by number
+    least_tokens     the one with the fewest tokens outstanding: prompts and, but for `prefill`, output caps; ties by
+                     number
     prefix_affinity  the same one for prompts with the same first `prefix_tokens` tokens, unless it already holds
                      `load_factor` times its share of the outstanding requests; then the next one in the prefix's order
+
+A request whose prompt and output are computed by different engines is routed twice, once for each stage, among the
+replicas of that stage.
 """
 
 from __future__ import annotations
@@ -23,16 +27,20 @@ from typing import Annotated, Any, Literal, Protocol
 from batchsim.base.ranges import Config, PositiveInt, Range
 from batchsim.kernel.types import Request
 
+Stage = Literal["prefill", "decode", "both"]
+"""What of a request a replica is to compute: its prompt and first token, the tokens after that, or all of it."""
+
 
 class Router(Protocol):
     """Built as `ROUTERS[kind][1](config, seed)`."""
 
-    def route(self, request: Request, up: Sequence[int]) -> int:
-        """The replica, one of `up` (not empty, by number), that `request` is dispatched to now."""
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
+        """The replica, one of `up` (not empty, by number), that `request` is dispatched to now, for `stage`."""
         ...
 
-    def answered(self, request: Request, replica: int) -> None:
-        """Told that `request` is no longer at `replica`: it was answered, or lost with the replica."""
+    def answered(self, request: Request, stage: Stage, replica: int) -> None:
+        """Told that `request`, dispatched for `stage`, is no longer at `replica`: it was answered, handed over, or lost
+        with the replica."""
         ...
 
 
@@ -80,13 +88,14 @@ class RoundRobin:
     """See the module's text."""
 
     def __init__(self, config: RoundRobinConfig, seed: int) -> None:
-        self._last = -1
+        self._last: dict[Stage, int] = {}
 
-    def route(self, request: Request, up: Sequence[int]) -> int:
-        self._last = next((replica for replica in up if replica > self._last), up[0])
-        return self._last
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
+        last = self._last.get(stage, -1)
+        self._last[stage] = next((replica for replica in up if replica > last), up[0])
+        return self._last[stage]
 
-    def answered(self, request: Request, replica: int) -> None: ...
+    def answered(self, request: Request, stage: Stage, replica: int) -> None: ...
 
 
 class Random:
@@ -95,10 +104,11 @@ class Random:
     def __init__(self, config: RandomConfig, seed: int) -> None:
         self._seed = seed
 
-    def route(self, request: Request, up: Sequence[int]) -> int:
-        return up[_hash(self._seed, "random router", request.id) * len(up) >> 64]
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
+        key = "random router" if stage == "both" else f"random router, {stage}"
+        return up[_hash(self._seed, key, request.id) * len(up) >> 64]
 
-    def answered(self, request: Request, replica: int) -> None: ...
+    def answered(self, request: Request, stage: Stage, replica: int) -> None: ...
 
 
 @dataclass
@@ -121,12 +131,12 @@ class ShortestQueue:
     def __init__(self, config: ShortestQueueConfig, seed: int) -> None:
         self._requests = _Outstanding()
 
-    def route(self, request: Request, up: Sequence[int]) -> int:
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         replica = self._requests.least(up)
         self._requests.add(replica, 1)
         return replica
 
-    def answered(self, request: Request, replica: int) -> None:
+    def answered(self, request: Request, stage: Stage, replica: int) -> None:
         self._requests.add(replica, -1)
 
 
@@ -136,13 +146,16 @@ class LeastTokens:
     def __init__(self, config: LeastTokensConfig, seed: int) -> None:
         self._tokens = _Outstanding()
 
-    def route(self, request: Request, up: Sequence[int]) -> int:
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         replica = self._tokens.least(up)
-        self._tokens.add(replica, request.prompt_tokens + request.max_output_tokens)
+        self._tokens.add(replica, self._asked(request, stage))
         return replica
 
-    def answered(self, request: Request, replica: int) -> None:
-        self._tokens.add(replica, -request.prompt_tokens - request.max_output_tokens)
+    def answered(self, request: Request, stage: Stage, replica: int) -> None:
+        self._tokens.add(replica, -self._asked(request, stage))
+
+    def _asked(self, request: Request, stage: Stage) -> int:
+        return request.prompt_tokens + (request.max_output_tokens if stage != "prefill" else 0)
 
 
 class PrefixAffinity:
@@ -159,7 +172,7 @@ class PrefixAffinity:
         self._seed = seed
         self._requests = _Outstanding()
 
-    def route(self, request: Request, up: Sequence[int]) -> int:
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         held = self._requests.by_replica
         most = ceil(self._config.load_factor * (sum(held.get(replica, 0) for replica in up) + 1) / len(up))
         key = self._key(request)
@@ -168,7 +181,7 @@ class PrefixAffinity:
         self._requests.add(replica, 1)
         return replica
 
-    def answered(self, request: Request, replica: int) -> None:
+    def answered(self, request: Request, stage: Stage, replica: int) -> None:
         self._requests.add(replica, -1)
 
     def _key(self, request: Request) -> str:
