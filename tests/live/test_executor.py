@@ -19,6 +19,7 @@ from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.calibrate.sampling import Sampling
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.handover import Resume
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import TokenIds
@@ -283,3 +284,11 @@ def test_a_pool_the_runner_has_not_is_refused(llama: tuple[Path, Any], kv: Table
     """A manager that deals out more than was loaded is refused before the first step."""
     with pytest.raises(CalibrationError, match=complaint):
         TorchExecutor(loaded(llama[0]), kv, max_model_len=MAX_MODEL_LEN)
+
+
+def test_a_request_of_another_engine_is_refused(llama: tuple[Path, Any]) -> None:
+    """Its KV and its tokens are not on this device, and nothing brings them."""
+    executor = TorchExecutor(loaded(llama[0]), TableKV(60, 4), max_model_len=MAX_MODEL_LEN)
+    for resume in (Resume(4, 0), Resume(0, 1)):
+        with pytest.raises(ValueError, match="request 5 comes from another engine"):
+            executor.begin(resume.sequence(arrival(5, 0, prompt=8).request), 3)

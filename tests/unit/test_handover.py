@@ -5,120 +5,36 @@ Timelines are exact: a step takes 10 ns, and KV is on its way for 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from heapq import heappop, heappush
-from itertools import count
 
 import pytest
 
-from batchsim.base.errors import PolicyError
-from batchsim.drive.fleet.fleet_records import EngineLife, by_engine, merged, stay_rows
-from batchsim.drive.instant import ENTER, crank
+from batchsim.base.errors import PolicyError, SchedulerStalled
 from batchsim.drive.simulate import simulate
-from batchsim.explain.audit import audit_events
-from batchsim.explain.story import Stories
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, HandedOver
-from batchsim.kernel.handover import Handover, Resume
+from batchsim.kernel.handover import Resume
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
 from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import (
     DECODE,
-    HANDED_OVER,
     MISSING,
     PREFILL,
     RECOMPUTE,
-    REPLICA_FAILED,
-    UNFINISHED,
-    Records,
+    Recorder,
 )
-from batchsim.kernel.types import Arrival, Batch, Idle
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import IDLE, Batch, Idle
 from batchsim.kv.prefix_cache import BlockHashKV
-from batchsim.metrics.attribution import attribute, part_times
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.families.gated import Gated, GatedConfig
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.vllm import Vllm, VllmConfig
-from batchsim.results.frames import requests_frame, states_frame, stays_frame, steps_frame, to_records
-from tests.unit.engine import MAX_MODEL_LEN, Outcome, Requests, arrival, engine, outcomes, vllm
-
-TRANSFER_NS = 7
-PREFILL_ENGINE, DECODE_ENGINE = 0, 1
-
-
-class Pair:
-    """Two engines in one virtual time: who has its first token at the first goes on at the second, its KV pulled."""
-
-    def __init__(self, prefill: EngineCore, decode: EngineCore, *, keep_kv: bool = True) -> None:
-        self.cores = (prefill, decode)
-        self.keep_kv = keep_kv
-        self.message: list[tuple[int, EngineEvent]] = []
-        self._due: list[tuple[int, int, Callable[[int], None]]] = []
-        self._serial = count()
-        self._loops = [crank(core, self) for core in self.cores]
-        self._waits = [next(loop) for loop in self._loops]
-
-    def is_over(self) -> bool:
-        return False
-
-    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        self.message += ((now_ns, event) for event in events)
-
-    def run(self, *arrivals: Arrival) -> list[list[Outcome]]:
-        """Runs all to the end; returns the outcomes at each engine. At one instant steps end, then transfers, then all
-        that is due is scheduled."""
-        for one in arrivals:
-            self._at(one.request.arrival_ns, lambda now_ns, one=one: self.cores[PREFILL_ENGINE].submit(one))
-        while self._due:
-            now_ns = self._due[0][0]
-            while self._due and self._due[0][0] == now_ns:
-                heappop(self._due)[2](now_ns)
-            for k in range(2):
-                if not isinstance(self._waits[k], Batch):
-                    self._turn(k, now_ns)
-        for core in self.cores:
-            core.check_returned()
-        return [outcomes(core.recorder.records()) for core in self.cores]
-
-    def _at(self, time_ns: int, act: Callable[[int], None]) -> None:
-        heappush(self._due, (time_ns, next(self._serial), act))
-
-    def _turn(self, k: int, now_ns: int) -> None:
-        """Lets engine `k` go on until it runs a step or rests."""
-        wait = self._loops[k].send(now_ns)
-        while wait is ENTER:
-            wait = self._loops[k].send(now_ns)
-        self._waits[k] = wait
-        if isinstance(wait, Batch):
-            self._at(self.cores[k].execute(wait, now_ns), lambda end_ns: self._end(k, wait, end_ns))
-        elif isinstance(wait, Idle) and wait.until_ns is not None:
-            self._at(wait.until_ns, lambda now_ns: None)
-
-    def _end(self, k: int, batch: Batch, end_ns: int) -> None:
-        self._waits[k] = self._loops[k].send(end_ns)
-        core = self.cores[k]
-        for seq in batch.sampled if k == PREFILL_ENGINE else ():
-            if seq in core.journal.lives:
-                handover = core.release(seq, end_ns, keep_kv=self.keep_kv)
-                self.tell(core.take_events(), end_ns)
-                self._at(end_ns + TRANSFER_NS, lambda now_ns, it=handover: self._through(it, now_ns))
-
-    def _through(self, handover: Handover, now_ns: int) -> None:
-        if self.keep_kv:
-            self.cores[PREFILL_ENGINE].sent(handover)
-        self.cores[DECODE_ENGINE].submit(handover.arrives(now_ns))
-
-
-def pair(*, blocks: int = 100, keep_kv: bool = True) -> Pair:
-    return Pair(*(engine(vllm(CountingKV(blocks, 4))) for _ in range(2)), keep_kv=keep_kv)
-
-
-def row_of(core: EngineCore, request_id: int) -> dict[str, int]:
-    requests = core.recorder.records().requests
-    (row,) = requests[requests["request_id"] == request_id]
-    return {name: int(row[name]) for name in requests.dtype.names or ()}
+from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
+from tests.unit.pools import DECODE_ENGINE, PREFILL_ENGINE, Pair, open_at, pair, row_of, start, step
 
 
 def test_a_request_released_after_its_prompt_is_resumed_with_its_kv_and_counted_once() -> None:
@@ -230,29 +146,10 @@ def test_counts_go_on_from_those_of_earlier_engines() -> None:
     assert [row[name] for name in names] == [2, 1, 5 + 8, 4, 6]
 
 
-def start(core: EngineCore, now_ns: int) -> int:
-    work = core.schedule(now_ns, True)
-    assert isinstance(work, Batch)
-    return core.execute(work, now_ns)
-
-
-def step(core: EngineCore, now_ns: int) -> int:
-    end_ns = start(core, now_ns)
-    core.complete(end_ns)
-    return end_ns
-
-
-def handed_over(core: EngineCore) -> Handover:
-    """What leaves as `core` hands over, at 10, a request that arrived at 0."""
-    core.submit(arrival(0, 0))
-    end_ns = step(core, 0)
-    return core.release(next(iter(core.journal.lives)), end_ns)
-
-
 def test_what_leaves_is_what_the_next_engine_begins_with() -> None:
     """A decode in mid-flight: its KV blocks, tokens and counts, and the arrival with the client's own time."""
     core = engine(vllm(CountingKV(100, 4)))
-    core.submit(arrival(7, 0, prompt=8, output=6, cancel_ns=400, deadline_ns=500))
+    core.submit(replace(arrival(7, 0, prompt=8, output=6, cancel_ns=400, deadline_ns=500), submitted_ns=0))
     now_ns = step(core, step(core, step(core, 0)))
     (seq,) = core.journal.lives
     handover = core.release(seq, now_ns)
@@ -261,6 +158,7 @@ def test_what_leaves_is_what_the_next_engine_begins_with() -> None:
     next_one = handover.arrives(44)
     assert (next_one.sent_ns, next_one.request.arrival_ns, next_one.request.deadline_ns) == (0, 44, 500)
     assert (next_one.cancel_ns, next_one.output_tokens, next_one.resume) == (400, 6, handover.resume)
+    assert next_one.submitted_ns is None  # the load source was late for the first engine alone
     (event,) = core.take_events()
     assert isinstance(event, HandedOver)
     assert (event.request.id, event.reason) == (7, "handed_over")
@@ -318,103 +216,69 @@ def test_an_engine_whose_kv_is_being_sent_has_not_stalled() -> None:
     assert isinstance(core.schedule(12, True), Batch)
 
 
-# ---- what readers make of it
+class _Resting(Vllm):
+    """Runs nothing after its first step."""
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        return super().schedule(now_ns, drain) if not now_ns else IDLE
 
 
-def both(run: Pair) -> Records:
-    return merged([EngineLife(k, core.recorder.records()) for k, core in enumerate(run.cores)])
+def test_an_engine_that_waits_with_all_kv_sent_has_stalled() -> None:
+    """Nothing is on its way any more."""
+    config = VllmConfig(enable_prefix_caching=False, async_scheduling=False)
+    core = engine(_Resting(config, PolicyContext(CountingKV(100, 4), MAX_MODEL_LEN)))
+    core.submit(arrival(0, 0))
+    handover = core.release(*open_at(core, step(core, 0)), keep_kv=True)
+    core.submit(arrival(1, 10))
+    assert core.schedule(10, True) is IDLE
+    core.sent(handover)
+    with pytest.raises(SchedulerStalled):
+        core.schedule(17, True)
 
 
-def test_the_engine_before_is_a_stay_and_its_time_is_told_in_order() -> None:
-    """One row in requests, one in stays; the parts of all engines sum to the life, the way between them as frontend."""
-    run = pair()
-    run.run(arrival(0, 0), arrival(1, 5, prompt=5))
-    records = both(run)
-    assert outcomes(records) == [
-        Outcome("finished", "", 0, 10, 37, 37, 3),
-        Outcome("finished", "", 10, 20, 47, 47, 3),
+def test_answers_held_for_the_one_that_leaves_are_sent() -> None:
+    """The last row of a batch that runs: with it the batch is over."""
+    config = StaticConfig(batch_size=2, respond="batch_end")
+    core = engine(Static(config, PolicyContext(CountingKV(100, 4), MAX_MODEL_LEN)))
+    core.submit(arrival(0, 0, output=1))
+    core.submit(arrival(1, 0, output=3))
+    end_ns = step(core, 0)
+    core.release(next(seq for seq in core.journal.lives if seq.request.id == 1), end_ns)
+    assert [(type(event).__name__, event.request.id) for event in core.take_events()] == [
+        ("HandedOver", 1),
+        ("Finished", 0),
     ]
-    frame = stays_frame(records)
-    assert frame is not None
-    first, second = frame.to_dict("records")
-    names = ("request_id", "replica", "start_ns", "end_ns", "why")
-    assert [first[name] for name in names] == [0, 0, 0, 10, "handed_over"]
-    assert [second[name] for name in names] == [1, 0, 5, 20, "handed_over"]
-    assert (second["output_tokens"], second["scheduled_ns"], second["first_token_ns"]) == (1, 10, 20)
-    parts = attribute(records)
-    mine = parts[parts["request_id"] == 1]
-    assert dict(zip(mine["part"].astype(str), mine["ns"], strict=True)) == {
-        "frontend": 7,
-        "waiting_step": 5,
-        "prefill": 20,
-        "decode_alone": 10,
-    }
-    message = Stories(records).tell(1)
-    assert [(c.what, c.start_ns, c.end_ns) for c in message.chapters] == [
-        ("waiting_step", 5, 10),
-        ("prefill", 10, 20),
-        ("frontend", 20, 27),
-        ("prefill", 27, 37),
-        ("decode", 37, 47),
-    ]
-    assert message.parts() == dict(zip(mine["part"].astype(str), mine["ns"], strict=True))
-    assert {piece.part for piece in part_times(records) if (piece.ns[piece.after_first] > 0).any()} == {
-        "frontend",
-        "prefill",
-        "decode_alone",
-        "decode_beside_prefill",
-    }
-    assert audit_events(records) == []
+    core.check_returned()
 
 
-def test_stays_read_back_tell_the_same() -> None:
-    """From frames, as they are kept."""
-    run = pair()
-    run.run(arrival(0, 0), arrival(1, 5, cancel_ns=22))
-    records = both(run)
-    again = to_records(requests_frame(records), steps_frame(records), states_frame(records), stays_frame(records))
-    assert again.stays("handed_over")["end_ns"].tolist() == [10, 20] and not len(again.stays("replica_failed"))
-    assert attribute(again).to_dict() == attribute(records).to_dict()
+class _Leaving(EngineCore):
+    """Hands over whatever is open at a step's end."""
+
+    def complete(self, now_ns: int) -> list[EngineEvent]:
+        events = super().complete(now_ns)
+        for seq in list(self.journal.lives):
+            self.release(seq, now_ns)
+        return events + self.take_events()
 
 
-def test_a_request_that_begins_anew_has_lost_the_handover_too() -> None:
-    """Handed over at 10, there at 17, its replica fails at 25: what a third one does from 25 on is its whole life, and
-    both stays before are lost."""
-    first, second, third = (engine(vllm(CountingKV(100, 4))) for _ in range(3))
-    handover = handed_over(first)
-    second.submit(handover.arrives(17))
-    start(second, 17)
-    second.fail(25, REPLICA_FAILED)
-    simulate(third, Requests(replace(arrival(0, 25), sent_ns=0, router_ns=7, failover_ns=18, num_retries=1)))
-    lives = [EngineLife(k, core.recorder.records()) for k, core in enumerate((first, second, third))]
-    records = merged(lives)
-    assert records.replicas is not None and records.replicas.stays["replica"].tolist() == [0, 1]
-    parts = attribute(records)
-    assert dict(zip(parts["part"].astype(str), parts["ns"], strict=True)) == {
-        "failover": 18,
-        "queued:no_replica": 7,
-        "prefill": 10,
-        "decode_alone": 20,
-    }
-    assert [(c.what, c.start_ns, c.end_ns) for c in Stories(records).tell(0).chapters] == [
-        ("failover", 0, 10),
-        ("queued", 10, 17),
-        ("failover", 17, 25),
-        ("prefill", 25, 35),
-        ("decode", 35, 55),
-    ]
-    rows = stay_rows(records)
-    assert [rows[name].tolist() for name in ("outcome", "num_retries", "failover_ns", "router_ns")] == [
-        [HANDED_OVER, UNFINISHED],
-        [0, 0],
-        [0, 10],
-        [0, 7],
-    ]
+@pytest.mark.parametrize("drive", DRIVERS.values(), ids=DRIVERS)
+def test_clients_are_told_of_ends_and_not_of_handovers(drive: Callable[[EngineCore, Requests], int]) -> None:
+    """Who was handed over has no answer yet; who ended with the first token has."""
+    core = _Leaving(
+        vllm(CountingKV(100, 4)), SimExecutor(Constant(), MAX_MODEL_LEN), Recorder(), max_model_len=MAX_MODEL_LEN
+    )
+    workload = Requests(arrival(0, 0), arrival(1, 0, output=1))
+    drive(core, workload)
+    assert workload.answered == [(1, 10)]
 
 
-def test_an_engine_that_gets_back_what_it_handed_over_is_told_apart_or_refused() -> None:
-    """Two lives of one request between two failures of an engine would share its states."""
-    core = engine(vllm(CountingKV(100, 4)))
-    simulate(core, Requests(handed_over(core).arrives(20)))
-    with pytest.raises(ValueError, match="request 0 lived twice on replica 3"):
-        list(by_engine(merged([EngineLife(3, core.recorder.records())])))
+def test_what_the_next_engine_has_cached_and_what_came_along_are_not_added() -> None:
+    """4 tokens are cached there, 8 came along: one is computed, and the 4 are counted as found."""
+    config = VllmConfig(async_scheduling=False, max_num_seqs=4, max_num_batched_tokens=64)
+    core = engine(Vllm(config, PolicyContext(BlockHashKV(100, 4), MAX_MODEL_LEN)))
+    here, come = (arrival(i, at_ns, prompt=8, output=3) for i, at_ns in ((0, 0), (1, 50)))
+    here = replace(here, request=replace(here.request, tokens=TokenIds.of([(0, 0, 4), (2, 0, 4)])))
+    come = replace(come, request=replace(come.request, tokens=TokenIds.of([(0, 0, 4), (4, 0, 4)])))
+    simulate(core, Requests(here, replace(come, sent_ns=0, resume=Resume(8, 1, 8, 0, 10))))
+    assert core.recorder.records().steps["num_prefill_tokens"].tolist() == [8, 0, 0, 1, 0]
+    assert row_of(core, 1)["cached_tokens_all"] == 4
