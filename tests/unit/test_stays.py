@@ -20,7 +20,7 @@ from batchsim.kernel.record import (
     UNFINISHED,
     Records,
 )
-from batchsim.metrics.attribution import attribute, pieces
+from batchsim.metrics.attribution import attribute, part_times
 from batchsim.results.frames import requests_frame, states_frame, stays_frame, steps_frame, to_records
 from tests.unit.engine import Outcome, Requests, arrival, engine, outcomes, vllm
 from tests.unit.pools import Pair, handed_over, open_at, pair, start, step
@@ -63,7 +63,7 @@ def test_the_engine_before_is_a_stay_and_its_time_is_told_in_order() -> None:
         ("decode", 37, 47),
     ]
     assert message.parts() == dict(zip(mine["part"].astype(str), mine["ns"], strict=True))
-    assert {piece.part for piece in pieces(records) if (piece.ns[piece.paced] > 0).any()} == {
+    assert {piece.part for piece in part_times(records) if (piece.ns[piece.after_first] > 0).any()} == {
         "frontend",
         "prefill",
         "decode_alone",
@@ -129,7 +129,11 @@ def test_time_at_the_next_engine_comes_after_the_first_token() -> None:
     """Beside the step that runs on arrival and in the queue too, so that it counts for TPOT and not for TTFT."""
     run = Pair(engine(vllm(CountingKV(100, 4))), engine(vllm(CountingKV(100, 4), max_num_seqs=1)))
     run.run(arrival(0, 0, output=9), arrival(1, 32))
-    paced = {piece.part: piece.ns[piece.paced].tolist() for piece in pieces(both(run)) if piece.ns[piece.paced].any()}
+    paced = {
+        piece.part: piece.ns[piece.after_first].tolist()
+        for piece in part_times(both(run))
+        if piece.ns[piece.after_first].any()
+    }
     assert (paced["frontend"], paced["waiting_step"], paced["queued:no_slot"]) == ([7, 7], [0, 8], [0, 40])
 
 
