@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.drive.fleet.fleet_records import by_engine
-from batchsim.kernel.record import DECODE, FINISHED, PREFILL, RECOMPUTE, Records
+from batchsim.kernel.record import DECODE, FINISHED, PREEMPTED, PREFILL, RECOMPUTE, SAT_OUT, Records
 from batchsim.metrics.attribution import Intervals, state_intervals
 
 
@@ -18,7 +18,8 @@ def token_gaps(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.
     """Gaps in ns between consecutive tokens of the `wanted` requests (a mask over the rows), and how often each occurs.
 
     A member that also ran in the group's previous decode step contributes the time between the two steps' ends, which
-    is counted per step; a joiner contributes its own gap. Nothing is expanded to a row a token.
+    is counted per step; a joiner contributes its own gap. Nothing is expanded to a row a token. Empty where the records
+    do not say which step made which token: with draft tokens, and in pipelines with several groups of decodes.
     """
     found = []
     for _, rows, engine in by_engine(records):
@@ -31,7 +32,13 @@ def _gaps_of_engine(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArra
     decoded = steps["num_decode"] > 0
     starts = steps["start_ns"][decoded]
     ends = starts + steps["duration_ns"][decoded]
-    request, first_ns, last_ns, lo, hi = _token_runs(records, spans, wanted, starts, ends)
+    if (steps["num_decode_tokens"] > steps["num_decode"]).any():
+        return np.empty(0), np.empty(0, dtype=np.int64)
+    if len(records.lanes):
+        ends = records.lanes["processed_ns"][decoded]
+        request, first_ns, last_ns, lo, hi = _token_runs_ahead(records, spans, wanted, decoded)
+    else:
+        request, first_ns, last_ns, lo, hi = _token_runs(records, spans, wanted, starts, ends)
     if not len(request):
         return np.empty(0), np.empty(0, dtype=np.int64)
     # How many of the wanted requests ran both in decode step k - 1 and in k, for k from 1 on.
@@ -64,5 +71,50 @@ def _token_runs(
     lo, hi, decodes, end_ns = lo[keep], hi[keep], decodes[keep], spans.end_ns[keep]
     hi = np.where(decodes, hi, lo)
     first_ns, last_ns = end_ns.copy(), end_ns.copy()
+    first_ns[decodes], last_ns[decodes] = ends[lo[decodes]], ends[hi[decodes] - 1]
+    return spans.request[keep], first_ns, last_ns, lo, hi
+
+
+def _token_runs_ahead(
+    records: Records, spans: Intervals, wanted: NDArray[np.bool_], decoded: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], ...]:
+    """As `_token_runs`, of an engine that schedules ahead of results, whose tokens come when results are processed.
+
+    Who sits out or is preempted does so when the scheduler is called; the step in flight then still makes its token,
+    which some engines give up. Empty unless all tokens are found: each request's runs hold as many as it got.
+    """
+    called, processed = records.lanes["called_ns"], records.lanes["processed_ns"]
+    requests, steps = records.requests, records.step_columns
+    none = (np.empty(0, np.int64),) * 5
+    if (steps["start_ns"][1:] < (steps["start_ns"] + steps["duration_ns"])[:-1]).any():
+        return none  # a pipeline
+    previous, following = np.append(0, spans.state[:-1]), np.append(spans.state[1:], 0)
+    finished = requests["outcome"][spans.request] == FINISHED
+    computes = (spans.state == PREFILL) | (spans.state == RECOMPUTE)
+    decodes = spans.state == DECODE
+    after_a_chunk = (previous == PREFILL) | (previous == RECOMPUTE)
+    by_start = np.searchsorted(processed, spans.start_ns) + 1  # behind the step whose token began the span
+    lo = np.where(after_a_chunk, by_start, np.searchsorted(called, spans.start_ns))
+    at_end = np.searchsorted(called, spans.end_ns)  # the call at which it left
+    hi = np.where(spans.is_last, np.searchsorted(processed, spans.end_ns) + 1, at_end)
+    # A prompt may end in the step before the one that it sits out.
+    before = processed[np.maximum(at_end - 1, 0)]
+    hidden = computes & ~spans.is_last & (following == SAT_OUT) & (requests["first_token_ns"][spans.request] == before)
+    sampled = computes & np.where(spans.is_last, finished, following == DECODE) | hidden
+    in_flight = decodes & ~spans.is_last & (following == PREEMPTED) & (before > spans.end_ns)
+    count = np.concatenate((np.zeros(1, np.int64), np.cumsum(decoded)))  # decode steps before each step
+    lo, hi = count[np.minimum(lo, len(decoded))], count[np.minimum(hi, len(decoded))]
+    made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
+    surplus = made > requests["output_tokens"]
+    hi = hi - (in_flight & surplus[spans.request])
+    made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
+    if (made != requests["output_tokens"])[wanted].any():
+        return none
+    keep = wanted[spans.request] & (sampled | (decodes & (hi > lo)))
+    ends = processed[decoded]
+    token_ns = np.where(hidden, before, spans.end_ns)
+    lo, hi, decodes, token_ns = lo[keep], hi[keep], decodes[keep], token_ns[keep]
+    hi = np.where(decodes, hi, lo)
+    first_ns, last_ns = token_ns.copy(), token_ns.copy()
     first_ns[decodes], last_ns[decodes] = ends[lo[decodes]], ends[hi[decodes] - 1]
     return spans.request[keep], first_ns, last_ns, lo, hi

@@ -148,7 +148,7 @@ def test_the_parts_of_every_life_sum_to_its_end_to_end_time(kind: str, data: st.
 @RANDOM
 @given(data=st.data())
 def test_pooled_gaps_equal_those_counted_token_by_token(kind: str, data: st.DataObject) -> None:
-    """The pooled ITL equals brute force over every token's time."""
+    """The pooled ITL equals brute force over every token's time; with drafts or in pipelines it may be unknown."""
     case = data.draw(cases(kind))
     assume(built(case))
     core = case.engine()
@@ -161,6 +161,8 @@ def test_pooled_gaps_equal_those_counted_token_by_token(kind: str, data: st.Data
     brute = sorted(b - a for i, t in times.items() if i in finished for a, b in pairwise(t))
     gaps, counts = token_gaps(records, done)
     pooled = np.sort(np.repeat(gaps, counts))
+    if not len(pooled) and (case.stages > 1 or case.config.traits.speculation is not None):
+        return
     assert pooled.tolist() == brute
 
 
