@@ -52,7 +52,7 @@ def validate(
     --at 50%,80%,95%; batchsim validate chat --from campaign/
     """
     from batchsim.check.validation.compare_runs import ValidationSetup
-    from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan
+    from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan, planned
     from batchsim.scenario.point import Setup
 
     shares = None if at is None else parse_shares(at)
@@ -73,9 +73,12 @@ def validate(
     if json_file is not None:
         check_output(json_file, "Give another path with --json.")
     if from_ is not None:
-        case, points, runs = _saved(case, from_, [p.name for p in chosen])
-        saturation = _saturations(case, list({p.policy.name: p.policy for p in points}.values()), needed=False)
-        points = [_with_share(point, saturation) for point in points]
+        case, found = _saved(case, from_, [p.name for p in chosen])
+        runs = list(found.values())
+        saturation = _saturations(
+            case, [resolved.find(name) for name in dict.fromkeys(n for n, _ in found)], needed=False
+        )
+        points = [planned(resolved.find(label), load, saturation) for label, load in found]
     else:
         saturation = _saturations(case, chosen, needed=stated is None)
         points = plan(case, chosen, saturation, shares=shares, loads=stated)
@@ -108,17 +111,12 @@ def _saturations(case: ValidationSetup, policies: Sequence[ResolvedPolicy], *, n
     return found
 
 
-def _with_share(point: PlannedPoint, saturation_rps: dict[str, float]) -> PlannedPoint:
-    rate = saturation_rps.get(point.policy.name)
-    return point if rate is None else replace(point, share=point.load / rate)
-
-
 def _saved(
     case: ValidationSetup, folder: Path, policies: Sequence[str]
-) -> tuple[ValidationSetup, list[PlannedPoint], list[list[Played]]]:
-    """The live runs saved in `folder`: the case they are of, its points, and the runs of each point."""
+) -> tuple[ValidationSetup, dict[tuple[str, float], list[Played]]]:
+    """The live runs saved in `folder`: the case they are of, and the runs by policy and load."""
     from batchsim.calibrate.session import load_result
-    from batchsim.check.validation.planned_points import PlannedPoint, sort_saved
+    from batchsim.check.validation.planned_points import sort_saved
 
     files = sorted(folder.glob("*.npz"))
     if not files:
@@ -126,8 +124,7 @@ def _saved(
     saved = sort_saved(case, [load_result(path) for path in files], policies)
     if saved.num_others:
         typer.echo(f"{saved.num_others} of {len(files)} live runs are of other scenarios or policies", err=True)
-    points = [PlannedPoint(case.resolved.find(name), load, None) for name, load in saved.points]
-    return saved.case, points, list(saved.points.values())
+    return saved.case, saved.points
 
 
 def _live(

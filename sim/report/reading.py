@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,6 +212,11 @@ def at_load(name: str, load: float) -> str:
     """A load as an adverbial: `at 8 req/s offered`, `with 64 users`."""
     places = {"mean_rate": f"at {load_text(name, load)} offered", "users": f"with {load_text(name, load)}"}
     return places.get(name, f"at {load_text(name, load)}")
+
+
+def point_text(results: Results, found: Mapping[str, Any]) -> str:
+    """`vllm at 8 req/s offered, seed 0`: the point whose `policy`, `load` and `seed` are in `found`."""
+    return f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
 
 
 def short_load(name: str, load: float) -> str:

@@ -45,7 +45,8 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
     name = short_hash([identity(setup), point.spec.name, point.load, point.seed, played.made, time.time_ns()])
     with writing(out, "Give another folder with --out."):
         (home / RAW).mkdir(parents=True, exist_ok=True)
-        played.save(home / RAW / f"{name}.npz")
+        raw = f"{RAW}/{name}.npz"
+        played.save(home / raw)
         workload = setup.workload(point.load, point.seed)
         run = Run(point, workload, played.records, played.streams, played.end_ns, played.window_ns)
         check_cohort(run)
@@ -57,15 +58,10 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
         facts = {
             "heading": _heading(setup, played.made),
             "sources": [f"step times: measured in this run on {_machine(played.made)}"],
-            "live": _live_facts(played, point) | _raw(home, f"{RAW}/{name}.npz"),
+            "live": _live_facts(played, point) | {"raw": raw, "raw_sha256": file_hash(home / raw)},
             "wall_s": round(played.end_ns / NS_PER_S, 2),
         }
         return keep_run(setup, home, [result], reused=0, facts=facts)
-
-
-def _raw(home: Path, name: str) -> dict[str, str]:
-    """The manifest's entries on the raw run: its file below `home`, and its SHA-256."""
-    return {"raw": name, "raw_sha256": file_hash(home / name)}
 
 
 def live_lines(results: Results) -> list[str]:

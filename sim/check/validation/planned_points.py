@@ -88,15 +88,14 @@ def plan(
         return [
             PlannedPoint(policy, share * saturation_rps[policy.name], share) for policy in policies for share in chosen
         ]
-    return [
-        PlannedPoint(policy, load, _share(saturation_rps, policy, load))
-        for policy in policies
-        for load in (case.resolved.loads if loads is None else loads)
-    ]
+    chosen = case.resolved.loads if loads is None else loads
+    return [planned(policy, load, saturation_rps) for policy in policies for load in chosen]
 
 
-def _share(saturation_rps: Mapping[str, float], policy: ResolvedPolicy, load: float) -> float | None:
-    return load / saturation_rps[policy.name] if policy.name in saturation_rps else None
+def planned(policy: ResolvedPolicy, load: float, saturation_rps: Mapping[str, float]) -> PlannedPoint:
+    """`policy` at `load`, with the share of its saturation where that is known."""
+    share = load / saturation_rps[policy.name] if policy.name in saturation_rps else None
+    return PlannedPoint(policy, load, share)
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,11 @@ def sort_saved(case: ValidationSetup, runs: Sequence[Played], policies: Sequence
     the machine; and if a run had another model, other knobs, or another machine than the profile in the case.
     """
     names = {policy.name for policy in case.resolved.policies if not policies or policy.name in policies}
-    mine = [run for run in runs if run.policy in names and _fits(case, run)]
+    mine = [
+        run
+        for run in runs
+        if run.policy in names and served(case.resolved.built_workload(run.load, run.seed), run.records)
+    ]
     if not mine:
         raise ScenarioError(
             f"{len(runs)} live runs, none of which served the requests of {case.resolved.name} under"
@@ -123,7 +126,7 @@ def sort_saved(case: ValidationSetup, runs: Sequence[Played], policies: Sequence
         )
     for run in mine:
         _check(case, run)
-    kinds = {(run.seed, run.num_blocks, _machine(run)) for run in mine}
+    kinds = {(run.seed, run.num_blocks, _name(run.made.get("hardware", {}))) for run in mine}
     if len(kinds) > 1:
         kinds_text = ", ".join(
             f"seed {seed} with {blocks} KV blocks on {machine}" for seed, blocks, machine in sorted(kinds)
@@ -138,17 +141,9 @@ def sort_saved(case: ValidationSetup, runs: Sequence[Played], policies: Sequence
     return Saved(replace(case, seed=seed, num_blocks=num_blocks), ordered, len(runs) - len(mine))
 
 
-def _machine(run: Played) -> str:
-    """The name of the GPU, or CPU, that a live run was on."""
-    return _name(run.made.get("hardware", {}))
-
-
 def _name(hardware: Mapping[str, Any]) -> str:
+    """The name of the GPU, or CPU, that a live run was on."""
     return str(hardware.get("gpu") or hardware.get("cpu"))
-
-
-def _fits(case: ValidationSetup, run: Played) -> bool:
-    return served(case.resolved.built_workload(run.load, run.seed), run.records)
 
 
 def _check(case: ValidationSetup, run: Played) -> None:

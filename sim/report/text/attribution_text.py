@@ -11,7 +11,7 @@ from batchsim.base.units import format_duration, parse_duration_ns
 from batchsim.kernel.record import OUTCOME_NAMES, Records
 from batchsim.metrics.attribution import attribute
 from batchsim.report.layout import filled
-from batchsim.report.reading import at_load, load_name
+from batchsim.report.reading import point_text
 from batchsim.results.read import Results, scenario_of
 
 _LEAST_SHARE = 0.005  # of a request's life; smaller parts are added up as the rest
@@ -47,9 +47,8 @@ def overview(results: Results, policy: str, load: float, seed: int, *, slowest: 
 
 def overview_text(results: Results, found: dict[str, Any]) -> str:
     """`found`, which `overview` returned, as text: a paragraph for the mean, one for each slow request."""
-    point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     mean = _sum_text(found["mean_ns"], found["mean_parts"])
-    lines = [point, _paragraph(f"  mean of {found['requests']:,}: {mean}")]
+    lines = [point_text(results, found), _paragraph(f"  mean of {found['requests']:,}: {mean}")]
     for one in found["slowest"]:
         end = "" if one["outcome"] == "finished" else f", {one['outcome']} ({one['reason']})"
         head = f"  request {one['request_id']} ({one['prompt_tokens']:,} + {one['output_tokens']:,} tokens{end})"

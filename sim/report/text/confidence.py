@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,8 @@ def paired_parts(results: Results, load: float) -> tuple[str, Sequence[str]]:
         return "", []
     rows = [row for row in results.differences(load, [METRIC]) if not row["why"].endswith(("unstable", "failed"))]
     return f"{METRICS[METRIC].words} minus that of {results.best(load)}, seed by seed (95 %):", [
-        _part(row) for row in rows
+        f"{row['policy']} {difference_text(row['mean'], row['half_width'], row['no_difference'])}" for row in rows
     ]
-
-
-def _part(row: Mapping[str, Any]) -> str:
-    return f"{row['policy']} {difference_text(row['mean'], row['half_width'], row['no_difference'])}"
 
 
 def difference_text(mean: float | None, half_width: float | None, no_difference: bool) -> str:
@@ -68,20 +64,15 @@ def precision_lines(results: Results) -> list[str]:
         line += f" after {fewest if fewest == most else f'{fewest}–{most}'} seeds"
     left_out = [f"{len(by_state[state])} {state}" for state in ("unstable", "undefined", "failed") if by_state[state]]
     lines = [line + (f"; {', '.join(left_out)} left out" if left_out else "")]
-    missed = [f"{_where(point, name)} {_share_text(point['half_width_share'])}" for point in budget]
-    if missed:
+    if budget:
+        missed = []
+        for point in budget:  # a mean of 0 has no share
+            share = point["half_width_share"]
+            where = f"{point['policy']} at {point['load']:g}" if name else str(point["policy"])
+            missed.append(f"{where} {DASH if share is None else f'±{100 * share:.2g} %'}")
         seeds = max(point["num_seeds"] for point in budget)
         lines.append(f"! not within it with all {seeds} seeds: {', '.join(missed)}. Set --max-seeds, or a longer run")
     return lines
-
-
-def _where(point: Mapping[str, Any], load_name: str) -> str:
-    return f"{point['policy']} at {point['load']:g}" if load_name else str(point["policy"])
-
-
-def _share_text(share: float | None) -> str:
-    """`±9.3 %`: the half-width as a share of the mean; `–` for None, as for a mean of 0."""
-    return DASH if share is None else f"±{100 * share:.2g} %"
 
 
 def warmup_warning(results: Results) -> list[str]:

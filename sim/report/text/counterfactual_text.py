@@ -11,7 +11,7 @@ from batchsim.explain.counterfactual import Counterfactual
 from batchsim.metrics.table import METRICS
 from batchsim.report.layout import filled
 from batchsim.report.numbers import DASH
-from batchsim.report.reading import at_load, load_name
+from batchsim.report.reading import point_text
 from batchsim.results.read import Results
 
 _LATENCIES = ("ttft", "tpot", "e2e")
@@ -58,9 +58,8 @@ def _causes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
 
 def counterfactual_text(results: Results, found: dict[str, Any]) -> str:
     """`found`, which `counterfactual_data` returned, as text wrapped to the output's width."""
-    point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     changes = ", ".join(f"{c['key']} {_value(c['before'])} → {_value(c['after'])}" for c in found["changes"])
-    lines = [_fill(f"{point}: {changes}")]
+    lines = [_fill(f"{point_text(results, found)}: {changes}")]
     if found["rerun"]:
         lines.append(_fill(f"! the results were {found['rerun']}; the unchanged point was simulated for this"))
     before, after = found["misses"]

@@ -14,7 +14,7 @@ from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
 from batchsim.explain.story import Chapter, Stories, Story
 from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES
 from batchsim.report.layout import WIDTH, filled
-from batchsim.report.reading import at_load, load_name
+from batchsim.report.reading import point_text
 from batchsim.results.read import Results, scenario_of
 
 _ROWS = 28  # chapters that the text lists; the shorter ones between them are added up
@@ -209,11 +209,12 @@ def _count(number: int, one: str) -> str:
 
 def story_text(results: Results, found: dict[str, Any]) -> str:
     """`found`, which `story` returned, as text: sentence, timeline in letters, chapters, and the exact sum."""
-    point = f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
     request_class = f" of class {found['request_class']}" if found["request_class"] else ""
     tokens = f"{found['prompt_tokens']:,} + {found['output_tokens']:,} tokens"
     sent_s = found["sent_ns"] / NS_PER_S
-    head = f"{point}: request {found['request_id']}{request_class} ({tokens}), sent at {sent_s:.6f} s"
+    head = (
+        f"{point_text(results, found)}: request {found['request_id']}{request_class} ({tokens}), sent at {sent_s:.6f} s"
+    )
     life = f"{format_duration(found['e2e_ns'])}: {found['sentence']}"
     head, life = (_NUMBER_AND_UNIT.sub(f"\\1{_UNBROKEN}\\2", text) for text in (head, life))
     lines = [text.replace(_UNBROKEN, " ") for text in (*filled(head, "  "), *filled(life, "    ", "  "))]
