@@ -318,10 +318,13 @@ class Recorder:
         return drained
 
     def records(self) -> Records:
-        """The tables. Steps and states share this recorder's memory: nothing can be recorded after this call."""
+        """The tables. They share this recorder's memory: nothing can be recorded after this call."""
         requests = np.frombuffer(self._requests, REQUEST_DTYPE)
+        order = np.argsort(requests["request_id"], kind="stable")
+        for name in REQUEST_DTYPE.names or ():  # in place, a column at a time: a million rows are 170 MB
+            requests[name] = requests[name][order]
         return Records(
-            requests=requests[np.argsort(requests["request_id"], kind="stable")],
+            requests=requests,
             steps=np.frombuffer(self.step_rows, STEP_DTYPE),
             states=np.frombuffer(self._states, STATE_DTYPE),
             texts=tuple(self._codes),

@@ -56,11 +56,14 @@ def test_rows_come_back_as_written() -> None:
 
 
 def test_requests_are_sorted_by_id() -> None:
-    """The order in which requests ended does not show."""
+    """The order in which requests ended does not show; no second table is made for that."""
     recorder = Recorder()
     for id in (3, 1, 2):
-        recorder.request(id, *[0] * (len(REQUEST_COLUMNS) - 1))
-    assert recorder.records().requests["request_id"].tolist() == [1, 2, 3]
+        recorder.request(id, *[10 * id] * (len(REQUEST_COLUMNS) - 1))
+    requests = recorder.records().requests
+    assert requests["request_id"].tolist() == [1, 2, 3]
+    assert requests["num_retries"].tolist() == [10, 20, 30]
+    assert np.shares_memory(requests, recorder.records().requests)
 
 
 def test_texts_are_stored_once() -> None:
