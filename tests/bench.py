@@ -2,7 +2,8 @@
 
 Each row runs in a process of its own, several times, and is compared with bare SimPy timeouts timed in the same
 process just before and after, since machines drift: `share_of_simpy` is requests (or steps, for rows named so) per
-bare timeout. The medians are printed. Full records are kept; parsing and writing are rows of their own. A block
+bare timeout. The medians are printed; the peak of memory is that of the first repeat, before anything is packed. Full
+records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
 counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written. The last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
@@ -191,7 +192,7 @@ def block_operations(records: Records) -> int:
 def measure(name: str, traces: Path) -> list[dict[str, float]]:
     """Runs one row in this process; a dict a repeat."""
     row = ROWS[name]
-    measured = []
+    measured, peak_mb = list[dict[str, float]](), 0.0
     for _ in range(row.repeats):
         start = time.perf_counter()
         workload = row.workload(traces)
@@ -204,7 +205,8 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
         simpy_per_s = (before + bare_simpy()) / 2
         records = core.recorder.records()
         requests, steps = len(records.requests), len(records.steps)
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if not measured:  # later repeats would show what packing the tables of the first one took
+            peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         start = time.perf_counter()
         if row.repeats > 1:  # the million rows would take minutes and measure the disk
             with tempfile.TemporaryDirectory() as folder:
