@@ -74,6 +74,8 @@ def message(source: str) -> str:
         if not (has_late or any(base.endswith("Config") for base in bases)):
             lines[first] = f"@mypyc_attr(allow_interpreted_subclasses=True)\n{lines[first]}"
             continue
+        if any("ClassVar" in hint for hint in hints.values()):
+            sys.exit(f"{node.name} has a ClassVar, which mypyc makes a field of. Make it a property.")
         for field in fields:
             if (hint := ast.unparse(field.annotation)) in late:
                 lines[field.lineno - 1] = lines[field.lineno - 1].replace(f": {hint}", f': "{hint}"')

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import ceil, inf
 from operator import itemgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -423,7 +423,10 @@ class ProfileConfig(Config):
     extrapolate: bool = False
     host: StatedHost | None = None
 
-    num_gpus: ClassVar[int] = 1
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one engine."""
+        return 1
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Calibrated:
         """The cost model from the profile. CalibrationError if the profile cannot be read, or is not of `model`."""
