@@ -54,6 +54,8 @@ def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
         )
     config = getattr(policy.__init__, "__annotations__", {}).get("config")
     config = getattr(module, config, None) if isinstance(config, str) else config
+    if config is None and policy.__init__ is not object.__init__:  # compiled functions have no annotations
+        config = next((asked for asked, ours in POLICIES.values() if ours.__init__ is policy.__init__), None)
     if not isinstance(config, type) or not is_dataclass(config):
         raise ScenarioError(
             f"{kind}.__init__ has no config that is a dataclass of its module. Write"

@@ -13,6 +13,7 @@ from tiny_scenario import TINY, batchsim, changed, listing
 
 from batchsim.base.errors import ScenarioError
 from batchsim.drive.resolved import Resolved
+from batchsim.policies.families.continuous import ContinuousConfig
 from batchsim.policies.named_policy import find_policy
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
@@ -173,6 +174,14 @@ def test_a_config_that_does_not_tell_what_others_ask_is_refused(folder: Path) ->
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
     assert "s.yaml:13: mine:Mine: its config is no PolicyConfig" in result.stderr
     assert "Write class Knobs(PolicyConfig), from batchsim.kernel.policy_config." in result.stderr
+
+
+def test_one_that_is_built_as_ours_has_the_config_of_ours(folder: Path) -> None:
+    """A class without an `__init__`, whose module need not know the config's name."""
+    (folder / "mine.py").write_text(
+        "from batchsim.policies.families.continuous import Continuous\nclass Mine(Continuous): pass\n"
+    )
+    assert find_policy("mine:Mine", allow_code=True)[0] is ContinuousConfig
 
 
 def test_ctrl_c_during_an_import_is_ctrl_c(folder: Path) -> None:
