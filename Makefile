@@ -91,7 +91,7 @@ test-accelerated: accelerated
 	$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems >build/python.txt
 	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m batchsim --version | grep compiled
 	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems | diff - ../python.txt
-	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/policies tests/unit/test_core.py tests/unit/test_decode.py tests/unit/test_journal.py tests/unit/test_kv.py tests/unit/test_record.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
+	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/policies tests/cli/test_cli_own_code.py tests/unit/test_cost.py tests/unit/test_core.py tests/unit/test_decode.py tests/unit/test_journal.py tests/unit/test_kv.py tests/unit/test_record.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 mutants: $(TOOLS)
 	$(BIN)/python -m tests.mutants

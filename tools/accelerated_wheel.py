@@ -41,8 +41,12 @@ PRELUDE = """
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr
-def _of_python(hints):  # type: ignore
+def _of_python(hints, protocol=None):  # type: ignore
     def with_hints(kind):  # type: ignore
+        if protocol is not None:
+            kept = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+            bases = [base for base in kind.__bases__ if base is not object]
+            kind = type(protocol)(kind.__name__, (*bases, protocol), kept)
         kind.__annotations__ = hints
         for field in getattr(kind, "__dataclass_fields__", {}).values():
             field.type = hints.get(field.name, field.type)
@@ -50,15 +54,16 @@ def _of_python(hints):  # type: ignore
     return with_hints
 """
 """Known to every compiled file. A class with a decorator that mypyc does not know stays a class of Python, of whose
-annotations mypyc keeps the outermost type alone: `_of_python` gives it the whole texts again."""
+annotations mypyc keeps the outermost type alone: `_of_python` gives it the whole texts again. Nor does mypyc keep that
+it is a protocol."""
 
 
 def message(source: str) -> str:
     """`source` with a decorator on each class, and its code unchanged.
 
-    Classes are native ones that Python's may derive from, but for those that cannot be native: configs, whose fields
-    pydantic and the checks of ranges read; and a dataclass with a field of a type imported for type checkers only,
-    which may not exist yet when the class is made.
+    Python's classes may derive from all of them. They are native ones but for protocols; costs, which derive from a
+    class that is not compiled; configs, whose fields pydantic and the checks of ranges read; and dataclasses with a
+    field of a type imported for type checkers only, which may not exist yet when the class is made.
     """
     lines, tree = source.splitlines(keepends=True), ast.parse(source)
     checked = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
@@ -71,7 +76,7 @@ def message(source: str) -> str:
         hints = {ast.unparse(field.target): ast.unparse(field.annotation) for field in fields}
         has_late = bool(node.decorator_list) and not late.isdisjoint(hints.values())
         first = min(part.lineno for part in (node, *node.decorator_list)) - 1
-        if not (has_late or any(base.endswith("Config") for base in bases)):
+        if not (has_late or bases & {"Protocol", "Cost"} or any(base.endswith("Config") for base in bases)):
             lines[first] = f"@mypyc_attr(allow_interpreted_subclasses=True)\n{lines[first]}"
             continue
         if any("ClassVar" in hint for hint in hints.values()):
@@ -79,7 +84,8 @@ def message(source: str) -> str:
         for field in fields:
             if (hint := ast.unparse(field.annotation)) in late:
                 lines[field.lineno - 1] = lines[field.lineno - 1].replace(f": {hint}", f': "{hint}"')
-        lines[first] = f"@_of_python({hints!r})\n{lines[first]}"
+        protocol = ", Protocol" if "Protocol" in bases else ""
+        lines[first] = f"@_of_python({hints!r}{protocol})\n{lines[first]}"
     future = "from __future__ import annotations\n"
     return "".join(lines).replace(future, future + PRELUDE, 1)
 

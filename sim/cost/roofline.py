@@ -21,7 +21,7 @@ Simplified: no tile steps in T; L2 hits are not modelled; a decode's and a chunk
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from math import sqrt
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -66,6 +66,11 @@ class HostCost(Config):
     base: HostDuration = 600_000
     per_sequence: PartDuration = 2_000
     per_token: PartDuration = 0
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether these are the defaults, which nobody measured."""
+        return astuple(self) == astuple(HostCost())
 
     def __str__(self) -> str:
         parts = f"{format_duration(self.base)} + {format_duration(self.per_sequence)} a sequence"
@@ -378,7 +383,7 @@ class Roofline(Cost):
         outside = [what for what, compared in missing if not compared]
         if outside:
             return Unknown(f"{', '.join(outside)} not in the fit")
-        assumed = "assumed" if self.host == HostCost() else "stated"
+        assumed = "assumed" if self.host.is_assumed else "stated"
         return symmetric(e.error_p95, f"95th percentile of {e.compared} on {e.held_out}; its host is {assumed}")
 
     def sources(self) -> list[str]:
@@ -390,6 +395,6 @@ class Roofline(Cost):
             f"efficiencies: {e.source}; fitted on {e.fitted_on}",
             f"{e.compared} off by {100 * e.error_p50:.1f} % (median), {100 * e.error_p95:.1f} % (p95) on {e.held_out}",
             f"known of {', '.join(m.name for m in e.models)} in {e.dtype} on one GPU; here: {error}",
-            f"host: {self.host}, serial" + (" (assumed)" if self.host == HostCost() else ""),
+            f"host: {self.host}, serial" + (" (assumed)" if self.host.is_assumed else ""),
             f"swap: {self.swap_bandwidth / 1e9:.1f} GB/s one way, serial" + (" (assumed)" if assumed else ""),
         ]
