@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import ceil, inf
 from operator import itemgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
