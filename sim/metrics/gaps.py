@@ -106,7 +106,7 @@ def _token_runs_ahead(
     lo, hi = count[np.minimum(lo, len(decoded))], count[np.minimum(hi, len(decoded))]
     made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
     surplus = made > requests["output_tokens"]
-    hi = hi - (in_flight & surplus[spans.request])
+    hi = hi - (in_flight & surplus[spans.request]).astype(np.int64)
     made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
     if (made != requests["output_tokens"])[wanted].any():
         return none

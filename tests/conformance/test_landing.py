@@ -37,7 +37,7 @@ def equal(one: Records, other: Records) -> None:
 def test_results_known_at_landing_leave_the_records_of_those_known_at_launch(data: st.DataObject) -> None:
     """Random vLLM engines that schedule ahead, with stops, cancels, preemptions and prefix hits, in both drivers."""
     case = data.draw(cases("vllm"))
-    assume(built(case) and case is not None)
+    assume(built(case) and case is not None and case.config.speculative_config is None and case.stages == 1)
     case = asynchronous(case)
     known, late, simulated = engine_ahead(case), engine_ahead(case, Late), engine_ahead(case, Late)
     live(known, case.workload, VirtualClock())

@@ -26,7 +26,7 @@ TENSORRT_LLM = {"max_batch_size": 8, "max_num_tokens": 16, "enable_chunked_prefi
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm": VLLM | {"async_scheduling": False},
     "vllm async": VLLM | {"async_scheduling": True},
-    "sglang": {"max_running_requests": 8, "chunked_prefill_size": 16},
+    "sglang": {"max_running_requests": 8, "chunked_prefill_size": 16, "disable_overlap_schedule": True},
     "tensorrt_llm": TENSORRT_LLM,
     "tensorrt_llm pausing": {"max_batch_size": 8, "max_num_tokens": 40, "capacity_scheduler_policy": "MAX_UTILIZATION"},
 }

@@ -16,6 +16,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
+from batchsim.kernel.leaps import leap
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Request
 
@@ -90,7 +91,8 @@ def leap_end_ns(policy: Any, config: Any, arrivals: str) -> int:
         assert isinstance(batch, Batch)
         now_ns = core.execute(batch, now_ns)
         if batch.num_decode:
-            return core.leap(batch, now_ns, math.inf, ConstantCost())
+            assert isinstance(core.executor, SimExecutor)
+            return leap(core, core.executor, batch, now_ns, math.inf)
         core.complete(now_ns)
 
 

@@ -166,6 +166,7 @@ OWN = {
     "batchsim.calibrate.prompts.TextPrompts.__init__": "checked first, and read by its library",
     "batchsim.calibrate.identity._cpu_name": "the kernel's own file",
     "batchsim.calibrate.footprint._free_bytes": "the kernel's own file",
+    "tools.accelerated_wheel": "copies of our own sources, to be compiled",
 }
 
 

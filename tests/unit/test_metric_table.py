@@ -71,13 +71,14 @@ def inputs(*, drafts: bool) -> PointInputs:
 
 @pytest.mark.parametrize("need", ["", *WITHOUT])
 def test_a_metric_is_none_without_what_it_needs_and_only_then(need: str) -> None:
-    """With all of it nothing is; `replicas` have metrics of their own."""
+    """With all of it nothing is; `replicas` have metrics of their own. With draft tokens gaps are not known."""
     found = measure(replace(inputs(drafts=need != "draft tokens"), **WITHOUT.get(need, {}))).values
     if need != "draft tokens":
         assert found["acceptance_length"] == 2
     missing = {name for name, value in found.items() if value is None}
     expected = {need, *BESIDES.get(need, ())} - {""}
-    assert missing == {name for name, metric in METRICS.items() if metric.needs in expected}
+    gaps = {name for name in METRICS if name.startswith("itl_")} if need != "draft tokens" else set[str]()
+    assert missing == {name for name, metric in METRICS.items() if metric.needs in expected} | gaps
 
 
 def test_words_and_headings() -> None:

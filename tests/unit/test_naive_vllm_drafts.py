@@ -70,6 +70,9 @@ class Constant:
 
     device_ns = step_ns
 
+    def lanes(self) -> Constant:
+        return self
+
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
         return 0, 0
 

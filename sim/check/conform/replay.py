@@ -109,6 +109,8 @@ class Replay:
                 self._processed()
             while observer.done:
                 yield observer.done.popleft()
+        if not self.recording.flushes:
+            return
         observer.asking()
         observer.asked(clock.now_ns(), IDLE)
         if self._flush():
