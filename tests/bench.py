@@ -128,7 +128,8 @@ class Fixed:
 
 
 CONTINUOUS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
-PLAIN_VLLM = CONTINUOUS | {"enable_prefix_caching": False}
+VLLM = {"async_scheduling": False}
+PLAIN_VLLM = CONTINUOUS | VLLM | {"enable_prefix_caching": False}
 DRAFTS = PLAIN_VLLM | {"speculative_config": SpeculativeConfig("eagle", 3, (0.8, 0.6, 0.45))}
 
 
@@ -166,8 +167,8 @@ ROWS = {
     "steps-256-drafts": Row(
         lambda _: Fixed(256, 20_000), False, "steps", num_blocks=ALL_RUN, policy="vllm", knobs=DRAFTS
     ),
-    "mooncake-prefix": Row(mooncake, num_blocks=60_000, policy="vllm", knobs={}),
-    "vllm": of_system("vllm"),
+    "mooncake-prefix": Row(mooncake, num_blocks=60_000, policy="vllm", knobs=VLLM),
+    "vllm": of_system("vllm", **VLLM),
     "sglang": of_system("sglang"),
     "tensorrt_llm": of_system("tensorrt_llm"),
     "tgi": of_system("tgi"),

@@ -146,4 +146,4 @@ def test_a_cache_that_mixes_up_tokens_is_refused(
 
     monkeypatch.setattr("batchsim.kv.block_keys.hash", blind, raising=False)
     with pytest.raises(PolicyError, match="from the prefix cache, but its token"):
-        generate(llama[0], "vllm", VLLM, requests(), num_blocks=60)
+        generate(llama[0], "vllm", SYSTEMS["vllm"], requests(), num_blocks=60)

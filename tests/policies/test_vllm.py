@@ -29,8 +29,8 @@ def arrival(id_: int, at: int, output: int, *segments: Segment, prompt: int = 0,
 
 
 def vllm(arrivals: list[Arrival], blocks: int = 100, max_num_seqs: int = 16, **knobs: Any) -> Run:
-    """The run, the same with and without leaps and under both drivers."""
-    config = VllmConfig(max_num_seqs=max_num_seqs, **knobs)
+    """The synchronous run, the same with and without leaps and under both drivers."""
+    config = VllmConfig(async_scheduling=False, max_num_seqs=max_num_seqs, **knobs)
     kv = BlockHashKV if config.enable_prefix_caching else CountingKV
     first = run(Vllm, config, arrivals, blocks=blocks, kv=kv)
     for how in ("step", "leap"):

@@ -113,7 +113,7 @@ def test_what_was_found_in_the_cache_is_no_work():
     shared = TokenIds.of([(0, 0, 100)])
     arrivals = [Arrival(Request(i, 40_000 * i, 100, 2, tokens=shared), 2) for i in range(2)]
     executor, recorder = SimExecutor(LinearCost(), 200), Recorder()
-    config = VllmConfig(max_num_seqs=4, max_num_batched_tokens=200)
+    config = VllmConfig(async_scheduling=False, max_num_seqs=4, max_num_batched_tokens=200)
     scheduler = Vllm(config, PolicyContext(BlockHashKV(50, 64), 200))
     live(EngineCore(scheduler, executor, recorder, max_model_len=200), Fixed(arrivals), VirtualClock())
     records = recorder.records()

@@ -49,6 +49,7 @@ def scenario(seed: int) -> tuple[VllmConfig, int, int, list[Arrival]]:
         requests.append(Arrival(request, output))
     config = VllmConfig(
         enable_prefix_caching=pick.random() < 0.9,
+        async_scheduling=False,
         max_num_seqs=(seqs := pick.choice([2, 5, 16])),
         max_num_batched_tokens=budget,
         policy=pick.choice(["fcfs", "priority"]),

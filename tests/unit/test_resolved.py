@@ -59,7 +59,7 @@ policies:
   guess: {kind: preemptive, max_num_seqs: 8, max_num_batched_tokens: null, victim: most_remaining, by: swap,
           predictor: {kind: class_mean}}
   gated: {max_num_seqs: 8, max_num_batched_tokens: 512}
-  vllm: {max_num_seqs: 8, max_num_batched_tokens: 512}
+  vllm: {async_scheduling: false, max_num_seqs: 8, max_num_batched_tokens: 512}
   mine: {kind: "tests.unit.own_policy:Own", max_num_seqs: 3, spread: [1, 2]}
 slo: ttft<1s & tpot<50ms @ 90%
 load: {mean_rate: [10/s, 40/s]}
@@ -168,7 +168,7 @@ workload:
   output_cap: 64
   duration: 3s
 policies:
-  vllm: {{}}
+  vllm: {{async_scheduling: false}}
 slo: e2e<10s @ 90%
 seeds: 2
 """

@@ -214,8 +214,8 @@ workload:
   trace: {path: mooncake_style.jsonl, rate_scale: {factor: 2, by: overlay}}
   output_cap: exact
 policies:
-  caching: {kind: vllm}
-  plain: {kind: vllm, enable_prefix_caching: false}
+  caching: {kind: vllm, async_scheduling: false}
+  plain: {kind: vllm, enable_prefix_caching: false, async_scheduling: false}
 slo: e2e<10s @ 90%
 seeds: 1
 """
@@ -240,7 +240,10 @@ def test_a_block_size_that_does_not_divide_the_ids_is_refused(tmp_path: Path) ->
     odd = SCENARIO.replace("block_size: 16", "block_size: 24")
     with pytest.raises(ScenarioError, match=r"s: kv\.block_size 24 does not divide the 512 tokens .* by which caching"):
         resolve(scenario(tmp_path, odd)).built_workload(1.0, 0)
-    for fits in (odd.replace("  caching: {kind: vllm}\n", ""), odd.replace("overlay}", "overlay}, prefix: ignore")):
+    for fits in (
+        odd.replace("  caching: {kind: vllm, async_scheduling: false}\n", ""),
+        odd.replace("overlay}", "overlay}, prefix: ignore"),
+    ):
         assert resolve(scenario(tmp_path, fits)).built_workload(1.0, 0).num_offered == 6
 
 

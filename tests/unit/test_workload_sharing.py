@@ -295,7 +295,7 @@ workload:
   output_cap: exact
   requests: 60
 policies:
-  vllm: {enable_prefix_caching: true}
+  vllm: {enable_prefix_caching: true, async_scheduling: false}
 slo: e2e<10s @ 90%
 seeds: 1
 """
