@@ -6,6 +6,7 @@ The versions are those of the sources that the policies name. The schedules stan
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -13,19 +14,29 @@ from dataclasses import dataclass
 class Followed:
     """The engine and version that a policy follows. `schedules`: how many recorded schedules it was compared with and
     makes again; TensorRT-LLM's are of its C++ sources typed anew and compiled, the others of the engine itself.
-    `differs`: how the policy differs from the engine as shipped, in words for a table; "" if in nothing.
+    `differs`: how the policy differs from the engine as shipped, in words for a table; "" if in nothing. `lockstep`:
+    the knob, and its value, with which the engine waits for a step's results, and words for that; None if it has none.
     """
 
     engine: str
     version: str
     schedules: int = 0
     differs: str = ""
+    lockstep: tuple[str, bool, str] | None = None
+
+    def difference(self, knobs: Mapping[str, object]) -> str:
+        """How the policy with these knobs, as a scenario states them, differs from the engine as shipped; "" if in
+        nothing."""
+        if self.lockstep is None:
+            return self.differs
+        knob, value, words = self.lockstep
+        return words if knobs.get(knob) is value else self.differs
 
 
 FOLLOWED = {
-    "vllm": Followed("vLLM", "0.33.0", 34, "synchronous"),
-    "sglang": Followed("SGLang", "0.5.23", 24),
-    "tensorrt_llm": Followed("TensorRT-LLM", "cf6abc45", 17, "without partial block reuse"),
+    "vllm": Followed("vLLM", "0.33.0", 34, lockstep=("async_scheduling", False, "synchronous")),
+    "sglang": Followed("SGLang", "0.5.23", 24, lockstep=("disable_overlap_schedule", True, "without overlap")),
+    "tensorrt_llm": Followed("TensorRT-LLM", "cf6abc45", 17, "without overlap or partial block reuse"),
     "orca": Followed("Vidur", "7d47513a", 1),
     "sarathi": Followed("Vidur", "7d47513a", 1),
     "vllm_v0": Followed("Vidur", "7d47513a", 1),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
-from batchsim.results.read import Results, varied
+from batchsim.results.read import Results, scenario_of, varied
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
 
@@ -103,13 +103,25 @@ def sweeps(results: Results) -> list[PolicyCurve]:
 
 
 def systems_note(results: Results) -> str:
-    """The caveat for a run of several real serving systems, or of one not configured as shipped; else empty."""
-    kinds = set(texts(results.summary, "kind"))
-    systems = {kind: FOLLOWED[kind] for kind in POLICIES if kind in kinds and kind in FOLLOWED}
-    differing = [f"{kind} {followed.differs}" for kind, followed in systems.items() if followed.differs]
+    """The caveat for a run of several real serving systems, or of one not configured as shipped; else empty. A system
+    goes by its kind, unless its policies in the run differ from each other: then by their names."""
+    owners = dict(zip(texts(results.summary, "policy"), texts(results.summary, "kind"), strict=True))
+    systems = [kind for kind in POLICIES if kind in owners.values() and kind in FOLLOWED]
+    differing: list[str] = []
+    for kind in systems:
+        found = {name: _difference(results, name, kind) for name, its in owners.items() if its == kind}
+        named = found if len(set(found.values())) > 1 else {kind: next(iter(found.values()))}
+        differing += [f"{name} {words}" for name, words in named.items() if words]
     notes = [SAME_COSTS] if len(systems) > 1 else []
     notes += [f"{', '.join(differing)}: not the engine's default"] if differing else []
     return " · ".join(notes)
+
+
+def _difference(results: Results, policy: str, kind: str) -> str:
+    """How `policy` as it ran differs from the engine that it follows."""
+    its = varied(results, policy)
+    label = policy if its is None else its["policy"]
+    return FOLLOWED[kind].difference(scenario_of(results, policy)["policies"][label] or {})
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:

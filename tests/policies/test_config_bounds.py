@@ -10,6 +10,7 @@ from batchsim.base.ranges import numbers_of
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.policy_config import Traits
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm import ASYNCHRONOUS, SYNCHRONOUS
 
 ONE_BATCH = {"num_batch_threads": 1}
 AT_THEIR_BOUNDS: list[tuple[str, dict[str, Any]]] = [
@@ -85,13 +86,20 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
     ("gated", {"max_num_seqs": 3, "max_num_batched_tokens": 9}, Traits(3, 9, knobs=BUDGET)),
     (
         "vllm",
-        {"max_num_seqs": 3, "max_num_active_seqs": 2, "max_num_batched_tokens": 9},
-        Traits(3, 9, prefix_cache="blocks", knobs=(*BUDGET, "long_prefill_token_threshold")),
+        {"async_scheduling": False, "max_num_seqs": 3, "max_num_active_seqs": 2, "max_num_batched_tokens": 9},
+        Traits(
+            3,
+            9,
+            prefix_cache="blocks",
+            knobs=(*BUDGET, "long_prefill_token_threshold"),
+            loop=SYNCHRONOUS,
+            pipelines=True,
+        ),
     ),
     (
         "vllm",
         {"enable_prefix_caching": False},
-        Traits(1024, 8192, knobs=(*BUDGET, "long_prefill_token_threshold")),
+        Traits(1024, 8192, knobs=(*BUDGET, "long_prefill_token_threshold"), loop=ASYNCHRONOUS, pipelines=True),
     ),
     ("orca", {"batch_size_cap": 3}, Traits(3)),
     ("sarathi", {"batch_size_cap": 3}, Traits(3)),

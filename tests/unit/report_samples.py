@@ -51,8 +51,10 @@ def sample_results(
     noise: float = 0.08,
     slo: str = "ttft<1s & tpot<50ms @ 99%",
     load_name: str = "mean_rate",
+    knobs: dict[str, Any] | None = None,
 ) -> SampleResults:
-    """A run of `policies` at `loads`; `noise` is the interval's half-width as a share of the value, before growth."""
+    """A run of `policies` at `loads`, each with `knobs`; `noise` is the interval's half-width as a share of the value,
+    before growth."""
     policies = FOUR if policies is None else policies
     rows = [
         _row(policy, kind, label, load, load / capacity, noise, load_name, seeds)
@@ -68,7 +70,10 @@ def sample_results(
         Path("results/bursty/3f9a"),
         summary,
         points.reset_index(drop=True),
-        scenario={"workload": {"warmup": "10s"}},
+        scenario={
+            "workload": {"warmup": "10s"},
+            "policies": {policy: {"kind": kind} | (knobs or {}) for policy, (_, kind, _) in policies.items()},
+        },
         manifest={
             "measured_at": "engine",
             "heading": f"bursty · llama-3.1-8b bf16 on h200 · {cost} · measured at: engine",

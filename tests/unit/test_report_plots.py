@@ -127,18 +127,46 @@ def test_systems_are_told_apart_and_whole_batches_are_dashed():
 
 
 def test_systems_side_by_side_are_told_to_have_the_same_costs():
-    """Two of them bring the sentence into results and picture; one beside a family, or twice, does not. Where an engine
-    is shipped otherwise, that is said of one, too."""
+    """Two of them bring the sentence into results and picture; one beside a family, or twice, does not."""
     one = {"vllm": ("vllm", "vllm", 9.0), "small": ("small", "vllm", 9.0), "continuous": FOUR["continuous"]}
-    assert systems_note(sample_results(one)) == "vllm synchronous: not the engine's default"
-    assert systems_note(sample_results({"orca": ("orca", "orca", 9.0), "continuous": FOUR["continuous"]})) == ""
+    assert systems_note(sample_results(one)) == ""
     two = sample_results(one | {"orca": ("orca", "orca", 9.0)})
     same = "same step costs for all: this compares schedulers, not engines"
-    assert systems_note(two) == f"{same} · vllm synchronous: not the engine's default"
+    assert systems_note(two) == same
     fig = figure(9.0, 6.0)
     fig.subplots()
     frame(fig, two, "title", "foot", [])
     assert any(systems_note(two) in text.get_text() for text in fig.texts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "words"),
+    [
+        ("vllm", {"async_scheduling": False}, "vllm synchronous: not the engine's default"),
+        ("vllm", {"async_scheduling": True}, ""),
+        ("sglang", {"disable_overlap_schedule": True}, "sglang without overlap: not the engine's default"),
+        ("sglang", {}, ""),
+        ("tensorrt_llm", {}, "tensorrt_llm without overlap or partial block reuse: not the engine's default"),
+        ("orca", {}, ""),
+    ],
+)
+def test_a_system_not_simulated_as_shipped_is_told(kind: str, knobs: dict[str, Any], words: str) -> None:
+    """Nothing is said of the engine's own loop; the other one is told, and what no knob has, once for a kind."""
+    both = {kind: (kind, kind, 9.0), "small": ("small", kind, 9.0)}
+    assert systems_note(sample_results(both, knobs=knobs)) == words
+
+
+def test_of_two_policies_of_a_system_the_one_not_as_shipped_is_named() -> None:
+    """By its label; where a run varies the knob, by the label with the value."""
+    results = sample_results({"as shipped": ("a", "vllm", 9.0), "plain": ("b", "vllm", 9.0)})
+    results.scenario["policies"]["plain"]["async_scheduling"] = False
+    assert systems_note(results) == "plain synchronous: not the engine's default"
+    names = {f"vllm, async_scheduling={value}": value for value in (True, False)}
+    results = sample_results({name: (name, "vllm", 9.0) for name in names})
+    results.scenario["policies"] = {"vllm": None}
+    of = {name: {"policy": "vllm", "value": value} for name, value in names.items()}
+    results.manifest["vary"] = {"key": "policies.vllm.async_scheduling", "policies": of}
+    assert systems_note(results) == "vllm, async_scheduling=False synchronous: not the engine's default"
 
 
 def test_curve_under_an_equal_one_is_wider():

@@ -49,7 +49,7 @@ class VllmConfig(PolicyConfig):
     """
 
     enable_prefix_caching: bool = True
-    async_scheduling: bool = False
+    async_scheduling: bool = True
     max_num_seqs: PositiveInt = 1024
     max_num_batched_tokens: PositiveInt = 8192
     policy: Literal["fcfs", "priority"] = "fcfs"
