@@ -1,15 +1,15 @@
-"""vLLM 0.33, synchronous scheduler; the engine's default is asynchronous. V1 engine, one full-attention KV group.
+"""vLLM 0.33, scheduling ahead of results as shipped, or synchronous. V1 engine, one full-attention KV group.
 
 Rule: no phases. Running sequences come first, in order of admission, each with the tokens it still lacks; then waiting
 ones from the head of a strict queue. A running sequence that finds no KV block preempts (by recompute) the last
 admitted one, or under `priority` the least important, latest one; after a preemption nothing is admitted in that step.
 With prefix caching an admission begins after the cached blocks of its tokens, at least one token before their end.
+Ahead of results who reaches the output cap is scheduled no more, who ends by a stop token is once more, in vain.
 In a pipeline a sequence that decodes has one turn in as many calls as there are stages (`Cohorts`). Who is
 preempted with results in flight is passed over in the queue until they are there; they are delivered, and may end it.
-Source: vllm/v1/core/sched/scheduler.py and vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel; checked step by step
-against recordings of that scheduler (`batchsim conform`).
-Simplifies: request ids tie as integers where vLLM compares strings; a pool smaller than max_model_len is taken, and
-requests that could not end in it are rejected; no LoRA, connectors. `vllm_drafts` has speculative decoding.
+Source: vllm/v1/core/sched/scheduler.py, vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel; equal to its recordings.
+Simplifies: request ids tie as integers where vLLM compares strings; a pool below max_model_len is taken, and requests
+that could not end in it are rejected; no LoRA, connectors, structured outputs. Drafts are `vllm_drafts`'.
 """
 
 from __future__ import annotations
