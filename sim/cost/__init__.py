@@ -11,10 +11,10 @@ from typing import Any, get_args
 
 from batchsim.base.errors import ScenarioError, nearest
 from batchsim.cost.base import Cost
-from batchsim.cost.calibrated import Calibrated, ProfileConfig, check_model
+from batchsim.cost.calibrated import Calibrated, ProfileConfig
 from batchsim.cost.constant import Constant, Linear
 from batchsim.cost.cost_error import CostError, Unknown
-from batchsim.cost.profile import profile_names
+from batchsim.cost.profile import check_model, profile_names
 from batchsim.cost.roofline import HostCost, Roofline, RooflineConfig
 from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, inf
 from operator import itemgetter
@@ -22,7 +22,7 @@ from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, error_of
 from batchsim.cost.lanes import HostPart
-from batchsim.cost.profile import HostTerm, Hull, Profile, StatedHost, load_profile
+from batchsim.cost.profile import HostTerm, Hull, Profile, StatedHost, check_model, load_profile
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import (
     Columns,
@@ -436,18 +436,3 @@ class ProfileConfig(Config):
         return Calibrated(
             profile, extrapolate=self.extrapolate, host=host, block_size=block_size, max_model_len=max_model_len
         )
-
-
-def check_model(profile: Profile, model: ModelSpec) -> None:
-    """CalibrationError, naming the first difference, if `profile` was made of a model of another shape.
-
-    Names may differ, and the positions a model allows: neither costs time.
-    """
-    model.check_timed()
-    for field in fields(ModelSpec):
-        own, asked = getattr(profile.model, field.name), getattr(model, field.name)
-        if own != asked and field.name not in ("name", "max_position_embeddings"):
-            raise CalibrationError(
-                f"cost: profile {profile.name} is of {profile.model.name} with {field.name} {own}; {model.name} has"
-                f" {asked}. Calibrate {model.name}, or use a GPU's name as cost."
-            )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -267,3 +267,18 @@ def _text(value: Any, depth: int) -> str:
         items = [f"{json.dumps(key, ensure_ascii=False)}: {_text(v, depth + 1)}" for key, v in value.items()]
         return "{\n" + pad + f",\n{pad}".join(items) + f"\n{' ' * depth}}}"
     return "[\n" + pad + f",\n{pad}".join(_text(v, depth + 1) for v in value) + f"\n{' ' * depth}]"
+
+
+def check_model(profile: Profile, model: ModelSpec) -> None:
+    """CalibrationError, naming the first difference, if `profile` was made of a model of another shape.
+
+    Names may differ, and the positions a model allows: neither costs time.
+    """
+    model.check_timed()
+    for field in fields(ModelSpec):
+        own, asked = getattr(profile.model, field.name), getattr(model, field.name)
+        if own != asked and field.name not in ("name", "max_position_embeddings"):
+            raise CalibrationError(
+                f"cost: profile {profile.name} is of {profile.model.name} with {field.name} {own}; {model.name} has"
+                f" {asked}. Calibrate {model.name}, or use a GPU's name as cost."
+            )

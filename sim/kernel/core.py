@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS, format_duration
+from batchsim.kernel.chunks import advance_chunks
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished, HandedOver, Rejected, Tokens, Unfinished
@@ -162,7 +163,7 @@ class EngineCore:
         if isinstance(work, Idle):
             self._check_idle(work, now_ns, drain)
         elif type(work) is not Batch:
-            raise self._policy_error(f"schedule() returned {work!r}, neither a Batch nor an Idle")
+            raise self.policy_error(f"schedule() returned {work!r}, neither a Batch nor an Idle")
         else:
             if work.preempted or not work.num_decode:
                 self._check_progress(work, now_ns)
@@ -207,7 +208,7 @@ class EngineCore:
             )
         pairs = sampled = 0
         if batch.chunks:
-            pairs, sampled = self._advance_chunks(batch)
+            pairs, sampled = advance_chunks(self, batch)
         group = batch.decodes
         if group is not None:
             if result.verified is None:
@@ -365,37 +366,6 @@ class EngineCore:
         batch.num_accepted_tokens = verified.num_accepted
         group.verify(drafting, verified, ahead=self._ahead)
 
-    def _advance_chunks(self, batch: Batch) -> tuple[int, int]:
-        """Counts chunks as computed, with a token for each that ends its sequence's known ones: (pairs, tokens).
-
-        PolicyError for chunks no engine could run: a policy may be a user's own, and what it got wrong must not become
-        a result.
-        """
-        pairs = tokens = 0
-        sampled: list[Sequence] = []
-        chunks, kv = batch.chunks, self.scheduler.kv
-        for seq, n in chunks:
-            computed = seq.settled_computed_tokens
-            known = seq.request.prompt_tokens + seq.settled_output_tokens
-            pairs += n * computed + n * (n + 1) // 2
-            tokens += n
-            done = computed + n
-            if n < 1 or done > known or seq.group is not None:
-                raise self._policy_error(f"schedules {n} tokens of {seq!r}")
-            if kv.held(seq) * kv.block_size < done:
-                raise self._policy_error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
-            self.journal.computed(seq, done)
-            seq.settled_computed_tokens = done
-            if done == known:
-                seq.settled_output_tokens += 1
-                sampled.append(seq)
-        if tokens != batch.num_prefill_tokens:
-            raise self._policy_error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
-        if len(chunks) > 1 and len({seq for seq, _ in chunks}) != len(chunks):
-            raise self._policy_error("schedules a sequence twice in one step")
-        batch.sampled = sampled
-        return pairs, len(sampled)
-
     # ---- what the policy says
 
     def _drain_events(self, now_ns: int) -> Reasons:
@@ -410,7 +380,7 @@ class EngineCore:
             elif event.kind in ("preempted", "sat_out"):
                 reasons[event.seq] = (event.reason, event.blocker)
             else:
-                raise self._policy_error(f"emits an event of kind {event.kind!r}, of which there is none")
+                raise self.policy_error(f"emits an event of kind {event.kind!r}, of which there is none")
         return reasons
 
     def _check_progress(self, batch: Batch, now_ns: int) -> None:
@@ -421,14 +391,15 @@ class EngineCore:
         if self._fruitless > MAX_FRUITLESS_PREEMPTIONS:
             raise SchedulerStalled(f"{self._fruitless} preemptions without a token by {now_ns} ns. {self._dump()}")
 
-    def _policy_error(self, what: str) -> PolicyError:
+    def policy_error(self, what: str) -> PolicyError:
+        """The error that the policy did `what`."""
         return PolicyError(f"{type(self.scheduler).__name__}: {what}. Correct the policy.")
 
     def check_returned(self) -> None:
         """Raises PolicyError, at the end of a run that was not stopped, unless all KV memory has come back."""
         kv = self.scheduler.kv
         if not self._stopped and (kv.num_free, kv.num_swap_free) != (kv.num_blocks, kv.num_swap_blocks):
-            raise self._policy_error(f"{kv.num_free} of {kv.num_blocks} KV blocks are free after the last request")
+            raise self.policy_error(f"{kv.num_free} of {kv.num_blocks} KV blocks are free after the last request")
 
     def _respond(self, responses: list[Sequence], now_ns: int) -> None:
         """Finishes the requests whose responses the policy sends, but for those whose clients have given up."""

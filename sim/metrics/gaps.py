@@ -102,11 +102,11 @@ def _token_runs_ahead(
     hidden = computes & ~spans.is_last & (following == SAT_OUT) & (requests["first_token_ns"][spans.request] == before)
     sampled = computes & np.where(spans.is_last, finished, following == DECODE) | hidden
     in_flight = decodes & ~spans.is_last & (following == PREEMPTED) & (before > spans.end_ns)
-    count = np.concatenate((np.zeros(1, np.int64), np.cumsum(decoded)))  # decode steps before each step
+    count = np.concatenate((np.zeros(1, np.int64), np.cumsum(decoded, dtype=np.int64)))  # decode steps before each step
     lo, hi = count[np.minimum(lo, len(decoded))], count[np.minimum(hi, len(decoded))]
     made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
     surplus = made > requests["output_tokens"]
-    hi = hi - (in_flight & surplus[spans.request]).astype(np.int64)
+    hi = np.where(in_flight & surplus[spans.request], hi - 1, hi)
     made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
     if (made != requests["output_tokens"])[wanted].any():
         return none

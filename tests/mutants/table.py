@@ -27,6 +27,7 @@ SGLANG = (
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
     "sim/kernel/core.py": ENGINE,
+    "sim/kernel/chunks.py": ENGINE,
     "sim/kernel/in_flight.py": ENGINE + " conformance:vllm",
     "sim/kernel/leaps.py": ENGINE + " conformance:vllm",
     "sim/kernel/sim_executor.py": ENGINE,
