@@ -157,7 +157,8 @@ class Records:
     `requests` is sorted by request id, `steps` by start; `states` is in the order in which things happened.
     `details` maps a rejection's reason to the numbers of its first case, and the reason of a cut run to what failed.
     `replicas` says whose rows these are where several engines wrote them; see `batchsim.drive.fleet.fleet_records`.
-    `lanes` has a row a step where the engine schedules ahead of results: the host's part; else it is empty.
+    `lanes` has a row a step where the engine, or one of several, schedules ahead of results: the host's part; else it
+    is empty.
     """
 
     requests: NDArray[np.void]
@@ -172,6 +173,10 @@ class Records:
     def step_columns(self) -> dict[str, NDArray[Any]]:
         """The columns of `steps` by name, each in one piece: quicker to read than every so many bytes of the rows."""
         return columns(self.steps)
+
+    def lanes_of(self, chosen: NDArray[Any]) -> NDArray[np.void]:
+        """The rows of `lanes` of the chosen steps, by number or as flags; none where there are none."""
+        return self.lanes[chosen] if len(self.lanes) else self.lanes
 
     def stays(self, why: str) -> NDArray[np.void]:
         """The stays that ended for `why`, as `Replicas.stays`; none where one engine wrote the records."""

@@ -73,6 +73,7 @@ def _of_replica(inputs: PointInputs, replica: int) -> PointInputs:
             records,
             requests=records.requests[requests],
             steps=records.steps[steps],
+            lanes=records.lanes_of(steps),
             states=records.states[states],
             replicas=of,
         ),

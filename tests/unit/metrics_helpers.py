@@ -12,7 +12,16 @@ from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
 from batchsim.kernel.protocols import PolicyContext, Scheduler
-from batchsim.kernel.record import FINISHED, MISSING, REQUEST_DTYPE, STATE_DTYPE, STEP_DTYPE, Recorder, Records
+from batchsim.kernel.record import (
+    FINISHED,
+    LANE_DTYPE,
+    MISSING,
+    REQUEST_DTYPE,
+    STATE_DTYPE,
+    STEP_DTYPE,
+    Recorder,
+    Records,
+)
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Request, StepResult
 from batchsim.metrics.point_inputs import PointInputs
@@ -171,6 +180,7 @@ def records_of(
     steps: Sequence[dict[str, int]] = (),
     states: Sequence[tuple[int, int, int, int, int]] = (),
     texts: tuple[str, ...] = ("",),
+    lanes: Sequence[tuple[int, int, int, int]] = (),
 ) -> Records:
     """Hand-written records; what a row does not name is 0, or MISSING where that is a time not reached."""
     rows = np.zeros(len(requests), REQUEST_DTYPE)
@@ -190,7 +200,9 @@ def records_of(
         for name, value in step.items():
             step_rows[i][name] = value
         step_rows[i]["num_decode_tokens"] = step.get("num_decode_tokens", step.get("num_decode", 0))
-    return Records(rows, step_rows, np.array(list(states), STATE_DTYPE), texts, {})
+    return Records(
+        rows, step_rows, np.array(list(states), STATE_DTYPE), texts, {}, lanes=np.array(list(lanes), LANE_DTYPE)
+    )
 
 
 def inputs_of(records: Records, **more: object) -> PointInputs:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, QueueScaler, ReplicaSpan
-from batchsim.drive.fleet.fleet_records import by_engine
+from batchsim.drive.fleet.fleet_records import EngineLife, by_engine, merged
 from batchsim.drive.fleet.routing import (
     LeastTokens,
     LeastTokensConfig,
@@ -35,6 +35,7 @@ from batchsim.metrics.attribution import attribute
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.results.frames import requests_frame, states_frame, stays_frame, steps_frame, to_records
 from tests.unit.engine import Outcome, Requests, arrival, engine, outcomes, vllm
+from tests.unit.metrics_helpers import records_of
 
 
 def run(plan: FleetPlan, *arrivals: Arrival, slots: int = 4, leap: bool = True, **more: int) -> FleetRun:
@@ -313,3 +314,14 @@ def test_stories_and_audit_tell_of_replicas() -> None:
     assert story.ns == 50
     lost = [event for event in audit_events(found.records) if event["kind"] == "lost"]
     assert [(event["time_ns"], event["replica"], event["delayed"]) for event in lost] == [(15, 0, [0])]
+
+
+def test_the_host_s_part_of_a_step_stays_with_it_among_others() -> None:
+    """Steps go by their start; of an engine that is not ahead the host's part is the step."""
+    of_ahead = records_of([], [{"start_ns": 2, "duration_ns": 4}, {"start_ns": 6}], lanes=[(0, 2, 8, 0), (2, 4, 9, 3)])
+    of_sync = records_of([], [{"start_ns": 3, "duration_ns": 2}])
+    records = merged([EngineLife(0, of_ahead), EngineLife(1, of_sync)])
+    assert records.lanes.tolist() == [(0, 2, 8, 0), (3, 3, 5, 0), (2, 4, 9, 3)]
+    lanes = {engine.replica: engine.records.lanes.tolist() for engine in by_engine(records)}
+    assert lanes == {0: [(0, 2, 8, 0), (2, 4, 9, 3)], 1: [(3, 3, 5, 0)]}
+    assert not len(merged([EngineLife(0, of_sync), EngineLife(1, of_sync)]).lanes)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from batchsim.kernel.record import (
     HANDED_OVER,
+    LANE_DTYPE,
     MISSING,
     REPLICA_FAILED,
     STAY_DTYPE,
@@ -61,10 +62,28 @@ def merged(lives: list[EngineLife]) -> Records:
     for name, column in _OF_REQUEST.items():
         stays[name] = tables["requests"][column][~last]
     tables["requests"], owners["requests"] = tables["requests"][last], owners["requests"][last]
+    tables["lanes"] = _lanes(lives)
     for name, key in _ORDER.items():
         order = np.argsort(tables[name][key], kind="stable")
+        if name == "steps" and len(tables["lanes"]):
+            tables["lanes"] = tables["lanes"][order]
         tables[name], owners[name] = tables[name][order], owners[name][order]
     return Records(**tables, texts=tuple(codes), details=details, replicas=Replicas(**owners, stays=stays))
+
+
+def _lanes(lives: list[EngineLife]) -> NDArray[np.void]:
+    """A row for each step of all engines, in their order, if any is ahead: a step of one that is not was called and
+    launched at its start and processed at its end."""
+    if not any(len(life.records.lanes) for life in lives):
+        return np.empty(0, LANE_DTYPE)
+    each: list[NDArray[np.void]] = []
+    for steps, lanes in ((life.records.steps, life.records.lanes) for life in lives):
+        if len(lanes) < len(steps):
+            lanes = np.zeros(len(steps), LANE_DTYPE)
+            lanes["called_ns"] = lanes["launched_ns"] = steps["start_ns"]
+            lanes["processed_ns"] = steps["start_ns"] + steps["duration_ns"]
+        each.append(lanes)
+    return np.concatenate(each)
 
 
 def _is_last(rows: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -115,17 +134,20 @@ def by_engine(records: Records) -> Iterator[OfEngine]:
         # A failure that lost nothing divides nothing that could be mistaken.
         cuts = np.unique(failed["end_ns"][failed["replica"] == replica])
         mine = np.flatnonzero(of_requests == replica)
-        steps, states = records.steps[replicas.steps == replica], records.states[replicas.states == replica]
+        ran = replicas.steps == replica
+        steps, lanes, states = records.steps[ran], records.lanes_of(ran), records.states[replicas.states == replica]
         for k in range(len(cuts) + 1):
             rows = mine[np.searchsorted(cuts, requests["ended_ns"][mine]) == k]
             rows = rows[np.argsort(requests["request_id"][rows], kind="stable")]
             ids = requests["request_id"][rows]
             if (twice := ids[1:][ids[1:] == ids[:-1]]).size:
                 raise ValueError(f"request {twice[0]} lived twice on replica {replica}, which did not fail in between")
+            its = np.searchsorted(cuts, steps["start_ns"]) == k
             engine = replace(
                 records,
                 requests=requests[rows],
-                steps=steps[np.searchsorted(cuts, steps["start_ns"]) == k],
+                steps=steps[its],
+                lanes=lanes[its] if len(lanes) else lanes,
                 states=states[np.searchsorted(cuts, states["time_ns"]) == k],
                 replicas=None,
             )
