@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD
 from batchsim.kernel.record import MISSING
+from batchsim.metrics.host_lane import ends_before_ns
 from batchsim.metrics.point_inputs import FleetInputs, PointInputs
 
 PAD_BOUND_SHARE = 1 / 3
@@ -45,8 +46,9 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
     """The metrics of the engine, and of replicas where there are several, by name; None where one is not defined."""
     steps, requests = inputs.records.step_columns, inputs.records.requests[cohort]
     start, end = span_ns
-    starts = steps["start_ns"]
-    busy_ns = np.clip(np.minimum(starts + steps["duration_ns"], end) - np.maximum(starts, start), 0, None)
+    starts, ends = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
+    alone_ns = np.maximum(starts, ends_before_ns(inputs.records))
+    busy_ns = np.clip(np.minimum(ends, end) - np.maximum(alone_ns, start), 0, None)
     inside = (starts >= start) & (starts < end)
     num_steps = int(inside.sum())
     blocks = inputs.blocks_of_steps
@@ -58,7 +60,7 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
 
     useful, padded = total("num_prefill_tokens", "num_decode_tokens"), total("pad_prefill_tokens", "pad_decode_rows")
     slots = inputs.max_num_seqs
-    terms, duration_ns = inputs.cost_terms, steps["duration_ns"][inside]
+    terms, duration_ns = inputs.cost_terms, np.maximum(ends - alone_ns, 0)[inside]
     return {
         "slot_occupancy": None if slots is None else _mean(steps["num_running"] / slots, busy_ns),
         "pad_share": _ratio(padded, useful + padded),

@@ -9,7 +9,7 @@ arrives all at once. Busy time: the time of the span in which steps ran.
 
 Of several replicas the same, over the steps of all: means over busy time weigh each by its own, the use of KV memory
 being of the replica's own blocks; the busy share is of the time replicas were up or draining; mfu and mbu are of the
-peaks of the replicas that ran the steps.
+peaks of the replicas that ran the steps. Of a pipeline, whose steps overlap, each counts from the end of those before.
 """
 
 from __future__ import annotations

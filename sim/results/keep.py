@@ -57,7 +57,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         class_slos=class_slos,
         class_names=tuple(file.workload.classes),
         has_prefix_cache=bool(traits.prefix_cache),
-        cost_terms=cost_terms(setup, run.records),
+        cost_terms=cost_terms(setup, run.records, traits.loop),
         peak_flops=None if deployment is None else deployment.peak_flops,
         memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,

@@ -17,6 +17,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.metrics.host_lane import ends_before_ns
 from batchsim.metrics.kpis import bound_by
 from batchsim.metrics.measure import measure
 from batchsim.metrics.point_inputs import FleetInputs
@@ -62,6 +63,17 @@ def test_kpis_by_hand():
         "num_steps": 3,
     }
     assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_time_of_steps_that_overlap_in_a_pipeline_counts_once():
+    """Two of 40 ms, the second begun 20 ms after the first, take 60 of 100 ms; on two replicas they take 80."""
+    steps = [{"start_ns": at * MS, "duration_ns": 40 * MS, "num_decode": 1, "free_blocks": 50} for at in (0, 20)]
+    lanes = [(at * MS, at * MS, (at + 40) * MS, 0) for at in (0, 20)]
+    more = {"window_ns": WINDOW, "cost_terms": {"flops": np.array([30.0, 30.0])}, "peak_flops": 1e3}
+    values = measure(inputs_of(records_of([REQUEST], steps, lanes=lanes), **more)).values
+    assert values["engine_busy_share"] == 0.6 and values["mfu"] == 60 / (1e3 * 0.06)
+    lives = [EngineLife(k, records_of([], [steps[k]], lanes=[lanes[k]])) for k in (0, 1)]
+    assert ends_before_ns(merged(lives)).tolist() == [0, 0]
 
 
 def test_a_step_counts_for_the_time_it_runs_within_the_window():

@@ -1,0 +1,70 @@
+"""What is read of runs whose engine is ahead of results: steps' times are the GPU's, the host's part is beside."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from batchsim.cost.work import TIME_TERMS
+from batchsim.results.fleet_inputs import cost_terms
+from batchsim.scenario import Scenario, load_scenario
+from batchsim.scenario.point import Run, Setup, simulate_point
+
+SCENARIO = """
+model: llama-3.1-8b
+cost: {kind: roofline, gpu: h100, host: {base: 12ms}}
+workload:
+  arrivals: {kind: poisson, mean_rate: 20/s}
+  lengths:
+    prompt: {kind: fixed, tokens: 100}
+    output: {kind: uniform, min: 2, max: 12}
+  output_cap: 16
+  requests: 40
+policies:
+  vllm: {async_scheduling: true, max_num_seqs: 8, max_num_batched_tokens: 512}
+slo: ttft<1s
+seeds: 1
+"""
+
+
+GROUPS = "{router: round_robin, groups: {a: {count: 1}, b: {count: 1, cost: {kind: roofline, gpu: h200, host: HOST}}}}"
+GROUPS = GROUPS.replace("HOST", "{base: 12ms}")
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("ahead") / "some.yaml"
+    file.write_text(SCENARIO, encoding="utf-8")
+    return str(file)
+
+
+@cache
+def ran(path: str, *overrides: str) -> tuple[Setup, Run]:
+    scenario: Scenario = load_scenario(path, overrides=overrides)
+    setup = Setup.of(scenario)
+    return setup, simulate_point(setup, scenario.points()[0])
+
+
+def explained_ns(setup: Setup, run: Run) -> np.ndarray:
+    terms = cost_terms(setup, run.records, run.point.spec.config.traits.loop)
+    return sum((terms[name] for name in TIME_TERMS), np.zeros(len(run.records.steps)))
+
+
+@pytest.mark.parametrize("mode", ["true", "false"])
+@pytest.mark.parametrize("replicas", ["null", GROUPS], ids=["one", "groups"])
+def test_terms_sum_to_the_steps_times_with_the_host_s_part_only_where_it_waits(
+    path: str, mode: str, replicas: str
+) -> None:
+    """Ahead, the 12 ms of the host are in no step; else they are in each."""
+    setup, run = ran(path, f"policies.vllm.async_scheduling={mode}", f"replicas={replicas}")
+    assert np.abs(explained_ns(setup, run) - run.records.steps["duration_ns"]).max() <= len(TIME_TERMS)
+    assert (run.records.steps["duration_ns"] > 12_000_000).all() == (mode == "false")
+
+
+def test_a_step_of_a_pipeline_takes_what_it_computes_and_what_it_waits_between_stages(path: str) -> None:
+    """Asynchronous or not: with several stages every engine is ahead."""
+    setup, run = ran(path, "cost.pp=2", "policies.vllm.async_scheduling=false")
+    rest = run.records.steps["duration_ns"] - explained_ns(setup, run)
+    assert rest.min() >= -len(TIME_TERMS) and rest.max() > 10_000
