@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, file_hash, open_file
-from batchsim.cost.work import TIME_TERMS, work_columns
+from batchsim.cost.work import TIME_TERMS, padded_work, work_columns
 from batchsim.kernel.record import Records
 from batchsim.results.read import SCENARIO, Results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 
-_ANY_POLICY = ("policies={gated: {}}", "kv.swap_space=0GB", "vary=null")
-"""Overrides that replace the scenario's policies, whose code may be a user's own: the cost alone matters here."""
+_ANY_POLICY = ("kv.swap_space=0GB", "vary=null")
+"""Overrides that replace the scenario's policies, whose code may be a user's own: the cost alone matters here. A
+pipeline is refused to a policy that runs one batch at a time."""
 _ROUNDING_NS = len(TIME_TERMS)
 
 
@@ -25,21 +26,32 @@ def step_terms(results: Results, records: Records, replica: int | None = None) -
     """ns of each recorded step by part of its time; empty where the parts are not known. `replica` is the one that
     `records` are of, if there are several.
 
-    For a live run: `kernel` and `host`, as measured. For a simulated one the terms of its cost model, and only if they
-    sum to every recorded duration: after a change of profile or catalog they would explain nothing.
+    For a live run: `kernel` and `host`, as measured. For a simulated one the terms of its cost model, without the
+    host's part where the engine was ahead, and only if they sum to every recorded duration: after a change of profile
+    or catalog they would explain nothing. What a step of a pipeline waits between stages and on links is `other`.
     """
     live = results.manifest.get("live")
     if live is not None:
         return _measured(results.path.parent / live["raw"], live["raw_sha256"], len(records.steps))
     try:
-        setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=_ANY_POLICY))
+        policy = "vllm" if len(records.lanes) else "gated"
+        overrides = (f"policies={{{policy}: {{}}}}", *_ANY_POLICY)
+        setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=overrides))
         cost = (setup if replica is None else setup.group_of(replica).setup).cost
-        terms = cost.explain(work_columns(records.step_columns))
+        if len(records.lanes):
+            cost = cost.without_host()
+        columns = work_columns(records.step_columns)
+        terms = cost.explain(columns)
     except (BatchsimError, KeyError, ValueError):
         return {}
     found = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}
-    off_ns = np.abs(sum(found.values(), np.zeros(len(records.steps))) - records.steps["duration_ns"])
-    return found if (off_ns <= _ROUNDING_NS).all() else {}
+    rest_ns = records.steps["duration_ns"] - sum(found.values(), np.zeros(len(records.steps)))
+    if cost.stages > 1 and len(rest_ns):
+        found["other"] = found["other"] + rest_ns
+        # The first step finds all stages free: it waits for nobody, and is in them as long as the cost says.
+        tokens = padded_work({name: column[:1] for name, column in columns.items()}).tokens
+        rest_ns = np.append(np.minimum(rest_ns, 0), rest_ns[0] - (cost.stages - 1) * cost.transfer_ns(int(tokens[0])))
+    return found if (np.abs(rest_ns) <= _ROUNDING_NS).all() else {}
 
 
 def _measured(path: Path, sha256: str, num_steps: int) -> dict[str, NDArray[np.float64]]:

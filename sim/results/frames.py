@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchsim.kernel.record import (
+    LANE_DTYPE,
     MISSING,
     OUTCOME_NAMES,
     REQUEST_DTYPE,
@@ -32,6 +33,7 @@ _NULLABLE = (
     "last_token_ns",
     "first_delivery_ns",
     "delivered_ns",
+    "processed_ns",
     "blocker",
 )
 _PARQUET: dict[str, Any] = {"compression": "zstd", "version": "2.6", "row_group_size": 1 << 20}
@@ -101,6 +103,12 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "blocker": "the request that stands in the way; null where none does",
     },
 }
+COLUMN_DOCS["lanes"] = _REPLICA | {
+    "called_ns": "ns; when the scheduler was asked for the step; rows are those of steps",
+    "launched_ns": "ns; when the host was through with it; the GPU took it up at the step's start_ns",
+    "processed_ns": "ns; when its results were processed and tokens went out; null where the run was cut before",
+    "wasted_tokens": "tokens computed of requests that had ended by then",
+}
 COLUMN_DOCS["stays"] = _REPLICA | {
     "request_id": "as in requests",
     "start_ns": "ns; when it reached this engine",
@@ -139,20 +147,31 @@ def stays_frame(records: Records) -> pd.DataFrame | None:
     return _frame(recorded, recorded.pop("replica"), {"why": records.texts})
 
 
+def lanes_frame(records: Records, replica: int = 0) -> pd.DataFrame | None:
+    """A row a step, as in steps: the host's part; None where no engine schedules ahead of results."""
+    if not len(records.lanes):
+        return None
+    return _frame(columns(records.lanes), replica if records.replicas is None else records.replicas.steps, {})
+
+
 _FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}
 STAYS = "stays"
 """The table that several replicas leave beside requests, steps and states."""
+LANES = "lanes"
+"""The table that engines leave beside these where one schedules ahead of results."""
 
 
 def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
     """The bytes of requests.parquet, steps.parquet and states.parquet, by file name.
 
-    Records of several replicas have stays.parquet besides.
+    Records of several replicas have stays.parquet besides, those of an engine that schedules ahead lanes.parquet.
     """
     packed: dict[str, bytes] = {}
     frames = {name: make(records, replica) for name, make in _FRAMES.items()}
     if (stays := stays_frame(records)) is not None:
         frames[STAYS] = stays
+    if (lanes := lanes_frame(records, replica)) is not None:
+        frames[LANES] = lanes
     for name, frame in frames.items():
         table = pa.Table.from_pandas(frame, preserve_index=False)
         fields = [field.with_metadata({"description": COLUMN_DOCS[name][field.name]}) for field in table.schema]
@@ -174,11 +193,15 @@ def to_frame(packed: bytes) -> pd.DataFrame:
 
 
 def to_records(
-    requests: pd.DataFrame, steps: pd.DataFrame, states: pd.DataFrame, stays: pd.DataFrame | None = None
+    requests: pd.DataFrame,
+    steps: pd.DataFrame,
+    states: pd.DataFrame,
+    stays: pd.DataFrame | None = None,
+    lanes: pd.DataFrame | None = None,
 ) -> Records:
     """The records that the frames were made from, rejection details aside; texts may be numbered differently.
 
-    `stays` is there for those of several replicas.
+    `stays` is there for those of several replicas, `lanes` where an engine schedules ahead of results.
     """
     texts: dict[str, int] = {"": 0}
     for frame in (requests, states) if stays is None else (requests, states, stays):
@@ -198,6 +221,7 @@ def to_records(
             *(_numbers(frame) for frame in (requests, steps, states)),
             stays=_rows(stays, STAY_DTYPE, texts),
         ),
+        lanes=np.empty(0, LANE_DTYPE) if lanes is None else _rows(lanes, LANE_DTYPE, texts),
     )
 
 

@@ -61,8 +61,13 @@ def read_point(folder: Path) -> dict[str, Any] | None:
     return result
 
 
+def has_table(folder: Path, name: str) -> bool:
+    """Whether a point has the table `name`. OSError or ValueError as `read_table`."""
+    return f"{name}.parquet" in _result(folder)["files"]
+
+
 def read_table(folder: Path, name: str) -> pd.DataFrame:
-    """The table `requests`, `steps`, `states` or `stays` of a point.
+    """The table `requests`, `steps`, `states`, `stays` or `lanes` of a point.
 
     OSError if it cannot be read; ValueError if it, or what lists it, was changed since, or is of another point.
     """

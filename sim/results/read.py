@@ -1,7 +1,8 @@
 """Reads what `run_scenario` left: a run's tables as DataFrames.
 
 results/<scenario>/points/<hash>/   requests, steps and states as Parquet; point.json: what it was and its metrics;
-                                    of several replicas also stays.parquet: requests at engines before their last
+                                    of several replicas also stays.parquet: requests at engines before their last;
+                                    of an engine ahead of results also lanes.parquet: the host's part of steps
 results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, manifest.json, pictures; of several
                                     replicas also replicas.csv
 """
@@ -26,9 +27,9 @@ from batchsim.metrics.intervals import Difference, paired
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.checksums import check_seal, read_checked
-from batchsim.results.frames import STAYS, to_records
+from batchsim.results.frames import LANES, STAYS, to_records
 from batchsim.results.landmarks import Landmarks, curve, marks
-from batchsim.results.point_files import read_table
+from batchsim.results.point_files import has_table, read_table
 from batchsim.results.provenance import other_version
 
 POINTS = "points"
@@ -78,12 +79,15 @@ class Results:
         return _read_csv(self.path, REPLICAS, self.manifest)
 
     def records(self, policy: str, load: float, seed: int) -> Records:
-        """All three tables as the arrays that `batchsim.metrics.attribution` reads. ScenarioError if one lacks a
+        """All tables as the arrays that `batchsim.metrics.attribution` reads. ScenarioError if one lacks a
         column."""
-        tables = [self._table(name, policy, load, seed) for name in ("requests", "steps", "states")]
-        tables += [self._table(STAYS, policy, load, seed)] if self.scenario.get("replicas") else []
+        names = ["requests", "steps", "states"]
+        names += [STAYS] if self.scenario.get("replicas") else []
+        tables = {name: self._table(name, policy, load, seed) for name in names}
+        if has_table(self._folder(policy, load, seed), LANES):
+            tables[LANES] = self._table(LANES, policy, load, seed)
         try:
-            return to_records(*tables)
+            return to_records(**tables)
         except KeyError as error:
             raise ScenarioError(
                 f"{self.path}: the tables of {policy} at load {load:g}, seed {seed} have no column {error.args[0]}:"
@@ -175,14 +179,16 @@ class Results:
         return head | {"policies": policies, "differences": differences}
 
     def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
-        found = self._rows(policy, load, seed)
-        folder = self.path.parent / POINTS / str(next(iter(found["point"])))
+        folder = self._folder(policy, load, seed)
         try:
             return read_table(folder, table)
         except (OSError, ValueError) as error:
             raise ScenarioError(
                 f"{folder}: {table} cannot be read: {reason_text(error)}. Run the scenario again."
             ) from None
+
+    def _folder(self, policy: str, load: float, seed: int) -> Path:
+        return self.path.parent / POINTS / str(next(iter(self._rows(policy, load, seed)["point"])))
 
     def _rows(self, policy: str, load: float, seed: int | None = None) -> pd.DataFrame:
         """The rows of `points` of a policy and load, of one seed if given. ScenarioError if there are none."""

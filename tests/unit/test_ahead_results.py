@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from batchsim.cost.work import TIME_TERMS
+from batchsim.report.step_terms import step_terms
 from batchsim.results.fleet_inputs import cost_terms
+from batchsim.results.keep import measured_point
+from batchsim.results.point_files import write_point
+from batchsim.results.read import Results
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Run, Setup, simulate_point
 
@@ -24,7 +30,7 @@ workload:
   requests: 40
 policies:
   vllm: {async_scheduling: true, max_num_seqs: 8, max_num_batched_tokens: 512}
-slo: ttft<1s
+slo: ttft<1s @ 99%
 seeds: 1
 """
 
@@ -68,3 +74,24 @@ def test_a_step_of_a_pipeline_takes_what_it_computes_and_what_it_waits_between_s
     setup, run = ran(path, "cost.pp=2", "policies.vllm.async_scheduling=false")
     rest = run.records.steps["duration_ns"] - explained_ns(setup, run)
     assert rest.min() >= -len(TIME_TERMS) and rest.max() > 10_000
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_kept_steps_say_what_their_time_was_made_of(path: str, tmp_path: Path, stages: int) -> None:
+    """Read back with the host's part beside them; the wait of a pipeline is under `other`. With another cost nothing is
+    claimed."""
+    setup, run = ran(path, f"cost.pp={stages}")
+    write_point(measured_point(setup, run, "kept"), tmp_path / "points" / "kept")
+    points = pd.DataFrame([{"policy": "vllm", "load": 20.0, "seed": 0, "point": "kept"}])
+    results = Results(tmp_path / "run", points, points, {}, {})
+    records = results.records("vllm", 20.0, 0)
+    assert records.lanes.tolist() == run.records.lanes.tolist()
+    results.path.mkdir()
+    stored = SCENARIO.replace("gpu: h100", f"gpu: h100, pp: {stages}")
+    (results.path / "scenario.yaml").write_text(stored, encoding="utf-8")
+    found = step_terms(results, records)
+    total = sum(found.values(), np.zeros(len(records.steps)))
+    assert not found["host"].any() and np.abs(total - records.steps["duration_ns"]).max() <= len(TIME_TERMS)
+    for gpu in ("a100", "h200"):  # slower and quicker
+        (results.path / "scenario.yaml").write_text(stored.replace("h100", gpu), encoding="utf-8")
+        assert step_terms(results, records) == {}

@@ -8,8 +8,17 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from batchsim.kernel.record import MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
-from batchsim.results.frames import COLUMN_DOCS, pack_tables, requests_frame, states_frame, steps_frame, to_frame
+from batchsim.kernel.record import LANE_COLUMNS, MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
+from batchsim.results.frames import (
+    COLUMN_DOCS,
+    lanes_frame,
+    pack_tables,
+    requests_frame,
+    states_frame,
+    steps_frame,
+    to_frame,
+    to_records,
+)
 from tests.unit.metrics_helpers import arrival, records_of, run
 
 FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}
@@ -51,6 +60,19 @@ def test_same_records_same_bytes():
     """Two runs of the same requests give identical files, and no others."""
     first, second = pack_tables(_records()), pack_tables(_records())
     assert first == second and set(first) == {"requests.parquet", "steps.parquet", "states.parquet"}
+
+
+def test_an_engine_that_is_ahead_leaves_the_host_s_part_of_its_steps():
+    """In a file of its own, and read back; a step that a cut run never processed has no such time."""
+    lanes = [(0, 2, 8, 1), (2, 4, MISSING, 0)]
+    records = records_of([{}], [{"start_ns": 2, "duration_ns": 4}, {"start_ns": 6, "duration_ns": 1}], lanes=lanes)
+    packed = pack_tables(records, replica=2)
+    assert set(packed) == {"requests.parquet", "steps.parquet", "states.parquet", "lanes.parquet"}
+    frames = {name.partition(".")[0]: to_frame(data) for name, data in packed.items()}
+    assert list(frames["lanes"]) == list(COLUMN_DOCS["lanes"]) == ["replica", *(name for name, _ in LANE_COLUMNS)]
+    assert frames["lanes"]["processed_ns"].tolist() == [8, pd.NA] and set(frames["lanes"]["replica"]) == {2}
+    assert to_records(**frames).lanes.tolist() == lanes
+    assert lanes_frame(_records()) is None
 
 
 @pytest.mark.parametrize("empty", [False, True])
