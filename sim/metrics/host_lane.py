@@ -20,6 +20,22 @@ def ends_before_ns(records: Records) -> Int:
     return found
 
 
+def host_waits_ns(records: Records) -> Int:
+    """For each step, how long no step ran before it because the host was still at work: on the call that scheduled it,
+    or on results right before that. Zeros where no engine is ahead.
+
+    Time in which the host had nothing to do either is not counted: nobody was there, or the engine slept.
+    """
+    found = np.zeros(len(records.steps), np.int64)
+    before_ns = ends_before_ns(records)
+    for mine in _engines(records):
+        lanes = records.lanes[mine]
+        straight = np.isin(lanes["called_ns"], lanes["processed_ns"])  # from the results of a step to the call
+        since_ns = np.where(straight, before_ns[mine], np.maximum(before_ns[mine], lanes["called_ns"]))
+        found[mine] = np.maximum(records.step_columns["start_ns"][mine] - since_ns, 0)
+    return found
+
+
 def _engines(records: Records) -> list[NDArray[np.intp]]:
     """The steps of each engine, by number; none where no engine is ahead."""
     if not len(records.lanes):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD
 from batchsim.kernel.record import MISSING
-from batchsim.metrics.host_lane import ends_before_ns
+from batchsim.metrics.host_lane import ends_before_ns, host_waits_ns
 from batchsim.metrics.point_inputs import FleetInputs, PointInputs
 
 PAD_BOUND_SHARE = 1 / 3
@@ -73,12 +73,27 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
         "prefix_hit_rate": _hit_rate(requests) if inputs.has_prefix_cache else None,
         "swapped_blocks": float(total("swap_blocks")),
         "engine_busy_share": _ratio(int(busy_ns.sum()), inputs.engine_ns(span_ns)),
+        **_host_kpis(inputs, span_ns),
         "mfu": _use(terms, "flops", inside, inputs.peak_of_steps("peak_flops"), duration_ns),
         "mbu": _use(terms, "bytes", inside, inputs.peak_of_steps("memory_bandwidth"), duration_ns),
         "mean_batch": _ratio(total("num_decode", "num_chunks"), num_steps),
         **_draft_kpis(total("num_decode"), total("num_decode_tokens"), total("num_accepted_tokens"), useful),
         "num_steps": float(num_steps),
         **({} if inputs.fleet is None else _fleet_kpis(inputs.fleet, requests, span_ns)),
+    }
+
+
+def _host_kpis(inputs: PointInputs, span_ns: tuple[int, int]) -> dict[str, float | None]:
+    """The metrics that only engines ahead of results have, by name; None without any."""
+    records = inputs.records
+    if not len(records.lanes):
+        return {"host_bound_share": None, "wasted_tokens": None}
+    starts = records.step_columns["start_ns"]
+    waited_ns = np.minimum(starts, span_ns[1]) - np.maximum(starts - host_waits_ns(records), span_ns[0])
+    inside = (starts >= span_ns[0]) & (starts < span_ns[1])
+    return {
+        "host_bound_share": _ratio(int(np.maximum(waited_ns, 0).sum()), inputs.engine_ns(span_ns)),
+        "wasted_tokens": float(records.lanes["wasted_tokens"][inside].sum()),
     }
 
 
@@ -129,7 +144,8 @@ def bound_by(
 
 
 def _step_bound(inputs: PointInputs, values: Mapping[str, float | None], span_ns: tuple[int, int]) -> str:
-    """What took the largest share of the steps' time; "" where the cost model does not explain it."""
+    """What took the largest share of the steps' time, and of the time that an engine ahead waited for its host; ""
+    where the cost model does not explain it."""
     if (values["pad_share"] or 0) >= PAD_BOUND_SHARE:
         return "padding"
     if inputs.cost_terms is None:
@@ -140,6 +156,7 @@ def _step_bound(inputs: PointInputs, values: Mapping[str, float | None], span_ns
     for term, name in _STEP_BOUNDS.items():
         if term in inputs.cost_terms:
             shares[name] += float(np.sum(inputs.cost_terms[term][inside]))
+    shares["host"] += float(host_waits_ns(inputs.records)[inside].sum())
     return max(shares, key=lambda name: shares[name])
 
 

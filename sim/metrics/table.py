@@ -42,6 +42,7 @@ Needs = Literal[
     "a limit on sequences",
     "a prefix cache",
     "draft tokens",
+    "an engine ahead",
     "a GPU of the catalog",
     "replicas",
     "a steady run",
@@ -164,6 +165,21 @@ _ENGINE = (
     ),
     Metric("swapped_blocks", "blocks", "lower", "KV blocks moved to and from host memory, both ways"),
     Metric("engine_busy_share", "share", "", "share of the window in which an engine runs a step", short="busy"),
+    Metric(
+        "host_bound_share",
+        "share",
+        "lower",
+        "share of the window in which an engine that schedules ahead runs no step because its host is still at work on"
+        " the next one, or on results right before that",
+        "an engine ahead",
+    ),
+    Metric(
+        "wasted_tokens",
+        "tokens",
+        "lower",
+        "tokens that the steps that start in the span computed of requests that had ended by then",
+        "an engine ahead",
+    ),
     Metric(
         "mfu",
         "share",

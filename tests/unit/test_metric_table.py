@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchsim.kernel.record import LANE_DTYPE
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.measure import PERCENTILES, measure
 from batchsim.metrics.point_inputs import PointInputs
@@ -32,6 +33,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "a GPU of the catalog": {"peak_flops": None, "memory_bandwidth": None},
     "a steady run": {"stationary": False},
     "draft tokens": {},  # the run has none; see `inputs`
+    "an engine ahead": {},
 }
 BESIDES = {"an objective": {"an objective of requests"}}
 
@@ -48,13 +50,17 @@ def test_what_is_measured_has_a_row_and_what_has_a_row_is_measured() -> None:
 
 
 @cache
-def inputs(*, drafts: bool) -> PointInputs:
-    """A run with all that any metric needs but replicas, and with `drafts` as if each decode verified some."""
+def inputs(*, drafts: bool, ahead: bool) -> PointInputs:
+    """A run with all that any metric needs but replicas, with `drafts` as if each decode verified some, and `ahead` as
+    if each step had been launched at its start."""
     records = run([arrival(i, i * MS, 4, 3) for i in range(150)]).records
     steps = records.steps.copy()
     steps["num_decode_tokens"] += 3 * drafts * steps["num_decode"]
     steps["num_accepted_tokens"] += drafts * steps["num_decode"]
-    records = replace(records, steps=steps)
+    lanes = np.zeros(len(steps) * ahead, LANE_DTYPE)
+    if ahead:
+        lanes["called_ns"] = lanes["launched_ns"] = steps["start_ns"]
+    records = replace(records, steps=steps, lanes=lanes)
     work = np.ones(len(records.steps))
     return inputs_of(
         records,
@@ -72,7 +78,8 @@ def inputs(*, drafts: bool) -> PointInputs:
 @pytest.mark.parametrize("need", ["", *WITHOUT])
 def test_a_metric_is_none_without_what_it_needs_and_only_then(need: str) -> None:
     """With all of it nothing is; `replicas` have metrics of their own. With draft tokens gaps are not known."""
-    found = measure(replace(inputs(drafts=need != "draft tokens"), **WITHOUT.get(need, {}))).values
+    given = inputs(drafts=need != "draft tokens", ahead=need != "an engine ahead")
+    found = measure(replace(given, **WITHOUT.get(need, {}))).values
     if need != "draft tokens":
         assert found["acceptance_length"] == 2
     missing = {name for name, value in found.items() if value is None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.prefix_cache import BlockHashKV
-from batchsim.metrics.host_lane import ends_before_ns
+from batchsim.metrics.host_lane import ends_before_ns, host_waits_ns
 from batchsim.metrics.kpis import bound_by
 from batchsim.metrics.measure import measure
 from batchsim.metrics.point_inputs import FleetInputs
@@ -74,6 +76,25 @@ def test_the_time_of_steps_that_overlap_in_a_pipeline_counts_once():
     assert values["engine_busy_share"] == 0.6 and values["mfu"] == 60 / (1e3 * 0.06)
     lives = [EngineLife(k, records_of([], [steps[k]], lanes=[lanes[k]])) for k in (0, 1)]
     assert ends_before_ns(merged(lives)).tolist() == [0, 0]
+
+
+def test_what_a_device_waits_for_its_host_by_hand():
+    """2 ms for the first call; none for a step launched in time; 5 from a step's end over its results to the launch;
+    of a rest of 20 only the last call's 2. Steps before and after the window count for what is in it."""
+    times = [(2, 10), (12, 10), (27, 10), (57, 50), (108, 9)]  # start and duration
+    lanes = [(0, 2, 15, 0), (2, 4, 25, 3), (25, 27, 40, 0), (55, 57, 107, 1), (107, 108, 120, 7)]
+    steps = [{"start_ns": at * MS, "duration_ns": ns * MS, "num_decode": 1} for at, ns in times]
+    ahead = records_of([REQUEST], steps, lanes=[(a * MS, b * MS, c * MS, lost) for a, b, c, lost in lanes])
+    assert (host_waits_ns(ahead) / MS).tolist() == [2, 0, 5, 2, 1]
+    values = measure(inputs_of(ahead, window_ns=(1 * MS, 101 * MS))).values
+    assert (values["host_bound_share"], values["wasted_tokens"]) == (0.08, 4)
+    terms = {"weights": np.full(5, 2.0 * MS), "kv_reads": np.full(5, 1.0 * MS)}
+    for wait, bound in ((ahead, "host, slots"), (replace(ahead, lanes=ahead.lanes[:0]), "weights, slots")):
+        inputs = inputs_of(wait, cost_terms=terms)
+        found = bound_by(inputs, {"pad_share": 0.0}, {"queued:no_slot": 1}, (0, 60 * MS))
+        assert found == bound
+    values = measure(inputs_of(records_of([REQUEST], steps))).values
+    assert values["host_bound_share"] is values["wasted_tokens"] is None
 
 
 def test_a_step_counts_for_the_time_it_runs_within_the_window():
