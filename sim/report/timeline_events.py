@@ -3,9 +3,9 @@
 Format: "Trace Event Format" (Chromium), JSON object form: slices as their begin `B` and end `E`, with `ts` in
 microseconds, counters `C`, names `M`. A slice that begins where another ends has the same number for it: with durations
 viewers would add in floating point, and draw steps inside each other. Process 1 is the engine: its steps on one thread,
-its counters beside them. Process 2 has the requests: a thread is a lane that one request after another lives in, so
-there are as many lanes as requests were there at a time. A life is a slice with its states nested inside. Nothing is
-written per token: the size is about 400 bytes a step and 1,000 a request.
+in a pipeline on as many as run at a time; its counters beside them. Process 2 has the requests: a thread is a lane that
+one request after another lives in, so there are as many lanes as requests were there at a time. A life is a slice with
+its states nested inside. Nothing is written per token: the size is about 400 bytes a step and 1,000 a request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from batchsim.metrics.lives import Intervals, given_up, queueing, state_interval
 ENGINE, REQUESTS = 1, 2
 """Process ids."""
 STEPS = 1
-"""The engine's thread; lanes of requests are numbered from 1."""
+"""The engine's first thread; lanes of requests are numbered from 1."""
 _HEAD = '{"displayTimeUnit":"ms","otherData":'
 FIRST_BYTES = (_HEAD.encode(), b"\x1f\x8b")
 """First bytes of every trace file: plain, and gzipped."""
@@ -108,10 +108,16 @@ def _steps(steps: NDArray[np.void], window: Window, terms: dict[str, NDArray[np.
     columns = {name: steps[name].tolist() for name in _STEP_ARGS}
     columns["draft_tokens"] = (steps["num_decode_tokens"] - steps["num_decode"]).tolist()
     columns |= {f"{name}_us": np.round(ns / 1000, 1).tolist() for name, ns in terms.items()}
+    free_ns = [0]  # when each thread is, STEPS the first
     for i, (start_ns, end_ns) in enumerate(zip(steps["start_ns"].tolist(), ends.tolist(), strict=True)):
         args = {name: values[i] for name, values in columns.items() if values[i]}
         kinds = [kind for kind, name in (("prefill", "num_chunks"), ("decode", "num_decode")) if name in args]
-        yield from _slice(" + ".join(kinds) or "no tokens", ENGINE, STEPS, (start_ns, end_ns), window, args)
+        at = next((k for k, free in enumerate(free_ns) if free <= start_ns), len(free_ns))
+        if at == len(free_ns):
+            free_ns.append(0)
+            yield _name("thread_name", ENGINE, STEPS + at, f"steps {at + 1}")
+        free_ns[at] = end_ns
+        yield from _slice(" + ".join(kinds) or "no tokens", ENGINE, STEPS + at, (start_ns, end_ns), window, args)
 
 
 def _counters(steps: NDArray[np.void], num_blocks: int, window: Window) -> Iterator[Event]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.attribution import attribute
 from batchsim.report.timeline_events import ENGINE, REQUESTS, STEPS, timeline_events, write_timeline
-from tests.unit.metrics_helpers import POLICIES, arrival, run, traffic
+from tests.unit.metrics_helpers import POLICIES, arrival, records_of, run, traffic
 
 BLOCKS = 40
 
@@ -160,6 +160,15 @@ def test_lanes_are_used_again():
     """Ten requests, one after the other, live in one lane."""
     records = run([arrival(i, 50_000 * i, 4, 3) for i in range(10)], POLICIES["vllm"]).records
     assert list(spans(events_of(records), REQUESTS)) == [1]
+
+
+def test_steps_that_overlap_in_a_pipeline_have_a_thread_each():
+    """The third begins as the first ends, and has its thread."""
+    steps = [{"start_ns": at, "duration_ns": 2000, "num_decode": 1} for at in (0, 1000, 2000)]
+    events = events_of(records_of([{"ended_ns": 4000}], steps))
+    check_format(events)
+    found = spans(events, ENGINE)
+    assert found == {STEPS: [(0, 2000, "decode"), (2000, 4000, "decode")], STEPS + 1: [(1000, 3000, "decode")]}
 
 
 def test_the_file_is_json_packed_if_asked(tmp_path):
