@@ -23,7 +23,7 @@ from batchsim.kernel.record import (
     Records,
 )
 from batchsim.metrics.attribution import NO_REPLICA, UNSTATED, named
-from batchsim.metrics.lives import Holds, Int, Intervals, queue_holds, queueing, state_intervals, step_kinds
+from batchsim.metrics.lives import Holds, Int, Intervals, queue_holds, queueing, state_intervals, step_kinds, step_spans
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class _OfEngine:
         self._queueing = queueing(records, self._intervals)
         self._holds: Holds = queue_holds(records, self._intervals)
         self._kinds = step_kinds(records)
+        self._spans = step_spans(records)
 
     def tell(self, request_id: int) -> list[Chapter]:
         requests = self.records.requests
@@ -174,11 +175,13 @@ class _OfEngine:
             return Chapter(name, start_ns, end_ns, {part: end_ns - start_ns}, reason or UNSTATED, None, blocker)
         steps = self.records.steps
         low, high = np.searchsorted(steps["start_ns"], [start_ns, end_ns], "left")
-        length_ns: Int = (
-            np.minimum(steps["start_ns"] + steps["duration_ns"], end_ns)[low:high] - steps["start_ns"][low:high]
-        )
+        starts, lengths = self._spans
+        ends = starts + lengths
+        among = slice(np.searchsorted(ends, start_ns, "right"), high)  # one that ran as the state began, too
+        length_ns: Int = np.minimum(ends[among], end_ns) - np.maximum(starts[among], start_ns)
+        length_ns = np.maximum(length_ns, 0)
         if state == DECODE:
-            parts = {part: int(length_ns[kind[low:high]].sum()) for part, kind in self._kinds.items()}
+            parts = {part: int(length_ns[kind[among]].sum()) for part, kind in self._kinds.items()}
             taken = self._count(("decode_alone", "decode_beside_prefill"), low, high)
         else:
             parts, taken = {name: int(length_ns.sum())}, int(high - low)

@@ -50,6 +50,7 @@ from batchsim.metrics.lives import (
     queueing,
     state_intervals,
     step_kinds,
+    step_spans,
 )
 
 PARTS = (
@@ -218,12 +219,9 @@ def _queue(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
 
 def _running(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
     """The times in steps: own prefill and recompute, decode by what ran beside it; and the gaps between steps."""
-    steps = records.step_columns
-    covers = {
-        part: Coverage(steps["start_ns"][kind], steps["duration_ns"][kind])
-        for part, kind in step_kinds(records).items()
-    }
-    any_step = Coverage(steps["start_ns"], steps["duration_ns"])
+    starts, lengths = step_spans(records)
+    covers = {part: Coverage(starts[kind], lengths[kind]) for part, kind in step_kinds(records).items()}
+    any_step = Coverage(starts, lengths)
     for state, name in ((PREFILL, "prefill"), (RECOMPUTE, "recompute")):
         at = intervals.state == state
         start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]

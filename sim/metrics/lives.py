@@ -68,8 +68,21 @@ class Coverage:
         return self.until(end_ns) - self.until(start_ns)
 
 
+def step_spans(records: Records) -> tuple[Int, Int]:
+    """When some step ran, as a span for each: (start, length) in ns. Where steps overlap, in a pipeline, a step has the
+    time from the end of the one before it on."""
+    steps = records.step_columns
+    start_ns, end_ns = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
+    if len(start_ns) > 1 and (start_ns[1:] < end_ns[:-1]).any():
+        start_ns = np.maximum(start_ns, np.concatenate((start_ns[:1], np.maximum.accumulate(end_ns)[:-1])))
+    return start_ns, np.maximum(end_ns - start_ns, 0)
+
+
 def state_intervals(records: Records) -> Intervals:
-    """The states each request went through, each until the next one or the request's end. Queue rows are left out."""
+    """The states each request went through, each until the next one or the request's end. Queue rows are left out.
+
+    One that goes on beyond the request's first token, as of a request preempted with that in flight, is two.
+    """
     requests = records.requests
     states = records.states[records.states["state"] != BLOCKED]
     row = np.searchsorted(requests["request_id"], states["request_id"])
@@ -83,7 +96,17 @@ def state_intervals(records: Records) -> Intervals:
     end_ns = np.empty(len(row), dtype=np.int64)
     end_ns[:-1] = states["time_ns"][1:]
     end_ns[is_last] = np.where(given_up(requests), requests["last_token_ns"], requests["ended_ns"])[row[is_last]]
-    return Intervals(row, states["state"], states["reason"], states["blocker"], states["time_ns"], end_ns, is_last)
+    start_ns = states["time_ns"]
+    first_ns = requests["first_token_ns"][row]
+    across = (start_ns < first_ns) & (first_ns < end_ns)
+    if across.any():
+        twice = np.repeat(np.arange(len(row)), 1 + across)
+        second = np.append(False, twice[1:] == twice[:-1])
+        first = np.append(second[1:], False)
+        start_ns = np.where(second, first_ns[twice], start_ns[twice])
+        end_ns = np.where(first, first_ns[twice], end_ns[twice])
+        is_last, row, states = is_last[twice] & ~first, row[twice], states[twice]
+    return Intervals(row, states["state"], states["reason"], states["blocker"], start_ns, end_ns, is_last)
 
 
 def given_up(requests: NDArray[np.void]) -> NDArray[np.bool_]:

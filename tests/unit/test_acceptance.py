@@ -108,7 +108,7 @@ workload:
   output_cap: 101
   requests: 20
 policies:
-  vllm: {speculative_config: {method: eagle3, num_speculative_tokens: 3, acceptance: LAW}}
+  vllm: {async_scheduling: false, speculative_config: {method: eagle3, num_speculative_tokens: 3, acceptance: LAW}}
 slo: ttft<1s @ 99%
 seeds: 1
 """
