@@ -60,6 +60,7 @@ def inputs(*, drafts: bool, ahead: bool) -> PointInputs:
     lanes = np.zeros(len(steps) * ahead, LANE_DTYPE)
     if ahead:
         lanes["called_ns"] = lanes["launched_ns"] = steps["start_ns"]
+        lanes["processed_ns"] = steps["start_ns"] + steps["duration_ns"]
     records = replace(records, steps=steps, lanes=lanes)
     work = np.ones(len(records.steps))
     return inputs_of(
