@@ -14,6 +14,8 @@ ENGINE = (
     " unit/test_fleet unit/test_live unit/test_attribution unit/test_policy_errors"
 )
 CACHE = "unit/test_prefix_cache unit/test_kv policies/test_vllm unit/test_naive_vllm conformance:vllm"
+AHEAD = "policies/test_vllm_pipelines unit/test_naive_vllm golden/test_ahead_recordings conformance:vllm"
+DRAFTS = "unit/test_naive_vllm_drafts unit/test_acceptance golden/test_ahead_recordings conformance:vllm"
 RADIX = "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_tgi conformance:sglang"
 REUSE = "policies/test_tensorrt_llm policies/test_tensorrt_llm_reuse conformance:tensorrt_llm"
 MEASURES = "unit/test_metrics unit/test_metrics_objectives unit/test_metrics_kpis unit/test_slo conformance:continuous"
@@ -28,8 +30,8 @@ SGLANG = (
 TESTS = {
     "sim/kernel/core.py": ENGINE,
     "sim/kernel/chunks.py": ENGINE,
-    "sim/kernel/in_flight.py": ENGINE + " conformance:vllm",
-    "sim/kernel/leaps.py": ENGINE + " conformance:vllm",
+    "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD}",
+    "sim/kernel/leaps.py": f"{ENGINE} {AHEAD}",
     "sim/kernel/sim_executor.py": ENGINE,
     "sim/kernel/decode.py": ENGINE,
     "sim/kernel/journal.py": ENGINE,
@@ -70,7 +72,10 @@ TESTS = {
     "sim/policies/systems/tgi/*.py": TGI,
     "sim/policies/systems/triton/*.py": TRITON,
     "sim/policies/systems/tensorrt_llm/*.py": REUSE,
-    "sim/policies/systems/vllm.py": CACHE,
+    "sim/policies/systems/vllm.py": f"{CACHE} {AHEAD}",
+    "sim/policies/systems/cohorts.py": AHEAD,
+    "sim/policies/systems/vllm_drafts.py": DRAFTS,
+    "sim/policies/systems/vllm_speculative_config.py": f"{DRAFTS} policies/test_config_bounds",
     "sim/policies/systems/vidur/vllm_v0.py": "policies/test_vllm_v0 policies/test_vidur_naive conformance:vllm_v0",
 }
 
