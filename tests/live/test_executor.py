@@ -113,6 +113,7 @@ def test_every_policy_runs_on_the_model_as_in_simulation(
     case: Case | None = data.draw(cases(kind))
     assume(built(case))
     assert case is not None
+    assume(not case.config.traits.loop.is_ahead and case.stages == 1 and case.config.traits.speculation is None)
     assume(kind != "vllm" or case.config.policy == "fcfs")  # under priority vLLM shares blocks that were never computed
     following = tuple((think_ns, of_prompts(one)) for think_ns, one in case.workload.following)
     case = replace(case, workload=Listed(tuple(map(of_prompts, case.workload.known)), following))
@@ -164,6 +165,7 @@ def test_asynchronous_scheduling_runs_on_the_model_as_in_simulation(
     case: Case | None = data.draw(cases("vllm"))
     assume(built(case))
     assert case is not None
+    assume(case.stages == 1 and case.config.traits.speculation is None)
     case = asynchronous(case)
     assume(case.config.policy == "fcfs")  # under priority vLLM shares blocks that were never computed
     following = tuple((think_ns, of_prompts(one)) for think_ns, one in case.workload.following)

@@ -247,7 +247,7 @@ def test_parts_sum_to_the_life_where_the_host_takes_time(kind, data, seed):
         end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
         assert total.get(row["request_id"], 0) == end_ns - row["sent_ns"]
     starts, durations = records.steps["start_ns"], records.steps["duration_ns"]
-    assert (starts[1:] >= (starts + durations)[:-1]).all()
+    assert case.stages > 1 or (starts[1:] >= (starts + durations)[:-1]).all()
     assert list(ended.rested) == sorted(set(ended.rested)) and set(ended.rested) <= set(range(len(starts)))
 
 

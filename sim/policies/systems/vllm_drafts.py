@@ -65,6 +65,15 @@ class VllmWithDrafts(Vllm):
         self._in_flight: dict[Sequence, int] = {}  # tokens of those who left the group with this schedule
         self._padding: dict[Sequence, int] = {}  # dummy drafts of the step in the making
 
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        request, most = seq.request, 2 * (1 + self._num_drafts) + self._lookahead
+        tokens = min(request.prompt_tokens + request.max_output_tokens + most, self.max_model_len)
+        if (need := self.kv.blocks_for(tokens)) > self.kv.num_blocks:
+            detail = f"{need} KV blocks needed for {tokens} tokens with drafts, {self.kv.num_blocks} in the pool"
+            self.events.append(Event("rejected", seq, "never_fits", detail=detail))
+            return
+        super().add(seq, now_ns)
+
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         if self._ahead:
             self._go_on_unseen()
