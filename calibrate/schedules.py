@@ -23,7 +23,8 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, StepResult
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.families.static import Static, StaticConfig
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.workload.build import BuiltWorkload, build_workload
 from batchsim.workload.laws import LognormalTokens
 from batchsim.workload.workload_config import AllAtOnce, Lengths, PoissonArrivals, WorkloadConfig

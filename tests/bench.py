@@ -45,7 +45,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
-from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
+from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.results.frames import pack_tables
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point

@@ -30,7 +30,8 @@ from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.types import Arrival, Request
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 SHAPES = ((64, 2, 8), (64, 2, 32), (256, 4, 8), (256, 4, 32))
 """Hidden size, layers, requests."""

@@ -87,16 +87,13 @@ def _sync(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles:
         if not core.has_work and driver.is_over():
             yield THROUGH
             continue
-        events = core.enter_due(now_ns)
+        events = _enter(core, driver, now_ns)
         if not events and settles:
             yield SETTLE
-            events = core.enter_due(now_ns)
+            events = _enter(core, driver, now_ns)
         if events:
-            driver.tell(events, now_ns)
             continue
-        work = core.schedule(now_ns, drains())
-        if core.events:
-            driver.tell(core.take_events(), now_ns)
+        work = _ask(core, driver, drains, now_ns)
         if type(work) is not Idle:
             end_ns = yield work
             events = core.complete(end_ns)
@@ -104,6 +101,22 @@ def _sync(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles:
                 driver.tell(events, end_ns)
         elif core.has_work or not driver.is_over():
             yield _until_a_timer(work, core.next_timer_ns)
+
+
+def _enter(core: EngineCore, driver: Driver, now_ns: int) -> list[EngineEvent]:
+    """Applies cancels, deadlines and arrivals that are due; returns what came of it, of which the driver was told."""
+    events = core.enter_due(now_ns)
+    if events:
+        driver.tell(events, now_ns)
+    return events
+
+
+def _ask(core: EngineCore, driver: Driver, drains: Callable[[], bool], now_ns: int) -> Batch | Idle:
+    """The scheduler's step or wait; the driver is told whom it rejected."""
+    work = core.schedule(now_ns, drains())
+    if core.events:
+        driver.tell(core.take_events(), now_ns)
+    return work
 
 
 def _has_left(events: Iterable[EngineEvent]) -> bool:
@@ -132,23 +145,20 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
         if not (core.has_work or untold or queue) and driver.is_over():
             yield THROUGH
             continue
-        events = core.enter_due(now_ns)
+        events = _enter(core, driver, now_ns)
         if not events and settles:
             yield SETTLE
-            events = core.enter_due(now_ns)
+            events = _enter(core, driver, now_ns)
         if events:
             untold = untold or _has_left(events)
-            driver.tell(events, now_ns)
             continue
         if not (core.has_entered or untold or queue):
             yield IDLE
             continue
         ran = False
         if core.has_entered or untold:
-            work = core.schedule(now_ns, drains())
+            work = _ask(core, driver, drains, now_ns)
             untold = False
-            if core.events:
-                driver.tell(core.take_events(), now_ns)
             batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
             ran = batch is not None
             now_ns = yield Busy(now_ns + executor.host_ns(batch)[0], "launch")
@@ -183,16 +193,13 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         if not (core.has_work or last) and driver.is_over():
             yield THROUGH
             continue
-        events = core.enter_due(now_ns)
+        events = _enter(core, driver, now_ns)
         if not events and settles:
             yield SETTLE
-            events = core.enter_due(now_ns)
+            events = _enter(core, driver, now_ns)
         if events:
-            driver.tell(events, now_ns)
             continue
-        work = core.schedule(now_ns, drains())
-        if core.events:
-            driver.tell(core.take_events(), now_ns)
+        work = _ask(core, driver, drains, now_ns)
         batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
         apart = False
         if batch is not None:

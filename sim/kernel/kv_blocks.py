@@ -7,6 +7,7 @@ A sequence in the decode group holds ceil(computed / block_size) blocks, or more
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from batchsim.kernel.decode import DecodeGroup
@@ -78,7 +79,7 @@ class BlockTables(KVBlockManager, Protocol):
         ...
 
 
-class Pins:
+class Pins(ABC):
     """What all managers have in common: sequences whose blocks another engine has yet to read."""
 
     __slots__ = ("_pinned",)
@@ -101,15 +102,15 @@ class Pins:
         seq.num_blocks = self.held(seq)  # by which it grew in its group, too
         return True
 
-    def held(self, seq: Sequence) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def held(self, seq: Sequence) -> int: ...
 
     def end(self, seq: Sequence) -> None:
         """As `free`, for a sequence that will not come back."""
         self.free(seq)
 
-    def free(self, seq: Sequence) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def free(self, seq: Sequence) -> None: ...
 
 
 class CountingKV(Pins):
@@ -262,17 +263,19 @@ class TableKV(Pins):
         return len(slots)
 
 
-def never_fits(kv: KVBlockManager, seq: Sequence, max_model_len: int) -> Event | None:
+def never_fits(kv: KVBlockManager, seq: Sequence, max_model_len: int, drafts: int = 0) -> Event | None:
     """The rejection of a sequence that could not end even alone in the pool; None if it could.
 
-    The last output token is never computed, so prompt + output - 1 tokens need room.
+    The last output token is never computed, so prompt + output - 1 tokens need room; of `drafts`, tokens beyond these
+    for which a step may take blocks, there may be as many as the model's length leaves.
     """
     request = seq.request
-    tokens = min(request.prompt_tokens + request.max_output_tokens, max_model_len) - 1
+    tokens = min(request.prompt_tokens + request.max_output_tokens + drafts, max_model_len) - (not drafts)
     need = kv.blocks_for(tokens)
     if need <= kv.num_blocks:
         return None
-    detail = f"{need} KV blocks needed for {tokens} tokens, {kv.num_blocks} in the pool"
+    what = f"{tokens} tokens" + (" with drafts" if drafts else "")
+    detail = f"{need} KV blocks needed for {what}, {kv.num_blocks} in the pool"
     return Event("rejected", seq, "never_fits", detail=detail)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.kernel.record import BLOCKED, FINISHED, MISSING, Records
+from batchsim.metrics.host_lane import ends_before_ns
 
 Int = NDArray[np.int64]
 
@@ -72,10 +73,8 @@ def step_spans(records: Records) -> tuple[Int, Int]:
     """When some step ran, as a span for each: (start, length) in ns. Where steps overlap, in a pipeline, a step has the
     time from the end of the one before it on."""
     steps = records.step_columns
-    start_ns, end_ns = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
-    if len(start_ns) > 1 and (start_ns[1:] < end_ns[:-1]).any():
-        start_ns = np.maximum(start_ns, np.concatenate((start_ns[:1], np.maximum.accumulate(end_ns)[:-1])))
-    return start_ns, np.maximum(end_ns - start_ns, 0)
+    start_ns = np.maximum(steps["start_ns"], ends_before_ns(records))
+    return start_ns, np.maximum(steps["start_ns"] + steps["duration_ns"] - start_ns, 0)
 
 
 def state_intervals(records: Records) -> Intervals:

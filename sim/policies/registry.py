@@ -18,8 +18,8 @@ from batchsim.policies.systems.triton.triton import Triton, TritonConfig
 from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
-from batchsim.policies.systems.vllm import VllmConfig
-from batchsim.policies.systems.vllm_drafts import VllmWithDrafts
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
 
 POLICIES = {
     "static": (StaticConfig, Static),

@@ -102,26 +102,31 @@ def sweeps(results: Results) -> list[PolicyCurve]:
     return found
 
 
+FREE_DRAFTS = "drafting takes no time here, and how many drafts are accepted is stated, not measured"
+
+
 def systems_note(results: Results) -> str:
-    """The caveat for a run of several real serving systems, or of one not configured as shipped; else empty. A system
-    goes by its kind, unless its policies in the run differ from each other: then by their names."""
+    """The caveats for a run of several real serving systems, of one not configured as shipped, of draft tokens; else
+    empty. A system goes by its kind, unless its policies in the run differ from each other: then by their names."""
     owners = dict(zip(texts(results.summary, "policy"), texts(results.summary, "kind"), strict=True))
     systems = [kind for kind in POLICIES if kind in owners.values() and kind in FOLLOWED]
     differing: list[str] = []
     for kind in systems:
-        found = {name: _difference(results, name, kind) for name, its in owners.items() if its == kind}
+        found = {name: FOLLOWED[kind].difference(_knobs(results, name)) for name, its in owners.items() if its == kind}
         named = found if len(set(found.values())) > 1 else {kind: next(iter(found.values()))}
         differing += [f"{name} {words}" for name, words in named.items() if words]
     notes = [SAME_COSTS] if len(systems) > 1 else []
     notes += [f"{', '.join(differing)}: not the engine's default"] if differing else []
+    drafting = [n for n, kind in owners.items() if kind in systems and _knobs(results, n).get("speculative_config")]
+    notes += [f"{', '.join(drafting)}: {FREE_DRAFTS}"] if drafting else []
     return " · ".join(notes)
 
 
-def _difference(results: Results, policy: str, kind: str) -> str:
-    """How `policy` as it ran differs from the engine that it follows."""
+def _knobs(results: Results, policy: str) -> Mapping[str, Any]:
+    """The knobs of `policy` as its scenario states them."""
     its = varied(results, policy)
     label = policy if its is None else its["policy"]
-    return FOLLOWED[kind].difference(scenario_of(results, policy)["policies"][label] or {})
+    return scenario_of(results, policy)["policies"][label] or {}
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:

@@ -19,7 +19,7 @@ BATCHSIM = Path(sys.executable).with_name("batchsim")
 LIMIT_S = 60
 
 # Each point takes some tenths of a second, all of them several seconds.
-LONG = changed(changed(TINY, "requests: 40", "requests: 2000"), "seeds: 2", "seeds: 8")
+LONG = changed(changed(TINY, "requests: 40", "requests: 2000"), "seeds: 2", "seeds: 12")
 
 
 def call(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:

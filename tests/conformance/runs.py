@@ -22,7 +22,7 @@ from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stre
 from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
-from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
+from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 
 MAX_MODEL_LEN = 400
 MS = 1_000_000

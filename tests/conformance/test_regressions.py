@@ -8,7 +8,7 @@ from batchsim.base.errors import SchedulerStalled
 from batchsim.kernel.core import MAX_FRUITLESS_PREEMPTIONS
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.preemption import PreemptiveConfig
-from batchsim.policies.systems.vllm import VllmConfig
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.conformance.runs import Case, Listed
 
 

@@ -26,7 +26,8 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import FINISHED, MISSING, Recorder
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Request
-from batchsim.policies.systems.vllm import ASYNCHRONOUS, Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import ASYNCHRONOUS, VllmConfig
 from tests.live.checkpoints import SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, generate, prompt_of
 from tests.unit.engine import Requests, arrival

@@ -72,10 +72,11 @@ TESTS = {
     "sim/policies/systems/tgi/*.py": TGI,
     "sim/policies/systems/triton/*.py": TRITON,
     "sim/policies/systems/tensorrt_llm/*.py": REUSE,
-    "sim/policies/systems/vllm.py": f"{CACHE} {AHEAD}",
-    "sim/policies/systems/cohorts.py": AHEAD,
-    "sim/policies/systems/vllm_drafts.py": DRAFTS,
-    "sim/policies/systems/vllm_speculative_config.py": f"{DRAFTS} policies/test_config_bounds",
+    "sim/policies/systems/vllm/vllm.py": f"{CACHE} {AHEAD}",
+    "sim/policies/systems/vllm/cohorts.py": AHEAD,
+    "sim/policies/systems/vllm/vllm_drafts.py": DRAFTS,
+    "sim/policies/systems/vllm/speculative_config.py": f"{DRAFTS} policies/test_config_bounds",
+    "sim/policies/systems/vllm/vllm_config.py": f"{CACHE} policies/test_config_bounds",
     "sim/policies/systems/vidur/vllm_v0.py": "policies/test_vllm_v0 policies/test_vidur_naive conformance:vllm_v0",
 }
 

@@ -10,7 +10,7 @@ from batchsim.base.ranges import numbers_of
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.policy_config import Traits
 from batchsim.policies.registry import POLICIES
-from batchsim.policies.systems.vllm import ASYNCHRONOUS, SYNCHRONOUS
+from batchsim.policies.systems.vllm.vllm_config import ASYNCHRONOUS, SYNCHRONOUS
 
 ONE_BATCH = {"num_batch_threads": 1}
 AT_THEIR_BOUNDS: list[tuple[str, dict[str, Any]]] = [

@@ -362,6 +362,10 @@ def test_rule_4_what_no_page_of_the_chunk_is_left_for_lacks_tokens() -> None:
         ({"schedule_policy": "dfs-weight"}, "not simulated yet. Choose from fcfs, lpm"),
         ({"enable_priority_scheduling": True, "schedule_policy": "lpm"}, "schedule_policy must be fcfs or lof"),
         ({"disable_radix_cache": True, "schedule_policy": "shortest-prefill-first"}, "requires prefix caching"),
+        (
+            {"disable_overlap_schedule": True, "disable_consecutive_prefill_overlap": True},
+            "disable_consecutive_prefill_overlap: true has no effect",
+        ),
     ],
 )
 def test_combinations_that_sglang_refuses(knobs: dict[str, Any], message: str) -> None:

@@ -16,7 +16,8 @@ from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stre
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.kv.prefix_cache import BlockHashKV
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 A, B = prompt_stream(0), prompt_stream(1)
 

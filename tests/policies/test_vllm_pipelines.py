@@ -14,7 +14,8 @@ from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import STATE_NAMES
 from batchsim.kernel.types import Arrival, Batch
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 MS = 1_000_000
 SYNC_OF, ASYNC_OF = {"async_scheduling": False}, {"async_scheduling": True}

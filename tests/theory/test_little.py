@@ -9,7 +9,8 @@ import pytest
 
 from batchsim.kernel.record import Records
 from batchsim.kernel.types import Batch
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.theory.stations import Policy, Station, slots
 
 

@@ -13,7 +13,8 @@ from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import OUTCOME_NAMES, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Request
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 STEP_NS = 10
 MAX_MODEL_LEN = 1_000

@@ -28,7 +28,8 @@ from batchsim.metrics.point_inputs import PointInputs
 from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from batchsim.policies.families.static import Static, StaticConfig
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 MS = 1_000_000
 BLOCK_SIZE = 4

@@ -14,7 +14,7 @@ from typing import Any
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Arrival, Request
-from batchsim.policies.systems.vllm import VllmConfig
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 Token = tuple[int, int]
 

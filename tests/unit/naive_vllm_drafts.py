@@ -13,7 +13,7 @@ from typing import Any
 from naive_vllm import Naive, NaiveVllm
 
 from batchsim.kernel.tokens import output_stream
-from batchsim.policies.systems.vllm import VllmConfig
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.protocols import Executor
 from batchsim.kernel.record import Records
 from batchsim.kernel.types import Request, Sequence
-from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
+from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup, resolved_policy, simulate_point
 

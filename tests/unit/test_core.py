@@ -27,7 +27,7 @@ from batchsim.kernel.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED,
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import IDLE, Arrival, Batch, Event, Idle, Request, Sequence, StepResult
 from batchsim.policies.families.static import Static, StaticConfig
-from batchsim.policies.systems.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm import Vllm
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 
 Driver = Callable[[EngineCore, Requests], int]

@@ -264,6 +264,7 @@ def test_what_is_assumed_is_said() -> None:
     [
         (lambda: build_cost("b300", LLAMA), ScenarioError, "b300 is not in the catalog"),
         (lambda: build_cost(RooflineConfig("h200", tp=3), LLAMA), ScenarioError, "into 3 equal parts"),
+        (lambda: build_cost(RooflineConfig("h200", pp=3), LLAMA), ScenarioError, "32 layers.*into 3 equal stages"),
         (lambda: Roofline(replace(LLAMA, dtype="float32"), H200), ScenarioError, "16-bit types only"),
     ],
 )

@@ -32,7 +32,8 @@ from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.families.gated import Gated, GatedConfig
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from batchsim.policies.families.static import Static, StaticConfig
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 from tests.unit.pools import DECODE_ENGINE, PREFILL_ENGINE, Pair, open_at, pair, row_of, start, step
 

@@ -23,7 +23,8 @@ from batchsim.metrics.host_lane import ends_before_ns, host_waits_ns
 from batchsim.metrics.kpis import bound_by
 from batchsim.metrics.measure import measure
 from batchsim.metrics.point_inputs import FleetInputs
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.unit.metrics_helpers import MS, Fixed, LinearCost, arrival, inputs_of, records_of, run, vllm
 
 STEPS = [

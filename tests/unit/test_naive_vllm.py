@@ -20,7 +20,8 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
-from batchsim.policies.systems.vllm import Vllm, VllmConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 MAX_MODEL_LEN = 160
 STEP_NS = 10

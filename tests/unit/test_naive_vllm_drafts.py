@@ -20,9 +20,9 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.kv.prefix_cache import BlockHashKV
-from batchsim.policies.systems.vllm import VllmConfig
-from batchsim.policies.systems.vllm_drafts import VllmWithDrafts
-from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
+from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
 
 SCENARIOS = 60
 LIMIT = 3000

@@ -165,6 +165,20 @@ def test_a_step_cut_short_ends_when_it_was_cut() -> None:
     assert steps[1].item() == (110, 3, *range(2, len(STEP_COLUMNS)))
 
 
+def test_a_step_in_flight_is_drained_once_and_its_row_stays_unprocessed() -> None:
+    """The next step's row is the first of the rest, and what is processed then is its own."""
+    recorder = Recorder()
+    recorder.launched(1, 2)
+    recorder.launched(3, 4)
+    recorder.processed(5, 0)
+    first = recorder.drain()
+    recorder.launched(6, 7)
+    recorder.processed(8, 0)
+    recorder.processed(9, 2)
+    assert [row.tolist() for row in first.lanes] == [(1, 2, 5, 0), (3, 4, MISSING, 0)]
+    assert [row.tolist() for row in recorder.drain().lanes] == [(6, 7, 9, 2)]
+
+
 def test_what_was_drained_is_forgotten() -> None:
     """Rows and details come out once, in the tables of their time; the codes of texts hold on."""
     recorder = Recorder()

@@ -18,7 +18,7 @@ from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 from batchsim.report.pictures import closeup, plots
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import figure, frame, growth_notes
-from batchsim.report.reading import sweeps, systems_note
+from batchsim.report.reading import FREE_DRAFTS, sweeps, systems_note
 
 
 def axes() -> Any:
@@ -144,6 +144,7 @@ def test_systems_side_by_side_are_told_to_have_the_same_costs():
     [
         ("vllm", {"async_scheduling": False}, "vllm synchronous: not the engine's default"),
         ("vllm", {"async_scheduling": True}, ""),
+        ("vllm", {"speculative_config": {"method": "eagle"}}, f"vllm, small: {FREE_DRAFTS}"),
         ("sglang", {"disable_overlap_schedule": True}, "sglang without overlap: not the engine's default"),
         ("sglang", {}, ""),
         ("tensorrt_llm", {}, "tensorrt_llm without overlap or partial block reuse: not the engine's default"),

@@ -59,6 +59,10 @@ class SglangConfig(PolicyConfig):
             )
         if self.schedule_policy == "shortest-prefill-first" and self.disable_radix_cache:
             raise ValueError("shortest-prefill-first requires prefix caching. Remove disable_radix_cache: true")
+        if self.disable_overlap_schedule and self.disable_consecutive_prefill_overlap:
+            raise ValueError(
+                "disable_consecutive_prefill_overlap: true has no effect with disable_overlap_schedule. Remove one"
+            )
 
     @property
     def traits(self) -> Traits:

@@ -14,97 +14,17 @@ that could not end in it are rejected; no LoRA, connectors, structured outputs. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
-
 from batchsim.base.errors import ScenarioError
-from batchsim.base.ranges import NonNegativeInt, PositiveInt, ShareBelowOne
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.kv_blocks import never_fits
-from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.queues import FcfsQueue, PriorityQueue
-from batchsim.policies.systems.cohorts import Cohorts
-from batchsim.policies.systems.vllm_speculative_config import SpeculativeConfig
+from batchsim.policies.systems.vllm.cohorts import Cohorts
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 _NO_CAP = 1 << 62
-ASYNCHRONOUS = EngineLoop("batch_queue", depth=2, nap_ns=1_000_000)
-"""vLLM's queue of batches: one in flight while the next is scheduled, and 1 ms of sleep after a call that had nothing
-to run."""
-SYNCHRONOUS = replace(ASYNCHRONOUS, kind="sync", depth=1)
-"""The queue has no place but one, unless it is that of a pipeline."""
-
-
-@dataclass(frozen=True)
-class VllmConfig(PolicyConfig):
-    """Knobs by vLLM's names, with its defaults for an online server on a GPU of 70 to 160 GB other than the A100.
-
-    `prefill_schedule_interval` may be more than 1 in vLLM, which is not simulated. None stands for
-    max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for max_num_seqs in
-    `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1. `speculative_config`
-    None: no drafts.
-    """
-
-    enable_prefix_caching: bool = True
-    async_scheduling: bool = True
-    max_num_seqs: PositiveInt = 1024
-    max_num_batched_tokens: PositiveInt = 8192
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: NonNegativeInt = 0
-    long_prefill_token_threshold_adaptive: bool = False
-    scheduler_reserve_full_isl: bool = True
-    watermark: ShareBelowOne = 0.0
-    max_num_active_seqs: PositiveInt | None = None
-    max_num_scheduled_tokens: PositiveInt | None = None
-    prefill_schedule_interval: PositiveInt = 1
-    speculative_config: SpeculativeConfig | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prefill_schedule_interval != 1:
-            raise ValueError(
-                f"prefill_schedule_interval {self.prefill_schedule_interval} is not simulated. Set it to 1"
-            )
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
-                f" {self.max_num_seqs}"
-            )
-        if self.slots > self.max_num_seqs:
-            raise ValueError(
-                f"max_num_active_seqs {self.max_num_active_seqs} must be at most max_num_seqs {self.max_num_seqs}"
-            )
-        if self.step_tokens > self.max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_scheduled_tokens {self.max_num_scheduled_tokens} must be at most max_num_batched_tokens"
-                f" {self.max_num_batched_tokens}"
-            )
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            prefix_cache="blocks" if self.enable_prefix_caching else "",
-            knobs=("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"),
-            loop=ASYNCHRONOUS if self.async_scheduling else SYNCHRONOUS,
-            pipelines=True,
-            speculation=None if self.speculative_config is None else self.speculative_config.speculation,
-        )
-
-    @property
-    def step_tokens(self) -> int:
-        """Most tokens of a step."""
-        return self.max_num_batched_tokens if self.max_num_scheduled_tokens is None else self.max_num_scheduled_tokens
-
-    @property
-    def slots(self) -> int:
-        """Most requests that run."""
-        return self.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs
 
 
 class Vllm:
@@ -146,6 +66,7 @@ class Vllm:
         self._aside: dict[Sequence, None] = {}  # waiting, were passed over once for results in flight
         self._watermark_blocks = int(config.watermark * (kv.num_blocks + 1))  # vLLM counts its null block in
         self._step_tokens, self._slots = config.step_tokens, config.slots
+        self._beyond = 0  # tokens beyond a request's own for which a step may take blocks
         self._admitted = 0
         self._blocked: tuple[Sequence, str] | None = None
 
@@ -159,7 +80,7 @@ class Vllm:
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         # vLLM refuses at start-up a pool smaller than max_model_len; here only the requests that could not end are.
-        refusal = never_fits(self.kv, seq, self.max_model_len)
+        refusal = never_fits(self.kv, seq, self.max_model_len, self._beyond)
         if refusal is not None:
             self.events.append(refusal)
             return

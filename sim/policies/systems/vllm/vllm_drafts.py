@@ -1,6 +1,6 @@
 """vLLM 0.33, V1 engine, one full-attention KV group; with `speculative_config` decodes verify draft tokens.
 
-Without it: `batchsim.policies.systems.vllm`. With it a decode gains one token and as many as drafts are right.
+Without it: `batchsim.policies.systems.vllm.vllm`. With it a decode gains one token and as many as drafts are right.
 Rule: as `vllm`, with the drafts that wait for a sequence among the tokens it asks for. Drafts that the budget cuts off
 are lost; max_tokens cuts none. Blocks are taken for all drafts, and for what the drafter writes ahead, and kept where
 they are rejected. A sequence admitted with one token to compute is padded with dummy drafts to the width of a decode.
@@ -16,7 +16,8 @@ from batchsim.base.errors import ScenarioError
 from batchsim.kernel.draft_group import DraftGroup, DraftRows
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
-from batchsim.policies.systems.vllm import Vllm, VllmConfig, importance
+from batchsim.policies.systems.vllm.vllm import Vllm, importance
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 Chunks = list[tuple[Sequence, int]]
 
@@ -58,21 +59,13 @@ class VllmWithDrafts(Vllm):
         self._ahead = context.loop.is_ahead
         self._spec = config.speculative_config
         self._num_drafts, self._lookahead = self._spec.num_speculative_tokens, self._spec.lookahead
+        self._beyond = 2 * (1 + self._num_drafts) + self._lookahead  # a step in flight and the next, all accepted
         self.group = DraftGroup(self.kv.block_size)  # pyright: ignore[reportIncompatibleVariableOverride]
         if self.cache is not None:
             self.cache.lookahead = self._spec.hash_lookahead
         self._drafts: dict[Sequence, int] = {}  # that wait for those outside the group
         self._in_flight: dict[Sequence, int] = {}  # tokens of those who left the group with this schedule
         self._padding: dict[Sequence, int] = {}  # dummy drafts of the step in the making
-
-    def add(self, seq: Sequence, now_ns: int) -> None:
-        request, most = seq.request, 2 * (1 + self._num_drafts) + self._lookahead
-        tokens = min(request.prompt_tokens + request.max_output_tokens + most, self.max_model_len)
-        if (need := self.kv.blocks_for(tokens)) > self.kv.num_blocks:
-            detail = f"{need} KV blocks needed for {tokens} tokens with drafts, {self.kv.num_blocks} in the pool"
-            self.events.append(Event("rejected", seq, "never_fits", detail=detail))
-            return
-        super().add(seq, now_ns)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         if self._ahead:
