@@ -58,11 +58,11 @@ def assemble(job: Job, raw: Raw) -> Profile:
     )
     no_host = HostTerm(0.0, 0.0, 0.0, "serial", assumed=True)
     bare = _profile(job, raw, samples, _costs(kernels, InEngine(), no_host, raw))
-    training = [run for run in raw.runs if run.spec.training]
+    training, held_out = ([run for run in raw.runs if run.spec.training is which] for which in (True, False))
     notes = list(raw.notes)
     if raw.swap is not None:
         notes.append("swap: out and back are one cost, measured alone, not beside a decode")
-    in_engine, host = _engine_terms(bare, training)
+    in_engine, host = _engine_terms(bare, _by_turns(training))
     if host is None:
         stated = HostCost()
         host = HostTerm(stated.base, stated.per_sequence, stated.per_token, "serial", assumed=True)
@@ -72,7 +72,10 @@ def assemble(job: Job, raw: Raw) -> Profile:
         costs=_costs(in_engine.apply(kernels), in_engine, host, raw),
         made=bare.made | {"in_engine": asdict(in_engine)},
     )
-    held_out = [run for run in raw.runs if not run.spec.training]
+    beside, beside_host = _engine_terms(bare, _ahead(training))
+    if beside_host is not None:
+        beside = replace(beside, prefill_ns=in_engine.prefill_ns)  # no run ahead rests
+        profile = replace(profile, ahead=_costs(beside.apply(kernels), beside, beside_host, raw))
     return replace(
         profile,
         residuals=tuple(_rows(bare, fitted)),
@@ -141,11 +144,22 @@ def _hull(points: Sequence[StepShape]) -> Hull:
     )
 
 
-def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], Floats, Floats]:
-    """Work columns, kernel times and periods (ns) of all steps of `runs`, concatenated."""
+def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], Floats, Floats, Floats]:
+    """Work columns, and ns of kernels, host and periods, of all steps of `runs`, concatenated."""
     table = {name: np.concatenate([run.columns[name] for run in runs]) for name in WORK_COLUMNS}
-    kernel, period = (np.concatenate([getattr(run, name) for run in runs]) for name in ("kernel_ns", "period_ns"))
-    return table, kernel, period
+    times = ("kernel_ns", "host_ns", "period_ns")
+    kernel, host, period = (np.concatenate([getattr(run, name) for run in runs]) for name in times)
+    return table, kernel, host, period
+
+
+def _by_turns(runs: Sequence[EngineSteps]) -> list[EngineSteps]:
+    """Those of `runs` in which host and device worked by turns."""
+    return [run for run in runs if run.spec.kind != "ahead"]
+
+
+def _ahead(runs: Sequence[EngineSteps]) -> list[EngineSteps]:
+    """Those of `runs` in which the engine scheduled ahead of results."""
+    return [run for run in runs if run.spec.kind == "ahead"]
 
 
 @dataclass(frozen=True)
@@ -188,7 +202,8 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     """
     if sum(len(run.period_ns) for run in training) < _FEWEST_STEPS:
         return InEngine(), None
-    table, kernel, period = joined(training)
+    table, kernel, host_ns, _ = joined(training)
+    period = kernel + host_ns
     decodes, chunks = table["num_decode"] + table["pad_decode_rows"], chunk_rows(table)
     alone = Calibrated(bare, extrapolate=True).kernel_ns(table)
     design = np.stack((alone, np.ones(len(alone)), chunks, decodes), axis=1).astype(np.float64)
@@ -231,10 +246,15 @@ def _by_region(predicted: Floats, measured: Floats, table: dict[str, NDArray[np.
 def _held_out(
     profile: Profile, bare: Profile, batches: Sequence[MeasuredStep], runs: Sequence[EngineSteps]
 ) -> dict[str, Any] | None:
-    """Errors on what no fit has seen, whole steps of engine runs and kernels of sampled batches; None without any."""
+    """Errors on what no fit has seen, whole steps of engine runs and kernels of sampled batches; None without any.
+
+    `ahead` has those of whole steps of engines that scheduled ahead of results: the longer of the device's and the
+    host's part.
+    """
     found: dict[str, Any] = {}
-    if runs:
-        table, kernel, period = joined(runs)
+    by_turns = _by_turns(runs)
+    if by_turns:
+        table, kernel, _, period = joined(by_turns)
         cost = Calibrated(profile, extrapolate=True)
         kernels = cost.kernel_ns(table)
         rows = _by_region(kernels + cost.host_ns(table), period, table)
@@ -243,10 +263,14 @@ def _held_out(
         found |= {"kernel_bias": errors(kernels, kernel, "")["bias"], "steps": rows}
     if batches:
         rows = _rows(bare, batches)
-        if not runs:
+        if not by_turns:
             found |= {"what": "kernels of sampled batches"}
             found |= {name: value for name, value in rows[-1].items() if name != "region"}
         found["batches"] = rows
+    if found and profile.ahead is not None and (ahead := _ahead(runs)):
+        table, _, _, period = joined(ahead)
+        cost = Calibrated(replace(profile, costs=profile.ahead), extrapolate=True)
+        found["ahead"] = _by_region(np.maximum(cost.kernel_ns(table), cost.host_ns(table)), period, table)
     return found or None
 
 

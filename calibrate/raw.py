@@ -15,7 +15,7 @@ from batchsim.calibrate.engine_runs import EngineSteps
 from batchsim.calibrate.point_plan import StepShape
 from batchsim.cost.profile import SwapCost
 
-_FORMAT = "batchsim-calibration-partial 2"
+_FORMAT = "batchsim-calibration-partial 3"
 
 
 @dataclass

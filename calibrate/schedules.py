@@ -16,6 +16,7 @@ from batchsim.calibrate.point_plan import StepRange, StepShape
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import Recorder
@@ -95,15 +96,16 @@ def requests(
     return workload(config, limits, seed)
 
 
-def scheduler(kind: str, max_seqs: int, limits: StepRange, kv: TableKV) -> Scheduler:
-    """The scheduler of a run of `kind`, `vllm`, `static` or else `continuous`, with the token budget of `limits`."""
-    context = PolicyContext(kv, limits.max_context)
+def scheduler(kind: str, max_seqs: int, limits: StepRange, kv: TableKV, *, loop: EngineLoop = SYNC) -> Scheduler:
+    """The scheduler of a run of `kind`, `vllm` or `ahead` (vLLM too), `static` or else `continuous`, for an engine of
+    `loop`, with the token budget of `limits`."""
+    context = PolicyContext(kv, limits.max_context, loop=loop)
     if kind == "static":
         return Static(StaticConfig(max_seqs, wait_for_full=False), context)
-    if kind == "vllm":
+    if kind in ("vllm", "ahead"):
         config = VllmConfig(
             enable_prefix_caching=False,
-            async_scheduling=False,
+            async_scheduling=loop.is_ahead,
             max_num_seqs=max_seqs,
             max_num_batched_tokens=limits.max_tokens,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, inf
 from operator import itemgetter
@@ -22,7 +22,7 @@ from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, error_of
 from batchsim.cost.lanes import HostPart
-from batchsim.cost.profile import HostTerm, Hull, Profile, StatedHost, check_model, load_profile
+from batchsim.cost.profile import HostTerm, Hull, Profile, StatedHost, StepCosts, check_model, load_profile
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import (
     Columns,
@@ -283,13 +283,21 @@ class Calibrated(Cost):
 
     @property
     def host_part(self) -> HostPart:
-        return HostPart(self.host.base, self.host.per_sequence, self.host.per_token)
+        host = self._ahead.host
+        return HostPart(host.base, host.per_sequence, host.per_token)
+
+    @property
+    def _ahead(self) -> StepCosts:
+        """The costs where the engine schedules ahead of results: as measured so, unless the host's time is stated."""
+        measured, costs = self.profile.ahead, self.profile.costs
+        return measured if measured is not None and self.host == costs.host else replace(costs, host=self.host)
 
     def without_host(self) -> Calibrated:
+        host = HostTerm(0, 0, 0, "serial", self.host.assumed)
         return Calibrated(
-            self.profile,
+            replace(self.profile, costs=replace(self._ahead, host=host), ahead=None),
             extrapolate=self.extrapolate,
-            host=HostTerm(0, 0, 0, "serial", self.host.assumed),
+            host=host,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
         )

@@ -139,6 +139,10 @@ class Profile:
     of `block_size` tokens. `residuals` and `held_out` rows hold region, n, p50, p95 (absolute relative errors) and bias
     (predicted / measured − 1). `samples` are the raw measurements, `missing` names what was not measured. The dicts
     hold JSON values only: lists, no tuples.
+
+    `ahead` holds the same costs as `costs`, measured in an engine that schedules ahead of results: its kernels are all
+    that keeps the device from the next step, its host's work is done beside them, and each slows the other. None: no
+    such engine was run, and `costs` apart stand in.
     """
 
     name: str
@@ -159,6 +163,7 @@ class Profile:
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     energy: dict[str, Any] | None = None
+    ahead: StepCosts | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -167,7 +172,7 @@ class Profile:
         if self.model.dtype not in DTYPE_BYTES:
             raise ValueError(f"model dtype is {self.model.dtype}; known are {', '.join(DTYPE_BYTES)}")
         held_out = self.held_out or {}
-        steps = [*self.residuals, *held_out.get("steps", []), *held_out.get("batches", [])]
+        steps = [*self.residuals, *held_out.get("steps", []), *held_out.get("batches", []), *held_out.get("ahead", [])]
         for row in [*steps, *([held_out | {"region": held_out.get("what")}] if held_out else [])]:
             if not isinstance(row.get("region"), str):
                 raise ValueError(f"a row of errors has no region: {row}")
@@ -188,7 +193,10 @@ class Profile:
 
     def to_json(self) -> str:
         """The profile as the text of its JSON file; equal profiles give equal bytes."""
-        return _text({"format": FORMAT, "version": VERSION} | cast("dict[str, Any]", to_plain(self)), 0) + "\n"
+        value = cast("dict[str, Any]", to_plain(self))
+        if self.ahead is None:
+            del value["ahead"]
+        return _text({"format": FORMAT, "version": VERSION} | value, 0) + "\n"
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Profile:
@@ -213,7 +221,7 @@ class Profile:
             )
         del value["format"], value["version"]
         try:
-            return from_plain(cls, value)
+            return from_plain(cls, {"ahead": None} | value)
         except ValueError as error:
             raise CalibrationError(f"{source}: {error}. Calibrate again.") from None
 

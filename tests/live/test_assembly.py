@@ -24,6 +24,7 @@ GRAPHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
 LAUNCHES_NS = 5e6
 FACTOR, STEP_NS, HOST_NS, HOST_PER_SEQUENCE_NS = 1.02, 40_000, 350_000, 3_000
 PREFILL_NS = 300_000  # of a step of chunks alone
+BESIDE, HOST_BESIDE = 1.2, 2.0  # how much longer kernels and the host take beside each other
 IDENTITY = {"hardware": {"device": "cuda", "gpu": "NVIDIA H200"}, "software": {"torch": "2.11"}, "options": {}}
 
 
@@ -47,7 +48,8 @@ def job(rounds: int = 1) -> Job:
 
 
 def engine_steps(work: Job) -> list[EngineSteps]:
-    """Runs of held-out batches, slower by what an engine adds; only runs that rest have chunks alone."""
+    """Runs of held-out batches, slower by what an engine adds, and by more in one that schedules ahead; only runs that
+    rest have chunks alone."""
     made = []
     for number, spec in enumerate(work.runs):
         random = np.random.default_rng(number)
@@ -56,7 +58,11 @@ def engine_steps(work: Job) -> list[EngineSteps]:
         table = columns([chosen[i] for i in random.integers(0, len(chosen), 200)])
         kernel = FACTOR * kernel_ns(table) + STEP_NS + PREFILL_NS * (table["num_decode"] == 0)
         host = HOST_NS + HOST_PER_SEQUENCE_NS * (table["num_decode"] + table["num_chunks"])
-        made.append(EngineSteps(spec, {name: table[name] for name in WORK_COLUMNS}, kernel, kernel + host))
+        period = kernel + host
+        if spec.kind == "ahead":
+            kernel, host = BESIDE * kernel, HOST_BESIDE * host
+            period = np.maximum(kernel, host)
+        made.append(EngineSteps(spec, {name: table[name] for name in WORK_COLUMNS}, kernel, host, period))
     return made
 
 
@@ -93,6 +99,19 @@ def test_the_host_and_the_kernels_stay_apart(profile: Profile) -> None:
     host = Calibrated(profile).host_ns(table)[0]
     assert host == pytest.approx(HOST_NS + 30 * HOST_PER_SEQUENCE_NS, rel=0.03)
     assert not profile.costs.host.assumed
+
+
+def test_what_an_engine_ahead_takes_is_found_apart(profile: Profile) -> None:
+    """Both lanes of a step of 30 decodes are those of the runs ahead, to 3 %, and so are held-out periods, to 1 %; the
+    engine that waits keeps its own."""
+    cost, table = Calibrated(profile), columns([StepShape("H", (500,) * 30)])
+    kernels = FACTOR * kernel_ns(table)[0] + STEP_NS
+    assert cost.without_host().explain(table)["host"][0] == 0
+    assert cost.without_host().kernel_ns(table)[0] == pytest.approx(BESIDE * kernels, rel=0.03)
+    assert cost.kernel_ns(table)[0] == pytest.approx(kernels, rel=0.03)
+    assert cost.host_part.base == pytest.approx(HOST_BESIDE * HOST_NS, rel=0.1)
+    assert profile.held_out is not None
+    assert profile.held_out["ahead"][-1]["p50"] < 0.01
 
 
 def test_identity_and_gaps_are_written_down(profile: Profile) -> None:
