@@ -97,20 +97,20 @@ _TIMES = ("kernel_ns", "host_ns", "period_ns")
 def run_specs(limits: StepRange, rounds: int, seed: int) -> list[RunSpec]:
     """The engine runs of each round: those to fit the host's time on, at several numbers of slots, then the held out.
 
-    Held out are other requests, longer ones, and another policy besides. Of runs `ahead` there are two a round, one to
-    fit on and one held out, with the levels of slots in turn.
+    Held out are other requests, longer ones, and another policy besides. Of runs `ahead` there is one a round, in turn
+    to fit on, with the most slots and with few, and held out.
     """
     half, quarter, few = (max(1, limits.max_seqs // n) for n in (2, 4, 16))
-    levels = (limits.max_seqs, few, quarter)
     specs = []
     for i in range(rounds):
         first = seed + 10 * i
         specs += [RunSpec("continuous", level, True, first) for level in sorted({limits.max_seqs, quarter, few})[::-1]]
         specs += [RunSpec("static", quarter, True, first), RunSpec("sparse", limits.max_seqs, True, first)]
-        specs += [RunSpec("open", limits.max_seqs, True, first), RunSpec("ahead", levels[i % 3], True, first)]
+        specs += [RunSpec("open", limits.max_seqs, True, first)]
         specs += [RunSpec("vllm", limits.max_seqs, False, first + 1), RunSpec("continuous", half, False, first + 2)]
         specs += [RunSpec("static", half, False, first + 3), RunSpec("sparse", half, False, first + 4)]
-        specs += [RunSpec("open", limits.max_seqs, False, first + 5), RunSpec("ahead", half, False, first + 6)]
+        specs += [RunSpec("open", limits.max_seqs, False, first + 5)]
+        specs.append(RunSpec("ahead", half if i % 2 else (limits.max_seqs, few)[i // 2 % 2], i % 2 == 0, first + 6))
     return specs
 
 

@@ -122,7 +122,17 @@ def test_the_fit_describes_what_was_measured(cut: Cut) -> None:
     assert rows["all"]["p50"] < 0.25
     held_out = cut.final.held_out
     assert held_out is not None
-    assert {"n", "p50", "p95", "bias", "steps", "batches"} <= set(held_out)
+    assert {"n", "p50", "p95", "bias", "steps", "batches", "ahead"} <= set(held_out)
+
+
+@pytest.mark.slow
+def test_an_engine_that_schedules_ahead_was_measured_apart(cut: Cut) -> None:
+    """Its runs are in the fit, and its lanes replace those of the engine that waits."""
+    ahead = cut.final.ahead
+    assert ahead is not None
+    assert ahead != cut.final.costs
+    assert not ahead.host.assumed
+    assert "where the engine schedules ahead" in table(cut.final)
 
 
 @pytest.mark.slow

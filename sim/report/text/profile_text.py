@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from batchsim.base.units import format_duration
-from batchsim.cost.profile import Curve, Profile
+from batchsim.cost.profile import Curve, Profile, StepCosts
 from batchsim.report.layout import fit
 
 _ALL = "all"
@@ -35,7 +35,8 @@ def table(profile: Profile) -> str:
         _pairs("hardware", profile.hardware),
         _pairs("software", profile.software),
         _hull(profile),
-        ["coefficients", *_coefficients(profile)],
+        ["coefficients", *_coefficients(profile.costs, profile)],
+        ["where the engine schedules ahead", *_coefficients(profile.ahead, profile)] if profile.ahead else [],
         _errors("fit, kernels back to back", profile.residuals),
         *_held_out(profile),
         _pairs("made", {key: value for key, value in profile.made.items() if key not in ("options", "engine_runs")}),
@@ -81,8 +82,8 @@ def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _coefficients(profile: Profile) -> Iterable[str]:
-    c = profile.costs
+def _coefficients(c: StepCosts, profile: Profile) -> Iterable[str]:
+    """The lines of `c`, costs of `profile`."""
     yield f"  layers            {_curve(c.layers, 'token', 'tokens')}"
     yield f"  head              {_curve(c.head, 'row', 'rows')}"
     if c.decode is not None:
@@ -140,4 +141,5 @@ def _held_out(profile: Profile) -> list[list[str]]:
     return [
         _errors("held out, kernels of batches", found.get("batches", ())),
         _errors("held out, whole engine steps", found.get("steps", ())),
+        _errors("held out, scheduled ahead", found.get("ahead", ())),
     ]
