@@ -283,8 +283,7 @@ class Calibrated(Cost):
 
     @property
     def host_part(self) -> HostPart:
-        host = self._ahead.host
-        return HostPart(host.base, host.per_sequence, host.per_token)
+        return _part(self._ahead.host)
 
     @property
     def _ahead(self) -> StepCosts:
@@ -331,8 +330,7 @@ class Calibrated(Cost):
         return self._host(columns, padded_work(columns))
 
     def _host(self, columns: Columns, work: Work) -> Floats:
-        host = self.host
-        return host.base + host.per_sequence * work.sequences + host.per_token * columns["num_prefill_tokens"]
+        return _part(self.host).of_steps(columns, work)
 
     def _kernels(self, columns: Columns, work: Work) -> Terms:
         """The kernels' terms of `explain`; `work` is `padded_work(columns)`."""
@@ -410,6 +408,10 @@ class Calibrated(Cost):
             *(f"missing: {line}" for line in p.missing),
             *p.notes,
         ]
+
+
+def _part(host: HostTerm) -> HostPart:
+    return HostPart(host.base, host.per_sequence, host.per_token)
 
 
 _LAST = itemgetter(1)  # of a segment

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.cost.work import Columns, Work
 from batchsim.kernel.types import Batch
 
 if TYPE_CHECKING:
@@ -23,6 +27,10 @@ class HostPart:
         """ns of the host for the step `batch`; padding counts as sequences."""
         rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
         return int(self.base + self.per_sequence * rows + self.per_token * batch.num_prefill_tokens)
+
+    def of_steps(self, columns: Columns, work: Work) -> NDArray[np.float64]:
+        """ns of the host in each recorded step; `work` is `padded_work(columns)`."""
+        return self.base + self.per_sequence * work.sequences + self.per_token * columns["num_prefill_tokens"]
 
     def __mul__(self, factor: float) -> HostPart:
         return HostPart(self.base * factor, self.per_sequence * factor, self.per_token * factor)

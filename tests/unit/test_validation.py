@@ -12,6 +12,7 @@ import pytest
 from batchsim.check.validation.compare_runs import FIGURES, MetricError, PointReport, judge, void
 from batchsim.check.validation.load_shift import REACH, crossing, load_shifts
 from batchsim.check.validation.step_error import ALL, StepPairs
+from batchsim.cost.lanes import HostPart
 from batchsim.cost.periods import REGIONS, periods_ns, regions
 from batchsim.cost.work import TIME_TERMS, Columns, Terms
 from batchsim.kernel.record import STEP_DTYPE
@@ -84,9 +85,12 @@ def test_kernels_and_host_are_judged_apart_where_both_were_measured() -> None:
 
 
 def test_ahead_of_results_a_period_is_the_longer_of_kernels_and_host() -> None:
-    """80 ns of kernels beside 20 ns of host are a period of 80 ns."""
-    steps = steps_of({"duration_ns": 80, "num_decode": 1}, {"start_ns": 80, "duration_ns": 80, "num_decode": 1})
-    assert StepPairs.of(steps, [], np.empty(0), HostApart(), ahead=True).errors()[-1].bias == 0
+    """100 ns of the device beside 20 ns of the host are a period of 100 ns, beside 130 ns one of 130 ns; the two are
+    not compared apart, though kernels were timed."""
+    steps = steps_of({"duration_ns": 100, "num_decode": 1}, {"start_ns": 100, "duration_ns": 100, "num_decode": 1})
+    for host_ns, bias in ((20, 0), (130, 0.3)):
+        found = StepPairs.of(steps, [], np.array([80, 80]), HostApart(), beside=HostPart(host_ns)).errors()[-1]
+        assert (found.bias, found.kernel_bias) == (pytest.approx(bias), None)
 
 
 # ---- figures

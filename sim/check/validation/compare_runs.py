@@ -23,7 +23,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.check.validation.divergence import Divergence, first_divergence
 from batchsim.check.validation.load_shift import load_shifts
-from batchsim.check.validation.step_error import Explains, RegionError, StepPairs
+from batchsim.check.validation.step_error import RegionError, StepPairs
 from batchsim.cost import Cost
 from batchsim.cost.periods import periods_ns
 from batchsim.drive.live import lag_verdict
@@ -315,10 +315,12 @@ def judge(
     return PointReport(policy, load, share, simulated, runs, metrics, _joined(pairs), _joined(at_par), shifts)
 
 
-def _step_pairs(live: Played, cost: Explains) -> StepPairs:
+def _step_pairs(live: Played, cost: Cost) -> StepPairs:
     """The steps of a live run beside what `cost` says of them."""
-    records = live.records
-    return StepPairs.of(records.steps, live.rested.tolist(), live.kernel_ns, cost, ahead=len(records.lanes) > 0)
+    steps, rested = live.records.steps, live.rested.tolist()
+    if len(live.records.lanes):
+        return StepPairs.of(steps, rested, live.kernel_ns, cost.without_host(), beside=cost.host_part)
+    return StepPairs.of(steps, rested, live.kernel_ns, cost)
 
 
 def _joined(several: Sequence[StepPairs]) -> StepPairs | None:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.cost.lanes import HostPart
 from batchsim.cost.periods import REGIONS, periods_ns, regions
-from batchsim.cost.work import TIME_TERMS, Columns, Terms, work_columns
+from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work, work_columns
 from batchsim.metrics.measure import percentile
 
 ALL = "all"
@@ -67,19 +68,24 @@ class StepPairs:
         kernel_ns: NDArray[Any],
         cost: Explains,
         *,
-        ahead: bool = False,
+        beside: HostPart | None = None,
     ) -> StepPairs:
         """The steps of one live run. `kernel_ns` has an entry for each step, or is empty where kernels were not timed
-        apart; `rested` are the steps before which the engine was idle. `ahead`: the host worked beside the steps, and
-        a period is as long as the slower of the two.
+        apart; `rested` are the steps before which the engine was idle. `beside` is the host's part where it worked
+        beside the steps, of which `cost` then has none: a period is as long as the slower of the two, and kernels are
+        not compared apart.
         """
-        terms = cost.explain(work_columns(steps))
+        columns = work_columns(steps)
+        terms = cost.explain(columns)
         host = sum((terms[name] for name in HOST_TERMS), np.zeros(len(steps)))
         kernel = sum((terms[name] for name in TIME_TERMS if name not in HOST_TERMS), np.zeros(len(steps)))
-        timed = len(kernel_ns) == len(steps) and bool(host.any())
+        timed = len(kernel_ns) == len(steps) and bool(host.any()) and beside is None
+        whole = kernel + host
+        if beside is not None:
+            whole = np.maximum(whole, beside.of_steps(columns, padded_work(columns)))
         return cls(
             region=regions(steps),
-            predicted=np.maximum(kernel, host) if ahead else kernel + host,
+            predicted=whole,
             measured=periods_ns(steps, rested),
             predicted_kernel=kernel,
             measured_kernel=np.asarray(kernel_ns, np.float64) if timed else np.full(len(steps), np.nan),
