@@ -8,7 +8,8 @@ operation is a KV block taken by a request, found in a cache or not, or given ba
 counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written. The last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
 each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
-how much more two processes can do is the machine's. The medians of both are printed.
+how much more two processes can do is the machine's. The medians of both are printed. `COMPARED` are rows that are to run at
+no less than a share of another one of the same run; the lines before the last two say at which they do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from batchsim.cost import build_cost
+from batchsim.cost import RooflineConfig, build_cost
 from batchsim.deployment.catalog import load_gpu, load_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate
@@ -84,16 +85,16 @@ def bare_simpy() -> float:
 def engine(row: Row) -> EngineCore:
     """The row's policy with Llama-3.1-8B on an H200, with as many KV blocks as it has or as the row states."""
     model, gpu = load_model("llama-3.1-8b"), load_gpu("h200")
-    cost = build_cost("h200", model)
+    cost = build_cost(RooflineConfig("h200", pp=row.pp), model)
     make_config, make_policy = POLICIES[row.policy]
     config = make_config(**row.knobs)
-    num_blocks = row.num_blocks or Deployment(model, gpu).derive_kv(block_size=BLOCK_SIZE).num_blocks
+    num_blocks = row.num_blocks or Deployment(model, gpu, pp=row.pp).derive_kv(block_size=BLOCK_SIZE).num_blocks
     kv = new_kv(config, num_blocks, BLOCK_SIZE, ids=False)
-    scheduler: Any = make_policy(config, PolicyContext(kv, MAX_MODEL_LEN, estimator=cost))
-    speculation = config.traits.speculation
+    speculation, loop = config.traits.speculation, config.traits.loop.over(row.pp)
+    scheduler: Any = make_policy(config, PolicyContext(kv, MAX_MODEL_LEN, estimator=cost, loop=loop))
     luck = None if speculation is None else DrawnLuck(0, speculation.positions, speculation.found)
-    executor = SimExecutor(cost, MAX_MODEL_LEN, luck=luck)
-    return EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN)
+    executor = SimExecutor(cost, MAX_MODEL_LEN, loop, luck)
+    return EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
 
 
 def azure(traces: Path, factor: float, requests: int | None = None) -> Workload:
@@ -135,7 +136,8 @@ DRAFTS = PLAIN_VLLM | {"speculative_config": SpeculativeConfig("eagle", 3, (0.8,
 
 @dataclass(frozen=True)
 class Row:
-    """`what` is the quantity per bare timeout: requests or steps. `num_blocks` replaces the GPU's KV blocks."""
+    """`what` is the quantity per bare timeout: requests or steps. `num_blocks` replaces the GPU's KV blocks. `pp`: GPUs
+    in a row, each a stage."""
 
     workload: Callable[[Path], Workload] = lambda traces: azure(traces, 1)
     leap: bool = True
@@ -144,6 +146,7 @@ class Row:
     num_blocks: int | None = None
     policy: str = "continuous"
     knobs: dict[str, Any] = field(default_factory=lambda: CONTINUOUS)
+    pp: int = 1
 
 
 def of_system(policy: str, **knobs: Any) -> Row:
@@ -169,6 +172,9 @@ ROWS = {
     ),
     "mooncake-prefix": Row(mooncake, num_blocks=60_000, policy="vllm", knobs=VLLM),
     "vllm": of_system("vllm", **VLLM),
+    "vllm-async": of_system("vllm", async_scheduling=True),
+    "vllm-pp4": replace(of_system("vllm", **VLLM), pp=4),
+    "vllm-pp4-async": replace(of_system("vllm", async_scheduling=True), pp=4),
     "sglang": of_system("sglang"),
     "tensorrt_llm": of_system("tensorrt_llm"),
     "tgi": of_system("tgi"),
@@ -181,6 +187,9 @@ ROWS = {
     "tf_serving": of_system("tf_serving", num_batch_threads=1, pad_variable_length_inputs=True),
     "ray_serve": of_system("ray_serve"),
 }
+
+COMPARED = {"vllm-async": ("vllm", 0.9), "steps-256-drafts": ("steps-256-vllm", 0.25)}
+"""Rows whose share per bare timeout is to be, of that of the row named, no less than so much."""
 
 
 def block_operations(records: Records) -> int:
@@ -349,6 +358,9 @@ def main() -> None:
         )
     rows.insert(0, {"name": "simpy-timeouts", "steps_per_s": statistics.median(bare), "share_of_simpy": 1.0})
     print(f"| simpy-timeouts | | {rows[0]['steps_per_s']:,.0f} | | | | | 1 |")
+    shares = {row["name"]: row["share_of_simpy"] for row in rows}
+    for name, (other, least) in COMPARED.items():
+        print(f"{name}: {shares[name] / shares[other]:.2f} of {other}; no less than {least:g} is wanted")
     parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
     print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
     command = [sys.executable, __file__, "--row", POINT, "--traces", str(options.traces)]
