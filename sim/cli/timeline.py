@@ -61,7 +61,7 @@ def timeline(
     facts |= {"batchsim": loaded.manifest["heading"], "policy": policy, "load": load, "seed": seed}
     lane, parts = 1, []
     for life in lives:  # none overlaps another, but the requests in them may
-        terms = step_terms(loaded, life, replica)
+        terms = step_terms(loaded, life, policy, replica)
         parts.append(timeline_events(life, blocks, window, terms, per_chunk_ns=per_chunk_ns, first_lane=lane))
         lane += len(life.requests)
     events = chain.from_iterable(parts)

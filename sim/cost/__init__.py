@@ -14,6 +14,7 @@ from batchsim.cost.base import Cost
 from batchsim.cost.calibrated import Calibrated, ProfileConfig
 from batchsim.cost.constant import Constant, Linear
 from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.cost.drafter import draft_sources, with_drafter
 from batchsim.cost.profile import check_model, profile_names
 from batchsim.cost.roofline import HostCost, Roofline, RooflineConfig
 from batchsim.cost.scaled import Scaled
@@ -45,7 +46,9 @@ __all__ = [
     "Unknown",
     "build_cost",
     "check_model",
+    "draft_sources",
     "long_form",
+    "with_drafter",
 ]
 
 

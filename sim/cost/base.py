@@ -67,8 +67,8 @@ class Cost(CostModel, StepEstimator, Protocol):
 
     def explain(self, columns: Columns) -> Terms:
         """What the time of recorded steps is made of: arrays of ns, an element a step, `weights, kv_reads, matmul,
-        attention, host, swap, other`, which sum to `step_ns`, and `flops` and `bytes` of the useful work; zero where
-        not known."""
+        attention, host, swap, other, draft`, which sum to `step_ns`, and `flops` and `bytes` of the useful work; zero
+        where not known."""
         ...
 
     def describe(self) -> str:

@@ -21,6 +21,7 @@ from batchsim.base.ranges import Config
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, error_of
+from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import HostTerm, Hull, Profile, StatedHost, StepCosts, check_model, load_profile
 from batchsim.cost.roofline import HOST_LINK_SHARE
@@ -304,8 +305,8 @@ class Calibrated(Cost):
     # ---- recorded steps
 
     def explain(self, columns: Columns) -> Terms:
-        """What each step's time is made of: ns arrays `weights, kv_reads, matmul, attention, host, swap, other`, which
-        sum to `step_ns`, and `flops` and `bytes` of the useful work.
+        """What each step's time is made of: ns arrays `weights, kv_reads, matmul, attention, host, swap, other,
+        draft`, which sum to `step_ns`, and `flops` and `bytes` of the useful work.
 
         `weights` is the matmuls' time at one token, `matmul` what more tokens add; `kv_reads` and `attention` are the
         attention of decodes and of chunks; `other` is what a step waits for its launches, and what a step of chunks
@@ -318,6 +319,7 @@ class Calibrated(Cost):
         base, per_block = self._swap_parts() if swapped.any() else (0.0, 0.0)
         terms["host"] = host if self.host.mode == "serial" else np.maximum(host - kernel, 0.0)
         terms["swap"] = base * (swapped > 0) + per_block * swapped
+        terms["draft"] = np.zeros(len(swapped))
         terms["flops"], terms["bytes"] = useful_flops_bytes(self.deployment.model, columns)
         return terms
 
@@ -426,12 +428,14 @@ _CHUNK = ("tokens of one prompt", "--max-model-len")
 @dataclass(frozen=True, slots=True)
 class ProfileConfig(Config):
     """`cost:` as the name of a shipped profile or the path of one, or the long form of that. `extrapolate` continues
-    the curves beyond what was measured; `host` replaces the profile's host time."""
+    the curves beyond what was measured; `host` replaces the profile's host time; `draft`: what drafting costs, if
+    anything is said of it."""
 
     profile: str
     kind: Literal["profile"] = "profile"
     extrapolate: bool = False
     host: StatedHost | None = None
+    draft: DraftersConfig | None = None
 
     @property
     def num_gpus(self) -> int:

@@ -11,6 +11,7 @@ from batchsim.base.ranges import Config
 from batchsim.base.units import PartDuration, StepDuration, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import Unknown
+from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.types import Batch
@@ -20,10 +21,14 @@ STATED = Unknown("step times are stated")
 
 @dataclass(frozen=True, slots=True)
 class Constant(Cost, Config):
-    """Every step takes `step` ns, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
+    """Every step takes `step` ns, whatever is in it. Swaps are free, so `auto` preemption always swaps.
+
+    `draft`: what drafting costs beside, if anything is said of it.
+    """
 
     step: StepDuration
     kind: Literal["constant"] = "constant"
+    draft: DraftersConfig | None = None
 
     num_gpus: ClassVar[int] = 1
 
@@ -60,7 +65,7 @@ class Constant(Cost, Config):
 class Linear(Cost, Config):
     """A step takes `base` + a part for each token computed, sequence, context token that a decode reads, block swapped.
 
-    Padding counts as work. All are whole nanoseconds.
+    Padding counts as work. All are whole nanoseconds. `draft`: what drafting costs beside, if anything is said of it.
     """
 
     base: StepDuration
@@ -69,6 +74,7 @@ class Linear(Cost, Config):
     per_context_token: PartDuration = 0
     per_swapped_block: PartDuration = 0
     kind: Literal["linear"] = "linear"
+    draft: DraftersConfig | None = None
 
     num_gpus: ClassVar[int] = 1
 

@@ -33,6 +33,7 @@ from batchsim.base.ranges import Config, Range
 from batchsim.base.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
+from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.lanes import HostPart
 from batchsim.cost.work import (
     Columns,
@@ -79,7 +80,8 @@ class HostCost(Config):
 
 @dataclass(frozen=True, slots=True)
 class RooflineConfig(Config):
-    """`cost: h200`, or the long form of that. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85."""
+    """`cost: h200`, or the long form of that. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85.
+    `draft`: what drafting costs, if anything is said of it."""
 
     gpu: str
     kind: Literal["roofline"] = "roofline"
@@ -87,6 +89,7 @@ class RooflineConfig(Config):
     pp: Annotated[int, Range(1, 1024)] = 1
     host: HostCost = HostCost()
     swap_bandwidth: Bandwidth | None = None
+    draft: DraftersConfig | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -322,6 +325,23 @@ class Roofline(Cost):
         """ns of a step that computes the first `num_tokens` of one sequence, and nothing else."""
         return int(_step_ns(self._coefficients, num_tokens, 1, 1, 0, num_tokens * (num_tokens + 1) // 2, num_tokens))
 
+    def pass_ns(self, tokens: int, rows: int, context: int, pairs: int) -> float:
+        """ns of a pass over `tokens` of `rows` sequences, of each of which one is sampled."""
+        return _step_ns(self._coefficients, tokens, rows, rows, context, pairs, 0)
+
+    def passes_ns(self, tokens: NDArray[Any], rows: NDArray[Any], context: Any, pairs: Any) -> NDArray[np.float64]:
+        """`pass_ns` of columns, an element a pass."""
+        k, host = self._kernels(), self.host
+        return (
+            _matmul_ns(k.layers, tokens)[1]
+            + _matmul_ns(k.head, rows)[1]
+            + (k.gemm_constant + k.attention_constant + k.other_constant + host.base)
+            + k.other_per_token * tokens
+            + (k.attention_per_row + host.per_sequence) * rows
+            + k.kv_per_token * context
+            + k.attention_per_pair * pairs
+        )
+
     def _kernels(self) -> KernelCosts:
         return KernelCosts.of(self.deployment.model, self.gpu, self.deployment.tp)
 
@@ -333,8 +353,9 @@ class Roofline(Cost):
         return t["weights"] + t["matmul"] + k.gemm_constant * busy, t["kv_reads"] + t["attention"] + attention_constants
 
     def explain(self, columns: Columns) -> Terms:
-        """What each step's time is made of: ns arrays `weights, kv_reads, matmul, attention, host, swap, other`, which
-        sum to `step_ns`, and `flops` and `bytes` of the useful work on all GPUs, for MFU and bandwidth use.
+        """What each step's time is made of: ns arrays `weights, kv_reads, matmul, attention, host, swap, other,
+        draft`, which sum to `step_ns`, and `flops` and `bytes` of the useful work on all GPUs, for MFU and bandwidth
+        use.
 
         `weights` is the time of the matmuls' bytes, `matmul` what their arithmetic adds to it; `other` holds constants,
         elementwise kernels and all-reduces.
@@ -356,6 +377,7 @@ class Roofline(Cost):
             + host.per_token * columns["num_prefill_tokens"] * 1.0,
             "swap": columns["swap_blocks"] * (self.block_bytes * NS_PER_S / self.swap_bandwidth),
             "other": constants * busy + k.attention_per_row * work.sequences + k.other_per_token * work.tokens,
+            "draft": np.zeros(len(busy)),
             "flops": flops,
             "bytes": moved,
         }

@@ -29,8 +29,8 @@ WORK_COLUMNS = (
 )
 """The columns of a step record that say how much work the step had: the keys of `Columns`."""
 
-TIME_TERMS = ("weights", "kv_reads", "matmul", "attention", "host", "swap", "other")
-"""The ns terms of `explain`, which sum to the step's duration."""
+TIME_TERMS = ("weights", "kv_reads", "matmul", "attention", "host", "swap", "other", "draft")
+"""The ns terms of `explain`, which sum to the step's duration; `draft` is of the drafter that follows it, if any."""
 
 
 def work_columns(steps: NDArray[np.void] | Columns) -> Columns:

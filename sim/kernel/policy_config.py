@@ -9,17 +9,26 @@ from typing import Literal
 from batchsim.base.ranges import Config
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 
+DraftMethod = Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
+"""Who drafts tokens: a search of the text, a head on the model's own hidden states, or a smaller model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What becomes of the draft tokens that a policy has verified.
+    """What becomes of the draft tokens that a policy has verified, and by which `method` they are made.
 
     `positions`, by request class, "" for all others: the shares of steps in which the first, second, ... draft is
     accepted. `found`: the share of steps for which there are drafts.
     """
 
+    method: DraftMethod
     positions: Mapping[str, tuple[float, ...]]
     found: float = 1.0
+
+    @property
+    def num_drafts(self) -> int:
+        """The most drafts of a sequence in a step."""
+        return len(next(iter(self.positions.values())))
 
 
 @dataclass(frozen=True, slots=True)

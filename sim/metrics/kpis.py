@@ -28,6 +28,7 @@ _STEP_BOUNDS = {
     "attention": "matmul",  # arithmetic too
     "swap": "swap",
     "host": "host",
+    "draft": "drafting",
     "other": "",  # constants, or a cost that is stated and not explained
 }
 _QUEUE_BOUNDS = {

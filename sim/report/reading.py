@@ -102,7 +102,8 @@ def sweeps(results: Results) -> list[PolicyCurve]:
     return found
 
 
-FREE_DRAFTS = "drafting takes no time here, and how many drafts are accepted is stated, not measured"
+STATED_DRAFTS = "how many drafts are accepted is stated, not measured"
+FREE_DRAFTS = f"drafting takes no time here, and {STATED_DRAFTS}"
 
 
 def systems_note(results: Results) -> str:
@@ -117,9 +118,25 @@ def systems_note(results: Results) -> str:
         differing += [f"{name} {words}" for name, words in named.items() if words]
     notes = [SAME_COSTS] if len(systems) > 1 else []
     notes += [f"{', '.join(differing)}: not the engine's default"] if differing else []
-    drafting = [n for n, kind in owners.items() if kind in systems and _knobs(results, n).get("speculative_config")]
-    notes += [f"{', '.join(drafting)}: {FREE_DRAFTS}"] if drafting else []
+    drafting = {n: speculation(results, n) for n, kind in owners.items() if kind in systems}
+    for words, free in ((FREE_DRAFTS, True), (STATED_DRAFTS, False)):
+        named = [n for n, its in drafting.items() if its and _is_free(results, n, its) is free]
+        notes += [f"{', '.join(named)}: {words}"] if named else []
     return " · ".join(notes)
+
+
+def speculation(results: Results, policy: str) -> Mapping[str, Any]:
+    """The `speculative_config` of `policy` as its scenario states it; empty if it has none."""
+    return _knobs(results, policy).get("speculative_config") or {}
+
+
+def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:
+    """Whether a cost of the scenario of `policy` says nothing of its drafter, by the `speculative_config` `its`."""
+    plain = scenario_of(results, policy)
+    groups = (plain.get("replicas") or {}).get("groups") or {"": {}}
+    costs = [group.get("cost") or plain["cost"] for group in groups.values()]
+    choices = its.get("best_of") or [its]
+    return any(choice.get("method") not in (cost.get("draft") or {}) for cost in costs for choice in choices)
 
 
 def _knobs(results: Results, policy: str) -> Mapping[str, Any]:

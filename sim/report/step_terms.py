@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -12,19 +13,22 @@ from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, file_hash, open_file
 from batchsim.cost.work import TIME_TERMS, padded_work, work_columns
 from batchsim.kernel.record import Records
+from batchsim.report.reading import speculation
 from batchsim.results.read import SCENARIO, Results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 
 _ANY_POLICY = ("kv.swap_space=0GB", "vary=null")
-"""Overrides that replace the scenario's policies, whose code may be a user's own: the cost alone matters here. A
-pipeline is refused to a policy that runs one batch at a time."""
+"""Overrides beside one that replaces the scenario's policies, whose code may be a user's own: the cost alone matters
+here, and who drafts. A pipeline is refused to a policy that runs one batch at a time."""
 _ROUNDING_NS = len(TIME_TERMS)
 
 
-def step_terms(results: Results, records: Records, replica: int | None = None) -> dict[str, NDArray[np.float64]]:
-    """ns of each recorded step by part of its time; empty where the parts are not known. `replica` is the one that
-    `records` are of, if there are several.
+def step_terms(
+    results: Results, records: Records, policy: str, replica: int | None = None
+) -> dict[str, NDArray[np.float64]]:
+    """ns of each recorded step by part of its time; empty where the parts are not known. `records` are of `policy`, and
+    of one `replica` if there are several.
 
     For a live run: `kernel` and `host`, as measured. For a simulated one the terms of its cost model, without the
     host's part where the engine was ahead, and only if they sum to every recorded duration: after a change of profile
@@ -34,10 +38,12 @@ def step_terms(results: Results, records: Records, replica: int | None = None) -
     if live is not None:
         return _measured(results.path.parent / live["raw"], live["raw_sha256"], len(records.steps))
     try:
-        policy = "vllm" if len(records.lanes) else "gated"
-        overrides = (f"policies={{{policy}: {{}}}}", *_ANY_POLICY)
+        drafts = speculation(results, policy)
+        stand_in = {"vllm": {"speculative_config": drafts or None}} if len(records.lanes) or drafts else {"gated": {}}
+        overrides = (f"policies={json.dumps(stand_in)}", *_ANY_POLICY)
         setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=overrides))
-        cost = (setup if replica is None else setup.group_of(replica).setup).cost
+        one = setup if replica is None else setup.group_of(replica).setup
+        cost = one.cost_under(setup.scenario.specs[0].config)
         if len(records.lanes):
             cost = cost.without_host()
         columns = work_columns(records.step_columns)

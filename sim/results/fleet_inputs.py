@@ -8,26 +8,26 @@ from numpy.typing import NDArray
 from batchsim.cost import Cost
 from batchsim.cost.work import work_columns
 from batchsim.drive.fleet.fleet_plan import UP
-from batchsim.kernel.engine_loop import EngineLoop
+from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
 from batchsim.metrics.point_inputs import FleetInputs
 from batchsim.scenario.point import Run, Setup
 
 
-def cost_terms(setup: Setup, records: Records, loop: EngineLoop) -> dict[str, NDArray[np.float64]]:
+def cost_terms(setup: Setup, records: Records, config: PolicyConfig) -> dict[str, NDArray[np.float64]]:
     """By term, for every step, what its time is made of by the cost of the replica that ran it; terms that all have.
 
-    `loop` is the policy's on one GPU. Where it is ahead, a step's time is the GPU's alone, without the host's part.
+    `config` is the policy's. Where its engine is ahead, a step's time is the GPU's alone, without the host's part.
     """
     if records.replicas is None or len(setup.groups) == 1:
-        cost = (setup.groups[0].setup if setup.groups else setup).cost
-        return _of_steps(cost, loop).explain(work_columns(records.step_columns))
+        one = setup.groups[0].setup if setup.groups else setup
+        return _of_steps(one, config).explain(work_columns(records.step_columns))
     of_step = np.array([setup.groups.index(setup.group_of(n)) for n in range(setup.num_engines)])
     of_step = of_step[records.replicas.steps]
     parts = []
     for number, group in enumerate(setup.groups):
         mine = np.flatnonzero(of_step == number)
-        parts.append((mine, _of_steps(group.setup.cost, loop).explain(work_columns(records.steps[mine]))))
+        parts.append((mine, _of_steps(group.setup, config).explain(work_columns(records.steps[mine]))))
     terms = {}
     for name in parts[0][1]:
         if all(name in explained for _, explained in parts):
@@ -37,9 +37,10 @@ def cost_terms(setup: Setup, records: Records, loop: EngineLoop) -> dict[str, ND
     return terms
 
 
-def _of_steps(cost: Cost, loop: EngineLoop) -> Cost:
-    """What of `cost` is in the durations of steps of an engine whose loop on one GPU is `loop`."""
-    return cost.without_host() if loop.over(cost.stages).is_ahead else cost
+def _of_steps(setup: Setup, config: PolicyConfig) -> Cost:
+    """What of the cost of one engine is in the durations of its steps under a policy."""
+    cost = setup.cost_under(config)
+    return cost.without_host() if config.traits.loop.over(cost.stages).is_ahead else cost
 
 
 def num_blocks(setup: Setup) -> list[int]:

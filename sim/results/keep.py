@@ -57,7 +57,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         class_slos=class_slos,
         class_names=tuple(file.workload.classes),
         has_prefix_cache=bool(traits.prefix_cache),
-        cost_terms=cost_terms(setup, run.records, traits.loop),
+        cost_terms=cost_terms(setup, run.records, run.point.spec.config),
         peak_flops=None if deployment is None else deployment.peak_flops,
         memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,
@@ -191,7 +191,7 @@ def heading(setup: Setup) -> str:
     gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
     dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
     model = f"{setup.model.name} {dtype}{gpu}"
-    cost = setup.cost.describe()
+    cost = setup.cost_text
     if setup.groups:
         model, cost = f"{setup.model.name} {dtype}", _describe_replicas(setup)
     model = model if setup.shape_counts else ""
@@ -209,7 +209,7 @@ def _describe_replicas(setup: Setup) -> str:
         count = f"{group.count}" if config.autoscaler is None else f"{config.autoscaler.min} to {config.autoscaler.max}"
         noun = "replica" if count == "1" else "replicas"
         what = " ".join(filter(None, (count, group.name, noun, f"on {gpu}" if gpu else "")))
-        kinds.append(f"{what} · {group.setup.cost.describe()}")
+        kinds.append(f"{what} · {group.setup.cost_text}")
     varied = setup.scenario.vary_key.startswith("replicas.router")
     router = "" if config.router is None or varied else f" · router {config.router.kind}"
     scaler = "" if config.autoscaler is None else f" · autoscaler by {config.autoscaler.kind}"

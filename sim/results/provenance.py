@@ -24,6 +24,7 @@ import numpy as np
 
 from batchsim.base.files import file_hash, write_text
 from batchsim.base.plain import to_plain
+from batchsim.cost import draft_sources
 from batchsim.scenario import Point, PolicySpec
 from batchsim.scenario.point import Setup
 
@@ -50,8 +51,9 @@ def identity(setup: Setup) -> dict[str, Any]:
 
 def cost_sources(setup: Setup) -> list[str]:
     """Where the cost of steps comes from, of every group of replicas."""
-    of_groups = [source for group in setup.groups for source in group.setup.cost.sources()]
-    return list(dict.fromkeys(of_groups or setup.cost.sources()))
+    setups = [group.setup for group in setup.groups] or [setup]
+    found = [source for one in setups for source in (*one.cost.sources(), *draft_sources(one.scenario.cost.draft))]
+    return list(dict.fromkeys(found))
 
 
 def point_hash(common: dict[str, Any], point: Point) -> str:

@@ -213,17 +213,23 @@ def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
                     yield (key, kinds, name), entry
 
 
-def _place_profile(cost: Any, folder: Path) -> None:
-    """Rewrites a profile's path to start from the current folder, if its file stands beside the scenario."""
-    profile = cost.get("profile") if isinstance(cost, dict) else None
-    if isinstance(profile, str) and profile.endswith(".json") and os.path.isfile(folder / profile):
-        cost["profile"] = str(folder / profile)
+def _place_files(cost: Any, folder: Path) -> None:
+    """Rewrites the paths of a profile and of draft models to start from the current folder, where their files stand
+    beside the scenario."""
+    if not isinstance(cost, dict):
+        return
+    draft = cost.get("draft")
+    drafters = list(draft.values()) if isinstance(draft, dict) else []
+    for owner, key in ((cost, "profile"), *((drafter, "model") for drafter in drafters if isinstance(drafter, dict))):
+        path = owner.get(key)
+        if isinstance(path, str) and path.endswith(".json") and os.path.isfile(folder / path):
+            owner[key] = str(folder / path)
 
 
 def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[Path], allow_code: bool) -> Scenario:
     plain = document.value
     for _, owner in _costs(plain):
-        _place_profile(owner.get("cost"), folder)
+        _place_files(owner.get("cost"), folder)
     file: ScenarioFile = check_values(ScenarioFile, plain, document, ())
     _check_loads(file, document)
     specs = tuple(spec for label in file.policies for spec in _specs(label, document, allow_code))

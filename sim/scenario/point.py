@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost import Cost, Scaled, build_cost
+from batchsim.cost import Cost, Scaled, build_cost, with_drafter
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.deployment import KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
@@ -71,7 +71,22 @@ class Setup:
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost, cost.stages)
+            with scenario.at("cost"):
+                setup.cost_under(spec.config)
         return setup if file.replicas is None else replace(setup, groups=_groups(setup, file.replicas))
+
+    def cost_under(self, config: PolicyConfig) -> Cost:
+        """The step times of an engine under a policy: `cost`, with its drafter where that takes time.
+
+        ScenarioError where its draft model cannot be timed.
+        """
+        return with_drafter(self.cost, self.scenario.cost.draft, config.traits.speculation)
+
+    @property
+    def cost_text(self) -> str:
+        """The cost in words, with what drafting costs."""
+        draft = self.scenario.cost.draft
+        return self.cost.describe() + ("" if draft is None else f" · drafting: {draft}")
 
     def group_of(self, replica: int) -> Group:
         """The group of a replica by its number; where all are alike, also of those an autoscaler adds."""
@@ -152,7 +167,8 @@ class Setup:
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine under `spec` for one simulation of `workload`."""
-        return self.resolved.simulator(resolved_policy(spec), workload, self.new_kv(spec.config), self.cost)
+        cost = self.cost_under(spec.config)
+        return self.resolved.simulator(resolved_policy(spec), workload, self.new_kv(spec.config), cost)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ def test_steps_say_what_their_time_was_made_of(ran: Path, tmp_path: Path) -> Non
     """A constant cost of 10 ms knows one term; with another cost than the run's nothing is claimed."""
     results = load_results(ran)
     records = results.records("static", 20.0, 0)
-    assert {name: set(ns.tolist()) for name, ns in step_terms(results, records).items() if ns.any()} == {"other": {1e7}}
+    terms = step_terms(results, records, "static")
+    assert {name: set(ns.tolist()) for name, ns in terms.items() if ns.any()} == {"other": {1e7}}
     out = tmp_path / "trace.json"
     assert trace(ran, "--policy", "static", "--load", 20, "-o", out).exit_code == 0
     steps = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "B" and e["pid"] == 1]
@@ -91,7 +92,7 @@ def test_steps_say_what_their_time_was_made_of(ran: Path, tmp_path: Path) -> Non
     other = tmp_path / "elsewhere"
     other.mkdir()
     (other / "scenario.yaml").write_text(changed(TINY, "step: 10ms", "step: 11ms"))
-    assert step_terms(replace(results, path=other), records) == {}
+    assert step_terms(replace(results, path=other), records, "static") == {}
 
 
 def test_steps_of_a_live_run_say_what_was_measured(ran: Path, tmp_path: Path) -> None:
@@ -104,10 +105,10 @@ def test_steps_of_a_live_run_say_what_was_measured(ran: Path, tmp_path: Path) ->
     np.savez(raw, kernel_ns=np.arange(count), host_ns=np.full(count, 7))
     live = {"raw": "raw/1.npz", "raw_sha256": file_hash(raw)}
     kept = replace(results, path=tmp_path / "run", manifest=results.manifest | {"live": live})
-    found = step_terms(kept, records)
+    found = step_terms(kept, records, "static")
     assert found["kernel"].tolist() == list(range(count)) and set(found["host"]) == {7.0}
     np.savez(raw, kernel_ns=np.arange(count), host_ns=np.full(count, 8))
     with pytest.raises(ScenarioError, match="not as it was written"):
-        step_terms(kept, records)
+        step_terms(kept, records, "static")
     raw.unlink()
-    assert step_terms(kept, records) == {}
+    assert step_terms(kept, records, "static") == {}

@@ -72,6 +72,7 @@ def sample_results(
         points.reset_index(drop=True),
         scenario={
             "workload": {"warmup": "10s"},
+            "cost": {"kind": "roofline", "gpu": "h200"},
             "policies": {policy: {"kind": kind} | (knobs or {}) for policy, (_, kind, _) in policies.items()},
         },
         manifest={

@@ -54,7 +54,7 @@ def ran(path: str, *overrides: str) -> tuple[Setup, Run]:
 
 
 def explained_ns(setup: Setup, run: Run) -> np.ndarray:
-    terms = cost_terms(setup, run.records, run.point.spec.config.traits.loop)
+    terms = cost_terms(setup, run.records, run.point.spec.config)
     return sum((terms[name] for name in TIME_TERMS), np.zeros(len(run.records.steps)))
 
 
@@ -83,15 +83,15 @@ def test_kept_steps_say_what_their_time_was_made_of(path: str, tmp_path: Path, s
     setup, run = ran(path, f"cost.pp={stages}")
     write_point(measured_point(setup, run, "kept"), tmp_path / "points" / "kept")
     points = pd.DataFrame([{"policy": "vllm", "load": 20.0, "seed": 0, "point": "kept"}])
-    results = Results(tmp_path / "run", points, points, {}, {})
+    results = Results(tmp_path / "run", points, points, {}, {"policies": {"vllm": None}})
     records = results.records("vllm", 20.0, 0)
     assert records.lanes.tolist() == run.records.lanes.tolist()
     results.path.mkdir()
     stored = SCENARIO.replace("gpu: h100", f"gpu: h100, pp: {stages}")
     (results.path / "scenario.yaml").write_text(stored, encoding="utf-8")
-    found = step_terms(results, records)
+    found = step_terms(results, records, "vllm")
     total = sum(found.values(), np.zeros(len(records.steps)))
     assert not found["host"].any() and np.abs(total - records.steps["duration_ns"]).max() <= len(TIME_TERMS)
     for gpu in ("a100", "h200"):  # slower and quicker
         (results.path / "scenario.yaml").write_text(stored.replace("h100", gpu), encoding="utf-8")
-        assert step_terms(results, records) == {}
+        assert step_terms(results, records, "vllm") == {}

@@ -18,7 +18,7 @@ from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 from batchsim.report.pictures import closeup, plots
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import figure, frame, growth_notes
-from batchsim.report.reading import FREE_DRAFTS, sweeps, systems_note
+from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, sweeps, systems_note
 
 
 def axes() -> Any:
@@ -155,6 +155,17 @@ def test_a_system_not_simulated_as_shipped_is_told(kind: str, knobs: dict[str, A
     """Nothing is said of the engine's own loop; the other one is told, and what no knob has, once for a kind."""
     both = {kind: (kind, kind, 9.0), "small": ("small", kind, 9.0)}
     assert systems_note(sample_results(both, knobs=knobs)) == words
+
+
+def test_drafts_that_cost_time_are_told_apart_from_those_that_are_free() -> None:
+    """By what each cost of the scenario says of the method; in the head of a run."""
+    results = sample_results({"a": ("a", "vllm", 9.0), "b": ("b", "vllm", 9.0)})
+    for name, method in (("a", "ngram"), ("b", "mtp")):
+        results.scenario["policies"][name]["speculative_config"] = {"method": method}
+    results.scenario["cost"] = {"draft": {"mtp": {"layers": 1}}}
+    assert systems_note(results) == f"a: {FREE_DRAFTS} · b: {STATED_DRAFTS}"
+    results.scenario["replicas"] = {"groups": {"one": {}, "two": {"cost": {"kind": "constant"}}}}
+    assert systems_note(results) == f"a, b: {FREE_DRAFTS}"
 
 
 def test_of_two_policies_of_a_system_the_one_not_as_shipped_is_named() -> None:

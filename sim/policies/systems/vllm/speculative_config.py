@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated
 
 from batchsim.base.ranges import Config, Range
-from batchsim.kernel.policy_config import Speculation
+from batchsim.kernel.policy_config import DraftMethod, Speculation
 
 MAX_DRAFTS = 64
 """The most draft tokens a step: far above what anybody verifies."""
@@ -23,10 +23,10 @@ class SpeculativeConfig(Config):
 
     Supposed in a simulation: `acceptance`, a law, or one by request class, in which "" stands for all other classes;
     and for `ngram`, which drafts only where the text repeats itself, `found`, the share of steps for which it does. The
-    time that drafting takes is not simulated: steps are those that verify.
+    time that drafting takes is the cost's (`batchsim.cost.drafter`).
     """
 
-    method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
+    method: DraftMethod
     num_speculative_tokens: Annotated[int, Range(1, MAX_DRAFTS)]
     acceptance: Law | dict[str, Law]
     found: Probability = 1.0
@@ -63,7 +63,7 @@ class SpeculativeConfig(Config):
     @property
     def speculation(self) -> Speculation:
         """What the world, of which the scheduler knows nothing, is supposed to do with drafts."""
-        return Speculation(self.positions, self.found)
+        return Speculation(self.method, self.positions, self.found)
 
     # ---- numbers by method; source: vllm/config/vllm.py and vllm/config/speculative.py of the 0.33.0 wheel
 

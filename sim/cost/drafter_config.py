@@ -1,0 +1,61 @@
+"""What a scenario says of the time that drafting takes: `draft:` of a cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from batchsim.base.ranges import Config, PositiveInt
+from batchsim.base.units import HostDuration, PartDuration, format_duration
+
+
+@dataclass(frozen=True)
+class DrafterConfig(Config):
+    """What a drafter's time is made of, at least one of: `base` and `per_sequence`, of each of its passes; `per_token`,
+    of each token of the step; the passes of a draft model, which is `model`, a name of the catalog or a config.json, or
+    so many `layers` of the engine's own and its output matrix."""
+
+    base: HostDuration | None = None
+    per_sequence: PartDuration = 0
+    per_token: PartDuration = 0
+    model: str | None = None
+    layers: PositiveInt | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is not None and self.layers is not None:
+            raise ValueError("model and layers are two draft models. Write one of them")
+        if self.base is None and self.model is None and self.layers is None:
+            raise ValueError("says no time. Write base, or a draft model by model or layers")
+
+    def __str__(self) -> str:
+        parts = [format_duration(self.base)] if self.base else []
+        parts += [f"{format_duration(self.per_sequence)} a sequence"] if self.per_sequence else []
+        parts += [f"{format_duration(self.per_token)} a token"] if self.per_token else []
+        parts += [f"{self.layers} of the model's layers by roofline"] if self.layers else []
+        parts += [f"{self.model} by roofline"] if self.model else []
+        return " + ".join(parts) or "no time"
+
+
+@dataclass(frozen=True)
+class DraftersConfig(Config):
+    """What drafting costs by method; a method that is not named takes no time, and reports say so."""
+
+    ngram: DrafterConfig | None = None
+    eagle: DrafterConfig | None = None
+    eagle3: DrafterConfig | None = None
+    mtp: DrafterConfig | None = None
+    draft_model: DrafterConfig | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ngram is not None and not self.ngram.model is self.ngram.layers is None:
+            raise ValueError("draft: ngram has no draft model: it searches the text. Write base and per_sequence")
+
+    @property
+    def by_method(self) -> dict[str, DrafterConfig]:
+        """What is said, by method."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: config for name, config in said.items() if config is not None}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {config}" for name, config in self.by_method.items()) or "no time"

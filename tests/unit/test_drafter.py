@@ -1,0 +1,183 @@
+"""What drafting costs: a term of its own in the steps of policies that draft, and in no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchsim.base.errors import ScenarioError
+from batchsim.cost import Cost, Linear, Roofline, Scaled, with_drafter
+from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
+from batchsim.cost.roofline import HostCost
+from batchsim.cost.work import TIME_TERMS, columns_of
+from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.kernel.policy_config import DraftMethod, Speculation
+from batchsim.kernel.types import Batch
+from batchsim.results.fleet_inputs import cost_terms
+from batchsim.results.keep import heading
+from batchsim.results.provenance import cost_sources
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from tests.unit.test_cost import BATCHES, step
+
+LLAMA, H200 = MODELS["llama-3.1-8b"], GPUS["h200"]
+ROOFLINE, LINEAR = Roofline(LLAMA, H200), Linear(5_000_000, per_token=1000)
+STATED = DrafterConfig(base=300_000, per_sequence=2_000, per_token=10)
+HEAD = DrafterConfig(layers=1)
+
+
+def drafted(cost: Cost, config: DrafterConfig, method: DraftMethod = "eagle3", passes: int = 3) -> Cost:
+    """`cost` under a policy whose drafter by `method`, of that `config`, makes so many drafts."""
+    return with_drafter(cost, DraftersConfig(**{method: config}), Speculation(method, {"": (0.5,) * passes}))
+
+
+def draft_ns(config: DrafterConfig, batch: Batch, method: DraftMethod = "eagle3", passes: int = 3) -> int:
+    """ns by which the drafter makes a step of the linear or, for a model, the roofline's cost longer."""
+    cost = LINEAR if config.base is not None else ROOFLINE
+    return drafted(cost, config, method, passes).step_ns(batch) - cost.step_ns(batch)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(
+    "cost",
+    [
+        drafted(LINEAR, STATED),
+        drafted(ROOFLINE, HEAD),
+        drafted(Roofline(LLAMA, H200, tp=2), DrafterConfig(base=50_000, model="qwen3-8b")),
+        drafted(Scaled(ROOFLINE, 1.5), HEAD),
+    ],
+    ids=["stated", "layer", "model", "stretched"],
+)
+def test_the_explained_parts_with_the_drafter_s_add_up_to_the_step(cost: Cost, name: str) -> None:
+    """The term `draft` is above 0 where anything is computed, and 0 where nothing is."""
+    batch = BATCHES[name]
+    terms = cost.explain(columns_of(batch))
+    assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(batch)) <= 3
+    computes = batch.num_decode_tokens + batch.num_prefill_tokens > 0
+    assert (terms["draft"][0] > 0) == computes
+
+
+def test_stated_times_are_of_each_pass_and_of_each_token_once() -> None:
+    """Three drafts are three passes over 10 decodes and a prompt of 100 tokens; a search of the text is one."""
+    batch = step([500] * 10, [(0, 100)], drafts=3)
+    of_tokens = 10 * (10 * 4 + 100)
+    assert draft_ns(STATED, batch) == 3 * (300_000 + 2_000 * 11) + of_tokens
+    assert draft_ns(STATED, batch, "ngram") == 300_000 + 2_000 * 11 + of_tokens
+
+
+def test_a_draft_model_s_first_pass_is_over_the_step_and_the_others_over_one_token_a_sequence() -> None:
+    """A later pass is a decode step of one layer and the output matrix; the first one has all rows, of which one a
+    sequence is sampled."""
+    batch, alone = step([700] * 40, drafts=3), step([700] * 40)
+    layer = Roofline(replace(LLAMA, num_hidden_layers=1), H200, host=HostCost(0, 0, 0))
+    assert draft_ns(HEAD, batch, passes=3) - draft_ns(HEAD, batch, passes=2) == pytest.approx(
+        layer.step_ns(alone), abs=2
+    )
+    head_ns = layer.head_ns(160) - layer.head_ns(40)
+    assert draft_ns(HEAD, batch, passes=1) == pytest.approx(layer.step_ns(batch) - head_ns, abs=2)
+
+
+def test_stretching_a_cost_stretches_its_drafter() -> None:
+    """Every step's time, the drafter's too."""
+    whole, half = drafted(Scaled(ROOFLINE, 0.5), HEAD), drafted(ROOFLINE, HEAD)
+    assert whole.step_ns(BATCHES["drafts"]) == pytest.approx(half.step_ns(BATCHES["drafts"]) / 2, abs=1)
+
+
+def test_who_drafts_by_a_method_without_a_time_or_not_at_all_has_the_cost_as_it_is() -> None:
+    """No wrapper, no time."""
+    config = DraftersConfig(ngram=STATED)
+    assert with_drafter(LINEAR, config, Speculation("mtp", {"": (0.5,)})) is LINEAR
+    assert with_drafter(LINEAR, config, None) is LINEAR
+    assert with_drafter(LINEAR, None, Speculation("ngram", {"": (0.5,)})) is LINEAR
+
+
+# ---- in a scenario
+
+SCENARIO = """
+model: llama-3.1-8b
+cost: {kind: linear, base: 5ms, draft: {eagle3: {base: 300us, per_sequence: 2us}}}
+kv: {tokens: 100000}
+workload:
+  arrivals: {kind: constant, mean_rate: 20/s}
+  lengths: {prompt: {kind: fixed, tokens: 100}, output: {kind: fixed, tokens: 12}}
+  output_cap: 12
+  requests: 20
+policies:
+  eagle: {kind: vllm, async_scheduling: false, speculative_config: SPEC}
+  plain: {kind: vllm, async_scheduling: false}
+slo: ttft<1s @ 99%
+seeds: 1
+""".replace("SPEC", "{method: eagle3, num_speculative_tokens: 2, acceptance: 0.5}")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("drafts") / "some.yaml"
+    file.write_text(SCENARIO, encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize("ahead", ["true", "false"])
+def test_steps_of_a_policy_that_drafts_hold_its_drafter(path: str, ahead: str) -> None:
+    """Two passes a step, ahead of results too, where they are explained; the plain policy's steps take 5 ms."""
+    scenario = load_scenario(path, overrides=(f"policies.eagle.async_scheduling={ahead}",))
+    setup = Setup.of(scenario)
+    for point in scenario.points():
+        records = simulate_point(setup, point).records
+        sequences = records.steps["num_decode"].astype(int) + records.steps["num_chunks"]
+        drafting = 2 * (300_000 + 2_000 * sequences) * (point.spec.label == "eagle")
+        assert records.steps["duration_ns"].tolist() == (5_000_000 + drafting).tolist()
+        terms = cost_terms(setup, records, point.spec.config)
+        assert terms["draft"].tolist() == drafting.tolist()
+
+
+def test_the_head_of_a_run_and_its_sources_say_what_drafting_costs(path: str, tmp_path: Path) -> None:
+    """By method; a draft model of a file beside the scenario has a digest of its shape, which a change of it moves."""
+    setup = Setup.of(load_scenario(path))
+    assert " · drafting: eagle3 300 us + 2 us a sequence · measured at" in heading(setup)
+    file, model = tmp_path / "s.yaml", tmp_path / "small.json"
+    cost = "cost: {kind: roofline, gpu: h200, draft: {draft_model: {model: small.json}}}"
+    file.write_text(SCENARIO.replace(SCENARIO.splitlines()[2], cost).replace("method: eagle3", "method: draft_model"))
+    shape = (Path(__file__).parents[2] / "scenarios" / "tiny-llama.json").read_text().replace("float32", "bfloat16")
+    sources = []
+    for hidden in (shape, shape.replace('"vocab_size": ', '"vocab_size": 1')):
+        model.write_text(hidden)
+        setup = Setup.of(load_scenario(str(file)))
+        assert "drafting: draft_model" in heading(setup)
+        sources.append(cost_sources(setup)[-1])
+    assert "small.json by roofline, as stated in the scenario (shape " in sources[0] and sources[0] != sources[1]
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ("{eagle3: {layers: 1}}", r"some.yaml:3: cost: draft.eagle3 names a draft model, and no GPU is known"),
+        ("{eagle3: {per_sequence: 1us}}", r"some.yaml:3: cost.draft.eagle3: says no time. Write base"),
+        ("{eagle3: {layers: 1, model: qwen3-8b}}", r"model and layers are two draft models. Write one"),
+        ("{ngram: {layers: 1}}", r"ngram has no draft model: it searches the text"),
+        ("{eagle4: {base: 1ms}}", r"eagle4"),
+        ("{eagle3: {base: 1000}}", r"1000"),
+    ],
+)
+def test_a_drafter_that_cannot_be_is_one_line(tmp_path: Path, draft: str, message: str) -> None:
+    """With the place, and what to write instead."""
+    file = tmp_path / "some.yaml"
+    file.write_text(SCENARIO.replace("{eagle3: {base: 300us, per_sequence: 2us}}", draft))
+    with pytest.raises(ScenarioError, match=message) as error:
+        Setup.of(load_scenario(str(file)))
+    assert str(error.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (DrafterConfig(layers=33), "draft.eagle3: layers 33, and llama-3.1-8b has 32. Write fewer"),
+        (DrafterConfig(model="llama"), "draft.eagle3: model: llama is neither in the catalog nor a file"),
+    ],
+)
+def test_a_draft_model_that_cannot_be_timed_is_told(draft: DrafterConfig, message: str) -> None:
+    """More layers than the model's, a model that nobody knows."""
+    with pytest.raises(ScenarioError, match=message):
+        drafted(ROOFLINE, draft)
