@@ -19,6 +19,7 @@ _CATALOG = {
     "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA A100-SXM4-80GB": "a100",
     "NVIDIA L40S": "l40s",
+    "NVIDIA GeForce RTX 4090": "rtx4090",
 }
 
 

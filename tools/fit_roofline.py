@@ -31,9 +31,12 @@ from batchsim.calibrate.import_aiconfigurator import (
     read_parquet,
 )
 from batchsim.cost.roofline import Roofline
-from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.deployment import catalog
+from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
 
+GPUS = {name: gpu for name, gpu in catalog.GPUS.items() if gpu.efficiencies.compared}
+"""The GPUs of the catalog that are in the tables."""
 FITTED_ON = ("llama-3.1-8b", "qwen3-14b")
 GEMM_FIELDS = ("matmul", "weights", "gemm_ns")
 ATTENTION_FIELDS = ("attention", "kv", "attention_ns", "sequence_ns")
@@ -196,7 +199,7 @@ def _columns(is_decode: NDArray[np.bool_], batch: NDArray[np.int64], context: ND
 
 
 def main() -> int:
-    """Prints fitted numbers and the error table of every GPU in the catalog; 2 if the files are missing."""
+    """Prints fitted numbers and the error table of every GPU in the tables; 2 if the files are missing."""
     if len(sys.argv) != 2:
         print("usage: python -m tools.fit_roofline FOLDER", file=sys.stderr)
         return 2

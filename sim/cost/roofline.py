@@ -396,6 +396,8 @@ class Roofline(Cost):
         Unknown for all that was in no comparison: other models and types, several GPUs, attention where none was timed.
         """
         e, model, tp = self.gpu.efficiencies, self.deployment.model, self.deployment.tp
+        if e.error_p95 is None:
+            return Unknown(f"no kernel of {self.gpu.name} was timed")
         missing = [
             ("attention", e.compared == KERNELS),
             (f"tp {tp}", tp == 1),
@@ -412,11 +414,15 @@ class Roofline(Cost):
         """Lines on where the numbers come from: sheet, fit, host, swap."""
         e, assumed = self.gpu.efficiencies, self.swap_bandwidth == self.gpu.host_link * HOST_LINK_SHARE
         error = f"unknown, {self.error.source}" if isinstance(self.error, Unknown) else f"{self.error} of the {KERNELS}"
+        compared = [f"error {error}"]
+        if e.error_p50 is not None and e.error_p95 is not None:
+            off = f"off by {100 * e.error_p50:.1f} % (median), {100 * e.error_p95:.1f} % (p95)"
+            known = f"known of {', '.join(m.name for m in e.models)} in {e.dtype} on one GPU; here: {error}"
+            compared = [f"{e.compared} {off} on {e.held_out}", known]
         return [
             f"{self.gpu.name}: {self.gpu.source}",
             f"efficiencies: {e.source}; fitted on {e.fitted_on}",
-            f"{e.compared} off by {100 * e.error_p50:.1f} % (median), {100 * e.error_p95:.1f} % (p95) on {e.held_out}",
-            f"known of {', '.join(m.name for m in e.models)} in {e.dtype} on one GPU; here: {error}",
+            *compared,
             f"host: {self.host}, serial" + (" (assumed)" if self.host.is_assumed else ""),
             f"swap: {self.swap_bandwidth / 1e9:.1f} GB/s one way, serial" + (" (assumed)" if assumed else ""),
         ]

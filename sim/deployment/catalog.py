@@ -28,6 +28,7 @@ MODEL_SOURCES: dict[str, str] = {name: f"huggingface.co/{shape[0]} config.json" 
 
 _TABLES = "AIConfigurator kernel tables (github.com/ai-dynamo/aiconfigurator @ 095f58a)"
 _MEMORY = "memory as NVML reports it (thundergolfer.com/blog/nvidia-gpu-memory-capacity)"
+_TORCH_MEMORY = "memory as torch reports it (github.com/casys-kaist/LLMServingSim @ 5daddb2, bench/examples/RTX4090)"
 _PEER_LATENCY_NS = (
     10_000  # Source: p2p_latency of the system sheets of AIConfigurator @ 095f58a, marked unofficial there.
 )
@@ -44,18 +45,27 @@ _FITS: dict[str, tuple[float, float, float, float, float, float, float, float, f
     "a100": (0.852, 0.714, 0.543, 0.772, 4_570, 23_210, 0, 0.018, 0.091, "0.14"),
     "l40s": (0.732, 0.756, 0.543, 0.772, 0, 23_210, 0, 0.035, 0.070, "0.14"),
 }
+_FITTED_LIKE = {"rtx4090": "l40s"}  # not in the tables: taken to reach the shares of another board of its architecture
 _ASSUMED = "matmuls only; attention not fitted, assumed to reach the same shares as on a100"
 _BOARDS: dict[str, tuple[int, float, float, float, float, str]] = {
-    # GPU: MiB as NVML reports them; bytes/s of memory; FLOP/s in bf16; bytes/s of host link and peer link; datasheet
+    # GPU: MiB as its source reports them; bytes/s of memory; FLOP/s in bf16; bytes/s of host and peer link; datasheet
     "h200": (143_771, 4.8e12, 989e12, 64e9, 450e9, "H200 SXM datasheet: HBM3e, PCIe 5.0 x16, NVLink 4"),
     "h100": (81_559, 3.35e12, 989e12, 64e9, 450e9, "H100 SXM 80 GB datasheet: HBM3, PCIe 5.0 x16, NVLink 4"),
     "a100": (81_920, 2.039e12, 312e12, 32e9, 300e9, "A100 SXM 80 GB datasheet: HBM2e, PCIe 4.0 x16, NVLink 3"),
     "l40s": (46_068, 864e9, 362e12, 32e9, 32e9,
              "L40S 48 GB datasheet: GDDR6, PCIe 4.0 x16, no NVLink, so peers share PCIe"),
+    "rtx4090": (24_080, 1.008e12, 165.2e12, 32e9, 32e9,
+                "Ada GPU architecture whitepaper, GeForce RTX 4090 24 GB: GDDR6X, bf16 with FP32 accumulation, PCIe 4.0"
+                " x16, no NVLink, so peers share PCIe"),
 }  # fmt: skip
 
 
 def _efficiencies(gpu: str) -> Efficiencies:
+    if gpu in _FITTED_LIKE:
+        like = _FITTED_LIKE[gpu]
+        unmeasured = f"nothing of {gpu}, assumed to reach the same shares as {like}"
+        its = replace(_efficiencies(like), fitted_on=unmeasured, compared="", held_out="", models=())
+        return replace(its, error_p50=None, error_p95=None)
     matmul, weights, attention, kv, gemm_ns, call_ns, sequence_ns, p50, p95, release = _FITS[gpu]
     compared, fitted_on = ("matmuls", f"{_FITTED_ON}, {_ASSUMED}") if gpu == "l40s" else ("kernel part", _FITTED_ON)
     constants, source = (gemm_ns, call_ns, sequence_ns), f"{_TABLES}, vLLM {release}"
@@ -67,12 +77,13 @@ def _efficiencies(gpu: str) -> Efficiencies:
 
 def _gpu(name: str) -> GpuSpec:
     mebibytes, bandwidth, flops, host, peer, sheet = _BOARDS[name]
-    source = f"NVIDIA {sheet}; {_MEMORY}"
+    source = f"NVIDIA {sheet}; {_TORCH_MEMORY if name == 'rtx4090' else _MEMORY}"
     memory = mebibytes * 2**20
     return GpuSpec(name, memory, bandwidth, flops, host, peer, _PEER_LATENCY_NS, _efficiencies(name), source)
 
 
 GPUS: dict[str, GpuSpec] = {name: _gpu(name) for name in _BOARDS}
+"""The GPUs of the catalog by name."""
 
 
 def load_model(name_or_path: str) -> ModelSpec:

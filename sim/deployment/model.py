@@ -224,9 +224,9 @@ class Efficiencies:
 
     The shares are of the sheet's peak or bandwidth. `gemm_ns` and `attention_ns` are constants of a layer,
     `sequence_ns` is a layer's cost of one more sequence in its attention. `error_p50` and `error_p95` are the absolute
-    relative errors of what was `compared` on the models `held_out`, which took no part in the fit. `models` are those
-    fitted on and those held out; other models, other types than `dtype` and more than one GPU were not compared: their
-    error is not known.
+    relative errors of what was `compared` on the models `held_out`, which took no part in the fit; None and "" where
+    nothing was. `models` are those fitted on and those held out; other models, other types than `dtype` and more than
+    one GPU were not compared: their error is not known.
     """
 
     matmul: float
@@ -236,8 +236,8 @@ class Efficiencies:
     gemm_ns: float
     attention_ns: float
     sequence_ns: float
-    error_p50: float
-    error_p95: float
+    error_p50: float | None
+    error_p95: float | None
     compared: str
     fitted_on: str
     held_out: str

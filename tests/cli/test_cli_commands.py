@@ -281,7 +281,7 @@ def test_policies_that_are_recorded_say_how_many_schedules_are_equal() -> None:
 def test_catalog_gives_sources() -> None:
     """Every model and GPU has a source."""
     data = json.loads(done("catalog", "--json"))
-    assert {"h200", "h100", "a100", "l40s"} <= set(data["gpus"])
+    assert {"h200", "h100", "a100", "l40s", "rtx4090"} <= set(data["gpus"])
     assert all(item["source"] for kind in data.values() for item in kind.values())
     assert all(name in done("catalog") for kind in data.values() for name in kind)
 

@@ -19,7 +19,9 @@ from batchsim.scenario.point import Setup, simulate_point
 from batchsim.workload.traces import Columns, TraceConfig
 from batchsim.workload.traces.inspect import inspect_trace
 
-FITS_NONE = {("llama-3.1-70b", "l40s"): "Use --gpu h200 or h100 or a100, or a smaller --model."}
+FITS_NONE = {
+    ("llama-3.1-70b", gpu): "Use --gpu h200 or h100 or a100, or a smaller --model." for gpu in ("l40s", "rtx4090")
+}
 QUICK = ("llama-3.1-70b", "h100")
 PAIRS = [pair for pair in product(MODELS, GPUS) if pair not in FITS_NONE]
 

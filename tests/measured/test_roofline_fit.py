@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from batchsim.cost.roofline import Roofline
-from batchsim.deployment.catalog import GPUS
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.types import Batch, Request, Sequence
 from tools import fit_roofline
-from tools.fit_roofline import load
+from tools.fit_roofline import GPUS, load
 
 
 @pytest.fixture(scope="module")

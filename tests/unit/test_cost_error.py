@@ -166,6 +166,15 @@ def test_the_error_of_a_roofline_outside_its_fit_is_unknown(model, gpu, tp, why)
     assert Scaled(cost, 1.1).error == cost.error
 
 
+def test_a_gpu_of_which_nothing_was_timed_has_no_error():
+    """Its shares are another's: heading and sources say so, and no figure of the other's fit stands for it."""
+    cost = Roofline(MODEL, GPUS["rtx4090"])
+    assert cost.error == Unknown("no kernel of rtx4090 was timed")
+    assert cost.describe().endswith(", not measured here (error unknown: no kernel of rtx4090 was timed)")
+    assert any("nothing of rtx4090, assumed to reach the same shares as l40s" in line for line in cost.sources())
+    assert not any("off by" in line or "known of" in line for line in cost.sources())
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-14b", "qwen3-8b", "mistral-7b"])
 def test_the_error_of_a_roofline_inside_its_fit_is_the_measured_one(name):
     """Models that were compared, under another name or context length too: neither costs time."""

@@ -298,7 +298,7 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         load_model("llama-3.1-8B")
     with pytest.raises(ScenarioError, match="Did you mean h200"):
         load_gpu("H200")
-    with pytest.raises(ScenarioError, match="Known are h200, h100, a100, l40s"):
+    with pytest.raises(ScenarioError, match="Known are h200, h100, a100, l40s, rtx4090"):
         load_gpu("tpu")
 
 
