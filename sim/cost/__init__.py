@@ -11,11 +11,12 @@ from typing import Any, get_args
 
 from batchsim.base.errors import ScenarioError, nearest
 from batchsim.cost.base import Cost
-from batchsim.cost.calibrated import Calibrated, ProfileConfig
+from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.constant import Constant, Linear
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter import draft_sources, with_drafter
 from batchsim.cost.profile import check_model, profile_names
+from batchsim.cost.profile_config import ProfileConfig
 from batchsim.cost.roofline import HostCost, Roofline, RooflineConfig
 from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS

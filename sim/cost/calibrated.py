@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil, inf
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, ExtrapolationError
-from batchsim.base.ranges import Config
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, error_of
-from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.lanes import HostPart
-from batchsim.cost.profile import HostTerm, Hull, Profile, StatedHost, StepCosts, check_model, load_profile
+from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import (
     Columns,
@@ -38,7 +36,6 @@ from batchsim.cost.work import (
     useful_flops_bytes,
 )
 from batchsim.deployment.deployment import Deployment
-from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.types import Batch
 
 Floats = NDArray[np.float64]
@@ -423,30 +420,3 @@ _TOKENS = ("tokens in a step", "--max-batched-tokens")
 _CONTEXT = ("mean context tokens of the decodes", "--max-model-len")
 _CHUNK = ("tokens of one prompt", "--max-model-len")
 """Of each limit of the hull: what it limits, and the option of `batchsim calibrate` that raises it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileConfig(Config):
-    """`cost:` as the name of a shipped profile or the path of one, or the long form of that. `extrapolate` continues
-    the curves beyond what was measured; `host` replaces the profile's host time; `draft`: what drafting costs, if
-    anything is said of it."""
-
-    profile: str
-    kind: Literal["profile"] = "profile"
-    extrapolate: bool = False
-    host: StatedHost | None = None
-    draft: DraftersConfig | None = None
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of one engine."""
-        return 1
-
-    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Calibrated:
-        """The cost model from the profile. CalibrationError if the profile cannot be read, or is not of `model`."""
-        profile = load_profile(self.profile)
-        check_model(profile, model)
-        host = None if self.host is None else self.host.term()
-        return Calibrated(
-            profile, extrapolate=self.extrapolate, host=host, block_size=block_size, max_model_len=max_model_len
-        )

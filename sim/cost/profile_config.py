@@ -1,0 +1,39 @@
+"""`cost:` of a scenario as a profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from batchsim.base.ranges import Config
+from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.drafter import DraftersConfig
+from batchsim.cost.profile import StatedHost, check_model, load_profile
+from batchsim.deployment.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileConfig(Config):
+    """`cost:` as the name of a shipped profile or the path of one, or the long form of that. `extrapolate` continues
+    the curves beyond what was measured; `host` replaces the profile's host time; `draft`: what drafting costs, if
+    anything is said of it."""
+
+    profile: str
+    kind: Literal["profile"] = "profile"
+    extrapolate: bool = False
+    host: StatedHost | None = None
+    draft: DraftersConfig | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one engine."""
+        return 1
+
+    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Calibrated:
+        """The cost model from the profile. CalibrationError if the profile cannot be read, or is not of `model`."""
+        profile = load_profile(self.profile)
+        check_model(profile, model)
+        host = None if self.host is None else self.host.term()
+        return Calibrated(
+            profile, extrapolate=self.extrapolate, host=host, block_size=block_size, max_model_len=max_model_len
+        )
