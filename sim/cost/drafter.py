@@ -22,6 +22,7 @@ from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
 from batchsim.cost.lanes import HostPart
+from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.roofline import HostCost, Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import Columns, Terms, draft_pairs, prefill_pairs
@@ -114,6 +115,14 @@ class Drafted(Cost):
     @property
     def deployment(self) -> Deployment | None:
         return self.cost.deployment
+
+    @property
+    def profile(self) -> Profile | None:
+        return self.cost.profile
+
+    @property
+    def reach(self) -> Hull | None:
+        return self.cost.reach
 
     @property
     def error(self) -> CostError | Unknown:

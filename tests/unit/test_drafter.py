@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cost import Cost, Linear, Roofline, Scaled, with_drafter
+from batchsim.cost import Cost, Linear, ProfileConfig, Roofline, Scaled, build_cost, with_drafter
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
 from batchsim.cost.roofline import HostCost
 from batchsim.cost.work import TIME_TERMS, columns_of
@@ -181,3 +181,12 @@ def test_a_draft_model_that_cannot_be_timed_is_told(draft: DrafterConfig, messag
     """More layers than the model's, a model that nobody knows."""
     with pytest.raises(ScenarioError, match=message):
         drafted(ROOFLINE, draft)
+
+
+def test_a_drafter_leaves_what_the_cost_says_of_itself() -> None:
+    """Its profile, how far that reaches and its error are those of the engine's steps."""
+    cost = build_cost(ProfileConfig("h200-llama-3.1-8b-aiconfigurator"), LLAMA)
+    found = drafted(cost, STATED)
+    assert cost.profile is not None
+    assert cost.reach is not None
+    assert (found.profile, found.reach, found.error) == (cost.profile, cost.reach, cost.error)
