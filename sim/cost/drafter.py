@@ -28,6 +28,7 @@ from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import Columns, Terms, draft_pairs, prefill_pairs
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.policy_config import Speculation
 from batchsim.kernel.types import Batch
 
@@ -161,12 +162,20 @@ def _model(config: DrafterConfig, engine: Deployment | None, method: str) -> Roo
         raise ScenarioError(
             f"{what} names a draft model, and no GPU is known on which it would run. Write base and per_sequence."
         )
-    if config.layers is not None and config.layers > (own := engine.model.num_hidden_layers):
-        raise ScenarioError(f"{what}: layers {config.layers}, and {engine.model.name} has {own}. Write fewer.")
     try:
-        model = (
-            replace(engine.model, num_hidden_layers=config.layers) if config.layers else read_model(config.model or "")
-        )
+        model = read_model(config.model) if config.model is not None else _part(engine.model, config)
         return Roofline(model, engine.gpu, tp=engine.tp, host=HostCost(0, 0, 0))
     except ScenarioError as error:
         raise ScenarioError(f"{what}: {error}") from None
+
+
+def _part(model: ModelSpec, config: DrafterConfig) -> ModelSpec:
+    """The first layers of `model` and its output matrix, as a `config` without a model of its own asks for them."""
+    layers, vocabulary = config.layers or 0, config.draft_vocab_size or model.vocab_size
+    for name, asked, there in (
+        ("layers", layers, model.num_hidden_layers),
+        ("draft_vocab_size", vocabulary, model.vocab_size),
+    ):
+        if asked > there:
+            raise ScenarioError(f"{name} {asked}, and {model.name} has {there}. Write no more.")
+    return replace(model, num_hidden_layers=layers, vocab_size=vocabulary)

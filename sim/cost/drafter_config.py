@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from batchsim.base.ranges import Config, PositiveInt
 from batchsim.base.units import HostDuration, PartDuration, format_duration
@@ -12,13 +13,14 @@ from batchsim.base.units import HostDuration, PartDuration, format_duration
 class DrafterConfig(Config):
     """What a drafter's time is made of, at least one of: `base` and `per_sequence`, of each of its passes; `per_token`,
     of each token of the step; the passes of a draft model, which is `model`, a name of the catalog or a config.json, or
-    so many `layers` of the engine's own and its output matrix."""
+    so many `layers` of the engine's own and its output matrix, of `draft_vocab_size` tokens where those are fewer."""
 
     base: HostDuration | None = None
     per_sequence: PartDuration = 0
     per_token: PartDuration = 0
     model: str | None = None
     layers: PositiveInt | None = None
+    draft_vocab_size: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -26,13 +28,16 @@ class DrafterConfig(Config):
             raise ValueError("model and layers are two draft models. Write one of them")
         if self.base is None and self.model is None and self.layers is None:
             raise ValueError("says no time. Write base, or a draft model by model or layers")
+        if self.draft_vocab_size is not None and self.layers is None:
+            raise ValueError("draft_vocab_size is of layers, which are not given. Write layers, or leave it out")
 
     def __str__(self) -> str:
         parts = [format_duration(self.base)] if self.base else []
         parts += [f"{format_duration(self.per_sequence)} a sequence"] if self.per_sequence else []
         parts += [f"{format_duration(self.per_token)} a token"] if self.per_token else []
-        parts += [f"{self.layers} of the model's layers by roofline"] if self.layers else []
-        parts += [f"{self.model} by roofline"] if self.model else []
+        vocabulary = f" with {self.draft_vocab_size:,} tokens" if self.draft_vocab_size else ""
+        parts += [f"{self.layers} of the model's layers{vocabulary} by roofline"] if self.layers else []
+        parts += [f"{Path(self.model).name} by roofline"] if self.model else []
         return " + ".join(parts) or "no time"
 
 

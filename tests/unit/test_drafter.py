@@ -77,6 +77,9 @@ def test_a_draft_model_s_first_pass_is_over_the_step_and_the_others_over_one_tok
     )
     head_ns = layer.head_ns(160) - layer.head_ns(40)
     assert draft_ns(HEAD, batch, passes=1) == pytest.approx(layer.step_ns(batch) - head_ns, abs=2)
+    small = Roofline(replace(LLAMA, num_hidden_layers=1, vocab_size=32_000), H200, host=HostCost(0, 0, 0))
+    fewer = draft_ns(HEAD, batch, passes=1) - draft_ns(replace(HEAD, draft_vocab_size=32_000), batch, passes=1)
+    assert fewer == pytest.approx(layer.head_ns(40) - small.head_ns(40), abs=2)
 
 
 def test_stretching_a_cost_stretches_its_drafter() -> None:
@@ -156,6 +159,7 @@ def test_the_head_of_a_run_and_its_sources_say_what_drafting_costs(path: str, tm
         ("{eagle3: {layers: 1}}", r"some.yaml:3: cost: draft.eagle3 names a draft model, and no GPU is known"),
         ("{eagle3: {per_sequence: 1us}}", r"some.yaml:3: cost.draft.eagle3: says no time. Write base"),
         ("{eagle3: {layers: 1, model: qwen3-8b}}", r"model and layers are two draft models. Write one"),
+        ("{draft_model: {model: qwen3-8b, draft_vocab_size: 32000}}", r"draft_vocab_size is of layers, which are not"),
         ("{ngram: {layers: 1}}", r"ngram has no draft model: it searches the text"),
         ("{eagle4: {base: 1ms}}", r"eagle4"),
         ("{eagle3: {base: 1000}}", r"1000"),
@@ -173,7 +177,8 @@ def test_a_drafter_that_cannot_be_is_one_line(tmp_path: Path, draft: str, messag
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        (DrafterConfig(layers=33), "draft.eagle3: layers 33, and llama-3.1-8b has 32. Write fewer"),
+        (DrafterConfig(layers=33), "draft.eagle3: layers 33, and llama-3.1-8b has 32. Write no more"),
+        (DrafterConfig(layers=1, draft_vocab_size=200_000), "draft_vocab_size 200000, and llama-3.1-8b has 128256"),
         (DrafterConfig(model="llama"), "draft.eagle3: model: llama is neither in the catalog nor a file"),
     ],
 )
