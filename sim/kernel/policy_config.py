@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from batchsim.base.ranges import Config
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
@@ -58,6 +58,15 @@ class Traits:
     speculation: Speculation | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the defaults of an engine's knobs may depend on: the GPU by its name and memory, the longest sequence."""
+
+    name: str
+    memory_bytes: int
+    max_model_len: int
+
+
 class PolicyConfig(Config):
     """The knobs of a policy: each policy has its own frozen dataclass, which derives from this class.
 
@@ -68,3 +77,9 @@ class PolicyConfig(Config):
     def traits(self) -> Traits:
         """What others ask of the policy under these knobs."""
         return Traits()
+
+    @classmethod
+    def device_defaults(cls, device: Device, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults, on `device`, of knobs in which the engine goes by that and which are not among the `stated`,
+        which nobody has checked yet. Where no device is known the dataclass's own hold."""
+        return {}

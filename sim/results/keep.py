@@ -5,7 +5,7 @@ A point is written whole or not at all, so a killed run continues where it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,27 @@ def heading(setup: Setup) -> str:
     if setup.groups:
         model, cost = f"{setup.model.name} {dtype}", _describe_replicas(setup)
     model = model if setup.shape_counts else ""
-    return " · ".join(filter(None, (setup.scenario.name, model, cost, f"measured at: {measured_at(setup)}")))
+    facts = (
+        setup.scenario.name,
+        model,
+        cost,
+        f"measured at: {measured_at(setup)}",
+        *dict.fromkeys(_defaults(setup.scenario)),
+    )
+    return " · ".join(filter(None, facts))
+
+
+def _defaults(scenario: Scenario) -> Iterator[str]:
+    """The defaults that policies have because of the GPU, by GPU where that is what the scenario varies."""
+    for each in scenario.variants or (scenario,):
+        owners: dict[str, list[str]] = {}
+        for spec in each.specs:
+            knobs = ", ".join(f"{name} {value}" for name, value in spec.by_device.items())
+            owners.setdefault(knobs, []).append(spec.label)
+        owners.pop("", None)
+        if each.device is not None and owners:
+            texts = (f"{', '.join(dict.fromkeys(labels))} {knobs}" for knobs, labels in owners.items())
+            yield f"by default on {each.device.name}: {'; '.join(texts)}"
 
 
 def _describe_replicas(setup: Setup) -> str:

@@ -14,6 +14,7 @@ from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_
 from batchsim.base.units import Rate
 from batchsim.cost import CostConfig
 from batchsim.drive.resolved import ResolvedPolicy
+from batchsim.kernel.policy_config import Device
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.plan_config import PlanConfig
 from batchsim.scenario.replicas_config import ReplicasConfig
@@ -169,10 +170,12 @@ class ScenarioFile(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(ResolvedPolicy):
-    """One policy to run. `policy` is its class, `knobs` its settings as the scenario writes them, for reports."""
+    """One policy to run. `policy` is its class, `knobs` its settings as the scenario writes them, for reports;
+    `by_device` the defaults that it has in further knobs because of the GPU."""
 
     policy: Any
     knobs: dict[str, Any]
+    by_device: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class Scenario:
     `places` says where top keys and policies stand: `file:line`, or the option that set them. `overrides` are the texts
     of --set, `trace_folders` where else a trace was looked for. `loads` is empty where the axis is `auto`.
     `variants` are the scenarios with each value of the key that it varies; empty if it varies none. `allow_code`:
-    whether it may name policies by import path.
+    whether it may name policies by import path. `device`: its GPU; None where none is known.
     """
 
     name: str
@@ -210,6 +213,7 @@ class Scenario:
     trace_folders: tuple[Path, ...] = ()
     variants: tuple[Scenario, ...] = ()
     allow_code: bool = False
+    device: Device | None = None
 
     @contextmanager
     def at(self, key: str) -> Iterator[None]:

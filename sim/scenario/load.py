@@ -21,10 +21,12 @@ from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
 from batchsim.cost import long_form
+from batchsim.kernel.policy_config import Device
 from batchsim.policies.named_policy import find_policy
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from batchsim.scenario.device import device_of
 from batchsim.scenario.document import MAX_DEPTH, Document, read_document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.replaced import check_replaced
@@ -232,7 +234,10 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         _place_files(owner.get("cost"), folder)
     file: ScenarioFile = check_values(ScenarioFile, plain, document, ())
     _check_loads(file, document)
-    specs = tuple(spec for label in file.policies for spec in _specs(label, document, allow_code))
+    model = folder / file.model
+    model_path = str(model) if os.path.exists(model) else file.model
+    device = device_of(file, model_path)
+    specs = tuple(spec for label in file.policies for spec in _specs(label, document, allow_code, device))
     if isinstance(file.workload.arrivals, ClosedLoop):
         listed = file.load.axis[1] if file.load else ()
         users = int(min(listed)) if listed else file.workload.arrivals.users
@@ -252,13 +257,12 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
     trace = file.workload.trace
     folders = [folder, Path.cwd(), *trace_folders]
     base = next((f for f in folders if trace is not None and os.path.exists(f / trace.path)), folder)
-    model = folder / file.model
     load_name, loads = file.load.axis if file.load else ("", (1.0,))
     return Scenario(
         name=Path(document.source).name.removesuffix(".yaml"),
         source=document.source,
         base=base,
-        model_path=str(model) if os.path.exists(model) else file.model,
+        model_path=model_path,
         file=file,
         text=text,
         plain=plain,
@@ -267,14 +271,15 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         | {f"policies.{label}": document.where(("policies", label)) for label in file.policies},
         load_name=load_name,  # type: ignore[arg-type]
         loads=tuple(float(value) for value in loads),
+        device=device,
     )
 
 
 # ---- policies
 
 
-def _specs(label: str, document: Document, allow_code: bool) -> Iterator[PolicySpec]:
-    """The policy of a label, or one for every choice of its `best_of` knobs."""
+def _specs(label: str, document: Document, allow_code: bool, device: Device | None) -> Iterator[PolicySpec]:
+    """The policy of a label on its device, or one for every choice of its `best_of` knobs."""
     path: Keys = ("policies", label)
     entry = dict(document.value["policies"][label] or {})
     if not label.strip() or not label.isprintable() or "$" in label or len(label) > MAX_LABEL:
@@ -301,11 +306,12 @@ def _specs(label: str, document: Document, allow_code: bool) -> Iterator[PolicyS
     for picked in itertools.product(*choices.values()):
         chosen = dict(zip(choices, picked, strict=True))
         knobs = entry | chosen
-        config = check_values(config_type, knobs, document, path)
+        by_device = {} if device is None else config_type.device_defaults(device, knobs)
+        config = check_values(config_type, knobs | by_device, document, path)
         if predictor is not None and not config.traits.needs_predictor:
             raise ScenarioError(f"{where}: {label} asks for no predicted lengths. Remove its predictor.")
         variant = ", ".join(f"{_initials(knob)} {value}" for knob, value in chosen.items())
-        yield PolicySpec(label, kind, config, variant, predictor, policy=policy, knobs=knobs)
+        yield PolicySpec(label, kind, config, variant, predictor, policy=policy, knobs=knobs, by_device=by_device)
 
 
 def _initials(knob: str) -> str:

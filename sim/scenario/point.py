@@ -22,6 +22,7 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
+from batchsim.scenario.device import check_same_defaults
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
@@ -246,6 +247,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
                 f" not the scenario's {alone.file.kv.block_size}. Set the same."
             )
         try:
+            check_same_defaults(alone, file)
             found.append(Group(name, group.count, Setup.of(replace(alone, file=file, places={}))))
         except (ScenarioError, CalibrationError) as error:
             where = setup.scenario.places["replicas"]

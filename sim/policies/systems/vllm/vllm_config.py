@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from batchsim.base.ranges import NonNegativeInt, PositiveInt, ShareBelowOne
 from batchsim.kernel.engine_loop import EngineLoop
-from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.policy_config import Device, PolicyConfig, Traits
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 
 ASYNCHRONOUS = EngineLoop("batch_queue", depth=2, nap_ns=1_000_000)
@@ -17,9 +18,13 @@ SYNCHRONOUS = replace(ASYNCHRONOUS, kind="sync", depth=1)
 """The queue has no place but one, unless it is that of a pipeline."""
 
 
+_GIB = 2**30
+
+
 @dataclass(frozen=True)
 class VllmConfig(PolicyConfig):
-    """Knobs by vLLM's names, with its defaults for an online server on a GPU of 70 to 160 GB other than the A100.
+    """Knobs by vLLM's names, with its defaults for an online server: `max_num_batched_tokens` and `max_num_seqs` by the
+    GPU (`device_defaults`), and those of an H100 or H200 where none is known.
 
     `prefill_schedule_interval` may be more than 1 in vLLM, which is not simulated. None stands for
     max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for max_num_seqs in
@@ -62,6 +67,27 @@ class VllmConfig(PolicyConfig):
                 f"max_num_scheduled_tokens {self.max_num_scheduled_tokens} must be at most max_num_batched_tokens"
                 f" {self.max_num_batched_tokens}"
             )
+
+    @classmethod
+    def device_defaults(cls, device: Device, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """`max_num_batched_tokens` and `max_num_seqs` of an online server on `device`, those not `stated`.
+
+        Source: vllm/engine/arg_utils.py of the 0.33.0 wheel, `get_batch_defaults` and its caller.
+        """
+        gpu, memory = device.name.lower(), device.memory_bytes
+        tokens, seqs = 2048, 256
+        if memory >= 160 * _GIB:
+            tokens, seqs = 16384, 1024
+        elif memory >= 70 * _GIB and "a100" not in gpu and "gb10" not in gpu:
+            tokens, seqs = 8192, 1024
+        tokens, seqs = stated.get("max_num_batched_tokens", tokens), stated.get("max_num_seqs", seqs)
+        if not (type(tokens) is type(seqs) is int and tokens > 0 < seqs):
+            return {}  # what is stated will be refused
+        if "max_num_batched_tokens" not in stated:
+            least = device.max_model_len if stated.get("enable_chunked_prefill") is False else 0
+            tokens = min(max(tokens, least), seqs * device.max_model_len)
+        found = {"max_num_batched_tokens": tokens, "max_num_seqs": min(seqs, tokens)}
+        return {name: value for name, value in found.items() if name not in stated}
 
     @property
     def traits(self) -> Traits:

@@ -1,0 +1,39 @@
+"""The GPU that the defaults of a scenario's policies go by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.cost import build_cost
+from batchsim.deployment.catalog import read_model
+from batchsim.kernel.policy_config import Device
+from batchsim.scenario.config import Scenario, ScenarioFile
+
+
+def device_of(file: ScenarioFile, model_path: str) -> Device | None:
+    """The GPU of `file`'s cost; None where that is of none in the catalog, or where model or cost cannot be had, which
+    whoever builds them says."""
+    try:
+        model = read_model(model_path)
+        deployment = build_cost(file.cost, model, block_size=file.kv.block_size).deployment
+    except (ScenarioError, CalibrationError):
+        return None
+    if deployment is None or deployment.gpu is None:
+        return None
+    return Device(deployment.gpu.name, deployment.gpu.memory_bytes, file.max_model_len or model.max_position_embeddings)
+
+
+def check_same_defaults(scenario: Scenario, file: ScenarioFile) -> None:
+    """ScenarioError if a policy of `scenario` has other defaults on the GPU of `file`, that of a group of replicas."""
+    device = device_of(file, scenario.model_path)
+    for spec in scenario.specs:
+        its = {} if device is None else spec.config.device_defaults(device, spec.knobs)
+        config = replace(spec.config, **its)
+        if device is not None and config != spec.config:
+            knobs = [name for name in its if getattr(config, name) != getattr(spec.config, name)]
+            differ = [f"{name} {getattr(config, name)}, not {getattr(spec.config, name)}" for name in knobs]
+            raise ScenarioError(
+                f"{spec.name} has by default on {device.name} {', and '.join(differ)} as by the scenario's own cost."
+                f" State {' and '.join(knobs)}."
+            )

@@ -1,0 +1,122 @@
+"""Defaults that an engine takes from its GPU: how a scenario has them, says them and is refused where they part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchsim.base.errors import ScenarioError
+from batchsim.drive.resolved import Resolved
+from batchsim.kernel.policy_config import Device
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.results.keep import heading
+from batchsim.scenario import Scenario
+from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.point import Setup
+
+SCENARIO = """
+model: llama-3.1-8b
+cost: a100
+max_model_len: 4096
+workload:
+  arrivals: {kind: poisson, mean_rate: 8/s}
+  lengths: {prompt: {kind: fixed, tokens: 10}, output: {kind: fixed, tokens: 10}}
+  output_cap: 10
+  requests: 10
+policies: {vllm: {async_scheduling: false}}
+slo: ttft<1s @ 90%
+"""
+PROFILE = "cost={kind: profile, profile: a100-llama-3.1-8b-aiconfigurator}"
+LINEAR = ("cost={kind: linear, base: 1ms}", "kv.tokens=4096")
+GIB = 2**30
+
+
+def scenario(*overrides: str, text: str = SCENARIO) -> Scenario:
+    return parse_scenario(text, "some.yaml", Path(), overrides)
+
+
+def limits(found: Scenario) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of the only policy."""
+    (spec,) = found.specs
+    return spec.config.max_num_batched_tokens, spec.config.max_num_seqs
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib", "stated", "expected"),
+    [
+        ("b200", 160, {}, (16384, 1024)),
+        ("h200", 159.9, {}, (8192, 1024)),
+        ("h100", 70, {}, (8192, 1024)),
+        ("h100", 69.9, {}, (2048, 256)),
+        ("NVIDIA A100-SXM4-80GB", 80, {}, (2048, 256)),
+        ("NVIDIA GB10", 119, {}, (2048, 256)),
+        ("l40s", 45, {}, (2048, 256)),
+        ("h100", 80, {"max_num_seqs": 1}, (4096, None)),
+        ("h100", 80, {"max_num_batched_tokens": 128}, (None, 128)),
+        ("l40s", 45, {"enable_chunked_prefill": False}, (4096, 256)),
+        ("h100", 80, {"enable_chunked_prefill": False}, (8192, 1024)),
+        ("l40s", 45, {"max_num_batched_tokens": 64, "max_num_seqs": 64}, (None, None)),
+        ("l40s", 45, {"max_num_seqs": "many"}, (None, None)),
+        ("l40s", 45, {"max_num_batched_tokens": 0}, (None, None)),
+    ],
+)
+def test_vllms_defaults_go_by_memory_and_name(
+    gpu: str, gib: float, stated: dict[str, Any], expected: tuple[int | None, int | None]
+) -> None:
+    """A server's, by its table; a defaulted number of tokens holds a sequence of 4,096 without chunked prefill and is
+    cut to what the sequences can have, that of sequences to the tokens. What is stated, however odd, stays as it is."""
+    found = VllmConfig.device_defaults(Device(gpu, int(gib * GIB), 4096), stated)
+    assert (found.get("max_num_batched_tokens"), found.get("max_num_seqs")) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), (2048, 256)),
+        (("cost.gpu=h100",), (8192, 1024)),
+        ((PROFILE,), (2048, 256)),
+        (LINEAR, (8192, 1024)),
+        (("policies.vllm.max_num_seqs=300",), (2048, 300)),
+        (("policies.vllm.max_num_batched_tokens=100",), (100, 100)),
+    ],
+)
+def test_a_scenario_goes_by_the_gpu_of_its_cost(overrides: tuple[str, ...], expected: tuple[int, int]) -> None:
+    """Roofline or profile; without a GPU the config's own defaults hold, and what is stated always does."""
+    found = scenario(*overrides)
+    assert limits(found) == expected
+    resolved = Setup.of(found).resolved
+    (policy,) = Resolved.from_json(resolved.to_json(), "x").policies
+    assert (policy.config.max_num_batched_tokens, policy.config.max_num_seqs) == expected
+
+
+def test_a_heading_says_which_defaults_are_the_gpus() -> None:
+    """Those not stated alone, once for each GPU that is varied; nothing where no GPU is known."""
+    by_a100 = "by default on a100: vllm max_num_batched_tokens 2048"
+    assert heading(Setup.of(scenario())).endswith(f"{by_a100}, max_num_seqs 256")
+    assert heading(Setup.of(scenario("policies.vllm.max_num_seqs=300"))).endswith(by_a100)
+    assert "by default" not in heading(Setup.of(scenario(*LINEAR)))
+    varied = heading(Setup.of(scenario("vary={cost.gpu: [a100, h100]}")))
+    assert f"{by_a100}, max_num_seqs 256 · by default on h100: vllm max_num_batched_tokens 8192" in varied
+    assert heading(Setup.of(scenario("vary={policies.vllm.watermark: [0.1, 0.2]}"))).count("by default") == 1
+
+
+def test_replicas_on_gpus_with_other_defaults_are_refused() -> None:
+    """One policy has one set of knobs: they are to be stated. Groups on GPUs with the same defaults are not refused."""
+    other = "replicas={router: round_robin, groups: {a: {count: 1}, b: {count: 1, cost: GPU}}}"
+    with pytest.raises(ScenarioError) as caught:
+        Setup.of(scenario(other.replace("GPU", "h100")))
+    assert str(caught.value).endswith(
+        "replicas.groups.b: vllm has by default on h100 max_num_batched_tokens 8192, not 2048, and max_num_seqs 1024,"
+        " not 256 as by the scenario's own cost. State max_num_batched_tokens and max_num_seqs."
+    )
+    Setup.of(scenario(other.replace("GPU", "l40s")))
+    knobs = ("policies.vllm.max_num_seqs=64", "policies.vllm.max_num_batched_tokens=512")
+    Setup.of(scenario(other.replace("GPU", "h100"), *knobs))
+
+
+def test_a_gpu_that_nobody_knows_is_named_by_the_cost() -> None:
+    """The device is looked up before the cost is built, whose error is the one that is told."""
+    with pytest.raises(ScenarioError, match="GPU x100 is not in the catalog"):
+        Setup.of(scenario("cost={kind: roofline, gpu: x100}"))
