@@ -29,6 +29,8 @@ def policies(as_json: option.Json = False) -> None:
             followed = FOLLOWED[name]
             row |= {"engine": followed.engine, "engine_version": followed.version}
             row |= {"equal_schedules": followed.schedules} if policy.evidence == "recorded" else {}
+            if followed.waits_in_all and followed.lockstep is not None:
+                row["equal_schedules_with"] = dict([followed.lockstep[:2]])
         rows.append(row)
     if as_json:
         print_json(rows)
@@ -41,6 +43,7 @@ def policies(as_json: option.Json = False) -> None:
         if "equal_schedules" in row:
             count = f"{row['equal_schedules']} schedule{'s' if row['equal_schedules'] > 1 else ''}"
             text = f"equal in every step to {count} recorded from {row['engine']} {row['engine_version']}"
+            text += "".join(f", all with {knob}={value}" for knob, value in row.get("equal_schedules_with", {}).items())
             lines += filled(text, indent, indent)
         knobs = ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items())
         typer.echo("\n".join([*lines, *filled(knobs, indent, indent)]))

@@ -181,10 +181,12 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
 
 
 def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
-    """SGLang's loop: the scheduler is asked, its step launched, and then the step of the call before is processed. A
-    call that has nothing to run takes no time, and the pipeline drains. A step that is to run `apart` is launched last.
+    """SGLang's loop, and TensorRT-LLM's: the scheduler is asked, its step launched, then the step of the call before
+    processed. A call that has nothing to run takes no time, and the pipeline drains. A step that is to run `apart` is
+    launched last.
 
-    Source: python/sglang/srt/managers/scheduler.py of the 0.5.23 wheel, `event_loop_overlap`.
+    Source: python/sglang/srt/managers/scheduler.py of the 0.5.23 wheel, `event_loop_overlap`;
+    tensorrt_llm/_torch/pyexecutor/py_executor.py (00043967), `_executor_loop_overlap`.
     """
     executor = core.executor
     last: Batch | None = None  # launched by the call before, its results not processed

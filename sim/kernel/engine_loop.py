@@ -39,3 +39,5 @@ class EngineLoop:
 
 
 SYNC = EngineLoop()
+OVERLAP = EngineLoop("overlap", depth=2)
+"""A step in flight while the next one is scheduled, as SGLang and TensorRT-LLM have it."""

@@ -156,23 +156,26 @@ class ReuseTreeKV(Pins):
             self._due += group.members_due()
         return True
 
-    def free(self, seq: Sequence) -> None:
-        """Gives back the blocks of `seq`, which may come back and find them. Before it leaves the group."""
+    def free(self, seq: Sequence, unknown: int = 0) -> None:
+        """Gives back the blocks of `seq`, which may come back and find them. Before it leaves the group.
+
+        The last `unknown` of its tokens are not known yet, or come after its end.
+        """
         if self._pinned and self.is_kept(seq):
             return
         self._deal()
         if seq in self._held:
-            self._store(seq, seq.num_tokens - 1)
+            self._store(seq, seq.num_tokens - unknown - 1)
             self._give_back(seq)
 
-    def end(self, seq: Sequence) -> None:
+    def end(self, seq: Sequence, unknown: int = 0) -> None:
         """As `free`, for a sequence that will not come back and may hold nothing: its keys are forgotten."""
         if self._pinned and self.is_kept(seq):
             return
         self._deal()
         if seq in self._held:
             if seq.request.tokens is not None:
-                self._store(seq, seq.num_tokens - 1)
+                self._store(seq, seq.num_tokens - unknown - 1)
             self._give_back(seq)
         self._known.pop(seq, None)
 

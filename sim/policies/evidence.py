@@ -16,6 +16,7 @@ class Followed:
     makes again; TensorRT-LLM's are of its C++ sources typed anew and compiled, the others of the engine itself.
     `differs`: how the policy differs from the engine as shipped, in words for a table; "" if in nothing. `lockstep`:
     the knob, and its value, with which the engine waits for a step's results, and words for that; None if it has none.
+    `waits_in_all`: whether it did so in all of the recorded schedules, though it has another way.
     """
 
     engine: str
@@ -23,6 +24,7 @@ class Followed:
     schedules: int = 0
     differs: str = ""
     lockstep: tuple[str, bool, str] | None = None
+    waits_in_all: bool = False
 
     def difference(self, knobs: Mapping[str, object]) -> str:
         """How the policy with these knobs, as a scenario states them, differs from the engine as shipped; "" if in
@@ -36,7 +38,14 @@ class Followed:
 FOLLOWED = {
     "vllm": Followed("vLLM", "0.33.0", 34, lockstep=("async_scheduling", False, "synchronous")),
     "sglang": Followed("SGLang", "0.5.23", 24, lockstep=("disable_overlap_schedule", True, "without overlap")),
-    "tensorrt_llm": Followed("TensorRT-LLM", "cf6abc45", 17, "without overlap or partial block reuse"),
+    "tensorrt_llm": Followed(
+        "TensorRT-LLM",
+        "cf6abc45",
+        17,
+        "without partial block reuse",
+        ("disable_overlap_scheduler", True, "without overlap or partial block reuse"),
+        waits_in_all=True,
+    ),
     "orca": Followed("Vidur", "7d47513a", 1),
     "sarathi": Followed("Vidur", "7d47513a", 1),
     "vllm_v0": Followed("Vidur", "7d47513a", 1),

@@ -276,6 +276,9 @@ def test_policies_that_are_recorded_say_how_many_schedules_are_equal() -> None:
         assert ("engine_version" in row) is (row["evidence"] != "family"), row
     counted = f"equal in every step to {rows['vllm']['equal_schedules']} schedules recorded from vLLM 0.33.0"
     assert counted in done("policies")
+    waits = {name: row["equal_schedules_with"] for name, row in rows.items() if "equal_schedules_with" in row}
+    assert waits == {"tensorrt_llm": {"disable_overlap_scheduler": True}}
+    assert "cf6abc45, all with\n" + " " * 19 + "disable_overlap_scheduler=True" in done("policies")
 
 
 def test_catalog_gives_sources() -> None:

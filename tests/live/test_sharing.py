@@ -22,13 +22,24 @@ from tests.unit.engine import arrival
 VOCAB = SHAPE["vocab_size"]
 SYSTEM, DOCUMENT = prompt_stream(1), prompt_stream(2)
 VLLM = {"max_num_seqs": 8, "max_num_batched_tokens": 16}
-TENSORRT_LLM = {"max_batch_size": 8, "max_num_tokens": 16, "enable_chunked_prefill": True}
+TENSORRT_LLM = {
+    "max_batch_size": 8,
+    "max_num_tokens": 16,
+    "enable_chunked_prefill": True,
+    "disable_overlap_scheduler": True,
+}
+PAUSING = {
+    "max_batch_size": 8,
+    "max_num_tokens": 40,
+    "capacity_scheduler_policy": "MAX_UTILIZATION",
+    "disable_overlap_scheduler": True,
+}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm": VLLM | {"async_scheduling": False},
     "vllm async": VLLM | {"async_scheduling": True},
     "sglang": {"max_running_requests": 8, "chunked_prefill_size": 16, "disable_overlap_schedule": True},
     "tensorrt_llm": TENSORRT_LLM,
-    "tensorrt_llm pausing": {"max_batch_size": 8, "max_num_tokens": 40, "capacity_scheduler_policy": "MAX_UTILIZATION"},
+    "tensorrt_llm pausing": PAUSING,
 }
 
 
@@ -102,7 +113,7 @@ def test_what_a_pause_cuts_off_is_generated_again(llama: tuple[ModelRunner, Any]
     full.
     """
     runner, model = llama
-    knobs = {"max_num_tokens": 20, "enable_block_reuse": False, "capacity_scheduler_policy": "MAX_UTILIZATION"}
+    knobs = {**PAUSING, "max_num_tokens": 20, "enable_block_reuse": False}
     both = [arrival(number, 0, 8, 20) for number in (0, 1)]
     executor, core = generate(runner, "tensorrt_llm", knobs, both, num_blocks=10)
     rows = core.recorder.records().requests

@@ -119,7 +119,7 @@ class Reusing:
             for a in arrivals
             for r in [a.request]
         ]
-        self.tokens = {a.request.id: _all_tokens(a) for a in arrivals}
+        self.tokens = {a.request.id: all_tokens(a) for a in arrivals}
         self.queue: list[Row] = []
         self.active: list[Row] = []
         self.now_ns = 0
@@ -238,7 +238,7 @@ class Reusing:
         return fitting
 
 
-def _all_tokens(arrival: Arrival) -> Tokens:
+def all_tokens(arrival: Arrival) -> Tokens:
     """The prompt of a request and all that it will generate."""
     request = arrival.request
     segments = request.tokens.segments if request.tokens is not None else ((-1 - request.id, 0, request.prompt_tokens),)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stepping import LinearCost, Run, run
+from stepping import HostCost, Run, run
 from whole_batches import requests
 
+from batchsim.kernel.engine_loop import OVERLAP
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.tokens import TokenIds, prompt_stream
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.sglang import Sglang
-from batchsim.policies.systems.sglang.sglang_config import OVERLAP, SglangConfig
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 
 
 def timeline(
@@ -28,22 +29,6 @@ def timeline(
     for table in ("requests", "steps", "states"):
         assert getattr(done.records, table).tobytes() == getattr(leapt.records, table).tobytes(), table
     return done
-
-
-class HostCost(LinearCost):
-    """LinearCost on the GPU; the host takes 3 ns to launch a step and 2 to process its results."""
-
-    def lanes(self) -> HostCost:
-        return self
-
-    def device_ns(self, batch: Batch) -> int:
-        return self.step_ns(batch)
-
-    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
-        return (self.step_ns(batch),)
-
-    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return (3, 2)
 
 
 def overlapped(

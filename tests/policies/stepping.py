@@ -28,6 +28,22 @@ class LinearCost:
         return 10 + batch.num_prefill_tokens + 2 * batch.num_decode + 3 * moved
 
 
+class HostCost(LinearCost):
+    """LinearCost on the GPU; the host takes 3 ns to launch a step and 2 to process its results."""
+
+    def lanes(self) -> HostCost:
+        return self
+
+    def device_ns(self, batch: Batch) -> int:
+        return self.step_ns(batch)
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        return (self.step_ns(batch),)
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return (3, 2)
+
+
 class Exact:
     """Predicts the cap, so that a test chooses what is predicted."""
 
@@ -154,6 +170,23 @@ def run_every_way(policy: Any, config: Any, arrivals: list[Arrival], **setting: 
             assert np.array_equal(getattr(first.records, name), getattr(other.records, name)), (how, kv, name)
         assert (first.records.texts, first.records.details) == (other.records.texts, other.records.details)
     return first
+
+
+def lanes(done: Run) -> list[tuple[int, ...]]:
+    """(called, launched, begun on the GPU, processed) of each step of an engine that schedules ahead."""
+    rows, starts = done.records.lanes, done.records.steps["start_ns"].tolist()
+    called, launched, processed = (rows[f"{name}_ns"].tolist() for name in ("called", "launched", "processed"))
+    return list(zip(called, launched, starts, processed, strict=True))
+
+
+def wasted(done: Run) -> list[int]:
+    """Tokens computed in vain, of each step of an engine that schedules ahead."""
+    return done.records.lanes["wasted_tokens"].tolist()
+
+
+def column(done: Run, name: str) -> list[int]:
+    """Of each request."""
+    return done.records.requests[name].tolist()
 
 
 @st.composite

@@ -129,8 +129,21 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
         {"disable_radix_cache": True, "disable_overlap_schedule": True},
         Traits(knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests")),
     ),
-    ("tensorrt_llm", {}, Traits(2048, prefix_cache="reuse", knobs=("max_batch_size", "max_num_tokens"))),
-    ("tensorrt_llm", {"enable_block_reuse": False}, Traits(2048, knobs=("max_batch_size", "max_num_tokens"))),
+    (
+        "tensorrt_llm",
+        {},
+        Traits(
+            2048,
+            prefix_cache="reuse",
+            knobs=("max_batch_size", "max_num_tokens"),
+            loop=EngineLoop("overlap", depth=2),
+        ),
+    ),
+    (
+        "tensorrt_llm",
+        {"enable_block_reuse": False, "disable_overlap_scheduler": True},
+        Traits(2048, knobs=("max_batch_size", "max_num_tokens")),
+    ),
     (
         "tgi",
         {"max_batch_size": 3},

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sglang_runs import HostCost, ignoring, overlapped, sharing, timeline
-from stepping import Run
+from sglang_runs import ignoring, overlapped, sharing, timeline
+from stepping import HostCost, column, lanes, wasted
 from whole_batches import requests
 
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.engine_loop import OVERLAP
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
@@ -22,25 +23,10 @@ from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang
-from batchsim.policies.systems.sglang.sglang_config import OVERLAP, SglangConfig
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.token_budget import Completion
 
 TRUSTING = {"schedule_conservativeness": 0.0, "disable_radix_cache": True}  # the running reserve nothing
-
-
-def lanes(done: Run) -> list[tuple[int, ...]]:
-    """(called, launched, begun on the GPU, processed) of each step."""
-    rows, starts = done.records.lanes, done.records.steps["start_ns"].tolist()
-    called, launched, processed = (rows[f"{name}_ns"].tolist() for name in ("called", "launched", "processed"))
-    return list(zip(called, launched, starts, processed, strict=True))
-
-
-def wasted(done: Run) -> list[int]:
-    return done.records.lanes["wasted_tokens"].tolist()
-
-
-def column(done: Run, name: str) -> list[int]:
-    return done.records.requests[name].tolist()
 
 
 # ---- the loop

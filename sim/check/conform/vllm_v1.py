@@ -75,6 +75,9 @@ SPEC_META = {
     "accept_rate": SHARE,
 }
 OF_LOOPS = {name for of_loop in FORMS.values() for name in of_loop.meta}
+NO_LOOP: dict[str, dict[str, Any]] = {"tensorrt_llm": {"disable_overlap_scheduler": True}}
+"""By policy, the knobs of its engine's main loop that a recording may leave out, for what is recorded has no such loop:
+TensorRT-LLM's batch manager waits for each step."""
 STEP_CALLS = {"EngineCore.step": 1, "EngineCore.step_with_batch_queue": 2}
 """vLLM's two main loops, each with the fewest batches that it keeps in flight."""
 
@@ -196,7 +199,7 @@ def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
             continue
         what = f"meta.{cut(name)} {shown(value)} is not a knob of {policy}"
         raise BadRecording(f"{what}. If it is a note, put it into meta.note.")
-    knobs = {name: meta[name] for name in known & meta.keys()}
+    knobs = NO_LOOP.get(policy, {}) | {name: meta[name] for name in known & meta.keys()}
     if meta.get("spec_decode"):
         if "speculative_config" not in known:
             raise BadRecording(f"meta.spec_decode {shown(meta['spec_decode'])} is not simulated for {policy}.")

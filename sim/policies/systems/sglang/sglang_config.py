@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from batchsim.base.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range
-from batchsim.kernel.engine_loop import SYNC, EngineLoop
+from batchsim.kernel.engine_loop import OVERLAP, SYNC
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 
-OVERLAP = EngineLoop("overlap", depth=2)
-"""SGLang's loop: a step in flight while the next one is scheduled."""
 SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
 
 

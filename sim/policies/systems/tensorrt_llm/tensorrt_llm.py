@@ -1,4 +1,4 @@
-"""TensorRT-LLM, batch manager of 2025 (cf6abc45, 0a949d31, 1ce9149b), without partial block reuse, in GPU memory only.
+"""TensorRT-LLM of 2025, whole blocks reused; in an engine whose loop overlaps, its default, or in one that does not.
 
 Rule: the first max_batch_size requests by arrival are active, until they end. Two stages a step over them. First, whose
 KV fits. GUARANTEED_NO_EVICT: all that decodes, then prompts while blocks for prompt and output cap are there.
@@ -7,10 +7,16 @@ step; one that finds none pauses the last started one from it on. Then, who runs
 the first stage: a decode takes a token, a prompt all of its own, and who finds too few ends the step. With chunked
 prefill all decodes, then chunks of what they leave. With block reuse a prompt begins after its cached blocks, which
 neither stage knows of; one whose next block another prompt is about to make is passed over for this step.
-Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}.cpp.
+Overlapping, who ends by its cap with the step in flight passes the first stage as if it went on, and takes no tokens in
+the second; who ends by a stop token runs once more, in vain. Blocks are stored and freed with a step's results.
+Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}.cpp of
+cf6abc45, 0a949d31 and 1ce9149b; the overlap of the PyTorch backend: _executor_loop_overlap in tensorrt_llm/_torch/
+pyexecutor/py_executor.py (00043967), scheduler/scheduler.py there (002f3cc3).
 Simplifies: tokens_per_block (32 there) is the pool's block size; more than 16 chunks or decodes of a step keep their
-order, which std::sort scrambles there. No beams, drafts, attention windows, pipelining, overlap. The cache as
-sim/kv/reuse_tree.py says: above all, no block is lost with the one above it.
+order, which std::sort scrambles there. No beams, drafts, attention windows, pipelining. GPU memory only, no block found
+in part; the cache as sim/kv/reuse_tree.py says: above all, no block is lost with the one above it. A cancel takes
+effect at once. What a paused request has in flight is told as it comes, not with its next token, and may be its last,
+past which that backend goes on.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ from batchsim.policies.systems.tensorrt_llm.chunks import (
     lacking,
     unfinished_first,
 )
+from batchsim.policies.systems.tensorrt_llm.in_flight import InFlight
 from batchsim.policies.systems.tensorrt_llm.prefixes import Prefixes
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 
@@ -65,6 +72,8 @@ class TensorrtLlm:
         self.running: dict[Sequence, None] = {}
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self.left_out: dict[Sequence, None] = {}  # running, decode, but found no tokens in the last step
+        self._ahead = context.loop.is_ahead
+        self._in_flight = InFlight(self.group)
         self._evicts = config.capacity_scheduler_policy == "MAX_UTILIZATION"
         self._static = config.capacity_scheduler_policy == "STATIC_BATCH"
         self._to_come = 0  # blocks that the running will still take if they reach their caps
@@ -93,20 +102,20 @@ class TensorrtLlm:
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         if seq in self.running:
-            self._end(seq)
+            self._end(seq, self._in_flight.tokens_of(seq))
         else:
-            self.waiting.remove(seq)
-            if self._cache is not None:
-                self._cache.end(seq)
+            self._forget(seq)
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         preempted: list[Sequence] = []
+        if self._ahead:
+            self._go_on()
         self._stopped = None
         self._prefixes = Prefixes(self._cache if self.config.waits_for_prefixes else None, self.partial)
         if self._evicts and not self._undisturbed():
             contexts: Iterable[Sequence] = self._with_tokens(self._fit_by_pausing(preempted))
-        elif self._static and self.group.members:
+        elif self._static and (self.group.members or self._in_flight.ending):
             contexts = ()
             self.events.extend(Event("sat_out", seq, "batch_running") for seq in self.partial)
         else:
@@ -117,10 +126,16 @@ class TensorrtLlm:
         room = self._grow_group()
         assert room, f"{self.kv.num_free} blocks free, {self.group.blocks_due()} kept for the decodes"
         self._note_blocked(preempted)
-        if not (self.group.members or chunks or preempted):
-            return IDLE
+        self._in_flight.batch = None
+        if not (self.group.members or chunks):
+            if not preempted:
+                return IDLE
+            return Batch(None if self._ahead else self.group, [], 0, preempted=preempted)
         tokens = sum([n for _, n in chunks])
-        return Batch(self.group, chunks, tokens, preempted=preempted, cached=cached, layout="chunks_first")
+        batch = Batch(self.group, chunks, tokens, preempted=preempted, cached=cached, layout="chunks_first")
+        if self._ahead:
+            self._in_flight.batch = batch
+        return batch
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         if batch.preempted or self.partial or self.left_out:
@@ -135,23 +150,60 @@ class TensorrtLlm:
         return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        if self._cache is not None:
-            for seq in batch.sampled:
-                # Of a prompt, but for its last token: what was known before this step gave another one.
-                self._cache.store(seq, seq.num_tokens - 2)
+        if not self._ahead:
+            self._store(batch.sampled, 1)  # before the token of this step is known
         for seq in finished:
-            self._end(seq)
-        for seq in batch.sampled:
             if seq in self.running:
-                del self.partial[seq]
-                self.group.join(seq)
+                self._end(seq, seq.num_wasted_tokens)
+            else:
+                self._forget(seq)  # paused with its last token in flight
+        if self._ahead:
+            self._store(batch.sampled, 0)
+        else:
+            self._let_decode(batch.sampled)
         return finished
+
+    def _store(self, sampled: Iterable[Sequence], but: int) -> None:
+        """Stores the prompts that were computed to their ends, but for their last `but` tokens."""
+        if self._cache is not None:
+            for seq in sampled:
+                if seq in self.running:
+                    self._cache.store(seq, seq.settled_computed_tokens - but)
+
+    # ---- from call to call
+
+    def _go_on(self) -> None:
+        """Lets those decode whose prompts end with the step in flight, and takes out those whose last token, by their
+        caps, is in it: they have their places and blocks until it is there."""
+        in_flight = self._in_flight
+        if in_flight.batch is not None:
+            self._let_decode(in_flight.batch.sampled)
+        for seq in in_flight.at_their_caps():
+            self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
+            self.group.leave(seq)
+            in_flight.ending[seq] = None
+
+    def _let_decode(self, sampled: Iterable[Sequence]) -> None:
+        for seq in sampled:
+            if seq in self.partial:
+                del self.partial[seq]
+                self._decode_on(seq)
+
+    def _decode_on(self, seq: Sequence) -> None:
+        """Lets `seq` join the group, or end if its last token, by its cap, is in flight."""
+        if self._ahead:
+            cap = min(seq.max_output_tokens, self.max_model_len - seq.request.prompt_tokens)
+            if seq.num_output_tokens >= cap:
+                self._in_flight.ending[seq] = None
+                return
+            self._in_flight.expect(seq, cap - seq.num_output_tokens)
+        self.group.join(seq)
 
     # ---- stage 1: whose KV fits
 
     def _undisturbed(self) -> bool:
         """MAX_UTILIZATION: whether nobody is paused or left out: all that is started comes first and fits. O(1)."""
-        if self.left_out or self.group.blocks_due() > self.kv.num_free:
+        if self.left_out or self._due() > self.kv.num_free:
             return False
         head, started = self.waiting.head(), self._started
         while started and started[0][2] not in self.running:
@@ -162,7 +214,7 @@ class TensorrtLlm:
         """The prompts whose KV fits beside the decodes, by arrival; no more is looked at than is asked for."""
         started = sorted(self.partial, key=by_order)
         # What is kept for those that are started and do not decode is theirs when their turn comes, not before.
-        room = self._room() + sum(map(self._need, started)) - (self.group.blocks_due() if self._evicts else 0)
+        room = self._room() + sum(map(self._need, started)) - (self._due() if self._evicts else 0)
         for seq in merge(started, self._active(), key=by_order):
             if seq not in self.partial and self._prefixes.must_wait(seq):
                 continue
@@ -223,6 +275,10 @@ class TensorrtLlm:
                 used += need
         return fitting
 
+    def _due(self) -> int:
+        """MAX_UTILIZATION: number of blocks for a step of all that decode. Who is ending counts, as it does there."""
+        return self.group.blocks_due() + sum(map(self._blocks_for_step, self._in_flight.ending))
+
     def _blocks_for_step(self, seq: Sequence) -> int:
         if seq not in self.running:
             return self.kv.blocks_for(seq.num_tokens)
@@ -239,6 +295,8 @@ class TensorrtLlm:
         left, whole = self.config.max_num_tokens, not self.config.enable_chunked_prefill
         contexts: list[Sequence] = []
         for seq in fitting:
+            if seq in self._in_flight.ending:
+                continue
             decodes = seq in self.running and seq not in self.partial
             if whole:
                 left -= 1 if decodes else seq.num_tokens
@@ -249,7 +307,7 @@ class TensorrtLlm:
                 contexts.append(seq)
             elif seq in self.left_out:
                 del self.left_out[seq]
-                self.group.join(seq)
+                self._decode_on(seq)
         return contexts
 
     def _leave_out(self, seq: Sequence) -> None:
@@ -324,29 +382,43 @@ class TensorrtLlm:
         return fits
 
     def _pause(self, seq: Sequence) -> None:
-        self._leave(seq)
-        self.kv.free(seq)
-        if seq.group is not None:
-            self.group.leave(seq)
-        seq.reset_computed()
-        if not self.config.enable_chunked_prefill:
-            seq.cut_output(self.config.max_num_tokens)
-        self.waiting.put_back(seq)
-
-    def _end(self, seq: Sequence) -> None:
+        unknown = self._in_flight.tokens_of(seq)
         self._leave(seq)
         if self._cache is not None:
-            self._cache.end(seq)
+            self._cache.free(seq, unknown)
         else:
             self.kv.free(seq)
         if seq.group is not None:
             self.group.leave(seq)
+        seq.reset_computed()
+        if not self.config.enable_chunked_prefill:
+            if seq.num_tokens > self.config.max_num_tokens:
+                seq.lose_in_flight(unknown)
+            seq.cut_output(self.config.max_num_tokens)
+        self.waiting.put_back(seq)
+
+    def _end(self, seq: Sequence, unknown: int) -> None:
+        """Ends `seq`, the last `unknown` of whose tokens are in flight."""
+        self._leave(seq)
+        if self._cache is not None:
+            self._cache.end(seq, unknown)
+        else:
+            self.kv.free(seq)
+        if seq.group is not None:
+            self.group.leave(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        """Takes `seq` out of the queue for good."""
+        self.waiting.remove(seq)
+        if self._cache is not None:
+            self._cache.end(seq)
 
     def _leave(self, seq: Sequence) -> None:
         """Takes `seq`, which still holds its blocks, out of the running."""
         self._to_come -= self._blocks_at_end(seq) - self.kv.held(seq)
         self.partial.pop(seq, None)
         self.left_out.pop(seq, None)
+        self._in_flight.ending.pop(seq, None)
         del self.running[seq]
 
     def _note_blocked(self, preempted: list[Sequence]) -> None:
@@ -362,7 +434,7 @@ class TensorrtLlm:
             reason = "waits_for_prefix"
         elif self._stopped is not None and self._stopped[0] is head:
             reason = self._stopped[1]
-        elif self._static and self.group.members:
+        elif self._static and (self.group.members or self._in_flight.ending):
             reason = "batch_running"
         elif len(self.running) >= self.config.max_batch_size:
             reason = "no_slot"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from batchsim.base.ranges import PositiveInt, Range
+from batchsim.kernel.engine_loop import OVERLAP, SYNC
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 
 
@@ -17,6 +18,7 @@ class TensorrtLlmConfig(PolicyConfig):
     `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. Nor is a cache in host
     memory simulated (`host_cache_size`, 0 there too). `enable_prefix_aware_scheduling` needs block reuse; null: on with
     it. Off, nobody waits for a prompt that is being computed; the versions of 2025 have no such knob and always wait.
+    Scheduling overlaps with the GPU's work unless `disable_overlap_scheduler`.
     """
 
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
@@ -28,6 +30,7 @@ class TensorrtLlmConfig(PolicyConfig):
     enable_prefix_aware_scheduling: bool | None = None
     enable_partial_reuse: bool = False
     host_cache_size: Annotated[int, Range(0, 10**15)] = 0
+    disable_overlap_scheduler: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +57,7 @@ class TensorrtLlmConfig(PolicyConfig):
             max_num_seqs=self.max_batch_size,
             prefix_cache="reuse" if self.enable_block_reuse else "",
             knobs=("max_batch_size", "max_num_tokens"),
+            loop=SYNC if self.disable_overlap_scheduler else OVERLAP,
         )
 
     @property
