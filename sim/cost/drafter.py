@@ -3,7 +3,8 @@
 A step is followed by its drafter, which works on the step's tokens and on whose drafts the next step has to wait, ahead
 of results too: nothing hides it, so that its time is a part of the step. `ngram` searches once, on the host. Any other
 method makes its drafts in as many passes: the first over all tokens of the step, which are new to it, each of the
-others over one token of every sequence. A model's passes are timed by the roofline of the engine's GPU.
+others over one token of every sequence, or of each of its branches. A model's passes are timed by the roofline of the
+engine's GPU.
 
 Simplified: it drafts for every sequence of a step, for prompts in parts and rows of padding too; later passes read the
 context of decodes and this step's part of prompts; its weights and KV take none of the GPU's memory.
@@ -34,13 +35,14 @@ from batchsim.kernel.types import Batch
 
 
 class Drafter:
-    """The times of a drafter that makes so many `passes` after a step; `model` None: they are no draft model's."""
+    """The times of a drafter that makes so many `passes` after a step, each but the first over so many `branches` of
+    every sequence; `model` None: they are no draft model's."""
 
-    def __init__(self, config: DrafterConfig, passes: int, model: Roofline | None) -> None:
+    def __init__(self, config: DrafterConfig, passes: int, model: Roofline | None, *, branches: int = 1) -> None:
         self._each_ns = passes * (config.base or 0)
         self._per_sequence_ns = passes * config.per_sequence
         self._per_token_ns = config.per_token
-        self._passes, self._model = passes, model
+        self._passes, self._model, self._branches = passes, model, branches
 
     def step_ns(self, batch: Batch) -> int:
         """ns of drafting after the step `batch`; 0 for one that computes no token."""
@@ -58,7 +60,8 @@ class Drafter:
             pairs = prefill_pairs(batch) + draft_pairs(decodes, rows, context)
             ns += self._model.pass_ns(tokens, sequences, context, pairs)
             if self._passes > 1:
-                ns += (self._passes - 1) * self._model.pass_ns(sequences, sequences, context + prefill, 0)
+                rows = self._branches * sequences
+                ns += (self._passes - 1) * self._model.pass_ns(rows, rows, context + prefill, 0)
         return int(ns)
 
     def ns(self, columns: Columns) -> NDArray[np.float64]:
@@ -71,7 +74,8 @@ class Drafter:
             context = c["context_tokens"]
             pairs = c["prefill_pairs"] + draft_pairs(c["num_decode"], c["num_decode_tokens"], context)
             ns = ns + self._model.passes_ns(tokens, sequences, context, pairs)
-            later = self._model.passes_ns(sequences, sequences, context + c["num_prefill_tokens"], 0)
+            rows = self._branches * sequences
+            later = self._model.passes_ns(rows, rows, context + c["num_prefill_tokens"], 0)
             ns = ns + (self._passes - 1) * later
         return ns * (tokens > 0)
 
@@ -141,7 +145,8 @@ def with_drafter(cost: Cost, config: DraftersConfig | None, speculation: Specula
     if isinstance(cost, Scaled):
         return Scaled(with_drafter(cost.cost, config, speculation), cost.factor)
     passes = 1 if speculation.method == "ngram" else speculation.num_drafts
-    return Drafted(cost, Drafter(own, passes, _model(own, cost.deployment, speculation.method)))
+    model = _model(own, cost.deployment, speculation.method)
+    return Drafted(cost, Drafter(own, passes, model, branches=speculation.branches))
 
 
 def draft_sources(config: DraftersConfig | None) -> list[str]:

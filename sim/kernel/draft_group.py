@@ -150,10 +150,14 @@ class DraftGroup(DecodeGroup):
         """How many rows each member would compute: one, and one for each draft that waits, but at most `most`; not to
         be changed."""
         if self._same is not None and most > self._same and self._is_short(self._same + 1, max_model_len):
-            if len(self._same_rows) != len(self.sequences) or (self.sequences and self._same_rows[0] != 1 + self._same):
-                self._same_rows = np.full(len(self.sequences), 1 + self._same)
-            return self._same_rows
+            return self.alike(1 + self._same)
         return np.minimum(np.minimum(self.drafts + 1, max_model_len - 1 - self.computed), most)
+
+    def alike(self, rows: int) -> Ints:
+        """As many `rows` for each member; not to be changed."""
+        if len(self._same_rows) != len(self.sequences) or (self.sequences and self._same_rows[0] != rows):
+            self._same_rows = np.full(len(self.sequences), rows)
+        return self._same_rows
 
     def _is_short(self, rows: int, max_model_len: int) -> bool:
         """Whether all members are, after so many rows, still shorter than `max_model_len`."""
@@ -232,6 +236,10 @@ class DraftGroup(DecodeGroup):
     def context(self) -> Ints:
         """Computed tokens of each member, without those that will turn out rejected; not to be changed."""
         return self.computed - self.rejected if self._late else self.computed
+
+    def sum_to_come(self, most: int) -> int:
+        """Tokens that the members may still get by the client's caps, at most `most` each, summed over members."""
+        return int(np.add.reduce(np.minimum(self.limit - self.computed - 1, most)))
 
     def sum_context(self) -> int:
         """Tokens in the KV cache that the members' next rows read, summed over members."""

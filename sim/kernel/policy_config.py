@@ -18,12 +18,14 @@ class Speculation:
     """What becomes of the draft tokens that a policy has verified, and by which `method` they are made.
 
     `positions`, by request class, "" for all others: the shares of steps in which the first, second, ... draft is
-    accepted. `found`: the share of steps for which there are drafts.
+    accepted. `found`: the share of steps for which there are drafts. `branches`: tokens of each sequence in each of the
+    drafter's passes but the first.
     """
 
     method: DraftMethod
     positions: Mapping[str, tuple[float, ...]]
     found: float = 1.0
+    branches: int = 1
 
     @property
     def num_drafts(self) -> int:

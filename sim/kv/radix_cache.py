@@ -10,9 +10,10 @@ Simplifies: no LoRA or salt keys, no host tier. Only the pages needed are made f
 from __future__ import annotations
 
 from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.kv_blocks import Pins, check_pool
 from batchsim.kernel.types import Sequence
-from batchsim.kv.radix_tokens import head, known_tokens, tail
+from batchsim.kv.radix_tokens import tail
 from batchsim.kv.radix_tree import Node, RadixTree
 
 
@@ -56,6 +57,15 @@ class RadixKV(Pins):
         return len(self._free) - self._owed + self._tree.num_evictable
 
     @property
+    def lookahead(self) -> int:
+        """The number of tokens after those of a page on which its contents depend; to be set before the first use."""
+        return self._tree.lookahead
+
+    @lookahead.setter
+    def lookahead(self, num_tokens: int) -> None:
+        self._tree.lookahead = num_tokens
+
+    @property
     def cached_blocks(self) -> int:
         """Pages in the tree, in use or not."""
         return self._tree.cached_blocks
@@ -86,7 +96,7 @@ class RadixKV(Pins):
 
     def lookup(self, seq: Sequence) -> int:
         """Cached tokens of `seq`: whole pages from the front, never all known ones. Changes nothing, nor recency."""
-        return self._tree.find(known_tokens(seq, self._tree.whole_pages(seq.num_tokens - 1)))
+        return self._tree.find(self._tree.known_pages(seq, seq.num_tokens - 1))
 
     def match(self, seq: Sequence, limit: int) -> int:
         """As `lookup`, but of the first `limit` known tokens, and counted as a use of their pages: SGLang's match.
@@ -96,7 +106,7 @@ class RadixKV(Pins):
         last, tree = self._last_match, self._tree
         if last is not None and last[:3] == (seq, limit, tree.now):
             return last[4]
-        node, hit = tree.descend(known_tokens(seq, tree.whole_pages(limit)))
+        node, hit = tree.descend(tree.known_pages(seq, limit))
         self._last_match = (seq, limit, tree.now, node, hit)
         return hit
 
@@ -109,7 +119,7 @@ class RadixKV(Pins):
         if last is not None and last[0] is seq and last[2] == tree.now and last[4] == hit_tokens:
             node, hit = last[3], hit_tokens
         else:
-            node, hit = tree.descend(known_tokens(seq, hit_tokens))
+            node, hit = tree.descend(tree.known_pages(seq, hit_tokens + tree.lookahead))
         if seq in self._held or hit != hit_tokens:
             raise ValueError(f"cannot take {hit_tokens} cached tokens, {hit} are found: {seq!r}")
         tree.lock(node)
@@ -119,7 +129,7 @@ class RadixKV(Pins):
     def insert(self, seq: Sequence, limit: int | None = None) -> None:
         """Puts the whole pages that `seq` has computed into the tree; it goes on sharing them, locked.
 
-        `limit`: of its first so many tokens only.
+        `limit`: of its first so many tokens; None: of all that it counts as computed.
 
         Of pages that the tree has already, its own copies are freed and its table names the tree's: read it anew. What
         is inserted beyond the prompt becomes a node of its own, so that it can be evicted without the prompt.
@@ -127,14 +137,13 @@ class RadixKV(Pins):
         holding, tree, page = self._held[seq], self._tree, self.block_size
         computed = seq.num_computed_tokens
         self._fill(holding, computed)
-        size = tree.whole_pages(computed if limit is None else min(computed, limit))
-        run = known_tokens(seq, size)
+        limit = computed if limit is None else limit
+        run, size = tree.known_pages(seq, limit), tree.num_pages(limit) * page
         node, matched = tree.descend(run)
         if matched < size:
             node = tree.add_leaf(node, tail(run, matched), holding.table[matched // page : size // page])
-        prompt = tree.whole_pages(seq.request.prompt_tokens)
-        if prompt < size:
-            tree.descend(head(run, prompt))
+        if tree.num_pages(seq.request.prompt_tokens) * page < size:
+            tree.descend(tree.known_pages(seq, seq.request.prompt_tokens))
         copies = holding.table[holding.shared : matched // page]
         tree.lock(node)
         tree.unlock(holding.node)
@@ -171,6 +180,10 @@ class RadixKV(Pins):
         if need > self.num_free:
             return False
         self.make_room(need)
+        if isinstance(group, DraftGroup):  # members grow by different numbers of pages
+            for seq, block in zip(group.members_due(), self._pop(need) if need else (), strict=True):
+                self._held[seq].table.append(block)
+            return True
         self._owed += need
         self._room_step = group.step
         return True

@@ -10,7 +10,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 
-from batchsim.kv.radix_tokens import TokenRun, common_tokens, head, tail
+from batchsim.kernel.types import Sequence
+from batchsim.kv.radix_tokens import TokenRun, common_tokens, head, known_tokens, tail
 
 
 class Node:
@@ -45,12 +46,17 @@ class Node:
 
 
 class RadixTree:
-    """The pages that can be found by their tokens. `root` holds none and is never locked or evicted."""
+    """The pages that can be found by their tokens. `root` holds none and is never locked or evicted.
 
-    __slots__ = ("_leaves", "_serial", "block_size", "cached_blocks", "now", "num_evictable", "root")
+    `lookahead`: the number of tokens after those of a page on which its contents depend. Keys end with them, so that a
+    node's begins with the last ones of its parent's; wherever a run has whole pages it has so many tokens more.
+    """
+
+    __slots__ = ("_leaves", "_serial", "block_size", "cached_blocks", "lookahead", "now", "num_evictable", "root")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.lookahead = 0
         self.root = Node((), [], None, 0)
         self.cached_blocks = 0
         self.num_evictable = 0  # pages of nodes without locks
@@ -69,11 +75,20 @@ class RadixTree:
         """`num_tokens` rounded down to whole pages, in tokens."""
         return num_tokens // self.block_size * self.block_size
 
+    def known_pages(self, seq: Sequence, num_tokens: int) -> TokenRun:
+        """The run of the whole pages among the first `num_tokens` known tokens of `seq`; empty without any."""
+        num_pages = self.num_pages(num_tokens)
+        return known_tokens(seq, num_pages * self.block_size + self.lookahead) if num_pages else ()
+
+    def num_pages(self, num_tokens: int) -> int:
+        """How many whole pages there are among `num_tokens` known tokens."""
+        return max(num_tokens - self.lookahead, 0) // self.block_size
+
     def find(self, run: TokenRun) -> int:
         """How many tokens of `run`, whole pages, are cached. Changes nothing."""
         node, hit, page = self.root, 0, self.block_size
-        while run and (child := node.children.get(head(run, page))) is not None:
-            n = self.whole_pages(common_tokens(child.key, run))
+        while run and (child := node.children.get(self._first(run))) is not None:
+            n = self.whole_pages(common_tokens(child.key, run) - self.lookahead)
             hit += n
             if n < len(child.blocks) * page:
                 break
@@ -87,9 +102,9 @@ class RadixTree:
         """
         self.now += 1
         node, hit, page = self.root, 0, self.block_size
-        while run and (child := node.children.get(head(run, page))) is not None:
+        while run and (child := node.children.get(self._first(run))) is not None:
             child.used = self.now
-            n = self.whole_pages(common_tokens(child.key, run))
+            n = self.whole_pages(common_tokens(child.key, run) - self.lookahead)
             hit += n
             if n < len(child.blocks) * page:
                 return self._split(child, n), hit
@@ -100,7 +115,7 @@ class RadixTree:
         """A new leaf without locks below `parent`, used later than all nodes walked over so far."""
         self.now += 1
         leaf = Node(key, blocks, parent, self.now)
-        parent.children[head(key, self.block_size)] = leaf
+        parent.children[self._first(key)] = leaf
         self.cached_blocks += len(blocks)
         self.num_evictable += len(blocks)
         self._offer(leaf)
@@ -136,7 +151,7 @@ class RadixTree:
                 continue
             parent = node.parent
             assert parent is not None
-            del parent.children[head(node.key, self.block_size)]
+            del parent.children[self._first(node.key)]
             node.parent = None
             freed += reversed(node.blocks)
             self.cached_blocks -= len(node.blocks)
@@ -149,12 +164,16 @@ class RadixTree:
         """Makes the first `num_tokens` of `node` a node of their own above the rest, and returns it."""
         assert node.parent is not None
         at = num_tokens // self.block_size
-        upper = Node(head(node.key, num_tokens), node.blocks[:at], node.parent, self.now)
+        upper = Node(head(node.key, num_tokens + self.lookahead), node.blocks[:at], node.parent, self.now)
         upper.locks = node.locks
-        node.parent.children[head(node.key, self.block_size)] = upper
+        node.parent.children[self._first(node.key)] = upper
         node.key, node.blocks, node.parent = tail(node.key, num_tokens), node.blocks[at:], upper
-        upper.children[head(node.key, self.block_size)] = node
+        upper.children[self._first(node.key)] = node
         return upper
+
+    def _first(self, run: TokenRun) -> TokenRun:
+        """What a node is found by: the tokens of its first page, and those on which it depends."""
+        return head(run, self.block_size + self.lookahead)
 
     def _offer(self, node: Node) -> None:
         """Queues `node` for eviction if it can be evicted."""

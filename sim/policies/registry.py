@@ -8,7 +8,8 @@ from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
 from batchsim.policies.systems.hf_static import HfStatic, HfStaticConfig
 from batchsim.policies.systems.ray_serve import RayServe, RayServeConfig
-from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
@@ -33,7 +34,7 @@ POLICIES = {
     "vllm_v0": (VllmV0Config, VllmV0),
     "faster_transformer": (FasterTransformerConfig, FasterTransformer),
     "hf_static": (HfStaticConfig, HfStatic),
-    "sglang": (SglangConfig, Sglang),
+    "sglang": (SglangConfig, SglangWithDrafts),
     "tensorrt_llm": (TensorrtLlmConfig, TensorrtLlm),
     "tgi": (TgiConfig, Tgi),
     "ray_serve": (RayServeConfig, RayServe),

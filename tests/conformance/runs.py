@@ -26,6 +26,8 @@ from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 
 MAX_MODEL_LEN = 400
 MS = 1_000_000
+TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+APART = ("speculative_algorithm", *TREE, "acceptance")  # knobs that are drawn together
 
 
 @dataclass(frozen=True)
@@ -188,11 +190,30 @@ def drafts(draw: st.DrawFn) -> SpeculativeConfig:
 
 
 @st.composite
+def drafts_of_sglang(draw: st.DrawFn) -> dict[str, Any]:
+    """The same by SGLang's arguments, which are knobs of the policy itself; often none."""
+    algorithm = draw(st.sampled_from([None, "EAGLE", "STANDALONE", "NGRAM"]))
+    if algorithm is None:
+        return {}
+    drawn = {"speculative_algorithm": algorithm, "disable_overlap_schedule": True}
+    drawn["acceptance"] = draw(st.sampled_from([0.0, 0.7, 1.0]))
+    if algorithm == "NGRAM":
+        return drawn | {"enable_mixed_chunk": False, "speculative_num_draft_tokens": draw(st.integers(2, 12))}
+    if algorithm == "STANDALONE":
+        return drawn | {"enable_mixed_chunk": False}
+    topk = draw(st.sampled_from([1, 1, 2, 4]))
+    tree = {"speculative_num_draft_tokens": draw(st.integers(2, 12))} if topk > 1 else {}
+    return drawn | tree | {"speculative_num_steps": draw(st.integers(1, 6)), "speculative_eagle_topk": topk}
+
+
+@st.composite
 def knobs(draw: st.DrawFn, config: Any) -> dict[str, Any]:
-    """A value for each field of a config; microseconds are up to some steps long."""
+    """A value for each field of a config that is not drawn APART; microseconds are up to some steps long."""
     hints = get_type_hints(config, include_extras=True)
     drawn = {}
     for knob in fields(config):
+        if knob.name in APART:
+            continue
         of_time = knob.name.endswith(("_micros", "_microseconds"))
         drawn[knob.name] = draw(st.integers(0, 20_000) if of_time else values(hints[knob.name]))
     return drawn
@@ -225,10 +246,13 @@ def configs(draw: st.DrawFn, kind: str) -> Any:
     config = POLICIES[kind][0]
     drawn = draw(knobs(config))
     for knob in fields(config):
-        if knob.default is MISSING and knob.default_factory is MISSING:
+        if knob.name not in drawn or (knob.default is MISSING and knob.default_factory is MISSING):
             continue
         if "not simulated" in lone(config, drawn, knob.name) or draw(st.integers(0, 3)) == 0:
             del drawn[knob.name]
+    if kind == "sglang" and (drafting := draw(drafts_of_sglang())):
+        drawn |= drafting
+        drawn.pop("disable_consecutive_prefill_overlap", None)
     if isinstance(drawn.get("max_num_batched_tokens"), int):
         small = drawn["max_num_batched_tokens"] + 8
         drawn["max_num_batched_tokens"] = draw(st.sampled_from([small, 64, MAX_MODEL_LEN]))

@@ -7,6 +7,7 @@ token, 2 a decode.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from naive_systems import Step
 
@@ -109,7 +110,7 @@ class Memory:
     def walk(self, tokens: Tokens) -> tuple[Node | None, int]:
         """The end of the cached part of `tokens`, which is used by that, and its length."""
         page = self.page
-        tokens = tokens[: len(tokens) // page * page]
+        tokens = self.keys(tokens)
         self.clock += 1
         at: Node | None = None
         matched = 0
@@ -133,17 +134,21 @@ class Memory:
                 break
         return at, matched
 
-    def insert(self, row: Row) -> None:
+    def keys(self, tokens: Any) -> Any:
+        """What the whole pages of `tokens` are found by."""
+        return tokens[: len(tokens) // self.page * self.page]
+
+    def insert(self, row: Row, computed: int | None = None) -> None:
         if not self.caches:
             return
-        size = row.computed // self.page * self.page
-        tokens = row.tokens[:size]
+        tokens = row.tokens[: row.computed if computed is None else computed]
+        keys = self.keys(tokens)
         node, matched = self.walk(tokens)
-        if matched < size:
+        if matched < len(keys):
             self.clock += 1
-            node = Node(tokens[matched:], node, self.clock)
+            node = Node(keys[matched:], node, self.clock)
             self.nodes.append(node)
-        if len(row.prompt) // self.page * self.page < size:
+        if len(self.keys(row.prompt)) < len(keys):
             self.walk(row.prompt)
         row.node = node
 
@@ -153,7 +158,9 @@ class Memory:
 
 
 class Naive:
-    """One run of `arrivals`."""
+    """One run of `arrivals`. A decode computes `width` tokens in a step of decodes alone."""
+
+    width = 1
 
     def __init__(
         self, config: SglangConfig, arrivals: list[Arrival], blocks: int, page: int, max_model_len: int
@@ -193,6 +200,7 @@ class Naive:
                 self.to_come.remove(row)
                 self.enter(row)
             work, is_prefill = self.next_batch()
+            self.alone = not is_prefill
             if not work:
                 self.last = Group()
                 if self.retracted:
@@ -217,10 +225,14 @@ class Naive:
         prompt = len(row.prompt)
         if prompt >= self.limit - 6:
             return
-        row.cap = max(min(row.cap, self.limit - 2 - prompt, self.pool - self.ceil(prompt) - self.page - 1), 0)
+        most = min(self.limit - 2 - prompt, self.pool - self.ceil(prompt) - self.page - 1, self.most_output(prompt))
+        row.cap = max(min(row.cap, most), 0)
         tokens = self.ceil(prompt) + 1 if row.ignore_eos and not self.memory.caches else prompt
         if tokens + row.cap + self.page < self.pool:
             self.push(row)
+
+    def most_output(self, prompt: int) -> int:
+        return self.pool
 
     def push(self, row: Row) -> None:
         self.entries += 1
@@ -269,7 +281,7 @@ class Naive:
             return work, True
         self.decode()
         self.riding = self.running.rows
-        return [(row, 1) for row in self.running.rows], False
+        return [(row, self.width) for row in self.running.rows], False
 
     # ---- decode
 

@@ -11,6 +11,7 @@ from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, Listed, requests
 
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.acceptance import DraftLuck, DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
@@ -142,13 +143,18 @@ def run(
     block_size: int = BLOCK_SIZE,
     max_model_len: int = MAX_MODEL_LEN,
     loop: EngineLoop = SYNC,
+    luck: DraftLuck | None = None,
 ) -> Run:
-    """One run; `how` is live, leap or step. The pool must be whole at its end, and no sequence left behind."""
+    """One run; `how` is live, leap or step. The pool must be whole at its end, and no sequence left behind. Drafts are
+    accepted as the config supposes, or by `luck`."""
     pool = kv(blocks, block_size, swap_blocks)
     recorder = Recorder()
     context = PolicyContext(pool, max_model_len, Exact(), estimates or Estimates(), loop)
     scheduler = Logged(policy(config, context))
-    executor = SimExecutor(cost or LinearCost(), max_model_len, loop)
+    speculation = config.traits.speculation
+    if speculation is not None and luck is None:
+        luck = DrawnLuck(0, speculation.positions, speculation.found)
+    executor = SimExecutor(cost or LinearCost(), max_model_len, loop, luck)
     core = EngineCore(scheduler, executor, recorder, max_model_len=max_model_len, loop=loop)
     workload = Listed(requests(arrivals) if isinstance(arrivals, str) else arrivals)
     if how == "live":

@@ -195,3 +195,15 @@ def test_a_drafter_leaves_what_the_cost_says_of_itself() -> None:
     assert cost.profile is not None
     assert cost.reach is not None
     assert (found.profile, found.reach, found.error) == (cost.profile, cost.reach, cost.error)
+
+
+def test_branches_are_rows_of_every_pass_but_the_first() -> None:
+    """A second pass over four rows of each sequence takes longer than over one; it is explained as it is timed."""
+    batch = BATCHES["decodes"]
+    found = []
+    for branches in (1, 4):
+        speculation = Speculation("eagle", {"": (0.5, 0.25)}, branches=branches)
+        cost = with_drafter(ROOFLINE, DraftersConfig(eagle=HEAD), speculation)
+        found.append(cost.step_ns(batch))
+        assert cost.explain(columns_of(batch))["draft"][0] == pytest.approx(found[-1] - ROOFLINE.step_ns(batch), abs=2)
+    assert found[0] < found[1]

@@ -29,7 +29,7 @@ class RunningBatch:
     )  # fmt: skip
 
     def __init__(self, kv: KVBlockManager, cache: RadixKV | None, *, ahead: bool = False) -> None:
-        self.group = DecodeGroup(kv.block_size)
+        self.group = self._new_group(kv.block_size)
         self.growth = RemainingOutput()
         self.full = ""
         self.capped: set[Sequence] = set()
@@ -41,6 +41,9 @@ class RunningBatch:
         self._in_flight: set[Sequence] = set()  # or only these
         self._caps: list[tuple[int, int, int, Sequence]] = []  # heap: step of the group at the cap, serial, epoch, who
         self._num_joined = 0
+
+    def _new_group(self, block_size: int) -> DecodeGroup:
+        return DecodeGroup(block_size)
 
     def __len__(self) -> int:
         return len(self.group.members)
@@ -132,10 +135,17 @@ class RunningBatch:
         The sum is compared with whole tokens, so the digit counts near one, and where the sum will be changed
         (`exact`). O(1) elsewhere.
         """
-        reserved = self.growth.reserved(self.group.step - self._all_in_flight, ratio, self._in_flight)
+        reserved = self._reserved_at_once(ratio)
         if ratio in (0.0, 1.0) or not (exact or abs(reserved - round(reserved)) < NEAR_WHOLE):
             return reserved
         return sum([self.reserved_for(seq, ratio) for seq in self.rows()])
+
+    def _reserved_at_once(self, ratio: float) -> float:
+        return self.growth.reserved(self.group.step - self._all_in_flight, ratio, self._in_flight)
+
+    def blocks_due(self) -> int:
+        """How many KV blocks the decodes lack for the next step."""
+        return self.group.blocks_due()
 
     def grow(self) -> bool:
         """Takes pages for one more token of every decode; False, and nothing changed, if they are short.
@@ -152,7 +162,7 @@ class RunningBatch:
 
     def evict_for_growth(self) -> None:
         """Evicts until the next token of every decode fits, or all there is: SGLang does so even where it is no use."""
-        self._evict_for(self.group.blocks_due())
+        self._evict_for(self.blocks_due())
 
     def _evict_for(self, num_blocks: int) -> None:
         if self._cache is not None:

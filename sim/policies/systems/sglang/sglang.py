@@ -59,7 +59,7 @@ class Sglang:
         self._preempts = config.preempts
         self._ahead = context.loop.is_ahead
         self._last: Batch | None = None  # the batch of the call before, whose prompts' ends do not decode yet
-        self.batch = RunningBatch(kv, self._cache, ahead=self._ahead)
+        self.batch = self._new_batch()
         self.waiting: Waiting = self._new_queue()
         self.adder = PrefillAdder(config, kv, self._cache, self.waiting, self.batch, slots=self._most_running())
         self.events: list[Event] = []
@@ -89,7 +89,7 @@ class Sglang:
             )
             self.events.append(Event("rejected", seq, "prompt_too_long", detail=detail))
             return
-        room = min(limit - 2 - prompt, pool - self.kv.blocks_for(prompt) * page - page - 1)
+        room = min(limit - 2 - prompt, pool - self.kv.blocks_for(prompt) * page - page - 1, self._most_output(prompt))
         seq.max_output_tokens = max(min(seq.max_output_tokens, room), 0)
         if not self._never_fits(seq):
             self.waiting.push(seq)
@@ -105,8 +105,7 @@ class Sglang:
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        batch, group = self.batch, self.group
-        last = self._last
+        batch, last = self.batch, self._last
         in_flight, replaced = last is not None, self._take_in_last()
         self.free_blocks_asked = self.kv.num_free
         preempted: list[Sequence] = []
@@ -120,7 +119,7 @@ class Sglang:
         self._note_blocked()
         if not (made.chunks or decodes):
             if preempted:
-                return Batch(None if self._ahead else group, [], 0, preempted=preempted)
+                return Batch(None, [], 0, preempted=preempted) if self._ahead else self._work(made, preempted)
             if not (in_flight or self.running or len(self.waiting)):
                 self.ratio.reset()
             return IDLE
@@ -231,7 +230,7 @@ class Sglang:
         if waits:
             return False
         stay = sorted(batch.rows(), key=self._worth, reverse=True)
-        while batch.group.blocks_due() > self.kv.num_free and stay:
+        while batch.blocks_due() > self.kv.num_free and stay:
             if len(stay) == 1 and self.adder.chunked is None:
                 raise AssertionError(f"one decode alone does not fit {self.kv.num_free} free blocks: {stay[0]!r}")
             victim = stay.pop()
@@ -275,8 +274,12 @@ class Sglang:
 
     def _finish(self, seq: Sequence) -> None:
         if self._cache is not None:
-            self._cache.insert(seq)
+            self._cache.insert(seq, self._kept(seq))
         self._leave(seq)
+
+    def _kept(self, seq: Sequence) -> int:
+        """How many tokens of `seq`, which has its last one, are offered to the tree."""
+        return seq.num_computed_tokens
 
     def _leave(self, seq: Sequence) -> None:
         self.batch.release(seq)
@@ -292,12 +295,19 @@ class Sglang:
 
     def _most_running(self) -> int:
         tokens = self.kv.num_blocks * self.kv.block_size
-        asked = self.config.max_running_requests
+        asked = self.config.asked_running_requests
         if asked is None:
             asked = max(min(tokens * 512 // self.max_model_len, 4096), 2048)
         if tokens < 2:
             raise ScenarioError(f"sglang: max_running_requests is 0 with {tokens} KV tokens. Give the engine more KV.")
         return min(asked, tokens // 2)
+
+    def _most_output(self, prompt: int) -> int:
+        """The most output tokens beside a prompt of `prompt` tokens that its decode steps, alone, have KV for."""
+        return self.max_model_len
+
+    def _new_batch(self) -> RunningBatch:
+        return RunningBatch(self.kv, self._cache, ahead=self._ahead)
 
     def _new_queue(self) -> Waiting:
         if self.config.enable_priority_scheduling:

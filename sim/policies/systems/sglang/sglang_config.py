@@ -11,7 +11,15 @@ from typing import Annotated, Literal
 from batchsim.base.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range
 from batchsim.kernel.engine_loop import OVERLAP, SYNC
 from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, Laws
+from batchsim.policies.systems.sglang.speculative_args import (
+    MAX_RUNNING_REQUESTS,
+    Drafting,
+    drafting_of,
+    speculation_of,
+)
 
+DraftTokens = Annotated[int, Range(1, MAX_DRAFTS)]
 SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
 
 
@@ -24,6 +32,10 @@ class SglangConfig(PolicyConfig):
     GPU's work unless `disable_overlap_schedule`; `disable_consecutive_prefill_overlap` is an environment variable of
     SGLang's, null: unset, which is false. Preemption for priority needs a difference above
     `priority_scheduling_preemption_threshold`.
+
+    With a `speculative_algorithm` each decode verifies `speculative_num_draft_tokens` tokens a step, its own among
+    them, and `max_running_requests` null is 48. Supposed in a simulation: `acceptance`, a law, or one by request class,
+    in which "" stands for all other classes. The time that drafting takes is not simulated.
     """
 
     schedule_policy: Literal[
@@ -43,6 +55,13 @@ class SglangConfig(PolicyConfig):
     priority_scheduling_preemption_threshold: Priority = 10
     disable_overlap_schedule: bool = False
     disable_consecutive_prefill_overlap: bool | None = None
+    speculative_algorithm: (
+        Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "FROZEN_KV_MTP", "DFLASH", "DSPARK", "UNO"] | None
+    ) = None
+    speculative_num_steps: DraftTokens | None = None
+    speculative_eagle_topk: DraftTokens | None = None
+    speculative_num_draft_tokens: DraftTokens | None = None
+    acceptance: Laws | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +80,7 @@ class SglangConfig(PolicyConfig):
             raise ValueError(
                 "disable_consecutive_prefill_overlap: true has no effect with disable_overlap_schedule. Remove one"
             )
+        speculation_of(self)  # refuses arguments that do not go together
 
     @property
     def traits(self) -> Traits:
@@ -68,7 +88,20 @@ class SglangConfig(PolicyConfig):
             prefix_cache="" if self.disable_radix_cache else "radix",
             knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
             loop=SYNC if self.disable_overlap_schedule else OVERLAP,
+            speculation=speculation_of(self),
         )
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """How decodes draft and verify; None if they do not."""
+        return drafting_of(self)
+
+    @property
+    def asked_running_requests(self) -> int | None:
+        """The most requests that run, before it is cut to the KV tokens; None: by these and max_model_len."""
+        if self.max_running_requests is None and self.speculative_algorithm is not None:
+            return MAX_RUNNING_REQUESTS
+        return self.max_running_requests
 
     @property
     def preempts(self) -> bool:

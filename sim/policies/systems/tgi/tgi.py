@@ -259,7 +259,7 @@ class Tgi(FirstCome):
     def release(self, seq: Sequence) -> None:
         self._claimed_blocks -= self.kv.blocks_for(self.most_tokens(seq))
         if self._cache is not None:
-            self._cache.insert(seq, seq.request.prompt_tokens)
+            self._cache.insert(seq, min(seq.num_computed_tokens, seq.request.prompt_tokens))
         super().release(seq)
 
 

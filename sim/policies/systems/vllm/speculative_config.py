@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated
 
 from batchsim.base.ranges import Config, Range
 from batchsim.kernel.policy_config import DraftMethod, Speculation
-
-MAX_DRAFTS = 64
-"""The most draft tokens a step: far above what anybody verifies."""
-Probability = Annotated[float, Range(0, 1)]
-Law = Probability | tuple[Probability, ...]
-"""Draft tokens accepted: one number, the probability of each draft where those before it are right; or for each
-position the share of steps in which its draft is accepted, as vLLM counts it."""
+from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, Laws, Probability, shares_by_class
 
 
 @dataclass(frozen=True)
@@ -28,37 +21,19 @@ class SpeculativeConfig(Config):
 
     method: DraftMethod
     num_speculative_tokens: Annotated[int, Range(1, MAX_DRAFTS)]
-    acceptance: Law | dict[str, Law]
+    acceptance: Laws
     found: Probability = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, shares in self.positions.items():
-            of_class = f" of class {name}" if name else ""
-            if len(shares) != self.num_speculative_tokens:
-                raise ValueError(
-                    f"acceptance{of_class} has {len(shares)} positions, num_speculative_tokens is"
-                    f" {self.num_speculative_tokens}. Write as many, or one number"
-                )
-            if any(later > share for share, later in pairwise(shares)):
-                raise ValueError(
-                    f"acceptance{of_class} rises: {', '.join(f'{share:g}' for share in shares)}. A draft is accepted"
-                    " only with those before it: write shares that fall"
-                )
-        if not self.positions:
-            raise ValueError('acceptance names no class. Write one law, or one by class, "" for all others')
+        _ = self.positions  # refuses a law that is none
         if self.found != 1 and self.method != "ngram":
             raise ValueError(f"found is {self.found:g}, but {self.method} always drafts. Leave it out")
 
     @property
     def positions(self) -> dict[str, tuple[float, ...]]:
         """By request class, "" for all others: for each position the share of steps in which its draft is accepted."""
-        laws = self.acceptance if isinstance(self.acceptance, dict) else {"": self.acceptance}
-        count = self.num_speculative_tokens
-        return {
-            name: law if isinstance(law, tuple) else tuple(law**n for n in range(1, count + 1))
-            for name, law in laws.items()
-        }
+        return shares_by_class(self.acceptance, self.num_speculative_tokens, "num_speculative_tokens")
 
     @property
     def speculation(self) -> Speculation:

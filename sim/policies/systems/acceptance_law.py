@@ -1,0 +1,44 @@
+"""What a simulation supposes of draft tokens: which share of them is accepted, by position and class of requests."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated
+
+from batchsim.base.ranges import Range
+
+MAX_DRAFTS = 64
+"""The most draft tokens a step: far above what anybody verifies."""
+Probability = Annotated[float, Range(0, 1)]
+Law = Probability | tuple[Probability, ...]
+"""Draft tokens accepted: one number, the probability of each draft where those before it are right; or for each
+position the share of steps in which its draft is accepted, as engines count it."""
+Laws = Law | dict[str, Law]
+"""A law, or one by request class, in which "" stands for all other classes."""
+
+
+def shares_by_class(acceptance: Laws, count: int, counted_by: str) -> dict[str, tuple[float, ...]]:
+    """By request class, "" for all others: for each of `count` positions the share of steps in which its draft is
+    accepted.
+
+    ValueError for another number of positions than the knob `counted_by` says, for shares that rise and for no class.
+    """
+    laws = acceptance if isinstance(acceptance, dict) else {"": acceptance}
+    found: dict[str, tuple[float, ...]] = {}
+    for name, law in laws.items():
+        shares = law if isinstance(law, tuple) else tuple(law**n for n in range(1, count + 1))
+        of_class = f" of class {name}" if name else ""
+        if len(shares) != count:
+            raise ValueError(
+                f"acceptance{of_class} has {len(shares)} positions, {counted_by} is {count}. Write as many, or one"
+                " number"
+            )
+        if any(later > share for share, later in pairwise(shares)):
+            raise ValueError(
+                f"acceptance{of_class} rises: {', '.join(f'{share:g}' for share in shares)}. A draft is accepted"
+                " only with those before it: write shares that fall"
+            )
+        found[name] = shares
+    if not found:
+        raise ValueError('acceptance names no class. Write one law, or one by class, "" for all others')
+    return found

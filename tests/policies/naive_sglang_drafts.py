@@ -1,0 +1,106 @@
+"""SGLang with speculative decoding told again as plain loops over lists, beside `naive_sglang`.
+
+Whether the draft of a token is right is a function of request and position, given by whoever compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from naive_sglang import Memory, Naive, Row
+
+from batchsim.kernel.types import Arrival
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+
+
+class PairMemory(Memory):
+    """Pages found by the pairs of neighbouring tokens."""
+
+    def keys(self, tokens: Any) -> Any:
+        return super().keys(tuple(pairwise(tokens)))
+
+
+class NaiveDrafts(Naive):
+    """One run of `arrivals`."""
+
+    def __init__(
+        self,
+        config: SglangConfig,
+        arrivals: list[Arrival],
+        blocks: int,
+        page: int,
+        max_model_len: int,
+        right: Callable[[int, int], bool],
+    ) -> None:
+        steps, topk = config.speculative_num_steps or 1, config.speculative_eagle_topk or 1
+        kind, tokens = config.speculative_algorithm, config.speculative_num_draft_tokens
+        if kind == "STANDALONE" and config.speculative_num_steps is None:
+            steps = 3
+        if kind == "NGRAM":
+            self.width = tokens or 12
+            self.depth, written = self.width - 1, self.width
+        else:
+            self.width = tokens or steps + 1
+            self.depth = min(steps, self.width - 1)
+            per_branch = steps
+            if page > 1 and topk > 1:
+                per_branch = -(-(page - 1 + steps) // page) * page
+            written = max(per_branch * topk, self.width)
+        self.reserve = 2 * written
+        self.right = right
+        self.allocated: dict[Row, int] = {}
+        super().__init__(config, arrivals, blocks, page, max_model_len)
+        if config.max_running_requests is None:
+            self.slots = min(48, self.pool // 2)
+        if kind in ("EAGLE", "EAGLE3", "NEXTN"):
+            self.memory = PairMemory(blocks, page, caches=not config.disable_radix_cache)
+
+    def most_output(self, prompt: int) -> int:
+        """The cap with which the last step, two tokens before the end, still finds its pages."""
+        return max(self.pool - self.reserve - (prompt - 2), 1)
+
+    def advance(self, row: Row, n: int) -> None:
+        if row not in self.riding:
+            super().advance(row, n)
+            return
+        generated, computed = row.generated, row.computed
+        accepted = 0
+        while self.alone and accepted < self.depth and self.right(row.id, computed + 1 + accepted):
+            accepted += 1
+        for _ in range(accepted + 1):
+            if not row.done:
+                row.generated += 1
+        row.computed += row.generated - generated
+        if row.done:
+            stop = len(row.prompt) + row.generated
+            self.memory.insert(row, min(computed + accepted + 1, stop) if self.alone else computed)
+            self.memory.drop(row)
+
+    # ---- pages
+
+    def prefill(self) -> list[tuple[Row, int]]:
+        work = super().prefill()
+        for row, n in work:
+            self.allocated[row] = row.computed + n
+        return work
+
+    def wanted(self, row: Row) -> int:
+        return max(self.ceil(row.computed + self.reserve), self.allocated[row])
+
+    def due(self, rows: list[Row]) -> int:
+        return sum(self.ceil(self.wanted(row)) - self.ceil(self.allocated[row]) for row in rows) // self.page
+
+    def grow(self) -> bool:
+        rows, memory = self.running.rows, self.memory
+        memory.evict(self.due(rows))
+        if self.due(rows) > memory.free():
+            return False
+        tokens = sum(self.wanted(row) - self.allocated[row] for row in rows)
+        if tokens:
+            memory.evict(self.ceil(tokens + (len(rows) * self.page if self.page > 1 else 0)) // self.page)
+        for row in rows:
+            self.allocated[row] = self.wanted(row)
+            row.pages = self.ceil(self.allocated[row]) // self.page
+        return True

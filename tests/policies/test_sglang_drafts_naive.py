@@ -1,0 +1,103 @@
+"""SGLang with speculative decoding against plain loops over lists, step by step on random runs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_sglang_drafts import NaiveDrafts
+from naive_systems import Step
+from stepping import run
+from test_sglang_naive import KNOBS, texts
+from whole_batches import MAX_MODEL_LEN
+
+from batchsim.kernel.draft_group import DraftGroup, Ints
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Arrival, Sequence
+from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
+
+POOLS = st.sampled_from([(14, 4), (48, 1), (20, 4), (26, 2), (40, 4)])
+DRAFTS = st.sampled_from(
+    [
+        {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3},
+        {"speculative_algorithm": "NGRAM"},
+        {"speculative_algorithm": "STANDALONE"},
+        {"speculative_algorithm": "EAGLE", "speculative_num_steps": 1, "speculative_eagle_topk": 1},
+        {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3, "speculative_eagle_topk": 1},
+        {"speculative_algorithm": "NEXTN", "speculative_num_steps": 6, "speculative_eagle_topk": 1},
+        {
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": 2,
+            "speculative_eagle_topk": 2,
+            "speculative_num_draft_tokens": 4,
+        },
+    ]
+)
+
+
+def right(request: int, position: int) -> bool:
+    return random.Random(f"{request} {position}").random() < 0.6
+
+
+class Luck:
+    """The same luck, as the executor asks for it."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+
+    def key(self, seq: Sequence) -> int:
+        return seq.request.id
+
+    def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
+        counts = []
+        for seq, n in zip(group.sequences, drafts.tolist(), strict=True):
+            first, most = seq.num_computed_tokens + 1, min(n, self.depth)
+            counts.append(next((j for j in range(most) if not right(seq.request.id, first + j)), most))
+        return np.array(counts, np.int64)
+
+    def proposed(self, group: DraftGroup, gained: Ints, seqs: list[Sequence]) -> None:
+        return None
+
+
+def compared(config: SglangConfig, arrivals: list[Arrival], blocks: int, page: int) -> list[Step]:
+    """The steps, after proving them those of the plain loops."""
+    kv = RadixKV if config.traits.prefix_cache else CountingKV
+    assert config.drafting is not None
+    luck = Luck(config.drafting.depth)
+    log = run(SglangWithDrafts, config, arrivals, kv=kv, blocks=blocks, block_size=page, luck=luck).log
+    found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in log]
+    assert found == NaiveDrafts(config, arrivals, blocks, page, MAX_MODEL_LEN, right).steps()
+    return found
+
+
+def _alike(knobs: dict[str, Any], drafts: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]) -> None:
+    try:
+        config = SglangConfig(**knobs, **drafts, disable_overlap_schedule=True, acceptance=0.6)
+    except ValueError:
+        return
+    compared(config, arrivals, *pool)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.fixed_dictionaries(KNOBS), DRAFTS, texts(), POOLS)
+def test_the_steps_with_drafts_are_those_of_the_plain_loops(
+    knobs: dict[str, Any], drafts: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
+) -> None:
+    """Step by step the same work in the same order, retractions and free blocks."""
+    _alike(knobs, drafts, arrivals, pool)
+
+
+@pytest.mark.slow
+@settings(max_examples=2000, deadline=None)
+@given(st.fixed_dictionaries(KNOBS), DRAFTS, texts(), POOLS)
+def test_the_steps_with_drafts_are_those_of_the_plain_loops_far_more_often(
+    knobs: dict[str, Any], drafts: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
+) -> None:
+    """The same in many more cases."""
+    _alike(knobs, drafts, arrivals, pool)
