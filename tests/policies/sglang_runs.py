@@ -15,6 +15,7 @@ from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
 
 
 def timeline(
@@ -24,8 +25,8 @@ def timeline(
     config = SglangConfig(**{"chunked_prefill_size": -1, **knobs})
     setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": max_model_len}
     setting["kv"] = RadixKV if config.traits.prefix_cache else CountingKV
-    done = run(Sglang, config, arrivals, **setting)
-    leapt = run(Sglang, config, arrivals, how="leap", **setting)
+    done = run(SglangWithDrafts, config, arrivals, **setting)
+    leapt = run(SglangWithDrafts, config, arrivals, how="leap", **setting)
     for table in ("requests", "steps", "states"):
         assert getattr(done.records, table).tobytes() == getattr(leapt.records, table).tobytes(), table
     return done

@@ -34,8 +34,7 @@ _NO_LIMIT = 1 << 62  # SGLang keeps rows that reach beyond the model's length
 
 
 class DraftingBatch(RunningBatch):
-    """A RunningBatch whose decodes verify `width` tokens each, and before have pages for `reserve` beyond those
-    computed."""
+    """A RunningBatch whose decodes verify `width` tokens each, and have pages for `reserve` beyond the computed."""
 
     __slots__ = ("_fresh", "_ignoring", "_lookahead", "_width")
     group: DraftGroup  # pyright: ignore[reportIncompatibleVariableOverride]

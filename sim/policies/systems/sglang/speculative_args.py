@@ -35,22 +35,21 @@ class Drafting:
     """How a decode of SGLang drafts and verifies.
 
     Each sequence verifies `width` tokens a step, of which one is its own and up to `depth` drafts, one behind the
-    other, may be accepted. `steps` passes of the drafter, each of `topk` tokens, make them. `by_model`: the drafter is
-    a model, with KV of its own in the same pages. `key_lookahead`: the number of tokens after those of a page on which
-    it depends in the radix cache, since the draft head of the EAGLE family reads the next one.
+    other, may be accepted. The drafter, where it is a model that has KV of its own in the same pages, makes them in
+    `steps` passes of `topk` tokens. `key_lookahead`: the number of tokens after those of a page on which it depends in
+    the radix cache, since the draft head of the EAGLE family reads the next one.
     """
 
     width: int
     depth: int
     steps: int
     topk: int
-    by_model: bool
     key_lookahead: int
 
     def reserve(self, page: int) -> int:
         """Tokens beyond the computed for which each decode has pages of `page` tokens before a step: twice what a step
         may write, so that they suffice where results are a step late, and as many where they are not."""
-        if page == 1 or self.topk == 1 or not self.by_model:
+        if page == 1 or self.topk == 1:
             return 2 * max(self.steps * self.topk, self.width)
         branch = (page - 1 + self.steps + page - 1) // page * page
         return 2 * max(branch * self.topk, self.width)
@@ -101,7 +100,7 @@ def _ngram(config: SglangConfig) -> Drafting:
     _refuse_any(config, ("num_steps", "eagle_topk"), "does not count under NGRAM:")
     width = config.speculative_num_draft_tokens
     width = NGRAM_DRAFT_TOKENS if width is None else width
-    return Drafting(width, width - 1, steps=1, topk=1, by_model=False, key_lookahead=0)
+    return Drafting(width, width - 1, steps=1, topk=1, key_lookahead=0)
 
 
 def _model(config: SglangConfig, algorithm: str) -> Drafting:
@@ -128,7 +127,7 @@ def _model(config: SglangConfig, algorithm: str) -> Drafting:
             f"speculative_eagle_topk {topk} needs speculative_num_draft_tokens, the tokens of the tree. Write it"
         )
     key_lookahead = int(algorithm in EAGLES)
-    return Drafting(width, min(steps, width - 1), steps, topk, by_model=True, key_lookahead=key_lookahead)
+    return Drafting(width, min(steps, width - 1), steps, topk, key_lookahead=key_lookahead)
 
 
 def _refuse_any(config: SglangConfig, names: tuple[str, ...], words: str) -> None:
