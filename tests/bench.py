@@ -8,8 +8,8 @@ operation is a KV block taken by a request, found in a cache or not, or given ba
 counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written. The last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
 each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
-how much more two processes can do is the machine's. The medians of both are printed. `COMPARED` are rows that are to
-run at no less than a share of another one of the same run; the lines before the last two say at which they do.
+how much more two processes can do is the machine's. The medians of both are printed. A row of `COMPARED` is to run at
+no less than a share of another one of the same run; lines after the table say at which it does.
 """
 
 from __future__ import annotations
