@@ -8,14 +8,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.draft_group import DraftGroup, Ints
+from batchsim.kernel.draft_group import DraftGroup, Ints, Verified
 from batchsim.kernel.types import Sequence
 
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_STEP = np.uint64(0x9E3779B97F4A7C15)
+# Arrays without an axis, since numpy takes twice as long for a scalar beside a short column.
+_MIX_1, _MIX_2 = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
+_STEP = np.array(0x9E3779B97F4A7C15, np.uint64)
 _FOUND = np.int64(1 << 40)  # beyond all positions: whether there are drafts at all is drawn apart from their worth
-_SHIFTS = (np.uint64(30), np.uint64(27))
+_SHIFT_30, _SHIFT_27 = np.array(30, np.uint64), np.array(27, np.uint64)
+_ONE = np.array(1)
+_MAX_WIDTH = 256  # positions of a member in a table
+_STEPS = np.arange(_MAX_WIDTH, dtype=np.uint64) * _STEP
+_FAR = 1 << 62  # tokens
 _CLASS = 255  # the bits of the column `luck` that hold the number of the class
+_STEADY_STEPS = 4  # after which the members of a group are expected to stay for as many more as a table pays off in
+_TABLE_SIZE = 16_384  # elements, which a CPU's cache holds
 
 
 class DraftLuck(Protocol):
@@ -49,8 +56,10 @@ class DrawnLuck:
     def __init__(self, seed: int, positions: Mapping[str, tuple[float, ...]], found: float = 1.0) -> None:
         self._classes = {name: number for number, name in enumerate(positions)}
         self._shares = _threshold(np.array(list(positions.values()))[:, ::-1])  # a row a class, the last position first
+        self._right = np.arange(self._shares.shape[1], -1, -1)  # drafts right, by how many of the shares are not above
         self._found = found
         self._seed = seed
+        self._tables: dict[DraftGroup, _Table] = {}
 
     def key(self, seq: Sequence) -> int:
         request = seq.request
@@ -61,13 +70,47 @@ class DrawnLuck:
         return ((mixed >> 1) & ~_CLASS) | number
 
     def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
-        luck, shares = group.luck, self._shares
-        drawn = _draw(luck, group.context)
-        if len(shares) == 1:
-            right = shares.shape[1] - shares[0].searchsorted(drawn, "right")
+        context, table = group.context, self._tables.get(group)
+        if table is None:
+            table = self._tables[group] = _Table()
+        if table.changes != group.changes or table.most_rows != group.most_rows:
+            table.changes, table.most_rows = group.changes, group.most_rows
+            table.steps = table.left = 0
+        table.left -= group.most_rows
+        if table.left < 0 and not self._draw_ahead(table, group, context):
+            right = self._right_at(group.luck, context)
         else:
-            right = (drawn[:, None] < shares[luck & _CLASS]).sum(axis=1)
+            right = table.right[table.start + context]
+            if drafts is group.drafts:
+                return right
         return np.minimum(right, drafts, out=right)
+
+    def _right_at(self, luck: Ints, at: Ints) -> Ints:
+        """How many drafts in a row are right, an element for each of `luck` at the position `at`."""
+        drawn, shares = _draw(luck, at), self._shares
+        if len(shares) == 1:
+            return self._right[shares[0].searchsorted(drawn, "right")]
+        return (drawn[:, None] < shares[luck & _CLASS]).sum(axis=1)
+
+    def _draw_ahead(self, table: _Table, group: DraftGroup, context: Ints) -> bool:
+        """Fills `table` from where the members of `group` stand, if they have stayed for a while and few enough do."""
+        table.steps += 1
+        width = min(_TABLE_SIZE // max(len(context), 1), _MAX_WIDTH)
+        if table.steps <= _STEADY_STEPS or width < 8 * group.most_rows:
+            return False
+        start, size = _mixable(group.luck, context), width * len(context)
+        drawn, shifted = table.memory(size)
+        drawn, shifted = drawn.reshape(-1, width), shifted.reshape(-1, width)
+        _mix(np.add(start[:, None], _STEPS[:width], drawn), shifted)
+        of = self._shares if len(self._shares) == 1 else self._shares[group.luck & _CLASS]
+        right = np.zeros(drawn.shape, np.int8)
+        for share in of.T:
+            right += (drawn < share[:, None]).view(np.int8)
+        table.right = table.memory(size)[0].view(np.int64)
+        np.minimum(right.ravel(), group.most_rows - 1, out=table.right)
+        table.left = width - group.most_rows
+        table.start = np.arange(0, size, width) - context
+        return True
 
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]
@@ -83,35 +126,70 @@ class DrawnLuck:
         return np.where(some, self._shares.shape[1], 0)
 
 
-def outcome(luck: DraftLuck, group: DraftGroup) -> tuple[Ints, Ints, list[Sequence]]:
-    """What becomes of the rows asked of `group`: drafts accepted and tokens gained of each member, and those whose last
-    token is among them."""
-    room = group.ends - group.context
-    accepted = luck.accepted(group, group.rows - 1)
-    gained = accepted + 1
-    over = (room <= gained).nonzero()[0]
-    if not len(over):
-        return accepted, gained, []
-    accepted[room <= 0] = 0  # ended by a step in flight: nothing comes any more
-    gained = np.minimum(accepted + 1, room.clip(0))
-    return accepted, gained, [group.sequences[place] for place in over.tolist() if room[place] > 0]
+class _Table:
+    """Drafts right at the next positions of all members of a group, for as long as it has made `changes` changes and
+    asks for no more than `most_rows` rows of each.
+
+    The element `start + position` of `right` is of that position. `left`: positions that each member surely has left;
+    `steps`: how often there were too few.
+    """
+
+    __slots__ = ("_memory", "changes", "left", "most_rows", "right", "start", "steps")
+
+    def __init__(self) -> None:
+        self.changes = self.most_rows = self.steps = self.left = 0
+        self.right = self.start = np.zeros(0, np.int64)
+        self._memory: NDArray[np.uint64] | None = None
+
+    def memory(self, size: int) -> NDArray[np.uint64]:
+        """Two arrays of so many elements, always the same ones: new ones of that size cost more than to fill them."""
+        if self._memory is None:
+            self._memory = np.empty((2, _TABLE_SIZE), np.uint64)
+        return self._memory[:, :size]
+
+
+def outcome(luck: DraftLuck, group: DraftGroup) -> tuple[Verified, list[Sequence]]:
+    """What becomes of the rows asked of `group`, and the members whose last token is among them."""
+    accepted = luck.accepted(group, group.drafts_asked)
+    gained = accepted + _ONE
+    if group.nearest_end <= group.most_rows:
+        room = group.ends - group.context
+        group.nearest_end = int(np.minimum.reduce(room, initial=_FAR))
+        over = (room <= gained).nonzero()[0]
+        if len(over):
+            group.nearest_end = 0  # who stays may be near, and the next step may have fewer rows
+            accepted[room <= 0] = 0  # ended by a step in flight: nothing comes any more
+            gained = np.minimum(accepted + 1, room.clip(0))
+            ended = [group.sequences[place] for place in over.tolist() if room[place] > 0]
+            return Verified(accepted, gained), ended
+    group.nearest_end -= group.most_rows
+    return Verified(accepted, gained, is_whole=True), []
 
 
 def _draw(luck: Ints, at: Ints) -> NDArray[np.uint64]:
     """Numbers below 2**64, an element for each of `luck` at the position `at`."""
+    return _mix(_mixable(luck, at))
+
+
+def _mixable(luck: Ints, at: Ints) -> NDArray[np.uint64]:
+    """What `_mix` makes a draw of, for each of `luck` at the position `at`; it grows by _STEP with the position."""
     x = at.view(np.uint64) * _STEP
     x += luck.view(np.uint64)
-    return _mix(x)
+    return x
 
 
 def _threshold(share: NDArray[np.float64]) -> NDArray[np.uint64]:
     return np.minimum(share * 2.0**53, 2.0**53 - 1).astype(np.uint64) << np.uint64(11)
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014) without its last shift, in place: the upper bits are random."""
-    x ^= x >> _SHIFTS[0]
-    x *= _MIX[0]
-    x ^= x >> _SHIFTS[1]
-    x *= _MIX[1]
-    return x
+def _mix(x: NDArray[np.uint64], shifted: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014) without its last shift, in place: the upper bits are random.
+
+    `shifted`: an array like `x`, to be overwritten.
+    """
+    shifted = np.right_shift(x, _SHIFT_30, shifted)
+    np.bitwise_xor(x, shifted, x)
+    np.multiply(x, _MIX_1, x)
+    np.right_shift(x, _SHIFT_27, shifted)
+    np.bitwise_xor(x, shifted, x)
+    return np.multiply(x, _MIX_2, x)

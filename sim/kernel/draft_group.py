@@ -20,24 +20,30 @@ Ints = NDArray[np.int64]
 MAX_GAIN = 128  # tokens of a sequence in a step, drafts among them
 
 
-@dataclass(frozen=True, slots=True)
 class Verified:
     """What a step made of its drafts, an element a member of the group, in the order of `DraftGroup.sequences`.
 
     `accepted`: draft tokens accepted; `gained`: output tokens got, fewer than accepted ones and one more where the
-    sequence ends among them. `drafts`: what the drafter proposes for each in the next step, and `first_drafts` for
-    those whose prompt ends with this one; None: as many as the engine asks for, which may not wait to be told.
+    sequence ends among them, unless the step `is_whole`. `drafts`: what the drafter proposes for each in the next step,
+    and `first_drafts` for those whose prompt ends with this one; None: as many as the engine asks for, which may not
+    wait to be told. `num_accepted` and `num_gained` are of all together.
     """
 
-    accepted: Ints
-    gained: Ints
-    drafts: Ints | None = None
-    first_drafts: dict[Sequence, int] | None = None
+    __slots__ = ("accepted", "drafts", "first_drafts", "gained", "num_accepted", "num_gained")
 
-    @property
-    def num_accepted(self) -> int:
-        """Draft tokens accepted of all together."""
-        return int(np.add.reduce(self.accepted))
+    def __init__(
+        self,
+        accepted: Ints,
+        gained: Ints,
+        drafts: Ints | None = None,
+        first_drafts: dict[Sequence, int] | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> None:
+        self.accepted, self.gained = accepted, gained
+        self.drafts, self.first_drafts = drafts, first_drafts
+        self.num_accepted = number = int(np.add.reduce(accepted))
+        self.num_gained = number + len(accepted) if is_whole else int(np.add.reduce(gained))
 
 
 @dataclass(slots=True)
@@ -45,7 +51,8 @@ class DraftRows:
     """The rows of one step: how many each of `sequences` computes, its draft tokens one less.
 
     `padding`: the dummy drafts, always rejected, by the sequence whose last prompt token they follow. `verified` is
-    filled in as the step is launched, after which `changes` is the group's count of joins and leaves.
+    filled in as the step is launched, after which `changes` is the group's count of joins and leaves. `num_rows`: rows
+    of all together.
     """
 
     sequences: list[Sequence]
@@ -53,11 +60,11 @@ class DraftRows:
     padding: dict[Sequence, int]
     changes: int = 0
     verified: Verified | None = None
+    num_rows: int = -1
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of all together."""
-        return int(np.add.reduce(self.rows))
+    def __post_init__(self) -> None:
+        if self.num_rows < 0:
+            self.num_rows = int(np.add.reduce(self.rows))
 
 
 class DraftGroup(DecodeGroup):
@@ -68,12 +75,14 @@ class DraftGroup(DecodeGroup):
     `room`, the tokens that the KV blocks held can take; `published`, the full ones of these blocks said to be so;
     `limit`, the tokens at which the client's cap ends the sequence; `ends` and `luck`, the executor's: the computed
     tokens with which it ends, and what its acceptance is drawn by. `rows` are those of the step in the making, set by
-    `ask`.
+    `ask`: `num_rows` together, and at most `most_rows` of a member. `nearest_end`, the executor's, is a number of
+    tokens with which nobody reaches its end; 0 where that has to be looked for.
     """
 
     __slots__ = (
-        "_columns", "_late", "_longest", "_need", "_num_due", "_places_due", "_same", "_same_rows", "changes",
-        "computed", "drafts", "ends", "limit", "luck", "published", "rejected", "room", "rows", "sequences", "unknown",
+        "_alike", "_block", "_columns", "_each", "_late", "_longest", "_num_due", "_places_due", "_same", "_same_rows",
+        "_tokens_due", "changes", "computed", "drafts", "ends", "limit", "luck", "most_rows", "nearest_end", "num_rows",
+        "published", "rejected", "room", "rows", "sequences", "unknown",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
@@ -82,8 +91,10 @@ class DraftGroup(DecodeGroup):
         self._columns = np.zeros((9, 64), np.int64)
         self.changes = 0  # counts joins and leaves
         self._late = False  # whether a step was ever launched ahead of results
-        self.rows = self._need = self._places_due = self._same_rows = np.zeros(0, np.int64)
-        self._num_due = self._longest = 0
+        self.rows = self._places_due = self._same_rows = self._alike = np.zeros(0, np.int64)
+        self._tokens_due = self._block = np.array(block_size)  # an element for each place due, or one for all
+        self._each = self._num_due = self._longest = self.num_rows = self.nearest_end = 0
+        self.most_rows = MAX_GAIN
         self._same: int | None = 0  # how many drafts wait for each member, if all have as many
         self._resize()
 
@@ -117,6 +128,8 @@ class DraftGroup(DecodeGroup):
         self._columns[:, place] = (
             seq.settled_computed_tokens, rejected, unknown, drafts, seq.num_blocks * self.block_size, 0, limit, 0, 0
         )  # fmt: skip
+        self.total_context_tokens += seq.settled_computed_tokens - rejected
+        self.nearest_end = 0
         seq.phase = place
         seq.joined_step = self.step
         seq.group = self
@@ -127,6 +140,7 @@ class DraftGroup(DecodeGroup):
     def leave(self, seq: Sequence) -> None:
         gained, place, last = self.gained(seq), seq.phase, len(self.sequences) - 1
         seq.num_rejected_tokens = int(self._columns[1, place])
+        self.total_context_tokens -= int(self._columns[0, place]) - seq.num_rejected_tokens
         seq.settled_computed_tokens += gained
         seq.settled_output_tokens += gained
         seq.group = None
@@ -150,14 +164,22 @@ class DraftGroup(DecodeGroup):
         """How many rows each member would compute: one, and one for each draft that waits, but at most `most`; not to
         be changed."""
         if self._same is not None and most > self._same and self._is_short(self._same + 1, max_model_len):
-            return self.alike(1 + self._same)
+            if len(self._same_rows) != len(self.sequences) or self._each != 1 + self._same:
+                self._each = 1 + self._same
+                self._same_rows = np.full(len(self.sequences), self._each)
+            return self._same_rows
         return np.minimum(np.minimum(self.drafts + 1, max_model_len - 1 - self.computed), most)
 
     def alike(self, rows: int) -> Ints:
-        """As many `rows` for each member; not to be changed."""
-        if len(self._same_rows) != len(self.sequences) or (self.sequences and self._same_rows[0] != rows):
-            self._same_rows = np.full(len(self.sequences), rows)
-        return self._same_rows
+        """As many `rows` for each member, whatever waits for it; not to be changed."""
+        if len(self._alike) != len(self.sequences) or (self.sequences and self._alike[0] != rows):
+            self._alike = np.full(len(self.sequences), rows)
+        return self._alike
+
+    def take_alike(self, rows: int) -> None:
+        """Says that each member computes so many `rows` in the next step, all blocks being there."""
+        self.rows = self.alike(rows)
+        self.num_rows, self.most_rows = rows * len(self.sequences), rows
 
     def _is_short(self, rows: int, max_model_len: int) -> bool:
         """Whether all members are, after so many rows, still shorter than `max_model_len`."""
@@ -168,8 +190,7 @@ class DraftGroup(DecodeGroup):
     def sum_and_least(self, rows: Ints) -> tuple[int, int]:
         """The sum of `rows` and the least of them; 1 without any, and where that alone is possible."""
         if rows is self._same_rows and len(rows):
-            least = int(rows[0])
-            return least * len(rows), least
+            return self._each * len(rows), self._each
         return int(np.add.reduce(rows)), int(np.minimum.reduce(rows)) if self._late and len(rows) else 1
 
     def last_in_flight(self) -> list[Sequence]:
@@ -190,19 +211,34 @@ class DraftGroup(DecodeGroup):
     def take_rows(self, rows: dict[Sequence, int]) -> None:
         """Says how many rows each member computes in the next step, all blocks being there."""
         self.rows = np.array([rows[seq] for seq in self.sequences], np.int64)
+        self.num_rows, self.most_rows = int(np.add.reduce(self.rows)), MAX_GAIN
 
     def ask(self, rows: Ints, lookahead: int, max_model_len: int) -> None:
         """Says how many rows each member computes in the next step, and needs room for with `lookahead` tokens more."""
         self.rows = rows
         if not len(rows):
-            self._places_due, self._need, self._num_due = rows, rows, 0
+            self._places_due, self._tokens_due, self._num_due, self.num_rows = rows, self._block, 0, 0
             return
-        tokens = self.computed + (rows + lookahead if rows is not self._same_rows else int(rows[0]) + lookahead)
+        self.num_rows, self.most_rows = self.sum_and_least(rows)[0], MAX_GAIN
+        if rows is self._same_rows:
+            self.most_rows = self._each
+            more = self.most_rows + lookahead
+            if more <= self.block_size and self._is_short(more, max_model_len):
+                # The blocks held have room for what is computed, so that whoever needs any needs one.
+                due = (self.computed + np.array(more) > self.room).nonzero()[0]
+                self._places_due, self._tokens_due, self._num_due = due, self._block, len(due)
+                return
+        tokens = self.computed + (rows + lookahead)
         due = (tokens > self.room).nonzero()[0]
         most = np.minimum(tokens[due], max_model_len)
-        self._need = np.maximum(most - self.room[due] + self.block_size - 1, 0) // self.block_size
-        self._places_due = due
-        self._num_due = int(np.add.reduce(self._need))
+        need = np.maximum(most - self.room[due] + self.block_size - 1, 0) // self.block_size
+        self._places_due, self._tokens_due = due, need * self.block_size
+        self._num_due = int(np.add.reduce(need))
+
+    @property
+    def drafts_asked(self) -> Ints:
+        """The draft tokens among the rows asked for, of each member; not to be changed."""
+        return self.drafts if self.rows is self._same_rows else self.rows - 1
 
     def blocks_due(self) -> int:
         """How many KV blocks the members need for the rows asked for."""
@@ -210,15 +246,16 @@ class DraftGroup(DecodeGroup):
 
     def members_due(self, ahead: int = 0) -> list[Sequence]:
         """The members that need blocks for the rows asked for, each as often as it needs one."""
-        counts = zip(self._places_due.tolist(), self._need.tolist(), strict=True)
-        return [self.sequences[place] for place, count in counts for _ in range(count)]
+        due = self._places_due
+        counts = np.broadcast_to(self._tokens_due // self.block_size, due.shape)
+        return [self.sequences[place] for place in due.repeat(counts).tolist()]
 
     def take_due(self) -> None:
         """Notes that the members have got the blocks due."""
         if self._num_due:
-            due = self._places_due
-            self.room[due] += self._need * self.block_size
-            self._places_due, self._need, self._num_due = due[:0], due[:0], 0
+            self.room[self._places_due] += self._tokens_due
+            self._places_due, self._num_due = self._places_due[:0], 0
+            self._tokens_due = self._block
 
     def blocks_held(self, seq: Sequence) -> int:
         return int(self._columns[4, seq.phase]) // self.block_size
@@ -241,16 +278,12 @@ class DraftGroup(DecodeGroup):
         """Tokens that the members may still get by the client's caps, at most `most` each, summed over members."""
         return int(np.add.reduce(np.minimum(self.limit - self.computed - 1, most)))
 
-    def sum_context(self) -> int:
-        """Tokens in the KV cache that the members' next rows read, summed over members."""
-        self.total_context_tokens = int(np.add.reduce(self.context))
-        return self.total_context_tokens
-
     def verify(self, drafting: DraftRows, verified: Verified, *, ahead: bool) -> None:
         """The step asked for is launched; with `ahead` its drafts count as accepted until it lands. EngineCore only."""
         drafting.verified, drafting.changes = verified, self.changes
         self.step += 1
         self._longest += MAX_GAIN
+        self.total_context_tokens += verified.num_gained
         if not ahead:
             self.computed += verified.gained
             return

@@ -118,10 +118,12 @@ class SimExecutor:
                 target = self._targets[seq]
                 group.ends[seq.phase] = 0 if target == _ENDED else seq.request.prompt_tokens + target - 1
                 group.luck[seq.phase] = luck.key(seq)
-        accepted, gained, ended = outcome(luck, group)
+        verified, ended = outcome(luck, group)
         finished += ended
         if self.loop.is_ahead:
-            return Verified(accepted, gained)
+            return verified
         first = [seq for seq, n in batch.chunks if seq.settled_computed_tokens + n == seq.num_tokens]
-        proposed = luck.proposed(group, gained, first)
-        return Verified(accepted, gained) if proposed is None else Verified(accepted, gained, *proposed)
+        proposed = luck.proposed(group, verified.gained, first)
+        if proposed is not None:
+            verified.drafts, verified.first_drafts = proposed
+        return verified

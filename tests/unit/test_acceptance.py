@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.acceptance import DrawnLuck
-from batchsim.kernel.draft_group import DraftGroup
+from batchsim.kernel.acceptance import DrawnLuck, outcome
+from batchsim.kernel.draft_group import DraftGroup, DraftRows, Verified
 from batchsim.kernel.protocols import Executor
 from batchsim.kernel.record import Records
 from batchsim.kernel.types import Request, Sequence
@@ -53,6 +53,48 @@ def test_all_policies_see_the_same_luck() -> None:
     assert accepted(luck, range(40, 60), 7) == accepted(luck, range(100), 7)[40:60]
     assert accepted(DrawnLuck(4, {"": SHARES}), range(100), 7) != accepted(luck, range(100), 7)
     assert accepted(luck, range(100), 8) != accepted(luck, range(100), 7)
+
+
+@pytest.mark.parametrize("laws", [{"": SHARES}, {"chat": SHARES, "": (0.5, 0.5, 0.1)}])
+def test_members_who_stay_see_the_luck_of_those_who_come_and_go(laws: dict[str, tuple[float, ...]]) -> None:
+    """Drawn ahead for a group that stays as it is, drafts are as right as those drawn for each step alone; of fewer
+    rows, or after somebody left, too."""
+    luck, alone = DrawnLuck(5, laws), DrawnLuck(5, laws)
+    made = group(luck, range(200), 30, "chat")
+    for step in range(100):
+        drafts = 2 if 40 <= step < 60 else 3
+        made.give_drafts(drafts)
+        made.ask(made.wanted(1_000, 1_000), 0, 1_000)
+        found, rows = luck.accepted(made, made.drafts_asked), DraftRows(made.sequences, made.rows, {})
+        expected = [accepted(alone, range(i, i + 1), n, drafts, "chat")[0] for i, n in _where(made)[::50]]
+        assert found[::50].tolist() == expected, f"at step {step}"
+        made.take_due()
+        made.verify(rows, Verified(found, found + 1), ahead=False)
+        if step == 80:
+            made.leave(made.sequences[0])
+
+
+def _where(made: DraftGroup) -> list[tuple[int, int]]:
+    """The ids of the members, each with its computed tokens."""
+    return [(seq.request.id, seq.num_computed_tokens) for seq in made.sequences]
+
+
+def test_an_end_is_not_missed_where_rows_become_fewer() -> None:
+    """Of two members with 3 and 5 tokens to go, all drafts right, the first ends in a step of four rows; the second in
+    the next one, of a single row."""
+    luck = DrawnLuck(0, {"": (1.0, 1.0, 1.0)})
+    made = group(luck, range(2), 30)
+    made.give_drafts(3)
+    made.ends[:] = (33, 35)
+    found: list[list[int]] = []
+    for rows in (4, 1):
+        made.take_alike(rows)
+        verified, ended = outcome(luck, made)
+        found.append([seq.request.id for seq in ended])
+        made.verify(DraftRows(made.sequences, made.rows, {}), verified, ahead=False)
+        for seq in ended:
+            made.leave(seq)
+    assert found == [[0], [1]]
 
 
 def test_a_class_has_its_law_and_others_theirs() -> None:

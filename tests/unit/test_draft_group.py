@@ -51,7 +51,7 @@ def test_members_may_gain_different_numbers_of_tokens(block_size: int, steps: li
         assert [seq.num_output_tokens for seq in members] == [1 + n for n in total]
         computed = [3 + i + n for i, n in enumerate(total)]
         assert [seq.num_computed_tokens for seq in members] == computed
-        assert group.sum_context() == sum(computed)
+        assert group.total_context_tokens == sum(computed)
         group.ask(np.array([4] * 3), 1, LONG)
         due = [max(-(-(n + 5) // block_size) - blocks, 0) for n, blocks in zip(computed, held, strict=True)]
         assert [group.members_due().count(seq) for seq in members] == due
@@ -59,7 +59,7 @@ def test_members_may_gain_different_numbers_of_tokens(block_size: int, steps: li
     left = members[0]
     tokens = left.num_tokens
     group.leave(left)
-    assert (left.num_tokens, group.sum_context()) == (tokens, sum(computed[1:]))
+    assert (left.num_tokens, group.total_context_tokens) == (tokens, sum(computed[1:]))
     assert [seq.num_computed_tokens for seq in members[1:]] == computed[1:]
 
 
@@ -70,7 +70,7 @@ def test_ahead_of_results_all_drafts_count_until_they_land() -> None:
     for seq in members:
         group.join(seq, drafts=3)
     drafting = verify(group, [4] * 3, [1, 2, 3], ahead=True)
-    assert [seq.num_output_tokens for seq in members] == [5, 5, 5] and group.sum_context() == 3 * 8 + 1 + 2 + 3
+    assert [seq.num_output_tokens for seq in members] == [5, 5, 5] and group.total_context_tokens == 3 * 8 + 1 + 2 + 3
     assert group.unknown.tolist() == [4, 4, 4]
     group.leave(sits_out)
     group.leave(begins_anew)

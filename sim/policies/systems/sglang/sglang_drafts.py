@@ -62,8 +62,8 @@ class DraftingBatch(RunningBatch):
     def rows_of(self, *, riding: bool) -> DraftRows:
         """The rows of the decodes in a step of their own, or `riding` along with prompts."""
         group = self.group
-        group.rows = group.alike(1 if riding else self._width)
-        return DraftRows(group.sequences, group.rows, {})
+        group.take_alike(1 if riding else self._width)
+        return DraftRows(group.sequences, group.rows, {}, num_rows=group.num_rows)
 
     # ---- what they may still need
 
@@ -128,7 +128,6 @@ class SglangWithDrafts(Sglang):
         return max(self.kv.num_blocks * self.kv.block_size - self._reserve - prompt + 2, 1)
 
     def _work(self, made: Prefill, preempted: list[Sequence]) -> Batch:
-        self.batch.group.sum_context()
         batch = super()._work(made, preempted)
         if batch.decodes is not None:
             batch.verify(self.batch.rows_of(riding=bool(made.chunks)))

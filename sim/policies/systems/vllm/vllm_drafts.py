@@ -84,9 +84,8 @@ class VllmWithDrafts(Vllm):
         group = self.group
         if not (group.members or chunks or preempted):
             return IDLE
-        group.sum_context()
         batch = Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
-        batch.verify(DraftRows(group.sequences, group.rows, self._padding))
+        batch.verify(DraftRows(group.sequences, group.rows, self._padding, num_rows=group.num_rows))
         self._last = batch
         return batch
 
@@ -159,12 +158,12 @@ class VllmWithDrafts(Vllm):
             return None
         rows = group.wanted(cap, self.max_model_len)
         total, least = group.sum_and_least(rows)
-        trial = _Budget(budget.left, budget.with_slots, budget.slots)
-        trial.take(total, len(rows))
-        if trial.left < 0 or trial.with_slots < 0 or least < 1:
+        left, with_slots = budget.left - total, budget.with_slots - total - budget.slots * len(rows)
+        if left < 0 or with_slots < 0 or least < 1:
             return None
         chunks: Chunks = []
         need = 0
+        trial = _Budget(left, with_slots, budget.slots) if self.partial else budget
         for seq in self.partial:
             n = min(seq.num_tokens - seq.settled_computed_tokens, cap)
             if n > trial.most:
@@ -175,6 +174,7 @@ class VllmWithDrafts(Vllm):
             need += max(kv.blocks_for(self._room_for(seq.settled_computed_tokens + n)) - kv.held(seq), 0)
             chunks.append((seq, n))
             trial.take(n)
+            left, with_slots = trial.left, trial.with_slots
         group.ask(rows, self._lookahead, self.max_model_len)
         if need + group.blocks_due() > kv.num_free:
             return None
@@ -182,7 +182,7 @@ class VllmWithDrafts(Vllm):
         group.take_due()
         for seq, n in chunks:
             self._allocate(seq, seq.settled_computed_tokens + n)
-        budget.left, budget.with_slots = trial.left, trial.with_slots
+        budget.left, budget.with_slots = left, with_slots
         return chunks
 
     def _room_for(self, num_tokens: int) -> int:
