@@ -17,7 +17,10 @@ CACHE = "unit/test_prefix_cache unit/test_kv policies/test_vllm unit/test_naive_
 AHEAD = "policies/test_vllm_pipelines unit/test_naive_vllm golden/test_ahead_recordings conformance:vllm"
 DRAFTS = "unit/test_naive_vllm_drafts unit/test_acceptance golden/test_ahead_recordings conformance:vllm"
 RADIX = "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_tgi conformance:sglang"
-REUSE = "policies/test_tensorrt_llm policies/test_tensorrt_llm_reuse conformance:tensorrt_llm"
+REUSE = (
+    "policies/test_tensorrt_llm policies/test_tensorrt_llm_reuse policies/test_tensorrt_llm_overlap"
+    " conformance:tensorrt_llm"
+)
 MEASURES = "unit/test_metrics unit/test_metrics_objectives unit/test_metrics_kpis unit/test_slo conformance:continuous"
 BATCHES = "policies/test_static policies/test_dynamic policies/test_hf_static conformance:static conformance:dynamic"
 TRITON = "policies/test_triton conformance:triton"

@@ -31,14 +31,16 @@ STATIC = {"capacity_scheduler_policy": "STATIC_BATCH"}
 REUSE = {"enable_block_reuse": True}
 
 
-def overlapped(arrivals: str | list[Arrival], blocks: int = 1000, **knobs: Any) -> Run:
-    """One run, without block reuse unless told; every driver must leave the same records."""
+def overlapped(
+    arrivals: str | list[Arrival], blocks: int = 1000, *, ways: tuple[str, ...] = ("leap", "step"), **knobs: Any
+) -> Run:
+    """One live run, without block reuse unless told; those by other `ways` must leave the same records."""
     config = TensorrtLlmConfig(**{"enable_block_reuse": False, **knobs})
     kv = ReuseTreeKV if config.traits.prefix_cache else CountingKV
     setting: dict[str, Any] = {"blocks": blocks, "kv": kv, "loop": config.traits.loop, "cost": HostCost()}
     assert config.traits.loop == OVERLAP
     done = run(TensorrtLlm, config, arrivals, **setting)
-    for how in ("leap", "step"):
+    for how in ways:
         other = run(TensorrtLlm, config, arrivals, how=how, **setting)
         for table in ("requests", "steps", "states", "lanes"):
             assert getattr(done.records, table).tobytes() == getattr(other.records, table).tobytes(), (how, table)
@@ -220,11 +222,34 @@ def test_a_cancel_leaves_what_is_known() -> None:
     assert wasted(done)[2] == 1
 
 
+@pytest.mark.parametrize(("first", "head", "cached"), [("0:8->9c1", 8, 4), ("0:13->1c1", 12, 12)])
+def test_a_cancel_of_a_prompt_leaves_what_is_known(first: str, head: int, cached: int) -> None:
+    """At 3 all 8 tokens of 0 are in flight, and the first one to come: 7 are stored, a whole block of them. Or 8 of 13
+    are: of a prompt half computed all is stored but its last token."""
+    arrivals = alike(f"{first} 200:{head + 1}->1", head, head)
+    done = overlapped(arrivals, **REUSE, enable_chunked_prefill=True, max_num_tokens=9)
+    assert column(done, "ended_ns")[0] == 3
+    assert column(done, "cached_tokens") == [0, cached]
+
+
 def test_a_pause_leaves_what_is_known() -> None:
-    """As above: of 8 known tokens 7 are stored at 29, a block and 3 more. With the ninth 1 finds the block only."""
+    """Of 8 known tokens 7 are stored at 29, a block and 3 more. With the ninth 1 finds the block only."""
     done = overlapped("0:7->2 0:7->9", 5, **EVICTING, **REUSE)
     assert done.preemptions() == [(29, 1, "kv_blocks", 1)]
     assert done.items[3] == [(1, 5)]
+
+
+def test_who_ends_paused_leaves_what_was_known() -> None:
+    """As above, of 1 whose last token is in flight at 29: 2 goes on from it, and finds one block of 8 tokens."""
+    text, own = (TEXT, 0, 7), (prompt_stream(9), 0, 1)
+    prompts = [None, TokenIds.of([text]), TokenIds.of([text, (output_stream(1), 0, 1), own])]
+    arrivals = [
+        replace(one, request=replace(one.request, tokens=tokens))
+        for one, tokens in zip(requests("0:7->3 0:7->2 200:9->1"), prompts, strict=True)
+    ]
+    done = overlapped(arrivals, 5, **EVICTING, **REUSE)
+    assert done.preemptions() == [(29, 1, "kv_blocks", 1)]
+    assert column(done, "cached_tokens") == [0, 0, 4]
 
 
 # ---- all together
@@ -254,7 +279,7 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
         "enable_prefix_aware_scheduling": knobs["aware"] if reuse else None,
     }
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
-    done = overlapped(arrivals, blocks, **config)
+    done = overlapped(arrivals, blocks, ways=("leap",), **config)
     naive = Overlapping(TensorrtLlmConfig(**config), arrivals, blocks, BLOCK_SIZE, MAX_MODEL_LEN).run()
     assert [(row.start_ns, row.items, row.preempted, row.free) for row in done.log] == naive.calls
     assert [(row[-1], in_vain) for row, in_vain in zip(lanes(done), wasted(done), strict=True)] == naive.processed
@@ -263,7 +288,7 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
     return done
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(knobs=st.fixed_dictionaries(KNOBS), arrivals=CROWDS, blocks=st.integers(9, 16))
 def test_every_call_is_that_of_the_naive_loop(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> None:
     """When each call came, its work in order, pauses, free blocks, waste, and when tokens were out."""

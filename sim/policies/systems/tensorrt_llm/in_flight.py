@@ -23,13 +23,11 @@ class InFlight:
         self.batch: Batch | None = None
         self.ending: dict[Sequence, None] = {}
         self._group = group
-        self._caps: list[tuple[int, int, int, Sequence]] = []  # heap: step of the group at the cap, serial, epoch, who
-        self._num_expected = 0
+        self._caps: list[tuple[int, int, int, Sequence]] = []  # heap: step of the group at the cap, order, epoch, who
 
     def expect(self, seq: Sequence, tokens: int) -> None:
         """Takes note that `seq`, which joins the group now, reaches its cap of output with so many more tokens."""
-        self._num_expected += 1
-        heappush(self._caps, (self._group.step + tokens, self._num_expected, seq.epoch, seq))
+        heappush(self._caps, (self._group.step + tokens, seq.order, seq.epoch, seq))
 
     def at_their_caps(self) -> list[Sequence]:
         """The members of the group whose token in flight is the last that they may have; each is told once."""
