@@ -140,6 +140,12 @@ def test_who_is_ending_can_be_paused() -> None:
     assert not any(wasted(done))
 
 
+def test_behind_one_that_is_ending_others_are_looked_at() -> None:
+    """1, passed over for the first block of 0, is older than 2, so all are walked: 0, ending at 3, and those behind."""
+    done = overlapped(alike("0:9->1 0:9->1 0:1->3", 8, 8, 0), **EVICTING, **REUSE)
+    assert done.items[:2] == [[(0, 9), (2, 1)], [(1, 9), (2, 1)]]
+
+
 # ---- pauses
 
 

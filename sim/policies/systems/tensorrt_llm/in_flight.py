@@ -6,37 +6,56 @@ cpp/include/tensorrt_llm/batch_manager/llmRequest.h.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import Batch, Sequence
 
 
 class InFlight:
-    """The step launched by the call before, `batch`; None: nothing is in flight, as always in an engine that waits.
+    """Who decodes, and what of it is in flight: the step launched by the call before, `batch`.
 
-    `ending` are the running whose token in flight is the last by their caps: they run no more, and hold place and
-    blocks until it is there.
+    `batch` is None where nothing is in flight, as always in an engine that is not `ahead`. `ending` are the running
+    whose token in flight is the last by their caps: they run no more, and hold place and blocks until it is there.
     """
 
-    def __init__(self, group: DecodeGroup) -> None:
+    def __init__(self, group: DecodeGroup, kv: KVBlockManager, max_model_len: int, *, ahead: bool) -> None:
         self.batch: Batch | None = None
         self.ending: dict[Sequence, None] = {}
         self._group = group
+        self._kv = kv
+        self._max_model_len = max_model_len
+        self._ahead = ahead
         self._caps: list[tuple[int, int, int, Sequence]] = []  # heap: step of the group at the cap, order, epoch, who
 
-    def expect(self, seq: Sequence, tokens: int) -> None:
-        """Takes note that `seq`, which joins the group now, reaches its cap of output with so many more tokens."""
-        heappush(self._caps, (self._group.step + tokens, seq.order, seq.epoch, seq))
-
-    def at_their_caps(self) -> list[Sequence]:
-        """The members of the group whose token in flight is the last that they may have; each is told once."""
-        caps, step, found = self._caps, self._group.step, list[Sequence]()
-        while caps and caps[0][0] <= step:
+    def go_on(self, partial: dict[Sequence, None]) -> None:
+        """Begins a call: those of `partial` decode whose prompts end with the step in flight, and those are ending who
+        reach their caps with it. That a stop token ends anybody is not known."""
+        if self.batch is not None:
+            self.let_decode(self.batch.sampled, partial)
+        caps, group = self._caps, self._group
+        while caps and caps[0][0] <= group.step:
             _, _, epoch, seq = heappop(caps)
             if seq.epoch == epoch:
-                found.append(seq)
-        return found
+                self._kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
+                group.leave(seq)
+                self.ending[seq] = None
+
+    def let_decode(self, sampled: Iterable[Sequence], partial: dict[Sequence, None]) -> None:
+        """Moves those of `sampled` that are in `partial`, their prompts done, from there into the group."""
+        for seq in sampled:
+            if seq in partial:
+                del partial[seq]
+                self.decode_on(seq)
+
+    def decode_on(self, seq: Sequence) -> None:
+        """Lets `seq` join the group; ahead of results, until it reaches its cap."""
+        if self._ahead:
+            left = min(seq.max_output_tokens, self._max_model_len - seq.request.prompt_tokens) - seq.num_output_tokens
+            heappush(self._caps, (self._group.step + left, seq.order, seq.epoch, seq))
+        self._group.join(seq)
 
     def tokens_of(self, seq: Sequence) -> int:
         """How many of the tokens of the running `seq` are in flight: 1 or 0."""

@@ -73,7 +73,7 @@ class TensorrtLlm:
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self.left_out: dict[Sequence, None] = {}  # running, decode, but found no tokens in the last step
         self._ahead = context.loop.is_ahead
-        self._in_flight = InFlight(self.group)
+        self._in_flight = InFlight(self.group, kv, self.max_model_len, ahead=self._ahead)
         self._evicts = config.capacity_scheduler_policy == "MAX_UTILIZATION"
         self._static = config.capacity_scheduler_policy == "STATIC_BATCH"
         self._to_come = 0  # blocks that the running will still take if they reach their caps
@@ -110,7 +110,7 @@ class TensorrtLlm:
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         preempted: list[Sequence] = []
         if self._ahead:
-            self._go_on()
+            self._in_flight.go_on(self.partial)
         self._stopped = None
         self._prefixes = Prefixes(self._cache if self.config.waits_for_prefixes else None, self.partial)
         if self._evicts and not self._undisturbed():
@@ -126,15 +126,14 @@ class TensorrtLlm:
         room = self._grow_group()
         assert room, f"{self.kv.num_free} blocks free, {self.group.blocks_due()} kept for the decodes"
         self._note_blocked(preempted)
-        self._in_flight.batch = None
-        if not (self.group.members or chunks):
-            if not preempted:
-                return IDLE
-            return Batch(None if self._ahead else self.group, [], 0, preempted=preempted)
+        runs = bool(self.group.members or chunks)
+        if not (runs or preempted):
+            self._in_flight.batch = None
+            return IDLE
         tokens = sum([n for _, n in chunks])
         batch = Batch(self.group, chunks, tokens, preempted=preempted, cached=cached, layout="chunks_first")
         if self._ahead:
-            self._in_flight.batch = batch
+            self._in_flight.batch = batch if runs else None
         return batch
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
@@ -160,7 +159,7 @@ class TensorrtLlm:
         if self._ahead:
             self._store(batch.sampled, 0)
         else:
-            self._let_decode(batch.sampled)
+            self._in_flight.let_decode(batch.sampled, self.partial)
         return finished
 
     def _store(self, sampled: Iterable[Sequence], but: int) -> None:
@@ -169,35 +168,6 @@ class TensorrtLlm:
             for seq in sampled:
                 if seq in self.running:
                     self._cache.store(seq, seq.settled_computed_tokens - but)
-
-    # ---- from call to call
-
-    def _go_on(self) -> None:
-        """Lets those decode whose prompts end with the step in flight, and takes out those whose last token, by their
-        caps, is in it: they have their places and blocks until it is there."""
-        in_flight = self._in_flight
-        if in_flight.batch is not None:
-            self._let_decode(in_flight.batch.sampled)
-        for seq in in_flight.at_their_caps():
-            self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
-            self.group.leave(seq)
-            in_flight.ending[seq] = None
-
-    def _let_decode(self, sampled: Iterable[Sequence]) -> None:
-        for seq in sampled:
-            if seq in self.partial:
-                del self.partial[seq]
-                self._decode_on(seq)
-
-    def _decode_on(self, seq: Sequence) -> None:
-        """Lets `seq` join the group, or end if its last token, by its cap, is in flight."""
-        if self._ahead:
-            cap = min(seq.max_output_tokens, self.max_model_len - seq.request.prompt_tokens)
-            if seq.num_output_tokens >= cap:
-                self._in_flight.ending[seq] = None
-                return
-            self._in_flight.expect(seq, cap - seq.num_output_tokens)
-        self.group.join(seq)
 
     # ---- stage 1: whose KV fits
 
@@ -307,7 +277,7 @@ class TensorrtLlm:
                 contexts.append(seq)
             elif seq in self.left_out:
                 del self.left_out[seq]
-                self._decode_on(seq)
+                self._in_flight.decode_on(seq)
         return contexts
 
     def _leave_out(self, seq: Sequence) -> None:
