@@ -92,6 +92,13 @@ def test_a_chunk_is_launched_before_the_one_before_it_is_over() -> None:
     assert lanes(done) == [(0, 3, 3, 19), (3, 6, 17, 33), (19, 22, 31, 47)]
 
 
+def test_steps_alike_are_leapt_over() -> None:
+    """300 tokens, the last a stop token: the first three steps are asked for, the 300th and the one in vain."""
+    setting: dict[str, Any] = {"loop": OVERLAP, "cost": HostCost(), "max_model_len": 1000}
+    done = run(TensorrtLlm, TensorrtLlmConfig(enable_block_reuse=False), "0:4->300/600", how="leap", **setting)
+    assert (len(done.records.steps), len(done.log)) == (301, 5)
+
+
 # ---- whose last token is in flight
 
 

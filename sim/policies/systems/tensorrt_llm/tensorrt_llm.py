@@ -126,14 +126,13 @@ class TensorrtLlm:
         room = self._grow_group()
         assert room, f"{self.kv.num_free} blocks free, {self.group.blocks_due()} kept for the decodes"
         self._note_blocked(preempted)
-        runs = bool(self.group.members or chunks)
-        if not (runs or preempted):
+        if not (self.group.members or chunks or preempted):
             self._in_flight.batch = None
             return IDLE
         tokens = sum([n for _, n in chunks])
         batch = Batch(self.group, chunks, tokens, preempted=preempted, cached=cached, layout="chunks_first")
         if self._ahead:
-            self._in_flight.batch = batch if runs else None
+            self._in_flight.batch = batch
         return batch
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
