@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, PolicyError
+from batchsim.calibrate.drafts import Acceptance, DraftedRows, Drafter
 from batchsim.calibrate.inputs import StepInputs
 from batchsim.calibrate.mirror import BlockMirror
 from batchsim.calibrate.model_step import DeviceThread, LaunchedModelStep, ModelStep
@@ -22,11 +23,13 @@ from batchsim.calibrate.padding import padded_chunks, padded_decodes
 from batchsim.calibrate.prompts import Prompts, RandomPrompts
 from batchsim.calibrate.runner import ModelRunner, StepTimes
 from batchsim.calibrate.sampling import GREEDY, Sampling
-from batchsim.calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence
+from batchsim.calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence, Text
 from batchsim.calibrate.swap import Moves
 from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import BlockTables
+from batchsim.kernel.policy_config import PromptLookup
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
 
@@ -37,7 +40,8 @@ Feed = tuple[Int64s, Int64s]
 class TorchExecutor:
     """Runs batches on `runner`; `kv` is the scheduler's manager of its KV blocks. `times` has an entry for every step.
 
-    A decode step costs the host O(members) in arrays, and O(members) in Python where someone joined or left.
+    A decode step costs the host O(members) in arrays, and O(members) in Python where someone joined or left, or where
+    drafts are verified. These are found by `lookup`, which a scheduler with drafts needs.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class TorchExecutor:
         sampling: Sampling = GREEDY,
         prompts: Prompts | None = None,
         loop: EngineLoop = SYNC,
+        lookup: PromptLookup | None = None,
     ) -> None:
         _check_fit(runner, kv, max_model_len)
         self.runner = runner
@@ -58,6 +63,7 @@ class TorchExecutor:
         self.prompts = RandomPrompts(runner.spec.vocab_size) if prompts is None else prompts
         self.times: list[StepTimes] = []
         self._eos = np.array(runner.eos_token_ids, dtype=np.int64)
+        self._drafter = None if lookup is None else Drafter(lookup, max_model_len, self._eos)
         self._lives: dict[Sequence, LiveSequence] = {}
         self._shares = hasattr(kv, "lookup")
         self._answers: dict[int, list[int]] = {}  # outputs of ended requests, where a later prompt may hold them
@@ -86,7 +92,9 @@ class TorchExecutor:
         if output_tokens is not None:
             target = min(target, output_tokens)
         listens = output_tokens is None and len(self._eos) > 0
-        self._lives[seq] = LiveSequence(self.prompts.ids(request, self._answers), target, listens)
+        self._lives[seq] = live = LiveSequence(self.prompts.ids(request, self._answers), target, listens)
+        if self._drafter is not None:
+            live.text = Text.of(live.prompt, target, listens)
 
     def end(self, seq: Sequence) -> None:
         """Forgets a sequence that finished, was cancelled or was rejected."""
@@ -102,6 +110,11 @@ class TorchExecutor:
     def tokens(self, seq: Sequence) -> list[int]:
         """The token ids that `seq`, which has not ended, has generated so far."""
         return list(self._lives[seq].generated)
+
+    @property
+    def acceptance(self) -> Acceptance | None:
+        """What became of drafts so far; None where none are verified."""
+        return None if self._drafter is None else self._drafter.acceptance
 
     def quiet_steps(self, batch: Batch) -> int:
         """0: a step of a model is never skipped."""
@@ -121,9 +134,10 @@ class TorchExecutor:
             return StepResult(0, [], landing=partial(self._land, launched, called_ns, host_ns))
         step.run(self.runner, None)
         finished = self._emit(step)
+        verified = None if step.drafted is None else step.drafted.verified(ahead=False)
         duration_ns = max(time.perf_counter_ns() - called_ns, 1)
         self.times.append(StepTimes(step.kernel_ns, duration_ns - step.kernel_ns))
-        return StepResult(duration_ns, finished)
+        return StepResult(duration_ns, finished, verified)
 
     def _land(self, launched: LaunchedModelStep, called_ns: int, host_ns: int) -> Landed:
         """Waits for the end of a step; says what came of it."""
@@ -135,7 +149,8 @@ class TorchExecutor:
         duration_ns = max(end_ns - start_ns, 1)
         self.times.append(StepTimes(step.kernel_ns, duration_ns - step.kernel_ns))
         start_ns -= called_ns
-        return Landed(finished, (host_ns, start_ns, start_ns + duration_ns))
+        verified = None if step.drafted is None else step.drafted.verified(ahead=True)
+        return Landed(finished, (host_ns, start_ns, start_ns + duration_ns), verified)
 
     # ---- KV that moves
 
@@ -182,23 +197,31 @@ class TorchExecutor:
         self._num_steps += 1
         if not (batch.num_decode or batch.chunks or batch.pad_decode_rows):
             return ModelStep(batch, None, sampling, out, into, NOBODY, NOBODY.listens, [])
+        drafted = self._drafted_rows(batch)
         inputs, fed = self._inputs(batch)
+        if drafted is not None:
+            rows = _int64s([live.row for live in drafted.lives])
+            width = self.kv.blocks_for(int(drafted.upto.max(initial=0)))
+            inputs = drafted.beside(inputs, self._mirror.tables[rows, :width])
         decodes, full = NOBODY, NOBODY.listens
-        if batch.decodes is not None:
+        if batch.decodes is not None and drafted is None:
             decodes = self._decodes
             full = decodes.made + batch.decodes.step + 1 >= decodes.targets
+        first = inputs.num_decode + inputs.num_drafted_tokens
         samples = [
-            (seq, self._lives[seq], inputs.num_decode + i)
+            (seq, self._lives[seq], first + i)
             for i, (seq, n) in enumerate(batch.chunks)
             if seq.settled_computed_tokens + n == seq.num_tokens
         ]
-        return ModelStep(batch, inputs, sampling, out, into, decodes, full, samples, fed)
+        if drafted is not None:
+            drafted.sampled = samples
+        return ModelStep(batch, inputs, sampling, out, into, decodes, full, samples, fed, drafted=drafted)
 
     def _inputs(self, batch: Batch) -> tuple[StepInputs, Feed]:
         """The inputs of the step, and the rows of its ids, now -1, that the step in flight gives their tokens."""
         rows = positions = ids = NONE
         fed: Feed = (NONE, NONE)
-        if batch.decodes is not None:
+        if batch.decodes is not None and batch.drafting is None:
             rows, positions, ids, fed = self._decode_rows(batch, batch.decodes)
         chunks = self._chunks(batch)
         pad_lens, pad_reads = padded_decodes(batch, self.max_model_len)
@@ -247,6 +270,38 @@ class TorchExecutor:
             need = int(last_blocks[i]) + 1
             mirror.extend(int(decodes.rows[i]), self.kv.table(seq), need, f"request {seq.request.id}")
         return decodes.rows, positions, ids, fed
+
+    def _drafted_rows(self, batch: Batch) -> DraftedRows | None:
+        """The decodes with their drafts, which have all KV blocks that they may need; None in a batch without."""
+        drafting, group, mirror = batch.drafting, batch.decodes, self._mirror
+        if drafting is None or not isinstance(group, DraftGroup):
+            return None
+        if self._drafter is None:
+            raise CalibrationError("the scheduler verifies draft tokens, and nobody drafts them here. Pass a lookup.")
+        lives = [self._lives[seq] for seq in drafting.sequences]
+        upto = group.computed + drafting.rows
+        for seq, live, tokens in zip(drafting.sequences, lives, upto.tolist(), strict=True):
+            need = self.kv.blocks_for(tokens)
+            if live.row is None:
+                raise PolicyError(f"request {seq.request.id} decodes without computed tokens: {seq!r}.")
+            if self._shares:
+                mirror.follow(live.row, self.kv.table(seq))
+            if mirror.held[live.row] < need:
+                mirror.extend(live.row, self.kv.table(seq), need, f"request {seq.request.id}")
+            mirror.claim(live.row, need)
+            self._note_said(live, 1)
+        return DraftedRows(self._drafter, drafting.sequences, lives, drafting.rows, upto)
+
+    def _note_said(self, live: LiveSequence, count: int) -> None:
+        """Records the last `count` known tokens of a sequence, those drafts that were right among them, as far as there
+        are KV blocks: the last one is stored by the next step."""
+        if not self._shares or live.row is None:
+            return
+        size, block_size = len(live.prompt) + len(live.generated), self.kv.block_size
+        end = min(size, int(self._mirror.held[live.row]) * block_size)
+        said = np.arange(size - count, end)
+        blocks = self._mirror.tables[live.row, said // block_size].astype(np.int64)
+        self._mirror.note(blocks * block_size + said % block_size, live.known(size - count, max(end, size - count)))
 
     def _feed(self, decodes: DecodeRows) -> Feed:
         """The rows of `decodes` whose input tokens the step in flight samples, and their rows there."""
@@ -313,6 +368,11 @@ class TorchExecutor:
             self._last_tokens = step.tokens[: len(step.decodes.members)]
         slots, rows = step.stored
         self._mirror.note(slots, step.tokens[rows])
+        if step.drafted is not None:
+            for live, gained in zip(step.drafted.lives, step.drafted.gained, strict=True):
+                self._note_said(live, gained)
+            for _, live, _ in step.samples:
+                self._note_said(live, 1)
         return finished
 
 

@@ -17,7 +17,8 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest step that a runner takes: sequences (padding rows too), tokens, and tokens of one sequence."""
+    """The largest step that a runner takes: sequences (padding rows and draft tokens too), tokens, and tokens of one
+    sequence."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

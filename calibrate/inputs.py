@@ -30,6 +30,7 @@ class StepInputs:
     tokens, `block_tables` [num_decode + C, W] the device blocks that hold it, unused entries 0. Each row of `seq_lens`
     has one row of logits: that of its last stored token, or of its last token if none is stored. `pad_reads` [G] are
     lengths of further contexts of zeros that decode attention reads, as padded batches do; W covers them too.
+    The first `num_drafted` chunks are decodes with their draft tokens, all of whose tokens have a row of logits.
     """
 
     ids: Int64s
@@ -40,22 +41,29 @@ class StepInputs:
     seq_lens: Int32s
     block_tables: Int32s
     pad_reads: Int32s = field(default_factory=_nothing)
+    num_drafted: int = 0
 
     @property
     def num_rows(self) -> int:
-        """Sequences of the step, padding rows included."""
-        return len(self.seq_lens)
+        """Rows of logits: one for each sequence of the step, padding rows included, and for each draft token."""
+        return len(self.seq_lens) + self.num_drafted_tokens - self.num_drafted
+
+    @property
+    def num_drafted_tokens(self) -> int:
+        """Tokens of the chunks that are decodes with their draft tokens."""
+        return int(self.chunk_lens[: self.num_drafted].sum())
 
     @property
     def logit_rows(self) -> Int64s:
-        """Index, among the step's tokens, of the token of each sequence whose logits are computed: [num_decode + C]."""
+        """Index, among the step's tokens, of those whose logits are computed: [num_rows]."""
         ends = self.num_decode + np.cumsum(self.chunk_lens, dtype=np.int64)
         stored = self.slots >= 0
         if not stored[self.num_decode :].all():
             starts = ends - self.chunk_lens
             kept = np.add.reduceat(stored, starts, dtype=np.int64)  # the real tokens of a chunk come first
             ends = np.where(kept > 0, starts + kept, ends)
-        return np.concatenate([np.arange(self.num_decode, dtype=np.int64), ends - 1])
+        all_of = self.num_decode + self.num_drafted_tokens
+        return np.concatenate([np.arange(all_of, dtype=np.int64), ends[self.num_drafted :] - 1])
 
     @classmethod
     def padding(cls, num_decode: int, chunk_lens: Sequence[int], *, block_size: int) -> StepInputs:

@@ -18,9 +18,10 @@ Int64s = NDArray[np.int64]
 class BlockMirror:
     """A row for each sequence with KV: `tables` [rows, W] are device blocks in token order, 0 beyond the row's `held`.
 
-    `owner` [device blocks] is the row whose tokens lie in a block, plus one; 0: nobody's. `users` counts the rows that
-    have a block: under a prefix cache several read one. `content` [device blocks, block_size], kept with `shares`, are
-    the ids of the tokens stored in each place, -1 for none.
+    `owner` [device blocks] is the row whose tokens lie in a block, plus one; 0: nobody's. A row owns its first
+    `claimed` blocks, but for shared ones. `users` counts the rows that have a block: under a prefix cache several read
+    one. `content` [device blocks, block_size], kept with `shares`, are the ids of the tokens stored in each place, -1
+    for none.
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_blocks: int, *, shares: bool = False) -> None:
@@ -29,6 +30,7 @@ class BlockMirror:
         self.tables = np.zeros((16, max_blocks), dtype=np.int32)
         self.held = np.zeros(16, dtype=np.int64)
         self.read_only = np.zeros(16, dtype=np.int64)  # tokens at a row's head that lie in shared blocks
+        self.claimed = np.zeros(16, dtype=np.int64)
         self.owner = np.zeros(num_blocks + 1, dtype=np.int64)
         self.users = np.zeros(num_blocks + 1, dtype=np.int64)
         self.content = np.full((num_blocks + 1, block_size), -1, dtype=np.int64) if shares else None
@@ -41,6 +43,7 @@ class BlockMirror:
             self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
             self.held = np.concatenate([self.held, np.zeros_like(self.held)])
             self.read_only = np.concatenate([self.read_only, np.zeros_like(self.read_only)])
+            self.claimed = np.concatenate([self.claimed, np.zeros_like(self.claimed)])
             self._free = list(range(2 * rows - 1, rows - 1, -1))
         return self._free.pop()
 
@@ -59,7 +62,7 @@ class BlockMirror:
         self.owner[mine[self.owner[mine] == row + 1]] = 0
         self.users[mine] -= 1
         mine[:] = 0
-        self.held[row] = self.read_only[row] = 0
+        self.held[row] = self.read_only[row] = self.claimed[row] = 0
 
     def extend(self, row: int, table: list[int], need: int, who: str, *, shared: int = 0) -> None:
         """Adds to the row the blocks by which the manager's `table` is longer; PolicyError if it has fewer than `need`.
@@ -96,6 +99,15 @@ class BlockMirror:
     def take(self, row: int, num_blocks: int) -> None:
         """Makes `row` the owner of its first `num_blocks` blocks, whose tokens were just swapped in."""
         self._own(self.tables[row, :num_blocks], np.full(num_blocks, row + 1))
+        self.claimed[row] = num_blocks
+
+    def claim(self, row: int, need: int) -> None:
+        """Makes `row` the owner of its first `need` blocks, for tokens that may be stored anew where drafts were not
+        accepted; PolicyError as by `slots`."""
+        first = int(self.claimed[row])
+        if need > first:
+            self._own(self.tables[row, first:need], np.full(need - first, row + 1))
+            self.claimed[row] = need
 
     def adopt(self, row: int, number: int) -> None:
         """Makes `row` the owner of its block `number` with its tokens: others began it, and nobody owns it now."""
@@ -103,6 +115,7 @@ class BlockMirror:
         if self.owner[block]:
             self._refuse(block, row + 1)
         self.owner[block] = row + 1
+        self.claimed[row] = number + 1
 
     def note(self, slots: Int64s, ids: Int64s) -> None:
         """Records the token `ids` stored at `slots`, for `check_shared`."""
@@ -140,6 +153,7 @@ class BlockMirror:
         firsts = offsets == 0
         if firsts.any():
             self._own(blocks[firsts], rows[firsts] + 1)
+            np.maximum.at(self.claimed, rows[firsts], positions[firsts] // self.block_size + 1)
         foreign = np.flatnonzero(self.owner[blocks] != rows + 1)
         if len(foreign):
             self._refuse(int(blocks[foreign[0]]), int(rows[foreign[0]]) + 1)

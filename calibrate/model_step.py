@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError
+from batchsim.calibrate.drafts import DraftedRows
 from batchsim.calibrate.inputs import StepInputs
 from batchsim.calibrate.runner import ModelRunner
 from batchsim.calibrate.sampling import Sampling
@@ -33,8 +34,8 @@ class ModelStep:
     `inputs` None: nothing to compute. `out` and `into` are KV blocks that move first. `decodes` are its decode rows,
     of which `full` reach their target; `samples` the sequences whose chunk samples, with their row of logits. `fed` are
     the rows of `inputs.ids` whose tokens the step before samples, and their rows of logits there. `stored` is the
-    same of this step's tokens, once the next one stores them: their slots, and their rows. `tokens` and `kernel_ns`
-    are there when it has run.
+    same of this step's tokens, once the next one stores them: their slots, and their rows. Where drafts are verified
+    `decodes` has nobody, and the decodes are in `drafted`. `tokens` and `kernel_ns` are there when it has run.
     """
 
     batch: Batch
@@ -47,6 +48,7 @@ class ModelStep:
     samples: list[tuple[Sequence, LiveSequence, int]]
     fed: tuple[Int64s, Int64s] = (NONE, NONE)
     stored: tuple[Int64s, Int64s] = (NONE, NONE)
+    drafted: DraftedRows | None = None
     tokens: Int64s = field(default_factory=lambda: NONE)
     kernel_ns: int = 0
 
@@ -63,8 +65,12 @@ class ModelStep:
         if before is not None:
             rows, sources = self.fed
             self.inputs.ids[rows] = before.tokens[sources]
+        if self.drafted is not None:
+            self.drafted.begin(self.inputs, runner.block_size)
         tokens, times = runner.step(self.inputs, self.sampling)
         self.tokens, self.kernel_ns = np.array(tokens, dtype=np.int64), times.kernel_ns
+        if self.drafted is not None:
+            self.drafted.judge(self.inputs, self.tokens)
 
     def emit(self, eos: Int64s) -> list[Sequence]:
         """Appends the sampled tokens to their sequences, but for those that have ended; returns the sequences that are
@@ -78,6 +84,8 @@ class ModelStep:
             done = done | (decodes.listens & np.isin(sampled, eos))
         rows = np.flatnonzero(done).tolist()
         finished = [decodes.members[i] for i in rows if not decodes.lives[i].ended]
+        if self.drafted is not None:
+            finished += self.drafted.emit()
         for seq, live, row in self.samples:
             if live.ended:
                 continue

@@ -221,7 +221,7 @@ class ModelRunner:
         longest = int(inputs.seq_lens.max(initial=0))
         for what, found, limit in (
             ("tokens", len(inputs.ids), self.max_num_batched_tokens),
-            ("sequences", inputs.num_rows, self.max_num_seqs),
+            ("sequences and drafts" if inputs.num_drafted else "sequences", inputs.num_rows, self.max_num_seqs),
             ("tokens of one sequence", longest, self.max_model_len),
         ):
             if found > limit:

@@ -13,12 +13,37 @@ from batchsim.kernel.types import Sequence
 Int64s = NDArray[np.int64]
 
 
+NONE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Text:
+    """What the thread that runs steps knows of a sequence with drafts: the first `size` of `tokens`, which has room for
+    prompt and target, the `drafts` that may follow, and whether it has `ended`. It `listens` as its LiveSequence."""
+
+    tokens: Int64s
+    size: int
+    listens: bool
+    drafts: Int64s = field(default_factory=lambda: NONE)
+    ended: bool = False
+
+    @classmethod
+    def of(cls, prompt: Int64s, target: int, listens: bool) -> Text:
+        """The text that is the prompt alone."""
+        return cls(np.concatenate([prompt, np.zeros(target, np.int64)]), len(prompt), listens)
+
+    @property
+    def known(self) -> Int64s:
+        """The tokens of prompt and output."""
+        return self.tokens[: self.size]
+
+
 @dataclass(slots=True)
 class LiveSequence:
     """The executor's state of one sequence. `row` is the row of its KV in the mirror, None without KV.
 
     `target` is the number of output tokens at which it stops, or before at an end-of-sequence token if it `listens`.
-    Once it has `ended`, tokens of steps in flight are computed in vain.
+    Once it has `ended`, tokens of steps in flight are computed in vain. `text` is kept up where drafts are verified.
     """
 
     prompt: Int64s
@@ -28,6 +53,7 @@ class LiveSequence:
     row: int | None = None
     slots: list[int] | None = None  # swap slots, while its KV is in host memory
     ended: bool = False
+    text: Text = field(default_factory=lambda: Text(NONE, 0, False))
 
     def known(self, start: int, end: int) -> Int64s:
         """Token ids from position `start` to `end` of prompt and output."""
@@ -71,5 +97,4 @@ class ChunkRows:
         return np.arange(len(self.ids)) + np.repeat(self.computed - first, self.lens)
 
 
-NONE = np.empty(0, dtype=np.int64)
 NOBODY = DecodeRows(None, [], [], NONE, NONE, NONE, NONE, np.empty(0, dtype=np.bool_))

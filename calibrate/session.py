@@ -146,9 +146,15 @@ def run_live(
     workload = resolved.built_workload(load, seed)
     num_blocks = resolved.num_blocks or runner.num_blocks
     kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=True)
-    loop = policy.config.traits.loop
+    traits = policy.config.traits
     executor = TorchExecutor(
-        runner, kv, max_model_len=resolved.max_model_len, sampling=sampling, prompts=prompts, loop=loop
+        runner,
+        kv,
+        max_model_len=resolved.max_model_len,
+        sampling=sampling,
+        prompts=prompts,
+        loop=traits.loop,
+        lookup=None if traits.speculation is None else traits.speculation.lookup,
     )
     core = resolved.engine(policy, workload, kv, executor, estimator)
     warm_up(runner)
@@ -160,6 +166,8 @@ def run_live(
     known = [drift for drift in drifts if drift is not None]
     names = ("drift", "drift_of_means") if known else ()
     times = executor.times[: core.recorder.num_steps]
+    if executor.acceptance is not None:
+        made |= {"drafts": executor.acceptance.facts()}
     return _result(
         core,
         workload,
@@ -220,7 +228,8 @@ def _result(core: EngineCore, workload: BuiltWorkload, point: tuple[str, float, 
 
 
 def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: float, seed: int) -> tuple[int, int]:
-    """(sequences, tokens) of the largest step that these policies can make, padding included.
+    """(sequences, tokens) of the largest step that these policies can make, padding included; a draft token counts as a
+    sequence, since it has logits of its own.
 
     ScenarioError for a policy that states no `max_num_seqs`.
     """
@@ -231,13 +240,16 @@ def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: 
         longest = min(longest, int((requests.prompt_tokens + requests.max_output_tokens).max()))
     sequences = tokens = 1
     for policy in policies:
-        slots, budget = policy.config.traits.max_num_seqs, policy.config.traits.max_num_batched_tokens
+        traits = policy.config.traits
+        slots, budget = traits.max_num_seqs, traits.max_num_batched_tokens
         if slots is None:
             raise ScenarioError(
                 f"{policy.name}: its config states no max_num_seqs, which sizes the model's buffers. Give it one."
             )
-        sequences = max(sequences, slots)
-        tokens = max(tokens, slots, slots * longest if budget is None else budget)
+        most = slots * longest if budget is None else budget
+        lookup = None if traits.speculation is None else traits.speculation.lookup
+        sequences = max(sequences, slots, 0 if lookup is None else min(slots * (1 + lookup.num_drafts), most))
+        tokens = max(tokens, slots, most)
     return sequences, tokens
 
 

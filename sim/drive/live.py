@@ -118,7 +118,7 @@ def live(core: EngineCore, workload: Workload, clock: Clock) -> LiveRun:
         source.stop()
     if error is not None:
         core.recorder.details.setdefault(reason, str(error) or type(error).__name__)
-    core.in_flight.wait_for_all(core.recorder)
+    core.in_flight.wait_for_all(core.journal)
     end_ns = clock.now_ns()
     source.submit_rest(core)
     core.close(end_ns, reason)
@@ -186,7 +186,7 @@ def _execute(core: EngineCore, batch: Batch, clock: Clock, progress: _Progress) 
 def _land(core: EngineCore, clock: Clock, progress: _Progress) -> int:
     """Waits for the end of the oldest step in flight; returns the time in ns."""
     progress.executing = True
-    end_ns = core.in_flight.wait_for(0, core.recorder)
+    end_ns = core.in_flight.wait_for(0, core.journal)
     progress.executing = False
     clock.sleep_until(end_ns)
     return clock.now_ns()

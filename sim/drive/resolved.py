@@ -200,11 +200,12 @@ class Resolved:
         return self.engine(policy, workload, kv, executor, cost, cost.stages)
 
     def _let_luck(self, policy: ResolvedPolicy, speculation: Speculation, executor: Executor, seed: int) -> None:
-        """Tells a simulation's `executor` what drafts are worth. ScenarioError for any other, or unknown classes."""
-        if not isinstance(executor, SimExecutor):
+        """Tells a simulation's `executor` what drafts are worth; any other finds out. ScenarioError for drafts that no
+        other makes, or unknown classes."""
+        if speculation.lookup is None and not isinstance(executor, SimExecutor):
             raise ScenarioError(
-                f"{policy.name}: no draft model runs here, so that speculative decoding can only be simulated. Leave it"
-                " out to run the engine."
+                f"{policy.name}: no draft model runs here, so that its drafts can only be simulated. Use method ngram,"
+                " or leave speculative_config out."
             )
         classes, of = set(self.workload.classes), set(speculation.positions)
         if unknown := sorted(of - classes - {""}):
@@ -216,7 +217,8 @@ class Resolved:
             raise ScenarioError(
                 f'{policy.name}: no acceptance of class {missing[0]!r}. Add it, or one under "" for all others.'
             )
-        executor.luck = DrawnLuck(seed, speculation.positions, speculation.found)
+        if isinstance(executor, SimExecutor):
+            executor.luck = DrawnLuck(seed, speculation.positions, speculation.found)
 
     def find(self, policy: str) -> ResolvedPolicy:
         """The policy of that name, or of that label if it has one variant. ScenarioError lists the names."""

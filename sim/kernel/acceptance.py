@@ -81,8 +81,10 @@ class DrawnLuck:
             right = self._right_at(group.luck, context)
         else:
             right = table.right[table.start + context]
-            if drafts is group.drafts:
+            if drafts is group.drafts and self._found == 1:
                 return right
+        if self._found != 1:  # where the engine asked for drafts before it knew that there are none
+            right = np.minimum(right, self._proposed(group.luck, context + 1))
         return np.minimum(right, drafts, out=right)
 
     def _right_at(self, luck: Ints, at: Ints) -> Ints:

@@ -211,7 +211,7 @@ class EngineCore:
             pairs, sampled = advance_chunks(self, batch)
         group = batch.decodes
         if group is not None:
-            if result.verified is None:
+            if batch.drafting is None:
                 group.advance()
             else:
                 self._verify(batch, result.verified)
@@ -243,7 +243,7 @@ class EngineCore:
         Returns what happened since events were last returned.
         """
         if self._ahead:
-            self.in_flight.wait_for(0, self.recorder)
+            self.in_flight.wait_for(0, self.journal)
             step = self.in_flight.land(self.journal.lives)
             self.recorder.processed(now_ns, step.wasted_tokens)
         else:
@@ -359,11 +359,12 @@ class EngineCore:
                 self.in_flight.lose(seq)
                 seq.num_lost_tokens = 0
 
-    def _verify(self, batch: Batch, verified: Verified) -> None:
-        """Moves the members of a group that verifies drafts on by what they got."""
+    def _verify(self, batch: Batch, verified: Verified | None) -> None:
+        """Moves the members of a group that verifies drafts on by what they got; None: that is known as it lands."""
         group, drafting = batch.decodes, batch.drafting
         assert isinstance(group, DraftGroup) and drafting is not None
-        batch.num_accepted_tokens = verified.num_accepted
+        if verified is not None:
+            batch.num_accepted_tokens = verified.num_accepted
         group.verify(drafting, verified, ahead=self._ahead)
 
     # ---- what the policy says

@@ -51,8 +51,8 @@ class DraftRows:
     """The rows of one step: how many each of `sequences` computes, its draft tokens one less.
 
     `padding`: the dummy drafts, always rejected, by the sequence whose last prompt token they follow. `verified` is
-    filled in as the step is launched, after which `changes` is the group's count of joins and leaves. `num_rows`: rows
-    of all together.
+    filled in as the step is launched, or where that is known only then as it lands; `changes`, at the launch, is the
+    group's count of joins and leaves. `num_rows`: rows of all together.
     """
 
     sequences: list[Sequence]
@@ -71,12 +71,12 @@ class DraftGroup(DecodeGroup):
     """A DecodeGroup whose members gain different numbers of tokens.
 
     Columns, in the order of `sequences`: `computed` tokens; `rejected`, those of them that steps in flight counted and
-    that will be taken off; `unknown`, the tokens that steps in flight make or verify; `drafts` waiting to be verified;
-    `room`, the tokens that the KV blocks held can take; `published`, the full ones of these blocks said to be so;
-    `limit`, the tokens at which the client's cap ends the sequence; `ends` and `luck`, the executor's: the computed
-    tokens with which it ends, and what its acceptance is drawn by. `rows` are those of the step in the making, set by
-    `ask`: `num_rows` together, and at most `most_rows` of a member. `nearest_end`, the executor's, is a number of
-    tokens with which nobody reaches its end; 0 where that has to be looked for.
+    that will be taken off, as far as the executor has said; `unknown`, the tokens that steps in flight make or verify;
+    `drafts` waiting to be verified; `room`, the tokens that the KV blocks held can take; `published`, the full ones of
+    these blocks said to be so; `limit`, the tokens at which the client's cap ends the sequence; `ends` and `luck`, the
+    executor's: the computed tokens with which it ends, and what its acceptance is drawn by. `rows` are those of the
+    step in the making, set by `ask`: `num_rows` together, and at most `most_rows` of a member. `nearest_end`, the
+    executor's, is a number of tokens with which nobody reaches its end; 0 where that has to be looked for.
     """
 
     __slots__ = (
@@ -278,19 +278,39 @@ class DraftGroup(DecodeGroup):
         """Tokens that the members may still get by the client's caps, at most `most` each, summed over members."""
         return int(np.add.reduce(np.minimum(self.limit - self.computed - 1, most)))
 
-    def verify(self, drafting: DraftRows, verified: Verified, *, ahead: bool) -> None:
-        """The step asked for is launched; with `ahead` its drafts count as accepted until it lands. EngineCore only."""
+    def verify(self, drafting: DraftRows, verified: Verified | None, *, ahead: bool) -> None:
+        """The step asked for is launched; with `ahead` its drafts count as accepted until it lands. EngineCore only.
+
+        `verified` None, with `ahead` alone: what becomes of them is told by `learn`.
+        """
         drafting.verified, drafting.changes = verified, self.changes
         self.step += 1
         self._longest += MAX_GAIN
-        self.total_context_tokens += verified.num_gained
+        self.total_context_tokens += drafting.num_rows if verified is None else verified.num_gained
         if not ahead:
+            assert verified is not None, "a step that is waited for says what it made of its drafts"
             self.computed += verified.gained
             return
         self._late = True
         self.computed += self.rows
         self.unknown += self.rows
-        self.rejected += self.rows - verified.gained
+        if verified is not None:
+            self.rejected += self.rows - verified.gained
+
+    def learn(self, drafting: DraftRows, verified: Verified) -> None:
+        """A launched step, about to land, says what became of its drafts. EngineCore only."""
+        drafting.verified = verified
+        rejected = drafting.rows - verified.gained
+        if drafting.changes == self.changes:
+            self.rejected += rejected
+            self.total_context_tokens -= int(np.add.reduce(rejected))
+            return
+        for seq, count in zip(drafting.sequences, rejected.tolist(), strict=True):
+            if seq.group is self:
+                self.rejected[seq.phase] += count
+                self.total_context_tokens -= count
+            else:
+                seq.num_rejected_tokens += count
 
     def land(self, drafting: DraftRows, sampled: Iterable[Sequence]) -> None:
         """The results of a step are there: takes off what was rejected, also of those who left. EngineCore only.

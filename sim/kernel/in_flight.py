@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 
-from batchsim.kernel.draft_group import DraftGroup
+from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import EngineLoop
-from batchsim.kernel.record import Recorder
+from batchsim.kernel.journal import Journal
 from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
 
 
@@ -85,28 +85,48 @@ class StepsInFlight:
         oldest.batch.group_step, latest.batch.group_step = group_step - 1, group_step
         self._free_ns[0] = latest.end_ns
 
-    def wait_for(self, number: int, recorder: Recorder) -> int:
-        """Waits, where it runs behind the host, for the end of step `number`, from the oldest; returns that in ns, its
-        row in `recorder` corrected. ExecutorError if the device failed it."""
+    def wait_for(self, number: int, journal: Journal) -> int:
+        """Waits, where it runs behind the host, for the end of step `number`, from the oldest; returns that in ns, what
+        `journal` supposed of it corrected. ExecutorError if the device failed it."""
         flight = self.steps[number]
         if flight.landing is not None:
             landed, flight.landing = flight.landing(), None
             flight.finished = landed.finished
+            if landed.verified is not None:
+                self._learn(number, landed.verified, journal)
             for seq in landed.finished:
                 later = sum(outputs for step, _, outputs in self._rows(seq) if step is not flight)
-                self._finishing[seq] = seq.num_output_tokens - later
+                self._finishing[seq] = seq.num_output_tokens - later - _num_rejected(seq)
             if landed.ran is not None:
                 launched_ns, start_ns, flight.end_ns = (flight.launched_ns + ns for ns in landed.ran)
-                recorder.landed(len(self.steps) - number, launched_ns, start_ns, flight.end_ns - start_ns)
+                journal.recorder.landed(len(self.steps) - number, launched_ns, start_ns, flight.end_ns - start_ns)
         return flight.end_ns
 
-    def wait_for_all(self, recorder: Recorder) -> None:
+    def _learn(self, number: int, verified: Verified, journal: Journal) -> None:
+        """Notes what became of the drafts of step `number`; all that was written since supposed them accepted."""
+        recorder = journal.recorder
+        batch = self.steps[number].batch
+        group, drafting = batch.decodes, batch.drafting
+        assert isinstance(group, DraftGroup) and drafting is not None
+        group.learn(drafting, verified)
+        batch.num_accepted_tokens = verified.num_accepted
+        recorder.amend(len(self.steps) - number, "num_accepted_tokens", verified.num_accepted)
+        rejected = dict(zip(drafting.sequences, (drafting.rows - verified.gained).tolist(), strict=True))
+        for seq, count in rejected.items():
+            journal.rejected(seq, count)
+        for back, flight in enumerate(reversed(list(self.steps)[number + 1 :]), 1):
+            later = flight.batch
+            assert later.drafting is not None
+            later.context_tokens -= sum(rejected.get(seq, 0) for seq in later.drafting.sequences)
+            recorder.amend(back, "context_tokens", later.context_tokens)
+
+    def wait_for_all(self, journal: Journal) -> None:
         """Waits until no step runs, for a run that is cut: their tokens are lost, and a step that failed has no row."""
         for number in range(len(self.steps)):
             try:
-                self.wait_for(number, recorder)
+                self.wait_for(number, journal)
             except Exception:  # what cuts the run, or comes second to that
-                recorder.drop_last_steps(len(self.steps) - number)
+                journal.recorder.drop_last_steps(len(self.steps) - number)
                 return
 
     def land(self, alive: Container[Sequence]) -> LaunchedStep:

@@ -140,6 +140,11 @@ class Journal:
         if batch.chunks or self.prefilling:
             self._prefills(batch, now_ns, reasons)
 
+    def rejected(self, seq: Sequence, count: int) -> None:
+        """Notes that `count` draft tokens of `seq` in flight turn out rejected, which it kept if it was preempted."""
+        if seq.state == PREEMPTED and seq in self.lives:
+            self.lives[seq].computed_once -= count
+
     def _prefills(self, batch: Batch, now_ns: int, reasons: Reasons) -> None:
         row, prefilling = self.recorder.state, self.prefilling
         for seq, _ in batch.chunks:

@@ -14,18 +14,30 @@ DraftMethod = Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLookup:
+    """A drafter that needs no model: where a sequence's last tokens, at least `shortest` and at most `longest` of them,
+    stand in it before, it proposes the up to `num_drafts` tokens that followed there."""
+
+    num_drafts: int
+    shortest: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
 class Speculation:
     """What becomes of the draft tokens that a policy has verified, and by which `method` they are made.
 
-    `positions`, by request class, "" for all others: the shares of steps in which the first, second, ... draft is
-    accepted. `found`: the share of steps for which there are drafts. `branches`: tokens of each sequence in each of the
-    drafter's passes but the first.
+    Supposed in a simulation: `positions`, by request class, "" for all others, the shares of steps in which the first,
+    second, ... draft is accepted; `found`, the share of steps for which there are drafts. `branches`: tokens of each
+    sequence in each of the drafter's passes but the first. `lookup` is the drafter that a real model can be run with;
+    None: another one, which is not there.
     """
 
     method: DraftMethod
     positions: Mapping[str, tuple[float, ...]]
     found: float = 1.0
     branches: int = 1
+    lookup: PromptLookup | None = None
 
     @property
     def num_drafts(self) -> int:

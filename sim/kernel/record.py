@@ -134,6 +134,10 @@ _LANE, LANE_DTYPE = _format(LANE_COLUMNS)
 _, STAY_DTYPE = _format(STAY_COLUMNS)
 _TABLES = {"requests": REQUEST_DTYPE, "steps": STEP_DTYPE, "states": STATE_DTYPE, "lanes": LANE_DTYPE}
 pack_step = _STEP.pack
+_STEP_PLACES = {
+    name: (f"<{kind}", struct.calcsize("<" + "".join(before for _, before in STEP_COLUMNS[:i])))
+    for i, (name, kind) in enumerate(STEP_COLUMNS)
+}
 
 
 @dataclass(frozen=True)
@@ -259,6 +263,12 @@ class Recorder:
         if (at := len(self.step_rows) - back * _STEP.size) >= 0:
             struct.pack_into("<qq", self.step_rows, at, start_ns, duration_ns)
             struct.pack_into("<q", self.lane_rows, len(self.lane_rows) - back * _LANE.size + 8, launched_ns)
+
+    def amend(self, back: int, column: str, value: int) -> None:
+        """Writes what was not known of the step `back` rows from the end when its row was, if that is still here."""
+        if (at := len(self.step_rows) - back * _STEP.size) >= 0:
+            place = _STEP_PLACES[column]
+            struct.pack_into(place[0], self.step_rows, at + place[1], value)
 
     def processed(self, now_ns: int, wasted_tokens: int) -> None:
         """Notes that the oldest step not processed yet is so at `now_ns`."""

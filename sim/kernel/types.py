@@ -322,7 +322,7 @@ class StepResult:
 
     `verified`: where the decode group verifies drafts, what became of them. `stages_ns`: the duration of each stage of
     a pipeline, which sum to `duration_ns`; None where there is one stage. `landing`: where the step runs on behind the
-    host, waits for its end and says what only then is known; `finished` is empty then.
+    host, waits for its end and says what only then is known; `finished` is empty and `verified` None then.
     """
 
     duration_ns: int
@@ -337,11 +337,12 @@ class Landed:
     """What is known of a step once it is over: which sequences produced their last token in it, in batch order.
 
     `ran`: when the host was through with its launch, and when the device began and ended it, in ns since `execute` was
-    called; None where `StepResult.duration_ns` has told the duration.
+    called; None where `StepResult.duration_ns` has told the duration. `verified`: as `StepResult.verified`.
     """
 
     finished: list[Sequence]
     ran: tuple[int, int, int] | None = None
+    verified: Verified | None = None
 
 
 @dataclass(frozen=True, slots=True)

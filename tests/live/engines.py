@@ -10,12 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.prompts import RandomPrompts
+from batchsim.calibrate.prompts import Prompts, RandomPrompts
 from batchsim.calibrate.runner import ModelRunner
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.policy_config import PromptLookup
 from batchsim.kernel.protocols import CostModel, PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import output_stream
@@ -31,9 +32,16 @@ class Timed(TorchExecutor):
     """The executor with a cost model's durations, so that a run depends on nothing else; keeps all tokens."""
 
     def __init__(
-        self, runner: ModelRunner, kv: TableKV, cost: CostModel, max_model_len: int, loop: EngineLoop = SYNC
+        self,
+        runner: ModelRunner,
+        kv: TableKV,
+        cost: CostModel,
+        max_model_len: int,
+        loop: EngineLoop = SYNC,
+        lookup: PromptLookup | None = None,
+        prompts: Prompts | None = None,
     ) -> None:
-        super().__init__(runner, kv, max_model_len=max_model_len, loop=loop)
+        super().__init__(runner, kv, max_model_len=max_model_len, prompts=prompts, loop=loop, lookup=lookup)
         self.cost = cost
         self.answers: dict[int, list[int]] = {}
 
@@ -41,9 +49,14 @@ class Timed(TorchExecutor):
         duration_ns = self.cost.step_ns(batch)
         result = super().execute(batch)
         if result.landing is None:
-            return StepResult(duration_ns, self.kept(result.finished))
+            return StepResult(duration_ns, self.kept(result.finished), result.verified)
         landing = result.landing
-        return StepResult(duration_ns, [], landing=lambda: Landed(self.kept(landing().finished)))
+
+        def landed() -> Landed:
+            found = landing()
+            return Landed(self.kept(found.finished), verified=found.verified)
+
+        return StepResult(duration_ns, [], landing=landed)
 
     def kept(self, finished: list[Sequence]) -> list[Sequence]:
         """`finished`, whose answers are kept."""
@@ -53,7 +66,13 @@ class Timed(TorchExecutor):
 
 
 def generate(
-    runner: ModelRunner, kind: str, knobs: dict[str, Any], arrivals: list[Arrival], *, num_blocks: int
+    runner: ModelRunner,
+    kind: str,
+    knobs: dict[str, Any],
+    arrivals: list[Arrival],
+    *,
+    num_blocks: int,
+    prompts: Prompts | None = None,
 ) -> tuple[Timed, EngineCore]:
     """The executor and the engine after all `arrivals` were answered under a policy, with `num_blocks` KV blocks."""
     make, policy = POLICIES[kind]
@@ -61,8 +80,9 @@ def generate(
     kv = new_kv(config, num_blocks, runner.block_size, runner.num_swap_blocks, ids=True)
     if isinstance(kv, TableKV):
         kv._free = np.random.default_rng(0).permutation(num_blocks).tolist()  # scattered from the start
-    loop = config.traits.loop
-    executor = Timed(runner, kv, Constant(), MAX_MODEL_LEN, loop)
+    loop, speculation = config.traits.loop, config.traits.speculation
+    lookup = None if speculation is None else speculation.lookup
+    executor = Timed(runner, kv, Constant(), MAX_MODEL_LEN, loop, lookup, prompts)
     scheduler = policy(config, PolicyContext(kv, MAX_MODEL_LEN, loop=loop))
     core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
     live(core, Requests(*arrivals), VirtualClock())

@@ -48,6 +48,12 @@ policies:
   continuous: {{max_num_seqs: 8, max_num_batched_tokens: 32}}
   preemptive: {{max_num_seqs: 8, max_num_batched_tokens: 64, by: auto}}
   vllm: {{enable_prefix_caching: false, async_scheduling: true, max_num_seqs: 8, max_num_batched_tokens: 32}}
+  drafts:
+    kind: vllm
+    async_scheduling: {{best_of: [false, true]}}
+    max_num_seqs: 8
+    max_num_batched_tokens: 32
+    speculative_config: {{method: ngram, num_speculative_tokens: 2, acceptance: 0.5, prompt_lookup_min: 1}}
   uncapped: {{kind: preemptive, max_num_seqs: 3, max_num_batched_tokens: null}}
 slo: ttft<1s @ 90%
 seeds: 1
@@ -57,6 +63,10 @@ CONFIG = """\
 {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
  "intermediate_size": 64, "vocab_size": 97, "max_position_embeddings": 512, "torch_dtype": "float32"}
 """
+
+
+DRAFTS = ["drafts (as False)", "drafts (as True)"]
+FACTS = ("decodes", "acceptance_length", "found", "acceptance")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +99,7 @@ def played(resolved: Resolved, runner: ModelRunner) -> LiveResult:
     return run_live(resolved, resolved.find("continuous"), 1.0, 0, runner)
 
 
-@pytest.mark.parametrize("policy", ["static", "continuous", "preemptive", "vllm", "uncapped"])
+@pytest.mark.parametrize("policy", ["static", "continuous", "preemptive", "vllm", "uncapped", *DRAFTS])
 def test_a_live_run_serves_every_request_of_the_scenario(policy: str, resolved: Resolved, runner: ModelRunner) -> None:
     """Every request ends with its true length, at its intended arrival, and each ns of its life is explained."""
     result = run_live(resolved, resolved.find(policy), 1.0, 0, runner, estimator=Constant(2_000_000))
@@ -100,7 +110,8 @@ def test_a_live_run_serves_every_request_of_the_scenario(policy: str, resolved: 
     for name in ("request_id", "arrival_ns", "prompt_tokens", "output_tokens"):
         assert requests[name].tolist() == offered[name].tolist()
     assert len(result.kernel_ns) == len(result.host_ns) == len(steps)
-    assert len(result.records.lanes) == (len(steps) if policy == "vllm" else 0)
+    assert len(result.records.lanes) == (len(steps) if policy in ("vllm", DRAFTS[1]) else 0)
+    assert result.made.get("drafts", {}).keys() == set(FACTS if policy in DRAFTS else ())
     assert (steps["duration_ns"] >= result.kernel_ns).all() and (result.kernel_ns > 0).all()
     assert (steps["start_ns"][1:] >= (steps["start_ns"] + steps["duration_ns"])[:-1]).all()
     total = attribute(result.records).groupby("request_id", observed=True)["ns"].sum()
@@ -169,6 +180,7 @@ def test_step_limits_hold_what_a_policy_can_ask_for(resolved: Resolved) -> None:
     assert step_limits(resolved, (resolved.find("continuous"),), 1.0, 0) == (8, 32)
     assert step_limits(resolved, (resolved.find("uncapped"),), 1.0, 0) == (3, 3 * longest)
     assert step_limits(resolved, (resolved.find("static"),), 1.0, 0) == (4, 4 * longest)
+    assert step_limits(resolved, (resolved.find(DRAFTS[0]),), 1.0, 0) == (24, 32), "a row for each draft too"
     nameless = replace(resolved.find("static"), config=PolicyConfig())
     with pytest.raises(ScenarioError, match="no max_num_seqs"):
         step_limits(resolved, (nameless,), 1.0, 0)

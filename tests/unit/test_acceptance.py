@@ -11,6 +11,7 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.acceptance import DrawnLuck, outcome
 from batchsim.kernel.draft_group import DraftGroup, DraftRows, Verified
+from batchsim.kernel.policy_config import PromptLookup
 from batchsim.kernel.protocols import Executor
 from batchsim.kernel.record import Records
 from batchsim.kernel.types import Request, Sequence
@@ -114,6 +115,9 @@ def test_a_drafter_that_finds_nothing_gives_no_drafts() -> None:
     for counts in (proposed[0], np.array(list(proposed[1].values()))):
         assert set(counts.tolist()) == {0, 3} and (counts == 3).mean() == pytest.approx(0.25, abs=0.03)
     assert DrawnLuck(0, {"": SHARES}).proposed(made, np.ones(4_000, np.int64), first) is None
+    made.computed += 1  # what was proposed for the next step is what can be right in it, asked for or not
+    right = luck.accepted(made, np.full(4_000, 3))
+    assert set(right[proposed[0] == 0]) == {0} and set(right[proposed[0] == 3]) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -126,12 +130,31 @@ def test_a_drafter_that_finds_nothing_gives_no_drafts() -> None:
         ({"acceptance": {"code": (0.5,)}}, "acceptance of class code has 1 positions"),
         ({"acceptance": 0.5, "found": 0.5}, "found is 0.5, but eagle always drafts"),
         ({"acceptance": 0.5, "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
+        ({"acceptance": 0.5, "prompt_lookup_max": 4}, "prompt_lookup_max is 4, but eagle looks nothing up. Leave it"),
+        (
+            {"method": "ngram", "acceptance": 0.5, "prompt_lookup_min": 4, "prompt_lookup_max": 3},
+            "prompt_lookup_min 4 must be at most prompt_lookup_max 3",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:
     """In one line with the numbers."""
     with pytest.raises(ValueError, match=message):
         SpeculativeConfig(**{"method": "eagle", "num_speculative_tokens": 3} | knobs)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "found"),
+    [
+        ({}, (5, 5)),
+        ({"prompt_lookup_min": 2}, (2, 2)),
+        ({"prompt_lookup_max": 3}, (3, 3)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)),
+    ],
+)
+def test_lengths_of_ngrams_are_as_the_engine_has_them(knobs: dict[str, int], found: tuple[int, int]) -> None:
+    """5 tokens where none is stated; one that is stated stands for both."""
+    assert SpeculativeConfig("ngram", 3, 0.5, **knobs).lookup == PromptLookup(3, *found)
 
 
 def test_a_number_is_a_geometric_law() -> None:
@@ -185,10 +208,10 @@ def test_a_law_of_no_class_is_refused(tmp_path: Path) -> None:
             run_of(tmp_path, law)
 
 
-def test_no_drafts_on_a_real_executor(tmp_path: Path) -> None:
-    """It is refused in one line: no draft model runs."""
+def test_no_drafts_of_a_model_on_a_real_executor(tmp_path: Path) -> None:
+    """They are refused in one line, which names the method that needs no model."""
     setup = setup_of(tmp_path, "0.5")
     point = setup.scenario.points()[0]
     workload, kv = setup.workload(point.load, 0), setup.new_kv(point.spec.config)
-    with pytest.raises(ScenarioError, match="vllm: no draft model runs here"):
+    with pytest.raises(ScenarioError, match=r"vllm: no draft model runs here.* Use method ngram"):
         setup.resolved.engine(resolved_policy(point.spec), workload, kv, cast("Executor", object()), None)

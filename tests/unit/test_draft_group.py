@@ -63,6 +63,30 @@ def test_members_may_gain_different_numbers_of_tokens(block_size: int, steps: li
     assert [seq.num_computed_tokens for seq in members[1:]] == computed[1:]
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_is_known_as_a_step_lands_counts_as_if_known_before(leaves: bool) -> None:
+    """Whoever stays or leaves in between, counters are those of a step whose drafts were judged at its launch."""
+    found: list[list[int]] = []
+    for told in (True, False):
+        group, seqs = DraftGroup(4), [ready(i, 5, 4) for i in range(3)]
+        for seq in seqs:
+            group.join(seq, 3)
+        group.ask(np.array([4, 4, 2]), 0, LONG)
+        group.take_due()
+        drafting = DraftRows(list(group.sequences), group.rows, {})
+        verified = Verified(np.array([0, 2, 1]), np.array([1, 3, 2]))
+        group.verify(drafting, verified if told else None, ahead=True)
+        assert group.total_context_tokens == (15 + 6 if told else 15 + 10)
+        if leaves:
+            group.leave(seqs[0])
+        if not told:
+            group.learn(drafting, verified)
+        found.append([*(seq.num_rejected_tokens for seq in seqs), group.total_context_tokens])
+        group.land(drafting, [])
+        found[-1] += [seq.num_computed_tokens for seq in seqs]
+    assert found[0] == found[1] and found[0][-3:] == [6, 8, 7]
+
+
 def test_ahead_of_results_all_drafts_count_until_they_land() -> None:
     """With the results what was rejected is taken off: of a member, of one that left, not of one that begins anew."""
     group = DraftGroup(4)

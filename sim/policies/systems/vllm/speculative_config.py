@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from batchsim.base.ranges import Config, Range
-from batchsim.kernel.policy_config import DraftMethod, Speculation
+from batchsim.base.ranges import Config, PositiveInt, Range
+from batchsim.kernel.policy_config import DraftMethod, PromptLookup, Speculation
 from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, Laws, Probability, shares_by_class
 
 
@@ -16,19 +16,30 @@ class SpeculativeConfig(Config):
 
     Supposed in a simulation: `acceptance`, a law, or one by request class, in which "" stands for all other classes;
     and for `ngram`, which drafts only where the text repeats itself, `found`, the share of steps for which it does. The
-    time that drafting takes is the cost's (`batchsim.cost.drafter`).
+    time that drafting takes is the cost's (`batchsim.cost.drafter`). A live run is one of `ngram`, and supposes
+    nothing: it looks up the last `prompt_lookup_min` to `prompt_lookup_max` tokens; where one of these is None it is as
+    the other, where both are it is 5.
     """
 
     method: DraftMethod
     num_speculative_tokens: Annotated[int, Range(1, MAX_DRAFTS)]
     acceptance: Laws
     found: Probability = 1.0
+    prompt_lookup_min: PositiveInt | None = None
+    prompt_lookup_max: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.positions  # refuses a law that is none
         if self.found != 1 and self.method != "ngram":
             raise ValueError(f"found is {self.found:g}, but {self.method} always drafts. Leave it out")
+        for name in ("prompt_lookup_min", "prompt_lookup_max"):
+            if self.method != "ngram" and getattr(self, name) is not None:
+                raise ValueError(f"{name} is {getattr(self, name)}, but {self.method} looks nothing up. Leave it out")
+        if self.lookup is not None and self.lookup.shortest > self.lookup.longest:
+            raise ValueError(
+                f"prompt_lookup_min {self.lookup.shortest} must be at most prompt_lookup_max {self.lookup.longest}"
+            )
 
     @property
     def positions(self) -> dict[str, tuple[float, ...]]:
@@ -38,7 +49,15 @@ class SpeculativeConfig(Config):
     @property
     def speculation(self) -> Speculation:
         """What the world, of which the scheduler knows nothing, is supposed to do with drafts."""
-        return Speculation(self.method, self.positions, self.found)
+        return Speculation(self.method, self.positions, self.found, lookup=self.lookup)
+
+    @property
+    def lookup(self) -> PromptLookup | None:
+        """The n-grams of method `ngram`; None for others. Source: vllm/config/speculative.py, for the default too."""
+        if self.method != "ngram":
+            return None
+        shortest = self.prompt_lookup_min or self.prompt_lookup_max or 5
+        return PromptLookup(self.num_speculative_tokens, shortest, self.prompt_lookup_max or shortest)
 
     # ---- numbers by method; source: vllm/config/vllm.py and vllm/config/speculative.py of the 0.33.0 wheel
 
