@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchsim.calibrate.inputs import Int32s, StepInputs
 from batchsim.calibrate.sequences import NONE, Int64s, LiveSequence, Text
+from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.draft_group import Verified
 from batchsim.kernel.policy_config import PromptLookup
 from batchsim.kernel.types import Sequence
@@ -40,39 +41,11 @@ def proposed(tokens: Int64s, lookup: PromptLookup, most: int) -> Int64s:
     return tokens[first : first + max(min(lookup.num_drafts, most), 0)]
 
 
-@dataclass(slots=True)
-class Acceptance:
-    """What was measured of drafts: of `decodes` those `drafted`, which had any, and of these in how many the first,
-    second, ... draft was `right`, with those before it."""
-
-    right: Int64s
-    decodes: int = 0
-    drafted: int = 0
-
-    def note(self, drafts: int, accepted: int) -> None:
-        """Counts a decode that verified `drafts`, of which the first `accepted` were right."""
-        self.decodes += 1
-        if drafts:
-            self.drafted += 1
-            self.right[:accepted] += 1
-
-    def facts(self) -> dict[str, object]:
-        """The counts, and what a simulation would state of them, as JSON values; {} without a decode."""
-        if not self.decodes:
-            return {}
-        return {
-            "decodes": self.decodes,
-            "acceptance_length": 1 + int(self.right.sum()) / self.decodes,
-            "found": self.drafted / self.decodes,
-            "acceptance": (self.right / max(self.drafted, 1)).tolist(),
-        }
-
-
 class Drafter:
     """Proposes drafts by `lookup` and judges them by the tokens of a model. `eos` are its end-of-sequence tokens."""
 
     def __init__(self, lookup: PromptLookup, max_model_len: int, eos: Int64s) -> None:
-        self.acceptance = Acceptance(np.zeros(lookup.num_drafts, np.int64))
+        self.counts = DraftCounts([0] * lookup.num_drafts)
         self._lookup = lookup
         self._max_model_len = max_model_len
         self._eos = eos
@@ -177,7 +150,7 @@ class DraftedRows:
                 wrong = np.flatnonzero(said[:-1] != inputs.ids[first + 1 : first + 1 + num_drafts])
                 accepted = int(wrong[0]) if len(wrong) else num_drafts
                 gained = drafter.said(live.text, said[: accepted + 1])
-                drafter.acceptance.note(num_drafts, accepted)
+                drafter.counts.note(num_drafts, accepted)
             self.accepted.append(accepted)
             self.gained.append(gained)
             self.ended.append(gained > 0 and live.text.ended)

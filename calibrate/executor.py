@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, PolicyError
-from batchsim.calibrate.drafts import Acceptance, DraftedRows, Drafter
+from batchsim.calibrate.drafts import DraftedRows, Drafter
 from batchsim.calibrate.inputs import StepInputs
 from batchsim.calibrate.mirror import BlockMirror
 from batchsim.calibrate.model_step import DeviceThread, LaunchedModelStep, ModelStep
@@ -25,6 +25,7 @@ from batchsim.calibrate.runner import ModelRunner, StepTimes
 from batchsim.calibrate.sampling import GREEDY, Sampling
 from batchsim.calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence, Text
 from batchsim.calibrate.swap import Moves
+from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
@@ -112,9 +113,9 @@ class TorchExecutor:
         return list(self._lives[seq].generated)
 
     @property
-    def acceptance(self) -> Acceptance | None:
+    def draft_counts(self) -> DraftCounts | None:
         """What became of drafts so far; None where none are verified."""
-        return None if self._drafter is None else self._drafter.acceptance
+        return None if self._drafter is None else self._drafter.counts
 
     def quiet_steps(self, batch: Batch) -> int:
         """0: a step of a model is never skipped."""

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,8 +134,9 @@ def run_live(
     """Replays one point in real time on the model of `runner`; by default greedy and on random prompts.
 
     KV memory is what the scenario states, else all that the runner has. A run that was cut, by Ctrl-C or by any error,
-    returns as well, with its `reason`. With a `sentinel`, the machine's drift before and after the run is in `made`, by
-    medians and by means. ScenarioError if the runner's model is another one or its memory too small.
+    returns as well, with its `reason`. `made` has the counts of drafts, where a policy verifies them, and with a
+    `sentinel` the machine's drift before and after the run, by medians and by means. ScenarioError if the runner's
+    model is another one or its memory too small.
     """
     from batchsim.calibrate.executor import TorchExecutor
     from batchsim.calibrate.sampling import GREEDY
@@ -166,8 +167,8 @@ def run_live(
     known = [drift for drift in drifts if drift is not None]
     names = ("drift", "drift_of_means") if known else ()
     times = executor.times[: core.recorder.num_steps]
-    if executor.acceptance is not None:
-        made |= {"drafts": executor.acceptance.facts()}
+    if executor.draft_counts is not None:
+        made |= {"drafts": asdict(executor.draft_counts)}
     return _result(
         core,
         workload,
@@ -231,7 +232,7 @@ def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: 
     """(sequences, tokens) of the largest step that these policies can make, padding included; a draft token counts as a
     sequence, since it has logits of its own.
 
-    ScenarioError for a policy that states no `max_num_seqs`.
+    ScenarioError for a policy that states no `max_num_seqs`, or can only be simulated.
     """
     workload = resolved.built_workload(load, seed)
     longest = resolved.max_model_len
@@ -240,6 +241,7 @@ def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: 
         longest = min(longest, int((requests.prompt_tokens + requests.max_output_tokens).max()))
     sequences = tokens = 1
     for policy in policies:
+        policy.check_can_be_real()
         traits = policy.config.traits
         slots, budget = traits.max_num_seqs, traits.max_num_batched_tokens
         if slots is None:

@@ -62,6 +62,15 @@ class ResolvedPolicy:
         additions = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
         return f"{self.label} ({', '.join(filter(None, additions))})" if any(additions) else self.label
 
+    def check_can_be_real(self) -> None:
+        """ScenarioError if only a simulation could run the policy: it verifies drafts of another model."""
+        speculation = self.config.traits.speculation
+        if speculation is not None and speculation.lookup is None:
+            raise ScenarioError(
+                f"{self.name}: no draft model runs here, so that its drafts can only be simulated. Use method ngram, or"
+                " leave speculative_config out."
+            )
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -202,11 +211,8 @@ class Resolved:
     def _let_luck(self, policy: ResolvedPolicy, speculation: Speculation, executor: Executor, seed: int) -> None:
         """Tells a simulation's `executor` what drafts are worth; any other finds out. ScenarioError for drafts that no
         other makes, or unknown classes."""
-        if speculation.lookup is None and not isinstance(executor, SimExecutor):
-            raise ScenarioError(
-                f"{policy.name}: no draft model runs here, so that its drafts can only be simulated. Use method ngram,"
-                " or leave speculative_config out."
-            )
+        if not isinstance(executor, SimExecutor):
+            policy.check_can_be_real()
         classes, of = set(self.workload.classes), set(speculation.positions)
         if unknown := sorted(of - classes - {""}):
             known = ", ".join(sorted(classes)) or "no classes"

@@ -1,8 +1,11 @@
-"""How many draft tokens turn out right: drawn by request and position, so that all policies see the same luck."""
+"""How many draft tokens turn out right: drawn by request and position, so that all policies see the same luck; and what
+was counted of it where a model decided.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -126,6 +129,40 @@ class DrawnLuck:
     def _proposed(self, luck: Ints, tokens: Ints) -> Ints:
         some = _draw(luck, tokens + _FOUND) < _threshold(np.array(self._found))
         return np.where(some, self._shares.shape[1], 0)
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What a model made of drafts: of `decodes` those `drafted`, which had any, and of these in how many the first,
+    second, ... draft was `right`, with those before it."""
+
+    right: list[int]
+    decodes: int = 0
+    drafted: int = 0
+
+    def note(self, drafts: int, accepted: int) -> None:
+        """Counts a decode that verified `drafts`, of which the first `accepted` were right."""
+        self.decodes += 1
+        if drafts:
+            self.drafted += 1
+            for position in range(accepted):
+                self.right[position] += 1
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        """The counts of both."""
+        right = [ours + its for ours, its in zip(self.right, other.right, strict=True)]
+        return DraftCounts(right, self.decodes + other.decodes, self.drafted + other.drafted)
+
+    @property
+    def tokens_per_decode(self) -> float:
+        """The token of its own that each decode gained, and the drafts accepted, mean over all; 1 without a decode."""
+        return 1 + sum(self.right) / max(self.decodes, 1)
+
+    @property
+    def law(self) -> str:
+        """The knobs of a speculative_config that state these counts for a simulation."""
+        shares = ", ".join(f"{count / max(self.drafted, 1):.3g}" for count in self.right)
+        return f"acceptance: [{shares}], found: {self.drafted / max(self.decodes, 1):.3g}"
 
 
 class _Table:

@@ -119,6 +119,7 @@ def systems_note(results: Results) -> str:
     notes = [SAME_COSTS] if len(systems) > 1 else []
     notes += [f"{', '.join(differing)}: not the engine's default"] if differing else []
     drafting = {n: speculation(results, n) for n, kind in owners.items() if kind in systems}
+    drafting = {} if "live" in results.manifest else drafting  # there drafts and their time are real
     for words, free in ((FREE_DRAFTS, True), (STATED_DRAFTS, False)):
         named = [n for n, its in drafting.items() if its and _is_free(results, n, its) is free]
         notes += [f"{', '.join(named)}: {words}"] if named else []

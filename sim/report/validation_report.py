@@ -95,6 +95,7 @@ def _point(point: PointReport) -> dict[str, Any]:
         "live_runs_calm": len(point.calm),
         "errors": [asdict(metric) | {"agrees": point.agrees(metric)} for metric in point.metrics],
         "load_equivalent": point.shifts,
+        "drafts": None if point.drafts is None else asdict(point.drafts),
         "steps": [asdict(row) for row in point.steps],
         "intended_arrival_ns": simulated.requests["arrival_ns"].tolist(),
         "simulated": _side(simulated) | {"end_ns": point.simulated.end_ns},

@@ -16,6 +16,7 @@ from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.check.validation.compare_runs import Played
 from batchsim.deployment.deployment import KvBudget
 from batchsim.drive.live import lag_verdict, sent_lags_ns, tail_ns
+from batchsim.kernel.acceptance import DraftCounts
 from batchsim.metrics.measure import Measured, measure
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.results.keep import check_cohort, keep_measured, keep_run, measured_at, point_inputs
@@ -72,6 +73,9 @@ def live_lines(results: Results) -> list[str]:
         f"load source: lag mean {format_duration(lag['mean'])}, p99 {format_duration(lag['p99'])},"
         f" max {format_duration(lag['max'])} over {lag['requests']:,} requests"
     ]
+    if counts := live.get("drafts"):
+        drafts = DraftCounts(**counts)
+        lines.append(f"drafts: {drafts.tokens_per_decode:.3g} tokens a decode; as measured here, {drafts.law}")
     if live["reason"]:
         why = results.manifest["details"].get(live["policy"], {}).get(live["reason"], "")
         lines.append(f"! CUT at {format_duration(live['end_ns'])}: {live['reason']}{f': {why}' if why else ''}")

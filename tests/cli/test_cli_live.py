@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from batchsim.cost import Calibrated, Linear
 from batchsim.drive.live import INTERRUPTED
 from batchsim.drive.resolved import Resolved
 from batchsim.kernel.record import UNFINISHED
+from batchsim.report.reading import FREE_DRAFTS
 from batchsim.results.live_results import keep_live
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
@@ -130,6 +132,25 @@ def test_a_late_run_is_run_again_as_often_as_asked(
     assert [line.split(":")[0] for line in done.stderr.splitlines() if "attempt" in line] == [
         "attempt 1 of 2 does not count"
     ]
+
+
+def with_drafts(method: str) -> list[str]:
+    """The options that add a policy of that name, which verifies such drafts."""
+    config = f"speculative_config: {{method: {method}, num_speculative_tokens: 2, acceptance: 0.5}}"
+    return ["--set", f"policies.{method}={{kind: vllm, max_num_seqs: 8, max_num_batched_tokens: 512, {config}}}"]
+
+
+@pytest.mark.slow
+def test_live_tells_what_drafts_were_worth(scenario: Path, one_thread: None) -> None:
+    """By position and how often there were any, to be stated in a scenario; nothing is said to be supposed."""
+    done = batchsim(
+        *("live", scenario, "--policy", "ngram", "--device", "cpu", "--load", 200, "--out", scenario.parent),
+        *with_drafts("ngram"),
+    )
+    assert done.exit_code in (0, 1), done.stderr  # 1: this machine was too busy to send in time
+    text = " ".join(done.stdout.split())
+    assert re.search(r"drafts: [\d.]+ tokens a decode; as measured here, acceptance: \[.*, .*\], found: [\d.]+", text)
+    assert FREE_DRAFTS not in text
 
 
 @pytest.mark.slow
@@ -248,6 +269,10 @@ def test_live_refuses_before_it_loads_a_model(scenario: Path, one_thread: None) 
         ((scenario, *common, "--load", 100, "--weights", "nowhere"), "nowhere"),
         ((scenario, *common, "--load", 100, "--weights", other), f"--weights {other}: hidden_size is 64"),
         ((scenario, *common, "--load", 100, "--out", scenario / "out"), f"{scenario / 'out'}: cannot be written"),
+        (
+            (scenario, "--policy", "mtp", *common[2:], "--load", 100, *with_drafts("mtp")),
+            "mtp: no draft model runs here",
+        ),
     ]:
         done = batchsim("live", *args)
         assert done.exit_code == 2 and complaint in done.stderr, (args, done.stderr, done.exception)

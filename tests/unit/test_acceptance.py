@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.acceptance import DrawnLuck, outcome
+from batchsim.kernel.acceptance import DraftCounts, DrawnLuck, outcome
 from batchsim.kernel.draft_group import DraftGroup, DraftRows, Verified
 from batchsim.kernel.policy_config import PromptLookup
 from batchsim.kernel.protocols import Executor
@@ -160,6 +160,17 @@ def test_lengths_of_ngrams_are_as_the_engine_has_them(knobs: dict[str, int], fou
 def test_a_number_is_a_geometric_law() -> None:
     """Each draft is right with that probability where those before it are."""
     assert SpeculativeConfig("mtp", 3, 0.5).positions == {"": (0.5, 0.25, 0.125)}
+
+
+def test_what_was_counted_is_a_law() -> None:
+    """By position of the decodes that had drafts, and the share of those; two counts make one."""
+    counts = DraftCounts([0, 0, 0])
+    for drafts, accepted in ((3, 3), (2, 1), (0, 0), (3, 0)):
+        counts.note(drafts, accepted)
+    assert counts == DraftCounts([2, 1, 1], decodes=4, drafted=3) and counts.tokens_per_decode == 2
+    assert counts.law == "acceptance: [0.667, 0.333, 0.333], found: 0.75"
+    assert counts + DraftCounts([1, 0, 0], 4, 1) == DraftCounts([3, 1, 1], 8, 4)
+    assert DraftCounts([0]).law == "acceptance: [0], found: 0" and DraftCounts([0]).tokens_per_decode == 1
 
 
 SCENARIO = """

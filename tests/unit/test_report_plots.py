@@ -159,7 +159,10 @@ def test_systems_side_by_side_are_told_to_have_the_same_costs():
 def test_a_system_not_simulated_as_shipped_is_told(kind: str, knobs: dict[str, Any], words: str) -> None:
     """Nothing is said of the engine's own loop; the other one is told, and what no knob has, once for a kind."""
     both = {kind: (kind, kind, 9.0), "small": ("small", kind, 9.0)}
-    assert systems_note(sample_results(both, knobs=knobs)) == words
+    results = sample_results(both, knobs=knobs)
+    assert systems_note(results) == words
+    results.manifest["live"] = {}
+    assert systems_note(results) == words * (FREE_DRAFTS not in words), "a live run has drafted, and counted"
 
 
 def test_drafts_that_cost_time_are_told_apart_from_those_that_are_free() -> None:

@@ -15,10 +15,12 @@ from batchsim.check.validation.step_error import ALL, StepPairs
 from batchsim.cost.lanes import HostPart
 from batchsim.cost.periods import REGIONS, periods_ns, regions
 from batchsim.cost.work import TIME_TERMS, Columns, Terms
+from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.record import STEP_DTYPE
 from batchsim.metrics.table import METRICS
+from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.report.pictures.validation_plots import write_pictures
-from batchsim.report.text.validation_text import error_grid, markdown, report
+from batchsim.report.text.validation_text import DRAFTS, error_grid, markdown, report
 from batchsim.report.validation_report import to_json
 from tests.unit.validation_samples import LOAD, Sample, case, late, played, point, resolved, validation
 
@@ -103,6 +105,28 @@ def test_equal_runs_agree_in_everything() -> None:
     assert all(metric.agrees for metric in same.metrics if metric.error is not None)
     assert [run.divergence for run in same.runs] == [None, None]
     assert {metric.name for metric in same.metrics} == set(FIGURES)
+
+
+def test_drafts_are_told_as_supposed_and_as_measured() -> None:
+    """The simulation's are the scenario's; those of all live runs that count are one law, and an error like others."""
+    spec = SpeculativeConfig("ngram", 2, (0.5, 0.25), 0.8)
+    plain = resolved().find("vllm")
+    policy = replace(plain, config=replace(plain.config, speculative_config=spec))
+    one = played(policy, LOAD)
+    counts = {"right": [30, 10], "decodes": 100, "drafted": 50}
+    runs = [replace(one, repeat=i, made=one.made | {"drafts": counts}) for i in (0, 1)]
+    found = judge(case(), policy, LOAD, 0.5, [*runs, replace(runs[0], reason="interrupted")])
+    assert found.drafts == DraftCounts([60, 20], 200, 100)
+    length = found.metric("acceptance_length")
+    assert length.error == 0 and length.simulated == pytest.approx(1 + 0.8 * 0.75, abs=0.05)
+    words = "live; as measured, acceptance: [0.6, 0.2], found: 0.5"
+    assert f"{length.simulated:.3g} simulated, 1.4 {words}" in " ".join(report(validation(found)).split())
+    page = markdown(validation(found), [])
+    assert DRAFTS in page and METRICS["acceptance_length"].words in page
+    (said,) = json.loads(to_json(validation(found)))["points"]
+    assert said["drafts"] == {"right": [60, 20], "decodes": 200, "drafted": 100}
+    without = point("continuous", 1.0)
+    assert without.drafts is None and DRAFTS not in report(validation(without)) + markdown(validation(without), [])
 
 
 def test_errors_are_against_the_mean_of_the_live_runs_and_spreads_half_their_range() -> None:

@@ -15,7 +15,7 @@ from batchsim.check.validation.compare_runs import PointReport, ValidationSetup,
 from batchsim.check.validation.verdicts import BOUNDS
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
-from batchsim.drive.resolved import Resolved
+from batchsim.drive.resolved import Resolved, ResolvedPolicy
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
@@ -82,10 +82,17 @@ def case(cost: Linear = COST) -> ValidationSetup:
 
 
 def played(
-    policy: str, load: float, factor: float = 1.0, *, jitter: float = 0.0, repeat: int = 0, burst: range = range(0)
+    policy: str | ResolvedPolicy,
+    load: float,
+    factor: float = 1.0,
+    *,
+    jitter: float = 0.0,
+    repeat: int = 0,
+    burst: range = range(0),
 ) -> Sample:
     """A run of the demo whose steps take `factor` times what COST says, and up to `jitter` more; twice in a `burst`."""
-    scenario, spec = resolved(), resolved().find(policy)
+    scenario = resolved()
+    spec = scenario.find(policy) if isinstance(policy, str) else policy
     workload = scenario.built_workload(load, 0)
     kv = CountingKV(case().num_blocks, scenario.block_size, scenario.num_swap_blocks)
     cost = Distorted(COST, factor, jitter, np.random.default_rng(repeat), burst)
@@ -93,7 +100,7 @@ def played(
     run = live(core, workload, VirtualClock())
     records = core.recorder.records()
     return Sample(
-        policy,
+        spec.name,
         load,
         0,
         repeat,
@@ -103,12 +110,12 @@ def played(
         run.end_ns,
         core.scheduler.streams,
         kv.num_blocks,
-        made_of(scenario, policy) | {"drift": [0.0, 0.0], "drift_of_means": [0.0, 0.0]},
+        made_of(scenario, spec) | {"drift": [0.0, 0.0], "drift_of_means": [0.0, 0.0]},
         workload.window_ns,
     )
 
 
-def made_of(scenario: Resolved, policy: str) -> dict[str, Any]:
+def made_of(scenario: Resolved, policy: ResolvedPolicy) -> dict[str, Any]:
     """What a live run of `policy` says of itself."""
     return {
         "device": "cpu",
@@ -117,7 +124,7 @@ def made_of(scenario: Resolved, policy: str) -> dict[str, Any]:
         "block_size": scenario.block_size,
         "num_swap_blocks": scenario.num_swap_blocks,
         "max_model_len": scenario.max_model_len,
-        "knobs": to_plain(scenario.find(policy)),
+        "knobs": to_plain(policy),
     }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from batchsim.drive.live import lag_verdict
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
 from batchsim.drive.saturation import overloaded, saturation_rps
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.metrics.measure import Measured, measure
@@ -67,6 +69,8 @@ FIGURES = (
     "kv_utilisation_peak",
     "preemption_rate",
 )
+OF_DRAFTS = ("acceptance_length", "rejected_share")
+"""Figures of policies that verify draft tokens."""
 SHIFTED = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s")
 """Metrics whose error is also given along the load axis."""
 
@@ -263,6 +267,13 @@ class PointReport:
         """`bias` of the calm runs had the machine not drifted; None without a calm run."""
         return None if self.pairs_at_par is None else self.pairs_at_par.errors()[-1].bias
 
+    @property
+    def drafts(self) -> DraftCounts | None:
+        """What became of draft tokens in the live runs that count; None without."""
+        counted = [run.played.made["drafts"] for run in self.counted if "drafts" in run.played.made]
+        counts = [DraftCounts(**counts) for counts in counted]
+        return reduce(DraftCounts.__add__, counts) if counts else None
+
     def metric(self, name: str) -> MetricError:
         return next(metric for metric in self.metrics if metric.name == name)
 
@@ -304,7 +315,8 @@ def judge(
     measured = [
         measure(case.inputs(live.records, simulated.workload, live.window_ns, live.streams)) for live in counted
     ]
-    metrics = tuple(_metric_error(name, predicted, measured) for name in FIGURES)
+    names = FIGURES if policy.config.traits.speculation is None else FIGURES + OF_DRAFTS
+    metrics = tuple(_metric_error(name, predicted, measured) for name in names)
     by_run = [(run, _step_pairs(run.played, case.cost)) for run in runs if not run.void]
     at_par = [found.at_par(run.drift) for run, found in by_run if run.calm and run.drift is not None]
     shifts: dict[str, float | None] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from batchsim.check.validation.compare_runs import CALM, FIGURES, SHIFTED, SPREADS, ComparedRun, PointReport
+from batchsim.check.validation.compare_runs import CALM, SHIFTED, SPREADS, ComparedRun, PointReport
 from batchsim.check.validation.load_shift import REACH
 from batchsim.check.validation.step_error import RegionError
 from batchsim.check.validation.verdicts import all_steps
@@ -23,6 +23,7 @@ LEGEND = (
     f" had the machine not drifted, of the runs beside which all readings of that step agree to {100 * CALM:.0f} %"
     f" · shift: load at which the simulation has the live mean E2E / the load − 1; >{100 * REACH:.0f}: beyond ±"
 )
+DRAFTS = "tokens a decode, with drafts: the simulation's are supposed by the scenario, no prediction"
 
 Grid = list[list[str]]
 
@@ -36,6 +37,8 @@ def report(found: Validation) -> str:
     lines.append("first step that differs, in the first live run that counts:")
     for point in found.points:
         lines += [f"- {found.where(point)}: {_parts(run)}" for run in point.counted[:1]]
+    if drafts := _drafts(found):
+        lines += [DRAFTS, *(f"- {line}" for line in drafts)]
     grid = step_grid(all_steps(found.points))
     verdicts = [f"{v.word}: {v.what} {v.bound}: {v.found}" for v in found.verdicts]
     text = [*lines, "", *aligned(grid, left=(0,), close=True), "", *verdicts, "", LEGEND]
@@ -46,6 +49,20 @@ def report(found: Validation) -> str:
 def _saturation(found: Validation) -> str:
     rates = " · ".join(f"{name} {rate:.4g}/s" for name, rate in found.saturation_rps.items())
     return f"saturation in simulation, all requests waiting from the start: {rates}"
+
+
+def _drafts(found: Validation) -> list[str]:
+    """What the simulations supposed of draft tokens beside what was counted live; [] without draft tokens."""
+    lines: list[str] = []
+    for point in found.points:
+        if point.drafts is not None:
+            length = point.metric("acceptance_length").simulated
+            supposed = DASH if length is None else f"{length:.3g}"
+            lines.append(
+                f"{found.where(point)}: {supposed} simulated, {point.drafts.tokens_per_decode:.3g} live; as measured,"
+                f" {point.drafts.law}"
+            )
+    return lines
 
 
 def _parts(run: ComparedRun) -> str:
@@ -109,8 +126,8 @@ def step_grid(rows: Sequence[RegionError]) -> Grid:
 def metric_grid(point: PointReport) -> Grid:
     """Every metric of one point, a row each: simulated, live, error and spread."""
     grid = [["", "simulated", "live", "error", "live spread", "", "load-equivalent"]]
-    for name in FIGURES:
-        metric = point.metric(name)
+    for metric in point.metrics:
+        name = metric.name
         percentages = [DASH if x is None else f"{100 * x:+.1f} %" for x in (metric.error, metric.spread)]
         shift = _shift(point, name) + (" %" if point.shifts.get(name) is not None else "") if name in SHIFTED else ""
         grid.append(
@@ -157,6 +174,8 @@ def markdown(found: Validation, pictures: Sequence[str]) -> str:
     if found.saturation_rps:
         parts.append(_saturation(found))
     parts += [f"![{picture}]({picture})" for picture in pictures]
+    if drafts := _drafts(found):
+        parts += [DRAFTS, "\n".join(f"- {escaped(line)}" for line in drafts)]
     for point in found.points:
         parts += _page_of(found, point)
     parts.append("## How it was made\n\n```json\n" + json.dumps(found.made, indent=1, ensure_ascii=False) + "\n```")
