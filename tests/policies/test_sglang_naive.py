@@ -56,11 +56,12 @@ def texts(draw: st.DrawFn) -> list[Arrival]:
         segments = [(prompt_stream(text), 0, request.prompt_tokens)] if text else []
         if text == 3 and arrivals:
             turn = draw(st.sampled_from(arrivals))
-            before = turn.request.prompt_tokens
-            if turn.request.tokens is not None and before + 2 < request.prompt_tokens:
-                own = request.prompt_tokens - before - 1
-                segments = [*turn.request.tokens.segments, (output_stream(turn.request.id), 0, 1)]
+            before, more = turn.request.prompt_tokens, draw(st.integers(1, turn.output_tokens or 1))
+            own = draw(st.integers(1, 4))
+            if turn.request.tokens is not None and before + more < 40:
+                segments = [*turn.request.tokens.segments, (output_stream(turn.request.id), 0, more)]
                 segments += [(prompt_stream(100 + request.id), 0, own)]
+                request = replace(request, prompt_tokens=before + more + own)
         ignore_eos = draw(st.sampled_from([False, False, True]))
         output = request.max_output_tokens if ignore_eos else arrival.output_tokens
         tokens = TokenIds.of(segments) if segments else None
