@@ -16,7 +16,10 @@ ENGINE = (
 CACHE = "unit/test_prefix_cache unit/test_kv policies/test_vllm unit/test_naive_vllm conformance:vllm"
 AHEAD = "policies/test_vllm_pipelines unit/test_naive_vllm golden/test_ahead_recordings conformance:vllm"
 DRAFTS = "unit/test_naive_vllm_drafts unit/test_acceptance golden/test_ahead_recordings conformance:vllm"
-RADIX = "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_tgi conformance:sglang"
+RADIX = (
+    "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_sglang_drafts"
+    " policies/test_tgi conformance:sglang"
+)
 REUSE = (
     "policies/test_tensorrt_llm policies/test_tensorrt_llm_reuse policies/test_tensorrt_llm_overlap"
     " conformance:tensorrt_llm"
@@ -29,6 +32,7 @@ SGLANG = (
     "policies/test_sglang policies/test_sglang_clip policies/test_sglang_memory policies/test_sglang_naive"
     " policies/test_sglang_batch policies/test_sglang_parts policies/test_sglang_overlap conformance:sglang"
 )
+SGLANG_DRAFTS = "policies/test_sglang_drafts policies/test_sglang_drafts_naive conformance:sglang"
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
     "sim/kernel/core.py": ENGINE,
@@ -70,7 +74,10 @@ TESTS = {
     "sim/policies/systems/faster_transformer.py": "policies/test_hf_static conformance:faster_transformer",
     "sim/policies/systems/hf_static.py": "policies/test_hf_static conformance:hf_static",
     "sim/policies/systems/vidur/sarathi.py": "policies/test_sarathi policies/test_vidur_naive conformance:sarathi",
+    "sim/policies/systems/acceptance_law.py": "unit/test_acceptance policies/test_sglang_drafts",
     "sim/policies/systems/sglang/*.py": SGLANG,
+    "sim/policies/systems/sglang/sglang_drafts.py": SGLANG_DRAFTS,
+    "sim/policies/systems/sglang/speculative_args.py": SGLANG_DRAFTS,
     "sim/policies/systems/tensorrt_llm/tensorrt_llm.py": REUSE,
     "sim/policies/systems/tgi/*.py": TGI,
     "sim/policies/systems/triton/*.py": TRITON,

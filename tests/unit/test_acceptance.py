@@ -184,27 +184,35 @@ workload:
   output_cap: 101
   requests: 20
 policies:
-  vllm: {async_scheduling: false, speculative_config: {method: eagle3, num_speculative_tokens: 3, acceptance: LAW}}
+  POLICY
 slo: ttft<1s @ 99%
 seeds: 1
 """
+VLLM = (
+    "vllm: {async_scheduling: false, speculative_config: {method: eagle3, num_speculative_tokens: 3, acceptance: LAW}}"
+)
+SGLANG = (
+    "sglang: {disable_overlap_schedule: true, speculative_algorithm: EAGLE3, speculative_num_steps: 3,"
+    " speculative_eagle_topk: 1, acceptance: LAW}"
+)
 
 
-def setup_of(tmp_path: Path, law: str) -> Setup:
+def setup_of(tmp_path: Path, law: str, policy: str = VLLM) -> Setup:
     path = tmp_path / "drafts.yaml"
-    path.write_text(SCENARIO.replace("LAW", law))
+    path.write_text(SCENARIO.replace("POLICY", policy).replace("LAW", law))
     return Setup.of(load_scenario(str(path)))
 
 
-def run_of(tmp_path: Path, law: str) -> Records:
-    setup = setup_of(tmp_path, law)
+def run_of(tmp_path: Path, law: str, policy: str = VLLM) -> Records:
+    setup = setup_of(tmp_path, law, policy)
     return simulate_point(setup, setup.scenario.points()[0]).records
 
 
-def test_a_scenario_says_what_drafts_are_worth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", [VLLM, SGLANG])
+def test_a_scenario_says_what_drafts_are_worth(tmp_path: Path, policy: str) -> None:
     """With all right 100 tokens take 25 steps after the first, with none of them 100; the answers are as long."""
     for law, steps in (("1.0", 26), ("[0, 0, 0]", 101)):
-        records = run_of(tmp_path, law)
+        records = run_of(tmp_path, law, policy)
         assert len(records.steps) == steps and (records.requests["output_tokens"] == 101).all()
         assert records.steps["num_decode_tokens"].sum() == 4 * records.steps["num_decode"].sum()
 

@@ -145,6 +145,7 @@ def test_systems_side_by_side_are_told_to_have_the_same_costs():
         ("vllm", {"async_scheduling": False}, "vllm synchronous: not the engine's default"),
         ("vllm", {"async_scheduling": True}, ""),
         ("vllm", {"speculative_config": {"method": "eagle"}}, f"vllm, small: {FREE_DRAFTS}"),
+        ("sglang", {"speculative_algorithm": "NGRAM"}, f"sglang, small: {FREE_DRAFTS}"),
         ("sglang", {"disable_overlap_schedule": True}, "sglang without overlap: not the engine's default"),
         ("sglang", {}, ""),
         ("tensorrt_llm", {}, "tensorrt_llm without partial block reuse: not the engine's default"),

@@ -1,7 +1,7 @@
-"""SGLang 0.5.23 with speculative decoding: decodes verify draft tokens, in an engine whose loop waits for results.
+"""SGLang 0.5.23, prefill first, radix cache; with `speculative_algorithm` decodes verify draft tokens.
 
-Without `speculative_algorithm`: `batchsim.policies.systems.sglang.sglang`. With it a decode gains one token and as many
-as drafts are right.
+Without it: `batchsim.policies.systems.sglang.sglang`. With it, in an engine whose loop waits for results, a decode
+gains one token and as many as drafts are right.
 Rule: as `sglang`, but a decode step needs pages, for each sequence, for twice the tokens that it verifies beyond the
 computed ones; pages that a rejected draft leaves empty stay with the sequence and count toward its next step. That need
 decides who is retracted; admission goes by what the caps leave, and knows nothing of drafts. max_tokens cuts no draft.
