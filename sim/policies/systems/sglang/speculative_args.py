@@ -50,7 +50,7 @@ class Drafting:
         """Tokens beyond the computed for which each decode has pages of `page` tokens before a step: twice what a step
         may write, so that they suffice where results are a step late, and as many where they are not."""
         if page == 1 or self.topk == 1:
-            return max(self.steps * self.topk, self.width)
+            return 2 * max(self.steps * self.topk, self.width)
         branch = (page - 1 + self.steps + page - 1) // page * page
         return 2 * max(branch * self.topk, self.width)
 
