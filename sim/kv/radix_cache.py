@@ -90,7 +90,7 @@ class RadixKV(Pins):
         holding = self._held.get(seq)
         if holding is None:
             return 0
-        return max(len(holding.table), -(-seq.num_computed_tokens // self.block_size))
+        return max(len(holding.table), self.blocks_for(self._grown(seq)))
 
     # ---- the cache
 
@@ -135,9 +135,8 @@ class RadixKV(Pins):
         is inserted beyond the prompt becomes a node of its own, so that it can be evicted without the prompt.
         """
         holding, tree, page = self._held[seq], self._tree, self.block_size
-        computed = seq.num_computed_tokens
-        self._fill(holding, computed)
-        limit = computed if limit is None else limit
+        self._fill(holding, self._grown(seq))
+        limit = seq.num_computed_tokens if limit is None else limit
         run, size = tree.known_pages(seq, limit), tree.num_pages(limit) * page
         node, matched = tree.descend(run)
         if matched < size:
@@ -163,7 +162,7 @@ class RadixKV(Pins):
         if holding is None:
             holding = _Holding(self._tree.root, [])
         elif seq.group is not None:
-            self._fill(holding, seq.num_computed_tokens)
+            self._fill(holding, self._grown(seq))
         table = holding.table
         need = -(-num_tokens // self.block_size) - len(table)
         if need > self.num_free:
@@ -180,10 +179,6 @@ class RadixKV(Pins):
         if need > self.num_free:
             return False
         self.make_room(need)
-        if isinstance(group, DraftGroup):  # members grow by different numbers of pages
-            for seq, block in zip(group.members_due(), self._pop(need) if need else (), strict=True):
-                self._held[seq].table.append(block)
-            return True
         self._owed += need
         self._room_step = group.step
         return True
@@ -191,7 +186,7 @@ class RadixKV(Pins):
     def free(self, seq: Sequence) -> None:
         holding = self._held.get(seq)
         if holding is not None and seq.group is not None:
-            self._fill(holding, seq.num_computed_tokens)
+            self._fill(holding, self._grown(seq))
         if self._pinned and self.is_kept(seq):
             return
         seq.num_blocks = 0
@@ -229,10 +224,18 @@ class RadixKV(Pins):
         assert owed == self._owed <= len(self._free)
 
     def _room(self, seq: Sequence) -> int:
-        """Tokens that the pages of `seq`, which decodes, hold: one above the computed once the group grew in a step."""
+        """Tokens that the pages of `seq`, which decodes, hold: one more than `_grown` once the group grew in a step."""
         group = seq.group
         assert group is not None
-        return seq.num_computed_tokens + (group.step == self._room_step)
+        return self._grown(seq) + (group.step == self._room_step and not isinstance(group, DraftGroup))
+
+    def _grown(self, seq: Sequence) -> int:
+        """Tokens for which `seq` has pages by the last step, whether or not their ids were given out. With drafts these
+        are more than the computed ones, and those of a step to come among them."""
+        group = seq.group
+        if isinstance(group, DraftGroup):
+            return group.blocks_held(seq) * self.block_size
+        return seq.num_computed_tokens
 
     def _fill(self, holding: _Holding, num_tokens: int) -> None:
         """Gives out the ids of pages the group grew by, up to `num_tokens` tokens."""
