@@ -11,9 +11,10 @@ With the EAGLE family a page in the tree depends on the token behind it, so that
 Source: python/sglang/srt/speculative/eagle_utils.py (eagle_prepare_for_decode), mem_cache/{allocation,
 allocation_sizing,common,radix_cache}.py, managers/schedule_batch.py and managers/scheduler_components/
 batch_result_processor.py of the 0.5.23 wheel.
-Simplifies: the drafter's own time is not in the steps, which verify only. SGLang aborts a request that, alone, has no
-pages for a step; here its output cap is lowered to what it has pages for. Scheduling that overlaps, adaptive numbers of
-drafts, FROZEN_KV_MTP, DFLASH, DSPARK and UNO are not simulated.
+Simplifies: the drafter takes neither time nor memory: steps verify only. SGLang aborts a request that, alone, has no
+pages for a step; here its output cap is lowered to what it has pages for. Adaptive numbers of drafts, FROZEN_KV_MTP,
+DFLASH, DSPARK and UNO are not simulated, nor are drafts where scheduling overlaps: what it overlaps with are the
+drafter's passes, and whether the host waits for the verification before them is the attention backend's to say.
 """
 
 from __future__ import annotations
