@@ -142,6 +142,19 @@ def test_a_split_lets_the_tail_go_and_keeps_the_common_front() -> None:
     assert kv.lookup(sequence(2, (0, 17))) == 8
 
 
+def test_with_a_lookahead_a_page_is_found_by_the_token_behind_it_too() -> None:
+    """Of 16 tokens 3 pages are cached; 12 equal ones find 2 of them, 13 all; a split and an eviction keep to that."""
+    kv = RadixKV(6, 4)
+    kv.lookahead = 1
+    cached_and_gone(kv, sequence(0, (0, 16)))
+    assert kv.cached_blocks == 3
+    assert [kv.lookup(sequence(n, (0, n), (7, 8))) for n in (4, 5, 12, 13)] == [0, 4, 8, 12]
+    cached_and_gone(kv, sequence(1, (0, 5), (1, 8)))  # splits behind the first page, and adds two
+    assert (kv.cached_blocks, kv.lookup(sequence(2, (0, 17))), kv.lookup(sequence(3, (0, 5), (1, 9)))) == (5, 12, 12)
+    assert kv.allocate(sequence(4, (4, 8)), 8)
+    assert (kv.lookup(sequence(5, (0, 17))), kv.lookup(sequence(6, (0, 5), (1, 9)))) == (4, 12)
+
+
 def test_what_somebody_holds_is_never_evicted() -> None:
     """With the whole pool in the tree and locked, no page is to be had; once freed, all are."""
     kv = RadixKV(3, 4)
@@ -321,6 +334,7 @@ def test_random_lives_find_what_was_inserted_and_lose_no_page(data: st.DataObjec
     """While nothing is evicted a lookup finds the longest inserted prefix in whole pages; with eviction, no more."""
     page = data.draw(st.sampled_from([1, 2, 4]))
     kv = RadixKV(data.draw(st.sampled_from([24, 400])) // page, page)
+    kv.lookahead = more = data.draw(st.integers(0, 1))
     inserted: list[tuple] = []
     living: list[Sequence] = []
     for i in range(data.draw(st.integers(1, 12))):
@@ -328,16 +342,17 @@ def test_random_lives_find_what_was_inserted_and_lose_no_page(data: st.DataObjec
         seq = sequence(i, *texts, output=data.draw(st.integers(0, 5)))
         run = known_tokens(seq, seq.num_tokens - 1)
         hit = kv.lookup(seq)
-        longest = max((common_tokens(run, other) // page * page for other in inserted), default=0)
+        common = [max(common_tokens(run, other) - more, 0) for other in inserted]
+        longest = max(common, default=0) // page * page
         assert hit == longest if kv.num_blocks * page == 400 else hit <= longest
         assert kv.match(seq, seq.num_tokens - 1) == hit
         kv.take(seq, hit)
         if kv.allocate(seq, seq.num_tokens):
             living.append(seq)
-            seq.settled_computed_tokens = data.draw(st.integers(hit, seq.num_tokens))
+            seq.settled_computed_tokens = data.draw(st.integers(hit + more, seq.num_tokens))
             if data.draw(st.booleans()):
                 kv.insert(seq)
-                inserted.append(known_tokens(seq, seq.settled_computed_tokens // page * page))
+                inserted.append(known_tokens(seq, seq.settled_computed_tokens))
         else:
             kv.free(seq)
         if living and data.draw(st.booleans()):
