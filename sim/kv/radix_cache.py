@@ -129,8 +129,8 @@ class RadixKV(Pins):
     def insert(self, seq: Sequence, limit: int | None = None) -> None:
         """Puts the whole pages that `seq` has computed into the tree; it goes on sharing them, locked.
 
-        `limit`: of its first so many tokens; None: of all that it counts as computed. With a lookahead these are as many
-        more than it took from the tree.
+        `limit`: of its first so many tokens; None: of all that it counts as computed. With a lookahead these are at
+        least as many more than it took from the tree.
 
         Of pages that the tree has already, its own copies are freed and its table names the tree's: read it anew. What
         is inserted beyond the prompt becomes a node of its own, so that it can be evicted without the prompt.
