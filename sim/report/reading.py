@@ -113,7 +113,7 @@ def systems_note(results: Results) -> str:
     systems = [kind for kind in POLICIES if kind in owners.values() and kind in FOLLOWED]
     differing: list[str] = []
     for kind in systems:
-        found = {name: FOLLOWED[kind].difference(_knobs(results, name)) for name, its in owners.items() if its == kind}
+        found = {name: FOLLOWED[kind].difference(knobs(results, name)) for name, its in owners.items() if its == kind}
         named = found if len(set(found.values())) > 1 else {kind: next(iter(found.values()))}
         differing += [f"{name} {words}" for name, words in named.items() if words]
     notes = [SAME_COSTS] if len(systems) > 1 else []
@@ -128,7 +128,7 @@ def systems_note(results: Results) -> str:
 
 def speculation(results: Results, policy: str) -> Mapping[str, Any]:
     """The `speculative_config` of `policy` as its scenario states it; empty if it has none."""
-    return _knobs(results, policy).get("speculative_config") or {}
+    return knobs(results, policy).get("speculative_config") or {}
 
 
 def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:
@@ -140,7 +140,7 @@ def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:
     return any(choice.get("method") not in (cost.get("draft") or {}) for cost in costs for choice in choices)
 
 
-def _knobs(results: Results, policy: str) -> Mapping[str, Any]:
+def knobs(results: Results, policy: str) -> Mapping[str, Any]:
     """The knobs of `policy` as its scenario states them."""
     its = varied(results, policy)
     label = policy if its is None else its["policy"]

@@ -33,6 +33,7 @@ SHORT = {  # what makes a shipped scenario a matter of a second
     "live-demo": [],
     "mooncake-prefix": ["workload.requests=30"],
     "long-context": ["workload.duration=90s", "workload.warmup=1s"],
+    "speculative": ["workload.duration=3s", "workload.warmup=1s", "load={users: [1, 16]}"],
 }
 
 EVERYTHING = """\
@@ -99,7 +100,8 @@ def check_round_trip(scenario: Scenario) -> None:
     for load, seed in {(scenario.loads[0], 0), (scenario.loads[-1], last)}:
         for spec, policy in zip(scenario.specs, resolved.policies, strict=True):
             run = simulate_point(setup, Point(spec, load, seed))
-            predicted = predict(resolved, policy, load, seed, setup.cost, num_blocks=setup.kv.num_blocks)
+            cost = setup.cost_under(policy.config)
+            predicted = predict(resolved, policy, load, seed, cost, num_blocks=setup.kv.num_blocks)
             same(run.records, predicted.records)
             assert (run.end_ns, run.window_ns, run.streams) == (
                 predicted.end_ns,

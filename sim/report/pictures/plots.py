@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from batchsim.base.units import NS_PER_S
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.slo import parse_slo
+from batchsim.report.drafting import draft_curves
 from batchsim.report.pictures import closeup
 from batchsim.report.pictures.curve_lines import (
     draw_cross,
@@ -27,6 +28,7 @@ from batchsim.report.pictures.curve_lines import (
     numbers_mark,
     styled_sweeps,
 )
+from batchsim.report.pictures.drafting_picture import drafting_picture
 from batchsim.report.pictures.lanes import MARKS as LANE_MARKS
 from batchsim.report.pictures.lanes import draw_lanes, has_lanes, height_inch
 from batchsim.report.pictures.style import (
@@ -47,7 +49,7 @@ from batchsim.report.pictures.vary import vary_picture
 from batchsim.report.reading import check_load, column, load_to_show, sweeps
 from batchsim.results.read import Results
 
-VARY = "vary.png"
+VARY, DRAFTING = "vary.png", "drafting.png"
 SHOWN = ("ttft", "tpot", "norm_latency")
 _CROSS = "× the queue grows without end from this load on: no point of the curve"
 _NORMALISED = "normalised latency: E2E / output tokens"
@@ -237,7 +239,8 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def write_pictures(results: Results, load: float | None = None) -> list[Path]:
-    """Writes the five pictures, and one more where a key is varied, into the results' folder; returns their paths.
+    """Writes the five pictures, one more where a key is varied, and one where a policy runs with and without drafts,
+    into the results' folder; returns their paths.
 
     Pictures of a single point show the first seed at `load`, by default the load that `load_to_show` gives.
     """
@@ -261,6 +264,9 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
     if "vary" in results.manifest:
         vary_picture(results, results.path / VARY, load)
         names.append(VARY)
+    if "vary" not in results.manifest and any(curve.plain is not None for curve in draft_curves(results)):
+        drafting_picture(results, results.path / DRAFTING)
+        names.append(DRAFTING)
     return [results.path / name for name in names]
 
 

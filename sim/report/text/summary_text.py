@@ -16,6 +16,7 @@ import numpy as np
 
 from batchsim.kernel.record import CAP_CUT
 from batchsim.metrics.table import METRICS
+from batchsim.report.drafting import draft_lines
 from batchsim.report.layout import aligned, fit, listed
 from batchsim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
 from batchsim.report.reading import (
@@ -92,7 +93,9 @@ def report(results: Results, load: float | None = None) -> str:
     if manifest["identical_seeds"]:
         notes.append(f"! nothing here is random: the {seeds} seeds are one run, and ± 0 says nothing. Set seeds: 1.")
     shown = None if own else load
-    tables = [point_table(results, shown), *by_class(results, shown), *replica_lines(results, _rows(results, shown))]
+    rows = _rows(results, shown)
+    tables = [point_table(results, shown), *by_class(results, shown), *replica_lines(results, rows)]
+    tables += draft_lines(results, rows)
     alike = manifest.get("vary", {}).get("same_requests", True)  # else seeds do not make pairs of the same requests
     first, parts = paired_parts(results, shown) if shown is not None and alike else ("", [])
     tables += [listed(first, parts)] if parts else []
