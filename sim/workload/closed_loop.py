@@ -25,7 +25,7 @@ PILOT = 8192  # requests drawn as a sample of the loop, for notes and means
 TURNS_PER_BLOCK = 64  # drawn at once for a user, since a stream costs as much as many draws
 SESSIONS_PER_BLOCK = 16  # likewise
 MAX_INSTANT_TURNS = 1000  # of one user in a row without time passing: then it never will
-_Turn = tuple[int, int, int, int, int, int]  # class, prompt, output, cap, patience_ns, wait before it in ns
+_Turn = tuple[int, ...]  # wait before it in ns, then what `RequestColumns.carried` has
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Users:
         return following
 
     def turn(self, user: int, turn: int) -> _Turn:
-        """Class index, tokens of prompt, output and cap, patience and wait before it in ns, of a user's request."""
+        """The wait in ns before a user's request, then its values of `RequestColumns.carried`."""
         block = self._block(user, turn)
         return block.turns[turn - block.first]
 
@@ -131,18 +131,16 @@ class Users:
     def _send(self, user: int, turn: int, now_ns: int) -> Arrival | None:
         if self.requests is not None and self.num_sent >= self.requests:
             return None
-        request_class, prompt, output, cap, patience_ns, wait_ns = self.turn(user, turn)
+        wait_ns, *carried = self.turn(user, turn)
         sent_ns = now_ns + wait_ns
         if self.duration_ns is not None and sent_ns >= self.duration_ns:
             return None
         self.num_sent += 1
         self.last_sent_ns = max(self.last_sent_ns, sent_ns)
-        arrival_ns = sent_ns + self._frontend.request + self._frontend.per_prompt_token * prompt
+        arrival_ns = sent_ns + self._frontend.request + self._frontend.per_prompt_token * carried[1]
         number = turn * self.loop.users + user
         text = self._text(user, turn)
-        return self._source.arrival(
-            number, sent_ns, arrival_ns, request_class, prompt, output, cap, patience_ns, tokens=text
-        )
+        return self._source.arrival(number, sent_ns, arrival_ns, *carried, tokens=text)
 
     def _draw(self, user: int, number: int, first: int) -> _Block:
         if self._sessions is None:
@@ -160,14 +158,7 @@ class Users:
                 request_class=request_class,
             )
             requests = drawn.requests
-        columns = (
-            requests.request_class,
-            requests.prompt_tokens,
-            requests.output_tokens,
-            requests.max_output_tokens,
-            requests.patience_ns,
-            self._waits_ns(user, number, len(requests)),
-        )
+        columns = (self._waits_ns(user, number, len(requests)), *requests.carried)
         return _Block(number, first, list(zip(*(column.tolist() for column in columns), strict=True)), drawn)
 
     def _waits_ns(self, user: int, number: int, size: int) -> Ints:
@@ -232,7 +223,7 @@ class ClosedLoopWorkload:
     def true_output_tokens(self, request: Request) -> int:
         """The true output length in tokens, which the engine is not told."""
         turn, user = divmod(request.id, self.users.loop.users)
-        return self.users.turn(user, turn)[2]
+        return self.users.turn(user, turn)[3]
 
 
 def build_closed(

@@ -57,16 +57,7 @@ class OpenWorkload:
 
     def arrivals(self) -> Iterator[Arrival]:
         """All requests by (arrival_ns, id); objects are made a slice at a time."""
-        requests = self.requests
-        columns = (
-            self.sent_ns,
-            self.arrival_ns,
-            requests.request_class,
-            requests.prompt_tokens,
-            requests.output_tokens,
-            requests.max_output_tokens,
-            requests.patience_ns,
-        )
+        columns = (self.sent_ns, self.arrival_ns, *self.requests.carried)
         make = self.source.arrival
         shares = self.hash_ids is not None or self.source.shares
         order = np.argsort(self.arrival_ns, kind="stable")

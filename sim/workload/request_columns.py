@@ -28,7 +28,7 @@ class RequestColumns:
 
     Length columns are in tokens, patience in ns or FOR_EVER_NS. `drawn_*` are lengths before the limits of their law.
     A prompt begins with `group_tokens` of shared prefix number `group`; -1: with none. `context_tokens` of it are the
-    earlier turns of its session.
+    earlier turns of its session. `ignore_eos` is 1 where the client asks for just the tokens that come, else 0.
     """
 
     request_class: Ints
@@ -42,6 +42,19 @@ class RequestColumns:
     group: Ints
     group_tokens: Ints
     context_tokens: Ints
+    ignore_eos: Ints
+
+    @property
+    def carried(self) -> tuple[Ints, ...]:
+        """The columns of which `RequestSampler.arrival` takes a value each, in its order."""
+        return (
+            self.request_class,
+            self.prompt_tokens,
+            self.output_tokens,
+            self.max_output_tokens,
+            self.patience_ns,
+            self.ignore_eos,
+        )
 
     @property
     def own_tokens(self) -> Ints:
@@ -71,6 +84,7 @@ class RequestSampler:
         self.output_cap = config.output_cap
         self._prompt_scale = config.prompt_scale
         self.max_model_len = max_model_len
+        self._by_eos = 1.0 if config.stop is None else config.stop.by_eos
         self._deadlines_ns = [c.deadline if c.deadline is not None else config.deadline for c in self.classes]
         self._patience = [c.patience if c.patience is not None else config.patience for c in self.classes]
         self._edges = np.cumsum([c.share for c in self.classes])[:-1]
@@ -116,7 +130,10 @@ class RequestSampler:
                 patience_ns = np.where(request_class == index, _waits(patience, stream("patience"), size), patience_ns)
         group, group_tokens = self._groups(request_class, stream)
         prompt_tokens = prompt.tokens + group_tokens
-        cut, cap = self._caps(prompt_tokens, output.tokens)
+        ignore_eos = np.zeros(size, np.int64)
+        if self._by_eos < 1:
+            ignore_eos = (stream("stop").random(size) >= self._by_eos).astype(np.int64)
+        cut, cap = self._caps(prompt_tokens, output.tokens, ignore_eos)
         return RequestColumns(
             request_class=request_class,
             prompt_tokens=prompt_tokens,
@@ -129,6 +146,7 @@ class RequestSampler:
             group=group,
             group_tokens=group_tokens,
             context_tokens=np.zeros(size, np.int64),
+            ignore_eos=ignore_eos,
         )
 
     @property
@@ -188,20 +206,22 @@ class RequestSampler:
 
     def with_prompts(self, requests: RequestColumns, prompt: Ints, **shared: Ints) -> RequestColumns:
         """`requests` with prompts of `prompt` tokens, output and cap to fit; the columns `shared` replace theirs."""
-        cut, cap = self._caps(prompt, requests.asked_tokens)
+        cut, cap = self._caps(prompt, requests.asked_tokens, requests.ignore_eos)
         return replace(requests, prompt_tokens=prompt, output_tokens=cut, max_output_tokens=cap, **shared)
 
-    def _caps(self, prompt: Ints, output: Ints) -> tuple[Ints, Ints]:
+    def _caps(self, prompt: Ints, output: Ints, ignore_eos: Ints) -> tuple[Ints, Ints]:
         """The output cut to what the client and the model allow, and the cap that the client asks for, at least 1.
 
-        A prompt that leaves no room is kept: the engine rejects it and counts it.
+        These are one number where the client ignores stop tokens. A prompt that leaves no room is kept: the engine
+        rejects it and counts it.
         """
         room = np.maximum(self.max_model_len - prompt, 1)
         if self.output_cap == "exact":
             cut = np.minimum(output, room)
             return cut, cut
         cap = room if self.output_cap == "max_model_len" else np.minimum(room, self.output_cap)
-        return np.minimum(output, cap), cap
+        cut = np.minimum(output, cap)
+        return cut, np.where(ignore_eos > 0, cut, cap)
 
     def arrival(
         self,
@@ -213,6 +233,7 @@ class RequestSampler:
         output: int,
         cap: int,
         patience_ns: int,
+        ignore_eos: int,
         *,
         tokens: TokenIds | None,
     ) -> Arrival:
@@ -227,6 +248,7 @@ class RequestSampler:
             request_class=self.names[request_class],
             deadline_ns=None if deadline_ns is None else sent_ns + deadline_ns,
             tokens=tokens,
+            ignore_eos=bool(ignore_eos),
         )
         cancel_ns = None if patience_ns == FOR_EVER_NS else sent_ns + patience_ns
         return Arrival(request, output, cancel_ns, None if sent_ns == arrival_ns else sent_ns)
@@ -262,6 +284,8 @@ class RequestSampler:
                             f" {tokens[chosen].mean():,.1f} instead of {drawn[chosen].mean():,.1f}"
                             f" (asked {asked:,.1f})"
                         )
+        if self._by_eos < 1:
+            yield f"{100 * requests.ignore_eos.mean():.3g} % of {of} ignore stop tokens and end by length (stop.by_eos)"
         if self._prompt_scale != 1:
             yield f"every prompt {self._prompt_scale:g} times as long (prompt_scale)"
         room = self.max_model_len - requests.prompt_tokens

@@ -148,19 +148,11 @@ class OpenSessions:
 
     def _arrival(self, row: int, sent_ns: int) -> Arrival:
         requests, frontend = self.turns.requests, self.frontend
-        columns = (
-            requests.request_class,
-            requests.prompt_tokens,
-            requests.output_tokens,
-            requests.max_output_tokens,
-            requests.patience_ns,
-        )
-        request_class, prompt, output, cap, patience_ns = (int(column[row]) for column in columns)
+        prompt = int(requests.prompt_tokens[row])
         arrival_ns = sent_ns + frontend.request + frontend.per_prompt_token * prompt
         text = self.turns.text(row, range(int(self.turns.first[row]), row + 1))
-        return self.source.arrival(
-            row, sent_ns, arrival_ns, request_class, prompt, output, cap, patience_ns, tokens=text
-        )
+        carried = (int(column[row]) for column in requests.carried)
+        return self.source.arrival(row, sent_ns, arrival_ns, *carried, tokens=text)
 
 
 def build_sessions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, PositiveInt, Priority, Range, check_ranges
 from batchsim.base.units import Duration, PartDuration, PositiveDuration, Rate, Share, format_duration
 from batchsim.workload.laws import Cv, Law
@@ -117,6 +118,16 @@ class Patience(Config):
 
 
 @dataclass(frozen=True)
+class Stop(Config):
+    """How answers end: the share `by_eos` by a stop token, which an engine sees when it comes, the others by length.
+
+    A client of the others asks for as many tokens as come, and to ignore stop tokens, as benchmarks do.
+    """
+
+    by_eos: Share
+
+
+@dataclass(frozen=True)
 class TrafficClass(Config):
     """A share of the requests. What it leaves out is the workload's; `slo` is read by the metrics."""
 
@@ -150,7 +161,8 @@ class WorkloadConfig(Config):
     then ends as unfinished and misses every objective. `output_cap` is what clients ask for at most: a number of
     tokens, all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the
     sending. `shared_prefix` and `sessions` say which prompts begin alike, for policies with a prefix cache; a trace may
-    say it itself. `prompt_scale` makes every prompt that many times as long, the text of `shared_prefix` aside.
+    say it itself. `prompt_scale` makes every prompt that many times as long, the text of `shared_prefix` aside. `stop`
+    says how answers end: by a stop token unless given, as far as the output cap lets them.
     """
 
     arrivals: Arrivals
@@ -168,9 +180,12 @@ class WorkloadConfig(Config):
     shared_prefix: SharedPrefix | None = None
     sessions: Sessions | None = None
     prompt_scale: Annotated[float, Range(1e-3, 1e3)] = 1.0
+    stop: Stop | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.stop is not None and self.output_cap == "exact":
+            raise ValueError("stop: with output_cap exact all answers end by length. Drop one of them.")
         self._check_end()
         self._check_lengths()
         if self.sessions is not None:
