@@ -36,7 +36,9 @@ def test_an_unknown_claim_is_one_line() -> None:
     """The error names the claims there are."""
     result = claims("--only", "25x")
     assert result.exit_code == 2
-    assert result.stderr == "--only 25x: is no claim. Write one of 24x, 2-4x, padding, one-token, p50.\n"
+    assert (
+        result.stderr == "--only 25x: is no claim. Write one of 24x, 2-4x, padding, one-token, p50, overlap, drafts.\n"
+    )
 
 
 def test_a_change_that_takes_away_what_is_compared_is_one_line(tmp_path: Path) -> None:

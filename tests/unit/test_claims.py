@@ -20,6 +20,7 @@ from tools.claims.measures import (
     p50_saved,
     padded_share,
     rate_ratio,
+    speed_ratio,
     steps_missed,
     throughput_ratio,
     time_lost,
@@ -66,6 +67,15 @@ def test_throughput_is_compared_seed_by_seed_with_the_best() -> None:
     )
     assert throughput_ratio(run, "vllm", ("a", "b"), 1.0) == Values((4.0, 2.0), "against a: 6.5/s")
     assert throughput_ratio(run, "vllm", ("b",), 1.0).by_seed == (3.0, 5.0)
+
+
+def test_speed_is_the_ratio_of_times_a_token_seed_by_seed() -> None:
+    """Of the other over its own: above 1 where a token comes sooner."""
+    run = results(
+        *({"policy": "drafts", "seed": seed, "norm_latency_mean_s": s} for seed, s in enumerate((0.01, 0.02))),
+        *({"policy": "plain", "seed": seed, "norm_latency_mean_s": s} for seed, s in enumerate((0.02, 0.01))),
+    )
+    assert speed_ratio(run, "drafts", ("plain",), 1.0) == Values((2.0, 0.5), "15 ms a token against 15 ms")
 
 
 def test_padding_is_read_as_rows_and_as_throughput_lost() -> None:

@@ -11,6 +11,7 @@ from tools.claims.measures import (
     p50_saved,
     padded_share,
     rate_ratio,
+    speed_ratio,
     time_lost,
 )
 from tools.claims.measures import throughput_ratio as ratio
@@ -146,4 +147,82 @@ MEDIAN = Claim(
     ),
 )
 
-FOLKLORE = (NAIVE, STATIC_CLAIM, PADDING, ONE_TOKEN, MEDIAN)
+_LOOPS = (
+    "policies={ahead: {kind: vllm, enable_prefix_caching: false},"
+    " lockstep: {kind: vllm, enable_prefix_caching: false, async_scheduling: false}}",
+)
+
+
+def _slots(count: int) -> tuple[str, ...]:
+    """The overrides for at most so many requests at a time, under both loops."""
+    return (*_LOOPS, *(f"policies.{policy}.max_num_seqs={count}" for policy in ("ahead", "lockstep")))
+
+
+def _ahead(text: str, overrides: tuple[str, ...] = _LOOPS) -> Condition:
+    return Condition(text, ratio, overrides, ("lockstep",), policy="ahead")
+
+
+_LARGE = ("model=llama-3.1-70b", "cost={kind: roofline, gpu: a100, tp: 4}")
+OVERLAP = Claim(
+    name="overlap",
+    said="1.1x the throughput by scheduling beside the GPU",
+    source="announcement of SGLang v0.4, December 2024, of its zero-overhead batch scheduler",
+    reading="requests/s of vllm as shipped / with async_scheduling: false, over a pile of 1,000; at least 1.1",
+    unit="×",
+    low=1.1,
+    high=None,
+    conditions=(
+        _ahead("one at a time", _slots(1)),
+        _ahead("8 at a time", _slots(8)),
+        _ahead("64 at a time", _slots(64)),
+        _ahead("as many as fit"),
+        _ahead("64 at a time, a host of 3 ms a step", (*_slots(64), "cost.host={base: 3ms, per_sequence: 2us}")),
+        _ahead("64 at a time, long prompts, short answers", (*_slots(64), *_CODE)),
+        _ahead("64 at a time, 70B on four GPUs", (*_slots(64), *_LARGE)),
+        Condition("speed of a token, arrivals at 1/s", speed_ratio, (*online(1), *_LOOPS), ("lockstep",), 1.0, "ahead"),
+    ),
+)
+
+_EAGLE = "{method: eagle3, num_speculative_tokens: 3, acceptance: ACCEPTED}"
+_DRAFTS = (
+    "policies={plain: {kind: vllm, enable_prefix_caching: false}, drafts: {kind: vllm, enable_prefix_caching: false,"
+    f" speculative_config: {_EAGLE.replace('ACCEPTED', '[0.7296, 0.5208, 0.3545]')}}}, poor: {{kind: vllm,"
+    f" enable_prefix_caching: false, speculative_config: {_EAGLE.replace('ACCEPTED', '0.3')}}}}}",
+    "cost.draft={eagle3: {layers: 1, draft_vocab_size: 32000}}",
+    "workload.arrivals={kind: closed_loop, users: 1, think_time: 0s}",
+    "workload.requests=null",
+    "workload.warmup=15s",
+)
+_SHORT = ("workload.duration=1min", "load={users: [1, 16, 64, 256]}")
+_LONG = (
+    "workload.duration=3min",
+    "load={users: [16]}",
+    "workload.lengths.prompt={kind: fixed, tokens: 16000}",
+    "max_model_len=17408",
+)
+
+
+def _drafted(text: str, users: float, overrides: tuple[str, ...] = _SHORT, policy: str = "drafts") -> Condition:
+    return Condition(text, speed_ratio, (*_DRAFTS, *overrides), ("plain",), users, policy)
+
+
+DRAFTS = Claim(
+    name="drafts",
+    said="2-3x faster by speculative decoding",
+    source="Leviathan et al., ICML 2023: T5-XXL, one request at a time; told since of serving in general",
+    reading="s/token of vllm / with 3 EAGLE-3 drafts, 2.6 tokens a step (`speculative` has the source); from 2 to 3",
+    unit="×",
+    low=2,
+    high=3,
+    conditions=(
+        _drafted("one user", 1),
+        _drafted("16 users", 16),
+        _drafted("64 users", 64),
+        _drafted("256 users", 256),
+        _drafted("one user, poor drafts (0.3 each)", 1, policy="poor"),
+        _drafted("64 users, poor drafts", 64, policy="poor"),
+        _drafted("16 users, prompts of 16,000", 16, _LONG),
+    ),
+)
+
+FOLKLORE = (NAIVE, STATIC_CLAIM, PADDING, ONE_TOKEN, MEDIAN, OVERLAP, DRAFTS)

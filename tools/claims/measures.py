@@ -36,6 +36,13 @@ def throughput_ratio(results: Results, policy: str, against: Sequence[str], load
     return Values(tuple((mine / theirs).tolist()), f"against {best}: {theirs.mean():.2g}/s" if len(against) > 1 else "")
 
 
+def speed_ratio(results: Results, policy: str, against: Sequence[str], load: float) -> Values:
+    """How many times as fast a token comes: the mean normalised latency of `against` over that of `policy`."""
+    (other,) = against
+    mine, theirs = (_by_seed(results, name, load, "norm_latency_mean_s") for name in (policy, other))
+    return Values(tuple((theirs / mine).tolist()), f"{_s(mine.mean())} a token against {_s(theirs.mean())}")
+
+
 def rate_ratio(results: Results, policy: str, against: Sequence[str], load: float) -> Values:
     """The highest tested rate with a mean of at most LATENCY_BOUND_S a token, of `policy` over the best of `against`.
 
