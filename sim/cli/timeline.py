@@ -37,7 +37,7 @@ def timeline(
     """
     from batchsim.base.units import parse_duration_ns
     from batchsim.report.reading import check_load, load_to_show
-    from batchsim.report.step_terms import step_terms
+    from batchsim.report.step_terms import device_rows, step_terms
     from batchsim.report.timeline_events import FIRST_BYTES, timeline_events, write_timeline
     from batchsim.results.read import blocks_by_replica, scenario_of
 
@@ -62,7 +62,9 @@ def timeline(
     lane, parts = 1, []
     for life in lives:  # none overlaps another, but the requests in them may
         terms = step_terms(loaded, life, policy, replica)
-        parts.append(timeline_events(life, blocks, window, terms, per_chunk_ns=per_chunk_ns, first_lane=lane))
+        rows = device_rows(loaded, life, policy, replica) if len(life.lanes) else None
+        more = timeline_events(life, blocks, window, terms, rows=rows, per_chunk_ns=per_chunk_ns, first_lane=lane)
+        parts.append(more)
         lane += len(life.requests)
     events = chain.from_iterable(parts)
     with writing(output, "Give another file with -o."):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.cost.work import Columns, Work
+from batchsim.cost.work import TIME_TERMS, Columns, Work, padded_work
 from batchsim.kernel.types import Batch
 
 if TYPE_CHECKING:
@@ -55,6 +55,16 @@ class Lanes:
             return 0, 0
         ns = self._host.ns(batch)
         return ns // 2, ns - ns // 2
+
+    def stages_of(self, columns: Columns) -> NDArray[np.int64]:
+        """ns of each stage for recorded steps, a row a step, a column a stage: `stages_ns`, but for the rounding."""
+        cost, stages, work, terms = self.cost, self._stages, padded_work(columns), self.cost.explain(columns)
+        whole = sum((terms[name] for name in TIME_TERMS), np.zeros(len(work.rows)))
+        head = np.array([cost.head_ns(rows) for rows in work.rows.tolist()])
+        between = np.array([int(cost.transfer_ns(tokens)) for tokens in work.tokens.tolist()], np.int64)
+        each = ((whole - head) / stages).astype(np.int64)
+        found = np.stack([each + between] * (stages - 1) + [(each + head).astype(np.int64)], axis=1)
+        return np.maximum(found, 1)
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         """ns of each stage, transfers to the next one included."""

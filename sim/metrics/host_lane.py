@@ -1,13 +1,15 @@
-"""When the device of an engine that is ahead of results had steps to run, and when it stood still for its host."""
+"""The two lanes of an engine that is ahead of results: when its host was at work, and when its device stood still for
+that."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.record import Records
+from batchsim.kernel.record import MISSING, Records
 
 Int = NDArray[np.int64]
+Spans = NDArray[np.int64]
 
 
 def ends_before_ns(records: Records) -> Int:
@@ -33,6 +35,50 @@ def host_waits_ns(records: Records) -> Int:
         straight = np.isin(lanes["called_ns"], lanes["processed_ns"])  # from the results of a step to the call
         since_ns = np.where(straight, before_ns[mine], np.maximum(before_ns[mine], lanes["called_ns"]))
         found[mine] = np.maximum(records.step_columns["start_ns"][mine] - since_ns, 0)
+    return found
+
+
+def device_spans_ns(records: Records) -> Spans:
+    """When one engine's device ran each step, a row a step of (start, end), without when one before it ran too."""
+    starts_ns, ends_ns = records.steps["start_ns"], records.steps["start_ns"] + records.steps["duration_ns"]
+    starts_ns = np.maximum(starts_ns, ends_before_ns(records))
+    return np.stack([starts_ns, np.maximum(ends_ns, starts_ns)], axis=1)
+
+
+def host_spans_ns(records: Records) -> tuple[Spans, Spans]:
+    """What the host of one engine that is ahead did for each step, a row a step of (start, end): from the call of the
+    scheduler to the launch; from when it took up the results until they were processed. No length where it did neither.
+
+    Where results are processed between a call and its launch, the call ends there.
+    """
+    lanes, ends_ns = records.lanes, records.steps["start_ns"] + records.steps["duration_ns"]
+    called, launched, processed = (lanes[name] for name in ("called_ns", "launched_ns", "processed_ns"))
+    took = launched > called
+    over_ns = np.append(0, launched[took])[np.searchsorted(launched[took], processed, "right")]
+    called_ns = np.append(0, called)[np.searchsorted(called, processed)]
+    begun = np.maximum.reduce([ends_ns, over_ns, called_ns, np.append(0, processed)[: len(ends_ns)]])
+    never = processed == MISSING
+    done = np.where(never, np.iinfo(np.int64).max, processed)
+    begun = np.where(never, done, begun)
+    until = np.append(begun, launched[-1:])[np.searchsorted(begun, called)]
+    return np.stack([called, np.minimum(launched, until)], axis=1), np.stack([begun, done], axis=1)
+
+
+def stage_spans_ns(records: Records, stages_ns: NDArray[np.int64]) -> list[Spans]:
+    """For each stage of a pipeline when each step was in it, by `stages_ns`, a row a step and a column a stage.
+
+    A step goes through a stage as soon as it left the one before and the step before it has left this one.
+    """
+    found: list[Spans] = []
+    ready_ns = records.steps["start_ns"].tolist()
+    for lengths_ns in stages_ns.T.tolist():
+        free_ns, rows = 0, []
+        for at_ns, length_ns in zip(ready_ns, lengths_ns, strict=True):
+            start_ns = max(at_ns, free_ns)
+            free_ns = start_ns + length_ns
+            rows.append((start_ns, free_ns))
+        ready_ns = [end_ns for _, end_ns in rows]
+        found.append(np.array(rows, np.int64).reshape(-1, 2))
     return found
 
 

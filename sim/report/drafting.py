@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,16 +42,14 @@ def draft_curves(results: Results) -> list[DraftCurve]:
 
 
 def _curve(results: Results, sweep: PolicyCurve, every: list[PolicyCurve]) -> DraftCurve:
-    own = {**knobs(results, sweep.policy), "kind": sweep.kind, "speculative_config": None}
-    plain = next(
-        (
-            other
-            for other in every
-            if other.value == sweep.value
-            and {"speculative_config": None, **knobs(results, other.policy), "kind": other.kind} == own
-        ),
-        None,
-    )
+    alike = [
+        other
+        for other in every
+        if (other.value, other.kind) == (sweep.value, sweep.kind)
+        and _but_drafts(results, other) == _but_drafts(results, sweep)
+        and not speculation(results, other.policy)
+    ]
+    plain = alike[0] if alike else None
     metric = "norm_latency_mean_s"
     theirs = np.full(len(sweep.loads), np.nan)
     if plain is not None:
@@ -59,6 +58,12 @@ def _curve(results: Results, sweep: PolicyCurve, every: list[PolicyCurve]) -> Dr
     with np.errstate(invalid="ignore"):
         speedup = theirs / np.where(sweep.unstable, np.inf, sweep.values(metric))
     return DraftCurve(sweep, plain, speedup)
+
+
+def _but_drafts(results: Results, sweep: PolicyCurve) -> dict[str, Any]:
+    """The knobs of a policy that are not of its drafts."""
+    own = knobs(results, sweep.policy)
+    return {name: own[name] for name in own if name not in ("kind", "acceptance") and "speculative" not in name}
 
 
 def crossing_text(results: Results, curve: DraftCurve) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.sglang.speculative_args import METHODS
 from batchsim.results.read import Results, scenario_of, varied
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
@@ -127,8 +128,12 @@ def systems_note(results: Results) -> str:
 
 
 def speculation(results: Results, policy: str) -> Mapping[str, Any]:
-    """The `speculative_config` of `policy` as its scenario states it; empty if it has none."""
-    return knobs(results, policy).get("speculative_config") or {}
+    """How `policy` drafts tokens, as its scenario states it: the `speculative_config` of vLLM, of SGLang the `method`
+    alone, by vLLM's name; empty if it does not."""
+    own = knobs(results, policy)
+    if algorithm := own.get("speculative_algorithm"):
+        return {"method": METHODS[algorithm]}
+    return own.get("speculative_config") or {}
 
 
 def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:

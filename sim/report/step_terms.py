@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, file_hash, open_file
+from batchsim.cost import Cost
 from batchsim.cost.work import TIME_TERMS, padded_work, work_columns
 from batchsim.kernel.record import Records
+from batchsim.metrics.host_lane import stage_spans_ns
 from batchsim.report.reading import speculation
 from batchsim.results.read import SCENARIO, Results
 from batchsim.scenario import load_scenario
@@ -22,6 +24,7 @@ _ANY_POLICY = ("kv.swap_space=0GB", "vary=null")
 """Overrides beside one that replaces the scenario's policies, whose code may be a user's own: the cost alone matters
 here, and who drafts. A pipeline is refused to a policy that runs one batch at a time."""
 _ROUNDING_NS = len(TIME_TERMS)
+_STAGE_NS = 4  # of a step in its stages
 
 
 def step_terms(
@@ -38,12 +41,7 @@ def step_terms(
     if live is not None:
         return _measured(results.path.parent / live["raw"], live["raw_sha256"], len(records.steps))
     try:
-        drafts = speculation(results, policy)
-        stand_in = {"vllm": {"speculative_config": drafts or None}} if len(records.lanes) or drafts else {"gated": {}}
-        overrides = (f"policies={json.dumps(stand_in)}", *_ANY_POLICY)
-        setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=overrides))
-        one = setup if replica is None else setup.group_of(replica).setup
-        cost = one.cost_under(setup.scenario.specs[0].config)
+        cost = _cost(results, records, policy, replica)
         if len(records.lanes):
             cost = cost.without_host()
         columns = work_columns(records.step_columns)
@@ -58,6 +56,39 @@ def step_terms(
         tokens = padded_work({name: column[:1] for name, column in columns.items()}).tokens
         rest_ns = np.append(np.minimum(rest_ns, 0), rest_ns[0] - (cost.stages - 1) * cost.transfer_ns(int(tokens[0])))
     return found if (np.abs(rest_ns) <= _ROUNDING_NS).all() else {}
+
+
+def device_rows(
+    results: Results, records: Records, policy: str, replica: int | None = None
+) -> dict[str, NDArray[np.int64]]:
+    """When each step ran, in ns, a row a step of (start, end), by the name of what ran it: `device`, or `stage 1`,
+    `stage 2`, ... of a pipeline; empty where a pipeline's cost is not known, or does not make the recorded steps.
+
+    For an engine ahead of results; `policy` and `replica` as in `step_terms`.
+    """
+    start_ns = records.steps["start_ns"]
+    whole = np.stack([start_ns, start_ns + records.steps["duration_ns"]], axis=1)
+    if (whole[1:, 0] >= whole[:-1, 1]).all():
+        return {"device": whole}
+    try:
+        stages_ns = _cost(results, records, policy, replica).lanes().stages_of(work_columns(records.step_columns))
+    except (BatchsimError, KeyError, ValueError):
+        return {}
+    rows = stage_spans_ns(records, stages_ns)
+    # Each step before it may have been off by its rounding, as long as none finds all stages free.
+    if (np.abs(rows[-1][:, 1] - whole[:, 1]) > _STAGE_NS * (1 + np.arange(len(whole)))).any():
+        return {}
+    return {f"stage {number}": spans for number, spans in enumerate(rows, 1)}
+
+
+def _cost(results: Results, records: Records, policy: str, replica: int | None) -> Cost:
+    """The cost model of the steps of `policy` in a run, or of those of one of its replicas."""
+    drafts = speculation(results, policy)
+    stand_in = {"vllm": {"speculative_config": drafts or None}} if len(records.lanes) or drafts else {"gated": {}}
+    overrides = (f"policies={json.dumps(stand_in)}", *_ANY_POLICY)
+    setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=overrides))
+    one = setup if replica is None else setup.group_of(replica).setup
+    return one.cost_under(setup.scenario.specs[0].config)
 
 
 def _measured(path: Path, sha256: str, num_steps: int) -> dict[str, NDArray[np.float64]]:

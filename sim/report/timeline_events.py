@@ -3,9 +3,11 @@
 Format: "Trace Event Format" (Chromium), JSON object form: slices as their begin `B` and end `E`, with `ts` in
 microseconds, counters `C`, names `M`. A slice that begins where another ends has the same number for it: with durations
 viewers would add in floating point, and draw steps inside each other. Process 1 is the engine: its steps on one thread,
-in a pipeline on as many as run at a time; its counters beside them. Process 2 has the requests: a thread is a lane that
-one request after another lives in, so there are as many lanes as requests were there at a time. A life is a slice with
-its states nested inside. Nothing is written per token: the size is about 400 bytes a step and 1,000 a request.
+its counters beside them. Of an engine that is ahead of results it has the host's calls of the scheduler and processing
+on a thread, and its steps on one for the device, or on one for each stage of a pipeline; a step before which the device
+stood still for the host has that before it. Process 2 has the requests: a thread is a lane that one request after
+another lives in, so there are as many lanes as requests were there at a time. A life is a slice with its states nested
+inside. Nothing is written per token: the size is about 400 bytes a step, 700 with a host, and 1,000 a request.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from numpy.typing import NDArray
 from batchsim.base.files import replacing_text
 from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES, STATE_NAMES, Records
 from batchsim.metrics.attribution import attribute
+from batchsim.metrics.host_lane import host_spans_ns, host_waits_ns
 from batchsim.metrics.lives import Intervals, given_up, queueing, state_intervals
 
 ENGINE, REQUESTS = 1, 2
 """Process ids."""
-STEPS = 1
-"""The engine's first thread; lanes of requests are numbered from 1."""
+HOST, STEPS = 1, 2
+"""The engine's threads: its host's, if it is ahead of results, and the first one of its steps; lanes of requests are
+numbered from 1."""
 _HEAD = '{"displayTimeUnit":"ms","otherData":'
 FIRST_BYTES = (_HEAD.encode(), b"\x1f\x8b")
 """First bytes of every trace file: plain, and gzipped."""
@@ -56,21 +60,28 @@ def timeline_events(
     window_ns: Window | None = None,
     terms: Mapping[str, NDArray[np.float64]] | None = None,
     *,
+    rows: Mapping[str, NDArray[np.int64]] | None = None,
     per_chunk_ns: int = 0,
     first_lane: int = 1,
 ) -> Iterator[Event]:
     """The Chrome trace events of a run, or of the part within `window_ns`; slices across its edges are cut there.
 
-    `num_blocks` is the size of the KV pool; `terms` are the parts of each step's time in ns, if known. `per_chunk_ns`
-    is the front end's time to deliver one piece of a response. Lanes of requests are numbered from `first_lane` on.
+    `num_blocks` is the size of the KV pool; `terms` are the parts of each step's time in ns, if known; `rows`, by name,
+    when each step ran on what (`step_terms.device_rows`), by default as few rows as hold all steps. `per_chunk_ns` is
+    the front end's time to deliver one piece of a response. Lanes of requests are numbered from `first_lane` on.
     """
     window = window_ns if window_ns is not None else (0, _end_ns(records))
     yield _name("process_name", ENGINE, 0, "engine")
     yield _name("process_name", REQUESTS, 0, "requests")
-    yield _name("thread_name", ENGINE, STEPS, "steps")
+    if len(records.lanes):
+        yield from _host(records, window)
     steps = records.steps
     seen = (steps["start_ns"] < window[1]) & (steps["start_ns"] + steps["duration_ns"] > window[0])
-    yield from _steps(steps[seen], window, {name: ns[seen] for name, ns in (terms or {}).items()})
+    args = _step_args(steps[seen], {name: ns[seen] for name, ns in (terms or {}).items()})
+    waits_ns = host_waits_ns(records)[seen].tolist()
+    for thread, (name, spans) in enumerate((rows or _rows(steps)).items(), STEPS):
+        yield _name("thread_name", ENGINE, thread, name)
+        yield from _steps(thread, spans[seen].tolist(), waits_ns, args, window)
     yield from _counters(steps[seen], num_blocks, window)
     yield from _requests(records, window, per_chunk_ns, first_lane)
 
@@ -103,21 +114,46 @@ def _end_ns(records: Records) -> int:
 # ---- the engine
 
 
-def _steps(steps: NDArray[np.void], window: Window, terms: dict[str, NDArray[np.float64]]) -> Iterator[Event]:
-    ends = steps["start_ns"] + steps["duration_ns"]
+def _rows(steps: NDArray[np.void]) -> dict[str, NDArray[np.int64]]:
+    """When each step ran, each on the first of some rows that is free; no length on the others."""
+    ends_ns: list[int] = []
+    of = np.zeros(len(steps), np.int64)
+    for i, (start_ns, duration_ns) in enumerate(
+        zip(*(steps[n].tolist() for n in ("start_ns", "duration_ns")), strict=True)
+    ):
+        of[i] = next((row for row, end_ns in enumerate(ends_ns) if end_ns <= start_ns), len(ends_ns))
+        ends_ns[of[i] : of[i] + 1] = [start_ns + duration_ns]
+    spans = np.stack([steps["start_ns"], steps["start_ns"] + steps["duration_ns"]], axis=1)
+    names = ["steps", *(f"steps {row}" for row in range(2, len(ends_ns) + 1))]
+    return {name: np.where((of == row)[:, None], spans, 0) for row, name in enumerate(names)}
+
+
+def _step_args(steps: NDArray[np.void], terms: Mapping[str, NDArray[np.float64]]) -> list[dict[str, Any]]:
+    """What a viewer shows of each step: its numbers that are not 0."""
     columns = {name: steps[name].tolist() for name in _STEP_ARGS}
     columns["draft_tokens"] = (steps["num_decode_tokens"] - steps["num_decode"]).tolist()
     columns |= {f"{name}_us": np.round(ns / 1000, 1).tolist() for name, ns in terms.items()}
-    free_ns = [0]  # when each thread is, STEPS the first
-    for i, (start_ns, end_ns) in enumerate(zip(steps["start_ns"].tolist(), ends.tolist(), strict=True)):
-        args = {name: values[i] for name, values in columns.items() if values[i]}
-        kinds = [kind for kind, name in (("prefill", "num_chunks"), ("decode", "num_decode")) if name in args]
-        at = next((k for k, free in enumerate(free_ns) if free <= start_ns), len(free_ns))
-        if at == len(free_ns):
-            free_ns.append(0)
-            yield _name("thread_name", ENGINE, STEPS + at, f"steps {at + 1}")
-        free_ns[at] = end_ns
-        yield from _slice(" + ".join(kinds) or "no tokens", ENGINE, STEPS + at, (start_ns, end_ns), window, args)
+    return [{name: values[i] for name, values in columns.items() if values[i]} for i in range(len(steps))]
+
+
+def _steps(
+    thread: int, spans: list[tuple[int, int]], waits_ns: list[int], args: list[dict[str, Any]], window: Window
+) -> Iterator[Event]:
+    """A slice for each step on one thread, after one for how long the device stood still for the host before it."""
+    for (start_ns, end_ns), wait_ns, its in zip(spans, waits_ns, args, strict=True):
+        yield from _seen("waits for the host", thread, (start_ns - wait_ns, start_ns), window, {})
+        kinds = [kind for kind, name in (("prefill", "num_chunks"), ("decode", "num_decode")) if name in its]
+        yield from _seen(" + ".join(kinds) or "no tokens", thread, (start_ns, end_ns), window, its)
+
+
+def _host(records: Records, window: Window) -> Iterator[Event]:
+    """A slice for each call of the scheduler up to the launch, and for the processing of each step's results."""
+    yield _name("thread_name", ENGINE, HOST, "host")
+    calls, processing = host_spans_ns(records)
+    spans = np.concatenate([calls, processing])
+    for i in np.lexsort((spans[:, 1], spans[:, 0])).tolist():
+        name = "schedule" if i < len(calls) else "process results"
+        yield from _seen(name, HOST, (int(spans[i, 0]), int(spans[i, 1])), window, {"step": i % len(calls)})
 
 
 def _counters(steps: NDArray[np.void], num_blocks: int, window: Window) -> Iterator[Event]:
@@ -252,6 +288,13 @@ class _States:
 
 
 # ---- events
+
+
+def _seen(name: str, thread: int, span: Window, window: Window, args: dict[str, Any]) -> tuple[Event, ...]:
+    """The slice of the engine, cut to the window; nothing where it has no length in there."""
+    if span[0] >= span[1] or span[0] >= window[1] or span[1] <= window[0]:
+        return ()
+    return _slice(name, ENGINE, thread, span, window, args)
 
 
 def _event(phase: str, pid: int, tid: int, **more: Any) -> Event:

@@ -72,6 +72,10 @@ class Results:
         """A row a change of a request's state, or of what blocks the head of the queue."""
         return self._table("states", policy, load, seed)
 
+    def lanes(self, policy: str, load: float, seed: int) -> pd.DataFrame | None:
+        """A row a step: the host's part of it. None where no engine was ahead of results."""
+        return self._table(LANES, policy, load, seed) if has_table(self._folder(policy, load, seed), LANES) else None
+
     def replicas(self) -> pd.DataFrame | None:
         """A row a policy, load, seed and replica; see `batchsim.metrics.replica_table`. None for runs of one engine."""
         if not self.scenario.get("replicas"):
@@ -84,10 +88,8 @@ class Results:
         names = ["requests", "steps", "states"]
         names += [STAYS] if self.scenario.get("replicas") else []
         tables = {name: self._table(name, policy, load, seed) for name in names}
-        if has_table(self._folder(policy, load, seed), LANES):
-            tables[LANES] = self._table(LANES, policy, load, seed)
         try:
-            return to_records(**tables)
+            return to_records(**tables, lanes=self.lanes(policy, load, seed))
         except KeyError as error:
             raise ScenarioError(
                 f"{self.path}: the tables of {policy} at load {load:g}, seed {seed} have no column {error.args[0]}:"

@@ -42,6 +42,9 @@ class SampleResults(Results):
     def steps(self, policy: str, load: float, seed: int) -> pd.DataFrame:
         return _one_run(self.capacity[policy], load, seed)[1]
 
+    def lanes(self, policy: str, load: float, seed: int) -> None:
+        """None: no engine is ahead of results."""
+
 
 def sample_results(
     policies: dict[str, tuple[str, str, float]] | None = None,

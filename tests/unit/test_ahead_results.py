@@ -10,13 +10,18 @@ import pandas as pd
 import pytest
 
 from batchsim.cost.work import TIME_TERMS
-from batchsim.report.step_terms import step_terms
+from batchsim.metrics.host_lane import host_waits_ns
+from batchsim.report.pictures.closeup import timeline
+from batchsim.report.pictures.engine_lanes import lane_shares
+from batchsim.report.step_terms import device_rows, step_terms
+from batchsim.report.text.attribution_text import overview, overview_text
 from batchsim.results.fleet_inputs import cost_terms
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
 from batchsim.results.read import Results
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Run, Setup, simulate_point
+from batchsim.study.curves.run import run_scenario
 
 SCENARIO = """
 model: llama-3.1-8b
@@ -92,6 +97,39 @@ def test_kept_steps_say_what_their_time_was_made_of(path: str, tmp_path: Path, s
     found = step_terms(results, records, "vllm")
     total = sum(found.values(), np.zeros(len(records.steps)))
     assert not found["host"].any() and np.abs(total - records.steps["duration_ns"]).max() <= len(TIME_TERMS)
+    rows = device_rows(results, records, "vllm")
+    assert list(rows) == (["device"] if stages == 1 else ["stage 1", "stage 2"])
+    ends_ns = records.steps["start_ns"] + records.steps["duration_ns"]
+    assert np.abs(list(rows.values())[-1][:, 1] - ends_ns).max() <= 4 * len(ends_ns) * (stages - 1)
     for gpu in ("a100", "h200"):  # slower and quicker
         (results.path / "scenario.yaml").write_text(stored.replace("h100", gpu), encoding="utf-8")
         assert step_terms(results, records, "vllm") == {}
+        assert list(device_rows(results, records, "vllm")) == (["device"] if stages == 1 else [])
+
+
+@pytest.mark.parametrize("replicas", ["null", GROUPS], ids=["one", "groups"])
+def test_pictures_and_text_say_how_busy_host_and_device_were(path: str, tmp_path: Path, replicas: str) -> None:
+    """A host of 12 ms a step, longer than the device's: the device waits for it before nearly every step. The picture's
+    rows are the same time in intervals; without an engine ahead there is none, and no line."""
+    for mode in ("true", "false"):
+        overrides = [f"policies.vllm.async_scheduling={mode}", f"replicas={replicas}", "load={mean_rate: [20/s]}"]
+        results = run_scenario(load_scenario(path, overrides=overrides), out=tmp_path)
+        records = results.records("vllm", 20.0, 0)
+        ends_ns = records.steps["start_ns"] + records.steps["duration_ns"]
+        edges_ns = np.linspace(0, ends_ns.max(), 11)
+        shares, found = lane_shares(results, "vllm", 20.0, 0, edges_ns), overview(results, "vllm", 20.0, 0)
+        if mode == "true" and replicas == "null":
+            timeline(results, tmp_path / "timeline.png", 20.0, 0)
+        assert ("host at work" in overview_text(results, found)) == (mode == "true")
+        if mode == "false":
+            assert shares == {} and found["lanes"] is None
+            continue
+        assert list(shares) == ["host", "device"]
+        lanes, (busy, waits) = found["lanes"], shares["device"]
+        assert lanes["host"] > 0.6 and lanes["host_bound_steps"] > 0.9 * lanes["steps"] == 0.9 * len(records.steps)
+        assert 0.3 < lanes["waits"] < 1 - lanes["device"]
+        engines = 1 if replicas == "null" else 2
+        ran_ns = (busy.mean() * edges_ns[-1] * engines, waits.mean() * edges_ns[-1] * engines)
+        expected = (records.steps["duration_ns"].sum(), host_waits_ns(records).sum())
+        assert ran_ns == pytest.approx(expected)
+        assert (busy + waits <= 1 + 1e-9).all() and shares["host"][1].sum() == 0

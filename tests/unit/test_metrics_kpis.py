@@ -19,7 +19,13 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.prefix_cache import BlockHashKV
-from batchsim.metrics.host_lane import ends_before_ns, host_waits_ns
+from batchsim.metrics.host_lane import (
+    device_spans_ns,
+    ends_before_ns,
+    host_spans_ns,
+    host_waits_ns,
+    stage_spans_ns,
+)
 from batchsim.metrics.kpis import bound_by
 from batchsim.metrics.measure import measure
 from batchsim.metrics.point_inputs import FleetInputs
@@ -96,6 +102,32 @@ def test_what_a_device_waits_for_its_host_by_hand():
         assert found == bound
     values = measure(inputs_of(records_of([REQUEST], steps))).values
     assert values["host_bound_share"] is values["wasted_tokens"] is None
+
+
+def test_what_the_host_did_by_hand():
+    """Calls and results follow each other: results wait for a launch (40) or for those before them (42); a rest belongs
+    to nobody, what was never processed has no length, and a call ends where results come before its launch."""
+    times = [(2, 10), (12, 10), (27, 10), (37, 8), (70, 9)]
+    lanes = [(0, 2, 15, 0), (2, 4, 25, 0), (25, 27, 42, 0), (27, 40, 46, 0), (50, 70, MISSING, 0)]
+    steps = [{"start_ns": at, "duration_ns": ns, "num_decode": 1} for at, ns in times]
+    calls, results = host_spans_ns(records_of([REQUEST], steps, lanes=lanes))
+    assert calls.tolist() == [[0, 2], [2, 4], [25, 27], [27, 40], [50, 70]]
+    assert results[:4].tolist() == [[12, 15], [22, 25], [40, 42], [45, 46]]
+    assert results[4, 0] == results[4, 1]
+    lanes[3] = (38, 44, 46, 0)  # launched after the results of the step before it
+    calls, results = host_spans_ns(records_of([REQUEST], steps, lanes=lanes))
+    assert (calls[3].tolist(), results[2].tolist()) == ([38, 38], [38, 42])
+    assert [spans.shape for spans in host_spans_ns(records_of([REQUEST]))] == [(0, 2), (0, 2)]
+
+
+def test_when_each_stage_of_a_pipeline_was_busy_by_hand():
+    """The second step waits for the long one before it in the second stage; the third finds both free."""
+    steps = [{"start_ns": at, "duration_ns": ns, "num_decode": 1} for at, ns in ((0, 10), (2, 11), (20, 4))]
+    records = records_of([REQUEST], steps, lanes=[(0, 0, 10, 0), (2, 2, 13, 0), (20, 20, 24, 0)])
+    first, second = stage_spans_ns(records, np.array([[2, 8], [3, 3], [2, 2]]))
+    assert first.tolist() == [[0, 2], [2, 5], [20, 22]]
+    assert second.tolist() == [[2, 10], [10, 13], [22, 24]]
+    assert device_spans_ns(records).tolist() == [[0, 10], [10, 13], [20, 24]]
 
 
 def test_a_step_counts_for_the_time_it_runs_within_the_window():

@@ -7,13 +7,14 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.attribution import attribute
-from batchsim.report.timeline_events import ENGINE, REQUESTS, STEPS, timeline_events, write_timeline
+from batchsim.report.timeline_events import ENGINE, HOST, REQUESTS, STEPS, timeline_events, write_timeline
 from tests.unit.metrics_helpers import POLICIES, arrival, records_of, run, traffic
 
 BLOCKS = 40
@@ -169,6 +170,26 @@ def test_steps_that_overlap_in_a_pipeline_have_a_thread_each():
     check_format(events)
     found = spans(events, ENGINE)
     assert found == {STEPS: [(0, 2000, "decode"), (2000, 4000, "decode")], STEPS + 1: [(1000, 3000, "decode")]}
+
+
+def test_host_and_device_of_an_engine_ahead_have_a_thread_each():
+    """The host's calls and results beside the steps; what the device waited for it lies before the step."""
+    steps = [{"start_ns": at, "duration_ns": 2000, "num_decode": 1} for at in (100, 2600)]
+    records = records_of([{"ended_ns": 4700}], steps, lanes=[(0, 100, 2300, 0), (2300, 2600, 4700, 0)])
+    for window in (None, (2200, 2700)):
+        check_format(events_of(records, window))
+    found = spans(events_of(records), ENGINE)
+    calls = [(0, 100, "schedule"), (2300, 2600, "schedule")]
+    assert found[HOST] == [calls[0], (2100, 2300, "process results"), calls[1], (4600, 4700, "process results")]
+    waits = [(0, 100, "waits for the host"), (2100, 2600, "waits for the host")]
+    assert found[STEPS] == [waits[0], (100, 2100, "decode"), waits[1], (2600, 4600, "decode")]
+    rows = {"stage 1": np.array([[100, 900], [2600, 3000]]), "stage 2": np.array([[900, 2100], [3000, 4600]])}
+    events = list(timeline_events(records, BLOCKS, rows=rows))
+    check_format(events)
+    found = spans(events, ENGINE)
+    assert [span for span in found[STEPS + 1] if span[2] == "decode"] == [(900, 2100, "decode"), (3000, 4600, "decode")]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == ENGINE}
+    assert names == {HOST: "host", STEPS: "stage 1", STEPS + 1: "stage 2"}
 
 
 def test_the_file_is_json_packed_if_asked(tmp_path):

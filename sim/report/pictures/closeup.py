@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from batchsim.base.units import NS_PER_S, parse_duration_ns
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.report.pictures.curve_lines import hidden_under, widened
+from batchsim.report.pictures.engine_lanes import ROW_INCH, WAIT_COLOR, draw_lane_shares, lane_shares
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, policy_legend, remark, save, time_axis_log
 from batchsim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, sweeps_at, texts
@@ -32,7 +33,8 @@ _SPREADS = {"ttft": LATENCIES["ttft"].title, "norm_latency": "Normalised latency
 
 
 def timeline(results: Results, path: Path | str, load: float, seed: int) -> None:
-    """Writes running and waiting sequences and KV use over time, one panel for each policy, at one load and seed."""
+    """Writes running and waiting sequences and KV use over time, one panel for each policy, at one load and seed; below
+    it, of engines ahead of results, how busy host and device were."""
     check_load(results, load)
     policies = [sweep for sweep in sweeps_at(results, load) if not sweep.failed[sweep.index(load)]]
     tables = [(results.steps(s.policy, load, seed), results.requests(s.policy, load, seed)) for s in policies]
@@ -41,21 +43,30 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
     # Work that arrives all at once has nothing but a drain: it is shown whole.
     until_ns = min(ended_ns, _DRAIN_SHOWN * last_arrival_ns) if last_arrival_ns > 0 else ended_ns
     edges_ns = np.linspace(0, until_ns, _BINS + 1)
+    lanes = [lane_shares(results, sweep.policy, load, seed, edges_ns) for sweep in policies]
     with house_style():
         panel_inch = 1.75 if len(policies) <= _TALL_PANELS else 1.15
-        fig = figure(11.0, 1.6 + panel_inch * len(policies))
-        axes = fig.subplots(len(policies), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        heights = [inch for its in lanes for inch in (panel_inch, ROW_INCH * len(its)) if inch]
+        fig = figure(11.0, 1.6 + sum(heights))
+        axes = list(fig.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
         styles = policy_styles(sweeps(results))
-        for ax, sweep, (steps, requests) in zip(axes, policies, tables, strict=True):
-            color = styles[sweep.policy].color
+        panels = iter(axes)
+        for sweep, (steps, requests), shares in zip(policies, tables, lanes, strict=True):
+            ax, color = next(panels), styles[sweep.policy].color
+            ax.sharey(axes[0]) if ax is not axes[0] else None
             draw_timeline(ax, steps, requests, edges_ns, blocks_by_replica(results, sweep.policy), color)
             ax.set_title(sweep.labels[sweep.index(load)], color=color, weight="bold")
+            if shares:
+                draw_lane_shares(next(panels), shares, edges_ns / _scale(edges_ns[-1]), color)
         axes[-1].set_xlabel("time since the start of the run (min)" if _in_minutes(until_ns) else "time (s)")
         handles = [
             Line2D([], [], color=GREY, label="running (policy's colour)"),
             Line2D([], [], color="black", linewidth=1.1, label="waiting"),
             Patch(color=_KV_COLOR, alpha=0.55, label="KV blocks in use (right axis)"),
         ]
+        if any(lanes):
+            handles.append(Patch(color=GREY, label="host, device: share of the time at work"))
+            handles.append(Patch(color=WAIT_COLOR, label="device stands still for the host"))
         frame(
             fig,
             results,
@@ -90,7 +101,7 @@ def draw_timeline(
         own = [table.take(np.flatnonzero(column(table, "replica") == replica)) for table in (steps, requests)]
         curves.append(_replica_curves(own[0], own[1], edges_ns, num_blocks[int(replica)]))
     running, waiting, used = np.sum(curves, axis=0)
-    scale = 60 * NS_PER_S if _in_minutes(edges_ns[-1]) else NS_PER_S
+    scale = _scale(edges_ns[-1])
     edges = edges_ns / scale
     ax.set_yscale("symlog", linthresh=1, linscale=0.5)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -149,6 +160,11 @@ def _replica_curves(
 
 def _ended_ns(steps: pd.DataFrame) -> float:
     return float((column(steps, "start_ns") + column(steps, "duration_ns")).max()) if len(steps) else 0.0
+
+
+def _scale(until_ns: float) -> int:
+    """ns of the unit of the time axis."""
+    return 60 * NS_PER_S if _in_minutes(until_ns) else NS_PER_S
 
 
 def _in_minutes(span_ns: float) -> bool:

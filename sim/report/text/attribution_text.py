@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from batchsim.base.units import format_duration, parse_duration_ns
+from batchsim.drive.fleet.fleet_records import by_engine
 from batchsim.kernel.record import OUTCOME_NAMES, Records
 from batchsim.metrics.attribution import attribute
+from batchsim.metrics.host_lane import device_spans_ns, host_spans_ns, host_waits_ns
 from batchsim.report.layout import filled
 from batchsim.report.reading import point_text
 from batchsim.results.read import Results, scenario_of
@@ -38,6 +41,7 @@ def overview(results: Results, policy: str, load: float, seed: int, *, slowest: 
         "policy": policy,
         "load": load,
         "seed": seed,
+        "lanes": _lanes(records),
         "requests": len(known),
         "mean_ns": sum(means.values()),
         "mean_parts": [{"part": part, "ns": means[part]} for part in sorted(means, key=lambda part: -means[part])],
@@ -49,11 +53,36 @@ def overview_text(results: Results, found: dict[str, Any]) -> str:
     """`found`, which `overview` returned, as text: a paragraph for the mean, one for each slow request."""
     mean = _sum_text(found["mean_ns"], found["mean_parts"])
     lines = [point_text(results, found), _paragraph(f"  mean of {found['requests']:,}: {mean}")]
+    lines += [_paragraph(_lanes_text(found["lanes"]))] if found["lanes"] else []
     for one in found["slowest"]:
         end = "" if one["outcome"] == "finished" else f", {one['outcome']} ({one['reason']})"
         head = f"  request {one['request_id']} ({one['prompt_tokens']:,} + {one['output_tokens']:,} tokens{end})"
         lines.append(_paragraph(f"{head}: {_sum_text(one['life_ns'], one['parts'])}"))
     return "\n".join(lines)
+
+
+def _lanes(records: Records) -> dict[str, Any] | None:
+    """Of engines ahead of results: the shares of the time between their first and last step in which the host was at
+    work, the device ran a step, and it stood still for the host; before how many of its `steps`. None without any."""
+    found: Counter[str] = Counter()
+    for its in (engine.records for engine in by_engine(records) if len(engine.records.lanes)):
+        device, waits_ns = device_spans_ns(its), host_waits_ns(its)
+        host = np.clip(np.concatenate(host_spans_ns(its)), device[0, 0], device[-1, 1])
+        found.update(host=int(np.diff(host).sum()), device=int(np.diff(device).sum()), waits=int(waits_ns.sum()))
+        found.update(steps=len(device), host_bound=int((waits_ns > 0).sum()), ns=int(device[-1, 1] - device[0, 0]))
+    if not found["ns"]:
+        return None
+    shares = {name: found[name] / found["ns"] for name in ("host", "device", "waits")}
+    return shares | {"host_bound_steps": found["host_bound"], "steps": found["steps"]}
+
+
+def _lanes_text(lanes: dict[str, Any]) -> str:
+    shares = {name: f"{100 * lanes[name]:.3g} %" for name in ("host", "device", "waits")}
+    text = f"  host at work {shares['host']} of the time, device {shares['device']}"
+    if not lanes["host_bound_steps"]:
+        return f"{text}; no step waited for the host"
+    of = f"{lanes['host_bound_steps']:,} of {lanes['steps']:,} steps"
+    return f"{text}; it stood still for the host {shares['waits']} of it, before {of}"
 
 
 def _one(records: Records, parts: pd.DataFrame, request_id: int) -> dict[str, Any]:
