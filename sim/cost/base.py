@@ -49,6 +49,11 @@ class Cost(CostModel, StepEstimator, Protocol):
         """The host's part of `step_ns`, which an engine that schedules ahead does beside the GPU."""
         return HostPart()
 
+    @property
+    def overlap_known(self) -> bool:
+        """Whether it was measured or is stated that the host's part lies beside the GPU's; True if there is none."""
+        return self.host_part == HostPart()
+
     def without_host(self) -> Cost:
         """This cost without the host's part."""
         return self

@@ -289,6 +289,11 @@ class Calibrated(Cost):
         measured, costs = self.profile.ahead, self.profile.costs
         return measured if measured is not None and self.host == costs.host else replace(costs, host=self.host)
 
+    @property
+    def overlap_known(self) -> bool:
+        stated = self.host.mode == "overlapped" and not self.host.assumed
+        return stated or self._ahead is self.profile.ahead or super().overlap_known
+
     def without_host(self) -> Calibrated:
         host = HostTerm(0, 0, 0, "serial", self.host.assumed)
         return Calibrated(
@@ -311,7 +316,7 @@ class Calibrated(Cost):
         """
         work = padded_work(columns)
         terms = self._kernels(columns, work)
-        kernel, host = sum(terms.values(), np.zeros(1)), self._host(columns, work)
+        kernel, host = sum(terms.values(), np.zeros(1)), _part(self.host).of(columns)
         swapped = columns["swap_blocks"]
         base, per_block = self._swap_parts() if swapped.any() else (0.0, 0.0)
         terms["host"] = host if self.host.mode == "serial" else np.maximum(host - kernel, 0.0)
@@ -326,10 +331,7 @@ class Calibrated(Cost):
 
     def host_ns(self, columns: Columns) -> Floats:
         """ns of each step's host time, hidden behind kernels or not."""
-        return self._host(columns, padded_work(columns))
-
-    def _host(self, columns: Columns, work: Work) -> Floats:
-        return _part(self.host).of_steps(columns, work)
+        return _part(self.host).of(columns)
 
     def _kernels(self, columns: Columns, work: Work) -> Terms:
         """The kernels' terms of `explain`; `work` is `padded_work(columns)`."""

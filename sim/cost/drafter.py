@@ -114,6 +114,10 @@ class Drafted(Cost):
     def host_part(self) -> HostPart:
         return self.cost.host_part
 
+    @property
+    def overlap_known(self) -> bool:
+        return self.cost.overlap_known
+
     def without_host(self) -> Drafted:
         return Drafted(self.cost.without_host(), self.drafter)
 

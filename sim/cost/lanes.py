@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.cost.work import TIME_TERMS, Columns, Work, padded_work
+from batchsim.cost.work import TIME_TERMS, Columns, padded_work
 from batchsim.kernel.types import Batch
 
 if TYPE_CHECKING:
@@ -28,9 +28,10 @@ class HostPart:
         rows = batch.num_decode + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
         return int(self.base + self.per_sequence * rows + self.per_token * batch.num_prefill_tokens)
 
-    def of_steps(self, columns: Columns, work: Work) -> NDArray[np.float64]:
-        """ns of the host in each recorded step; `work` is `padded_work(columns)`."""
-        return self.base + self.per_sequence * work.sequences + self.per_token * columns["num_prefill_tokens"]
+    def of(self, columns: Columns) -> NDArray[np.float64]:
+        """ns of the host for each recorded step: `ns`, not rounded."""
+        rows = padded_work(columns).sequences
+        return self.base + self.per_sequence * rows + self.per_token * columns["num_prefill_tokens"]
 
     def __mul__(self, factor: float) -> HostPart:
         return HostPart(self.base * factor, self.per_sequence * factor, self.per_token * factor)

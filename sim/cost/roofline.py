@@ -384,8 +384,8 @@ class Roofline(Cost):
 
     def describe(self) -> str:
         """One line for the head of a report."""
-        tp, error = self.deployment.tp, self.error
-        degree = f", tp {tp}" if tp > 1 else ""
+        its, error = self.deployment, self.error
+        degree = "".join(f", {name} {count}" for name, count in (("tp", its.tp), ("pp", its.pp)) if count > 1)
         error_text = f"error unknown: {error.source}" if isinstance(error, Unknown) else f"{KERNELS} {error}"
         return f"cost: roofline{degree}, not measured here ({error_text})"
 
@@ -395,12 +395,13 @@ class Roofline(Cost):
 
         Unknown for all that was in no comparison: other models and types, several GPUs, attention where none was timed.
         """
-        e, model, tp = self.gpu.efficiencies, self.deployment.model, self.deployment.tp
+        e, model, tp, pp = self.gpu.efficiencies, self.deployment.model, self.deployment.tp, self.deployment.pp
         if e.error_p95 is None:
             return Unknown(f"no kernel of {self.gpu.name} was timed")
         missing = [
             ("attention", e.compared == KERNELS),
             (f"tp {tp}", tp == 1),
+            (f"pp {pp}", pp == 1),
             (model.dtype, model.dtype == e.dtype),
             (model.name, any(replace(model, dtype=e.dtype).same_shape(other) for other in e.models)),
         ]

@@ -48,6 +48,10 @@ class Scaled(Cost):
     def host_part(self) -> HostPart:
         return self.cost.host_part * self.factor
 
+    @property
+    def overlap_known(self) -> bool:
+        return self.cost.overlap_known
+
     def without_host(self) -> Cost:
         return Scaled(self.cost.without_host(), self.factor)
 

@@ -199,10 +199,21 @@ def heading(setup: Setup) -> str:
         setup.scenario.name,
         model,
         cost,
+        _hidden_host(setup),
         f"measured at: {measured_at(setup)}",
         *dict.fromkeys(_defaults(setup.scenario)),
     )
     return " · ".join(filter(None, facts))
+
+
+def _hidden_host(setup: Setup) -> str:
+    """That nobody measured how much of the host's part of a step lies beside the device, and for whom that counts."""
+    ahead: list[str] = []
+    for each in [group.setup for group in setup.groups] or [setup]:
+        for scenario in each.scenario.variants or (each.scenario,):
+            loops = {spec.label: spec.config.traits.loop.over(each.cost.stages) for spec in scenario.specs}
+            ahead += [label for label, loop in loops.items() if loop.is_ahead and not each.cost.overlap_known]
+    return f"{', '.join(dict.fromkeys(ahead))}: host all beside the device, not measured" if ahead else ""
 
 
 def _defaults(scenario: Scenario) -> Iterator[str]:

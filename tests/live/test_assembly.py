@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -106,6 +108,8 @@ def test_what_an_engine_ahead_takes_is_found_apart(profile: Profile) -> None:
     engine that waits keeps its own."""
     cost, table = Calibrated(profile), columns([StepShape("H", (500,) * 30)])
     kernels = FACTOR * kernel_ns(table)[0] + STEP_NS
+    assert cost.overlap_known
+    assert not Calibrated(replace(profile, ahead=None)).overlap_known
     assert cost.without_host().explain(table)["host"][0] == 0
     assert cost.without_host().kernel_ns(table)[0] == pytest.approx(BESIDE * kernels, rel=0.03)
     assert cost.kernel_ns(table)[0] == pytest.approx(kernels, rel=0.03)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.results.keep import heading
 from batchsim.results.provenance import identity, short_hash
 from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup, resolve, simulate_point
 from batchsim.study.capacity.find import _error_of
 from tests.unit.test_cost import BATCHES, LINEAR, ROOFLINE
@@ -166,6 +168,13 @@ def test_the_error_of_a_roofline_outside_its_fit_is_unknown(model, gpu, tp, why)
     assert Scaled(cost, 1.1).error == cost.error
 
 
+def test_a_pipeline_is_named_and_its_error_unknown():
+    """Neither the cut of the layers nor what goes between stages was in any comparison."""
+    cost = Roofline(MODEL, GPUS["h100"], tp=2, pp=4)
+    assert cost.describe() == "cost: roofline, tp 2, pp 4, not measured here (error unknown: tp 2, pp 4 not in the fit)"
+    assert Roofline(MODEL, GPUS["h100"], pp=2).error == Unknown("pp 2 not in the fit")
+
+
 def test_a_gpu_of_which_nothing_was_timed_has_no_error():
     """Its shares are another's: heading and sources say so, and no figure of the other's fit stands for it."""
     cost = Roofline(MODEL, GPUS["rtx4090"])
@@ -213,3 +222,42 @@ def test_a_measured_profile_tells_the_spread_of_its_biases():
     assert (fitted.low, fitted.high) == (error.low, error.high) and "no step was held out" in fitted.source
     bare = Calibrated(replace(PROFILE, held_out=None, residuals=()))
     assert bare.error == Unknown("the profile has neither held-out steps nor residuals")
+
+
+AHEAD = """
+model: llama-3.1-8b
+cost: h100
+workload:
+  arrivals: {kind: poisson, mean_rate: 12/s}
+  lengths: {prompt: {kind: fixed, tokens: 30}, output: {kind: fixed, tokens: 30}}
+  output_cap: 90
+  requests: 120
+policies: {vllm: {}, sglang: {}}
+slo: ttft<1s @ 99%
+"""
+WAITS = "policies={vllm: {async_scheduling: false}}"
+PROFILE_OF_H100 = "cost={kind: profile, profile: h100-llama-3.1-8b-aiconfigurator"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "who"),
+    [
+        ((), "vllm, sglang"),
+        (("policies.vllm.async_scheduling=false",), "sglang"),
+        ((WAITS,), ""),
+        ((WAITS, "cost.pp=2"), "vllm"),
+        ((WAITS, "vary={policies.vllm.async_scheduling: [false, true]}"), "vllm"),
+        (("cost.host={base: 0ms, per_sequence: 0us}",), ""),
+        (("cost_factor=1.1",), "vllm, sglang"),
+        ((PROFILE_OF_H100 + "}",), "vllm, sglang"),
+        ((PROFILE_OF_H100 + ", host: {base: 1ms, mode: overlapped}}",), ""),
+        (("cost={kind: linear, base: 1ms}", "kv.tokens=3200"), ""),
+        (("replicas={router: random, groups: {a: {count: 1}, b: {count: 1, cost: {kind: roofline, gpu: h200}}}}",),
+         "vllm, sglang"),
+    ],
+)  # fmt: skip
+def test_a_heading_says_whose_hidden_host_nobody_measured(overrides, who):
+    """Of engines ahead of results alone, and not where there is no host's part or its overlap is stated."""
+    found = heading(Setup.of(parse_scenario(AHEAD, "some.yaml", Path(), overrides)))
+    said = [part for part in found.split(" · ") if part.endswith(": host all beside the device, not measured")]
+    assert said == ([f"{who}: host all beside the device, not measured"] if who else [])

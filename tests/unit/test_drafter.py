@@ -195,6 +195,7 @@ def test_a_drafter_leaves_what_the_cost_says_of_itself() -> None:
     assert cost.profile is not None
     assert cost.reach is not None
     assert (found.profile, found.reach, found.error) == (cost.profile, cost.reach, cost.error)
+    assert not cost.overlap_known and not found.overlap_known
 
 
 def test_branches_are_rows_of_every_pass_but_the_first() -> None:

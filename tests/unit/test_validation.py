@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ import pytest
 from batchsim.check.validation.compare_runs import FIGURES, MetricError, PointReport, judge, void
 from batchsim.check.validation.load_shift import REACH, crossing, load_shifts
 from batchsim.check.validation.step_error import ALL, StepPairs
+from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.lanes import HostPart
 from batchsim.cost.periods import REGIONS, periods_ns, regions
-from batchsim.cost.work import TIME_TERMS, Columns, Terms
+from batchsim.cost.profile import HostTerm
+from batchsim.cost.work import TIME_TERMS, Columns, Terms, work_columns
 from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.record import STEP_DTYPE
 from batchsim.metrics.table import METRICS
@@ -22,6 +25,7 @@ from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.report.pictures.validation_plots import write_pictures
 from batchsim.report.text.validation_text import DRAFTS, error_grid, markdown, report
 from batchsim.report.validation_report import to_json
+from tests.unit.test_profile import PROFILE
 from tests.unit.validation_samples import LOAD, Sample, case, late, played, point, resolved, validation
 
 # ---- step times
@@ -93,6 +97,21 @@ def test_ahead_of_results_a_period_is_the_longer_of_kernels_and_host() -> None:
     for host_ns, bias in ((20, 0), (130, 0.3)):
         found = StepPairs.of(steps, [], np.array([80, 80]), HostApart(), beside=HostPart(host_ns)).errors()[-1]
         assert (found.bias, found.kernel_bias) == (pytest.approx(bias), None)
+
+
+@pytest.mark.parametrize("mode", ["serial", "overlapped"])
+@pytest.mark.parametrize("host_ns", [1e6, 50e6])
+def test_a_period_ahead_is_the_same_of_a_host_measured_serial_or_overlapped(
+    mode: Literal["serial", "overlapped"], host_ns: float
+) -> None:
+    """All of the host's part counts, not what of an overlapped one sticks out of the kernels: else 50 ms beside kernels
+    of less would be a period shorter than themselves."""
+    steps = steps_of({"duration_ns": 1, "num_decode": 4, "context_tokens": 4000})
+    cost = Calibrated(PROFILE, host=HostTerm(host_ns, 0, 0, mode, assumed=True))
+    (predicted,) = StepPairs.of(steps, [], np.empty(0), cost.without_host(), beside=cost.host_part).predicted
+    (device_ns,) = cost.kernel_ns(work_columns(steps))
+    assert 1e6 < device_ns < 50e6
+    assert predicted == max(host_ns, device_ns)
 
 
 # ---- figures

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchsim.cost.lanes import HostPart
 from batchsim.cost.periods import REGIONS, periods_ns, regions
-from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work, work_columns
+from batchsim.cost.work import TIME_TERMS, Columns, Terms, work_columns
 from batchsim.metrics.measure import percentile
 
 ALL = "all"
@@ -24,7 +24,10 @@ Floats = NDArray[np.float64]
 
 
 class Explains(Protocol):
-    """The method of a cost model that is used here."""
+    """What of a cost model is used here."""
+
+    @property
+    def host_part(self) -> HostPart: ...
 
     def explain(self, columns: Columns) -> Terms: ...
 
@@ -82,7 +85,7 @@ class StepPairs:
         timed = len(kernel_ns) == len(steps) and bool(host.any()) and beside is None
         whole = kernel + host
         if beside is not None:
-            whole = np.maximum(whole, beside.of_steps(columns, padded_work(columns)))
+            whole = np.maximum(whole, beside.of(columns))
         return cls(
             region=regions(steps),
             predicted=whole,
