@@ -155,11 +155,16 @@ class Setup:
         return replace(self, scenario=replace(self.scenario, file=replace(file, replicas=steady)))
 
     def check_can_be_real(self) -> None:
-        """ScenarioError if only a simulation could run the scenario: it stretches its steps, or has replicas."""
+        """ScenarioError if only a simulation could run the scenario: it stretches its steps, has replicas or stages."""
         if self.groups:
             raise ScenarioError(
                 f"{self.scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
             )
+        with self.scenario.at("cost"):
+            if (stages := self.cost.stages) > 1:
+                raise ScenarioError(
+                    f"cost.pp {stages}: a pipeline can only be simulated, a real run has one stage. Set it to 1."
+                )
         with self.scenario.at("cost_factor"):
             if (factor := self.scenario.file.cost_factor) != 1:
                 raise ScenarioError(

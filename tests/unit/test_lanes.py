@@ -13,7 +13,7 @@ from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.point import Setup, resolve
 from tests.unit.test_cost import BATCHES
 
 LLAMA, H100 = MODELS["llama-3.1-8b"], GPUS["h100"]
@@ -67,6 +67,13 @@ def test_the_kv_pool_of_a_pipeline_is_that_of_the_stage_with_the_output_matrix()
     free_bytes = int(H100.memory_bytes * 0.9) - two.weight_bytes - 2_600_000_000
     assert two.derive_kv().num_blocks == free_bytes // (LLAMA.kv_bytes_per_token // 2 * 16)
     assert (two.num_gpus, Deployment(LLAMA, H100, tp=2, pp=2).num_gpus) == (2, 4)
+
+
+def test_a_pipeline_is_no_real_run() -> None:
+    """Nothing that runs a model would have its stages: refused where a scenario is resolved, validated or run live."""
+    scenario = load_scenario("bursty", overrides=["cost={kind: roofline, gpu: h100, pp: 2}", "policies={vllm: {}}"])
+    with pytest.raises(ScenarioError, match=r"^--set cost=.*pp 2: a pipeline can only be simulated.* Set it to 1\.$"):
+        resolve(scenario)
 
 
 @pytest.mark.parametrize(
