@@ -97,6 +97,23 @@ def test_other_free_blocks_are_memory() -> None:
     assert "0 simulated, 4 live" in found.text
 
 
+def test_other_drafts_are_named_before_what_follows_from_them() -> None:
+    """How many were accepted up to there, or were found for the step itself; a request that ended sooner by them, or
+    came in between, is not to blame."""
+    drafted = {"start_ns": 0, "num_decode": 2, "num_decode_tokens": 4}
+    told = {"first": {"num_accepted_tokens": 1}, "second": {"start_ns": 10, "num_decode": 1, "context_tokens": 5}}
+    early = [TWO[0] | {"delivered_ns": 10}, TWO[1] | {"lag_ns": 3}]
+    ours = records_of(TWO, _steps(drafted | told["first"], told["second"]))
+    theirs = records_of(early, _steps(drafted | {"num_accepted_tokens": 2}, told["second"] | {"context_tokens": 6}))
+    found = first_divergence(ours, theirs)
+    assert found is not None and (found.step, found.cause, found.request) == (1, "drafts", None)
+    assert "draft tokens accepted before it: 1 simulated, 2 live" in found.text
+    fewer = records_of(TWO, _steps(drafted | {"num_decode_tokens": 3}))
+    found = first_divergence(ours, fewer)
+    assert found is not None and (found.step, found.cause) == (0, "drafts")
+    assert "drafts in it: 2 simulated, 1 live" in found.text
+
+
 def test_a_run_that_goes_on_longer_diverges_at_its_first_step_more() -> None:
     """Equal as far as both go: the end is the difference, and only one side has that step."""
     ours = records_of(TWO, _steps({"start_ns": 0}, {"start_ns": 10}))

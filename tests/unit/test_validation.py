@@ -126,6 +126,7 @@ def test_equal_runs_agree_in_everything() -> None:
     assert {metric.name for metric in same.metrics} == set(FIGURES)
 
 
+@pytest.mark.slow
 def test_drafts_are_told_as_supposed_and_as_measured() -> None:
     """The simulation's are the scenario's; those of all live runs that count are one law, and an error like others."""
     spec = SpeculativeConfig("ngram", 2, (0.5, 0.25), 0.8)

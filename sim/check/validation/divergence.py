@@ -53,7 +53,7 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first step (from 0) that differs. `cause`: `arrival`, `finish`, `memory`, `end` or `time rule`.
+    """The first step (from 0) that differs. `cause`: `drafts`, `arrival`, `finish`, `memory`, `end` or `time rule`.
 
     `drift_ns`: how much later the live run began that step. `request` and `arrival_ns` are of the request that explains
     the difference, if one does; `text` tells all of it in words. `simulated` or `live` is None for a run that has
@@ -154,7 +154,9 @@ def _explain(step: int, ours: _Side, theirs: _Side) -> Divergence:
     request = arrival_ns = None
     ended = set(ours.ended_by(mine.start_ns).tolist()) ^ set(theirs.ended_by(live.start_ns).tolist())
     row = _came_between(step, ours, theirs)
-    if row is not None:
+    if (words := _unlike_drafts(step, ours, theirs)) is not None:
+        cause, why = "drafts", words
+    elif row is not None:
         cause = "arrival"
         request = int(ours.records.requests["request_id"][row])
         arrival_ns = int(ours.records.requests["arrival_ns"][row])
@@ -171,6 +173,19 @@ def _explain(step: int, ours: _Side, theirs: _Side) -> Divergence:
     else:
         cause, why = "time rule", "both knew the same requests: a rule of the policy that looks at the time"
     return Divergence(step, cause, f"{times}; {why}. {text}", request, arrival_ns, drift_ns, mine, live)
+
+
+def _unlike_drafts(step: int, ours: _Side, theirs: _Side) -> str | None:
+    """How many drafts were found or right, where that was not the same on both sides up to `step`; else None."""
+    mine, live = ours.records.steps[: step + 1], theirs.records.steps[: step + 1]
+    same_decodes = mine["num_decode"][-1] == live["num_decode"][-1]
+    if same_decodes and mine["num_decode_tokens"][-1] != live["num_decode_tokens"][-1]:
+        drafts = (int(rows["num_decode_tokens"][-1] - rows["num_decode"][-1]) for rows in (mine, live))
+        return "drafts in it: {} simulated, {} live".format(*drafts)
+    accepted = [rows["num_accepted_tokens"][:-1] for rows in (mine, live)]
+    if np.array_equal(*accepted):
+        return None
+    return "draft tokens accepted before it: {} simulated, {} live".format(*(int(of.sum()) for of in accepted))
 
 
 def _came_between(step: int, ours: _Side, theirs: _Side) -> int | None:
