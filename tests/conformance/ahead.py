@@ -36,8 +36,9 @@ def asynchronous(case: Case) -> Case:
 
 def engine_ahead(case: Case, executor: type[SimExecutor] = SimExecutor, *, ids: bool = False) -> EngineCore:
     """A fresh engine in the loop of the case's policy. ScenarioError if the policy refuses this memory."""
-    loop, cost = case.config.traits.loop, LaneTokenCost()
+    loop = case.config.traits.loop
+    cost = LaneTokenCost(per_context_ns=37 if case.luck is None else 0)  # with drafts it may be known late
     kv = new_kv(case.config, case.num_blocks, case.block_size, case.num_swap_blocks, ids=ids)
     scheduler: Any = POLICIES[case.kind][1](case.config, PolicyContext(kv, MAX_MODEL_LEN, loop=loop))
-    made = executor(cost, MAX_MODEL_LEN, loop)
+    made = executor(cost, MAX_MODEL_LEN, loop, case.luck)
     return EngineCore(scheduler, made, Recorder(), max_model_len=MAX_MODEL_LEN, stop_ns=case.stop_ns, loop=loop)

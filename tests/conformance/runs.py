@@ -131,17 +131,22 @@ class Case:
         everything = [*self.workload.known, *(arrival for _, arrival in self.workload.following)]
         context = PolicyContext(kv, MAX_MODEL_LEN, TrueLengths(everything), cost, loop)
         scheduler: Scheduler = POLICIES[self.kind][1](self.config, context)
-        speculation, luck = self.config.traits.speculation, None
-        if speculation is not None:  # its classes are none of the requests'
-            luck = DrawnLuck(0, {"": next(iter(speculation.positions.values()))}, speculation.found)
         return EngineCore(
             scheduler,
-            SimExecutor(cost, MAX_MODEL_LEN, loop, luck),
+            SimExecutor(cost, MAX_MODEL_LEN, loop, self.luck),
             Recorder(),
             max_model_len=MAX_MODEL_LEN,
             stop_ns=self.stop_ns,
             loop=loop,
         )
+
+    @property
+    def luck(self) -> DrawnLuck | None:
+        """What drafts are worth, if the policy has any; the classes of its law are none of the requests'."""
+        speculation = self.config.traits.speculation
+        if speculation is None:
+            return None
+        return DrawnLuck(0, {"": next(iter(speculation.positions.values()))}, speculation.found)
 
     def simulate(self, *, leap: bool = True) -> EngineCore:
         core = self.engine()

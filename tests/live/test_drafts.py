@@ -17,18 +17,25 @@ torch = pytest.importorskip("torch", reason="the executor runs on torch: pip ins
 
 from batchsim.base.errors import CalibrationError, PolicyError
 from batchsim.calibrate.drafts import proposed
+from batchsim.calibrate.executor import TorchExecutor
 from batchsim.calibrate.mirror import BlockMirror
 from batchsim.calibrate.prompts import RandomPrompts
 from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.check.conform.recorded_drafts import RecordedDrafts
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.acceptance import DraftCounts
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import Verified
+from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.policy_config import PromptLookup
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, prompt_stream
-from batchsim.kernel.types import Arrival, Batch, Landed, Request, StepResult
+from batchsim.kernel.types import Arrival, Batch, Landed, Request, Sequence, StepResult
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
 from tests.conformance.ahead import LaneTokenCost
 from tests.conformance.runs import MAX_MODEL_LEN as CASE_MODEL_LEN
 from tests.conformance.runs import Case, Listed, built, cases
@@ -191,6 +198,31 @@ def test_a_scheduler_with_drafts_needs_a_drafter(runner: ModelRunner) -> None:
     knobs = KNOBS | {"async_scheduling": False, "speculative_config": unknown}
     with pytest.raises(CalibrationError, match="nobody drafts them here"):
         generate(runner, "vllm", knobs, [arrival(0, 0, 4, 3)], num_blocks=60)
+
+
+class Twice(TableKV):
+    """Deals out its first block again and again."""
+
+    def table(self, seq: Sequence) -> list[int]:
+        return super().table(seq)[:1] * self.held(seq)
+
+
+def test_a_block_that_is_dealt_twice_holds_no_drafts(runner: ModelRunner) -> None:
+    """The step whose drafts would overwrite the prompt is an error, not wrong tokens."""
+    kv = Twice(60, 4)
+    scheduler = VllmWithDrafts(VllmConfig(**KNOBS, async_scheduling=False), PolicyContext(kv, MAX_MODEL_LEN))
+    executor = TorchExecutor(runner, kv, max_model_len=MAX_MODEL_LEN, lookup=SPEC.lookup, prompts=Given([7, 7, 7, 7]))
+    core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN)
+    core.submit(arrival(0, 0, 4, 9))
+    for now_ns in (0, 1):
+        batch = core.schedule(now_ns, drain=True)
+        assert isinstance(batch, Batch)
+        if now_ns:
+            with pytest.raises(PolicyError, match="which holds tokens of executor row"):
+                core.execute(batch, now_ns)
+        else:
+            core.execute(batch, now_ns)
+            core.complete(now_ns)
 
 
 def test_blocks_for_drafts_are_nobody_elses() -> None:

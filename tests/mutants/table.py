@@ -37,7 +37,7 @@ SGLANG_DRAFTS = "policies/test_sglang_drafts policies/test_sglang_drafts_naive c
 TESTS = {
     "sim/kernel/core.py": ENGINE,
     "sim/kernel/chunks.py": ENGINE,
-    "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD}",
+    "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} conformance/test_landing",
     "sim/kernel/leaps.py": f"{ENGINE} {AHEAD}",
     "sim/kernel/sim_executor.py": ENGINE,
     "sim/kernel/decode.py": ENGINE,

@@ -274,3 +274,21 @@ def test_who_made_its_last_token_has_ended() -> None:
     journal.end(seq, 40, FINISHED, "", streams=True)
     (row,) = journal.recorder.records().requests
     assert row["lag_ns"] == 4
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_drafts_rejected_after_a_preemption_are_not_computed_again(preempted: bool) -> None:
+    """Of 11 tokens computed 3 turn out rejected while their sequence waits: 8 are computed a second time, not 11. Of
+    one that goes on nothing is taken off."""
+    journal, (seq,) = begun(1)
+    chunk(journal, seq, 8, 0, sampled=True)
+    seq.settled_computed_tokens, seq.settled_output_tokens = 11, 4
+    if preempted:
+        journal.scheduled(Batch(None, [], 0, preempted=[seq]), 20, {})
+        seq.reset_computed()
+    journal.rejected(seq, 3)
+    seq.settled_output_tokens -= 3
+    if preempted:
+        chunk(journal, seq, 9, 30, sampled=True)
+    assert journal.lives[seq].recomputed == (8 if preempted else 0)
+    assert journal.lives[seq].computed_once == (9 if preempted else 8)

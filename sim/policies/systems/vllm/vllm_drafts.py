@@ -6,7 +6,8 @@ are lost; max_tokens cuts none. Blocks are taken for all drafts, and for what th
 they are rejected. A sequence admitted with one token to compute is padded with dummy drafts to the width of a decode.
 Ahead of results a step counts as if all its drafts were accepted, and the rejected are taken off one step later.
 Source: vllm/v1/core/sched/scheduler.py, async_scheduler.py and vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel.
-Simplifies: the drafter's own time is the cost's to say; several MTP modules, DFlash, suffix decoding, drafts of
+Simplifies: the drafter's own time is the cost's to say; ahead of results n-grams that are not found are rows too, which
+the engine leaves out on the device; several MTP modules, DFlash, suffix decoding, drafts of
 structured outputs, pipelines and a number of drafts by batch size are not simulated.
 """
 
