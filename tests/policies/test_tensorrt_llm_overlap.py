@@ -175,11 +175,16 @@ def test_a_paused_request_may_end_by_its_token_in_flight() -> None:
     assert (done.items[2:], column(done, "last_token_ns")) == ([[]], [43, 43])
 
 
-@pytest.mark.parametrize(("chunked", "back", "lost"), [(False, [14], 1), (True, [12, 5], 0)])
-def test_a_token_in_flight_that_a_pause_cuts_off_is_made_again(chunked: bool, back: list[int], lost: int) -> None:
-    """At 141 both have 16 tokens and one in flight, in 8 of 9 blocks: 1 is paused. 17 are more than a step of 14 takes:
-    it comes back with 14, and what was in flight is lost. In chunks it comes back with all of them."""
-    done = overlapped("0:7->20 0:7->20", 9, **EVICTING, max_num_tokens=14, enable_chunked_prefill=chunked)
+@pytest.mark.parametrize(
+    ("tokens", "chunked", "back", "lost"),
+    [(14, False, [14], 1), (16, False, [16], 1), (17, False, [17], 0), (14, True, [12, 5], 0)],
+)
+def test_a_token_in_flight_that_a_pause_cuts_off_is_made_again(
+    tokens: int, chunked: bool, back: list[int], lost: int
+) -> None:
+    """At 141 both have 16 tokens and one in flight, in 8 of 9 blocks: 1 is paused. Where 17 are more than a step takes,
+    it comes back with those, and what was in flight is lost. In chunks it comes back with all of them."""
+    done = overlapped("0:7->20 0:7->20", 9, **EVICTING, max_num_tokens=tokens, enable_chunked_prefill=chunked)
     assert done.preemptions() == [(141, 1, "kv_blocks", 1)]
     assert (wasted(done)[9], sum(wasted(done))) == (lost, lost)
     assert [n for items in done.items[1:] for i, n in items if i == 1 and n > 1] == back
