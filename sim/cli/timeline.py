@@ -85,7 +85,7 @@ def _lives(results: Results, records: Records, replica: int | None) -> list[Reco
             raise ScenarioError(f"--replica {replica}: {results.path} is of one engine. Drop it.")
         return [records]
     engines = list(by_engine(records))
-    known = sorted({engine.replica for engine in engines if len(engine.records.steps)})
+    known = sorted({engine.replica for engine in engines if engine.records.num_steps})
     if replica not in known:
         asked = "has replicas, a trace is of one" if replica is None else f"ran no step on replica {replica}"
         raise ScenarioError(f"{results.path}: {asked}. Write --replica and one of {', '.join(map(str, known))}.")

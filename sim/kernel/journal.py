@@ -13,6 +13,7 @@ from batchsim.kernel.record import (
     DECODE,
     FINISHED,
     MISSING,
+    PACK_BYTES,
     PREEMPTED,
     PREFILL,
     RECOMPUTE,
@@ -94,7 +95,10 @@ class Journal:
         if batch.swap_out or batch.swap_in:
             swap_blocks = sum(n for _, n in batch.swap_out) + sum(n for _, n in batch.swap_in)
         cached = sum([n for _, n in batch.cached]) if batch.cached else 0
-        self.recorder.step_rows += pack_step(
+        recorder = self.recorder
+        if len(recorder.step_rows) > PACK_BYTES:
+            recorder.pack_steps()
+        recorder.step_rows += pack_step(
             start_ns, duration_ns, batch.context_tokens, pairs, batch.pad_context_tokens, batch.num_decode,
             batch.num_decode_tokens, batch.num_accepted_tokens, batch.num_prefill_tokens, len(batch.chunks), sampled,
             batch.pad_prefill_tokens, batch.pad_prefill_rows, batch.pad_decode_rows, swap_blocks,

@@ -138,6 +138,8 @@ _STEP_PLACES = {
     name: (f"<{kind}", struct.calcsize("<" + "".join(before for _, before in STEP_COLUMNS[:i])))
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
+PACK_BYTES = 1 << 23
+"""Bytes of rows of steps beyond which the first half of them is packed, before the next step."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +164,11 @@ class Records:
     `details` maps a rejection's reason to the numbers of its first case, and the reason of a cut run to what failed.
     `replicas` says whose rows these are where several engines wrote them; see `batchsim.drive.fleet.fleet_records`.
     `lanes` has a row a step where the engine, or one of several, schedules ahead of results: the host's part; else it
-    is empty.
+    is empty. `step_rows` are those of `steps`, packed where they are many.
     """
 
     requests: NDArray[np.void]
-    steps: NDArray[np.void]
+    step_rows: NDArray[np.void] | PackedSteps
     states: NDArray[np.void]
     texts: tuple[str, ...]
     details: dict[str, str]
@@ -174,9 +176,19 @@ class Records:
     lanes: NDArray[np.void] = field(default_factory=lambda: np.empty(0, LANE_DTYPE))
 
     @cached_property
+    def steps(self) -> NDArray[np.void]:
+        """A row a step, by start. Millions of them take memory: where columns do, read `step_columns`."""
+        return self.step_rows.rows() if isinstance(self.step_rows, PackedSteps) else self.step_rows
+
+    @property
+    def num_steps(self) -> int:
+        """Number of rows of `steps`."""
+        return len(self.step_rows)
+
+    @cached_property
     def step_columns(self) -> dict[str, NDArray[Any]]:
         """The columns of `steps` by name, each in one piece: quicker to read than every so many bytes of the rows."""
-        return columns(self.steps)
+        return self.step_rows.columns() if isinstance(self.step_rows, PackedSteps) else columns(self.steps)
 
     def lanes_of(self, chosen: NDArray[Any]) -> NDArray[np.void]:
         """The rows of `lanes` of the chosen steps, by number or as flags; none where there are none."""
@@ -209,27 +221,79 @@ class Records:
 
 def columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
     """A copy of the rows by column. One piece of memory for all, filled in blocks that a CPU's cache holds."""
-    found: dict[str, NDArray[Any]] = {}
-    memory, at = np.empty(len(rows) * rows.dtype.itemsize, np.uint8), 0
-    for name in sorted(rows.dtype.names or (), key=lambda name: -rows.dtype[name].itemsize):  # so that all are aligned
-        size = len(rows) * rows.dtype[name].itemsize
-        found[name] = memory[at : at + size].view(rows.dtype[name])
-        at += size
+    found = _empty_columns(len(rows), rows.dtype)
     for first in range(0, len(rows), _BLOCK_ROWS):
         block = rows[first : first + _BLOCK_ROWS]
         for name, column in found.items():
             column[first : first + _BLOCK_ROWS] = block[name]
-    return {name: found[name] for name in rows.dtype.names or ()}
+    return found
+
+
+def _empty_columns(count: int, dtype: np.dtype) -> dict[str, NDArray[Any]]:
+    """The columns of so many rows, to be filled, in one piece of memory."""
+    found: dict[str, NDArray[Any]] = {}
+    memory, at = np.empty(count * dtype.itemsize, np.uint8), 0
+    for name in sorted(dtype.names or (), key=lambda name: -dtype[name].itemsize):  # so that all are aligned
+        size = count * dtype[name].itemsize
+        found[name] = memory[at : at + size].view(dtype[name])
+        at += size
+    return {name: found[name] for name in dtype.names or ()}
 
 
 _BLOCK_ROWS = 4096
+
+
+class PackedSteps:
+    """Rows of steps in about a third of their memory: by column, a chunk of rows after the other, each column of a
+    chunk in the narrowest type that holds it, one element if it is the same throughout. The `last` rows are as they
+    are.
+    """
+
+    __slots__ = ("_chunks", "_last")
+
+    def __init__(self, chunks: list[tuple[int, dict[str, NDArray[Any]]]], last: NDArray[np.void]) -> None:
+        self._chunks = chunks
+        self._last = last
+
+    def __len__(self) -> int:
+        return sum(count for count, _ in self._chunks) + len(self._last)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns by name, as of rows that are not packed."""
+        found = _empty_columns(len(self), STEP_DTYPE)
+        for name, column in found.items():
+            self._fill(name, column)
+        return found
+
+    def rows(self) -> NDArray[np.void]:
+        """The rows themselves, unpacked."""
+        found = np.empty(len(self), STEP_DTYPE)
+        for name in STEP_DTYPE.names or ():
+            self._fill(name, found[name])
+        return found
+
+    def _fill(self, name: str, column: NDArray[Any]) -> None:
+        at = 0
+        for count, chunk in self._chunks:
+            column[at : at + count] = chunk[name]
+            at += count
+        column[at:] = self._last[name]
+
+
+def _packed(column: NDArray[Any]) -> NDArray[Any]:
+    """A copy of the `column` of integers in the narrowest type, or its first element if all others are equal."""
+    low, high = int(column.min()), int(column.max())
+    if low == high:
+        return column[:1].copy()
+    return column.astype(np.result_type(np.min_scalar_type(low), np.min_scalar_type(high)))
 
 
 class Recorder:
     """Collects rows as packed bytes. `text(s)` gives the code that stands for a string in a code column."""
 
     def __init__(self) -> None:
-        self.step_rows = bytearray()  # of STEP_COLUMNS, packed by `pack_step`
+        self.step_rows = bytearray()  # of STEP_COLUMNS, packed by `pack_step`; the last ones, beyond those in `_packed`
+        self._packed: list[tuple[int, dict[str, NDArray[Any]]]] = []  # chunks of rows: how many, and their columns
         self._states = bytearray()
         self._requests = bytearray()
         self.lane_rows = bytearray()  # of LANE_COLUMNS, a row for each of step_rows or none
@@ -257,6 +321,13 @@ class Recorder:
     def launched(self, called_ns: int, launched_ns: int) -> None:
         """Writes the row of the host's part of the next step."""
         self.lane_rows += _LANE.pack(called_ns, launched_ns, MISSING, 0)
+
+    def pack_steps(self) -> None:
+        """Packs the first half of the rows of steps in `step_rows`: the last ones may change yet."""
+        size = len(self.step_rows) // _STEP.size // 2 * _STEP.size
+        rows = np.frombuffer(self.step_rows[:size], STEP_DTYPE)
+        self._packed.append((len(rows), {name: _packed(column) for name, column in columns(rows).items()}))
+        del self.step_rows[:size]
 
     def landed(self, back: int, launched_ns: int, start_ns: int, duration_ns: int) -> None:
         """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""
@@ -317,7 +388,7 @@ class Recorder:
 
     @property
     def num_steps(self) -> int:
-        return len(self.step_rows) // _STEP.size
+        return sum(count for count, _ in self._packed) + len(self.step_rows) // _STEP.size
 
     def drain(self) -> Records:
         """The tables so far, which this recorder then forgets: an engine that runs on for days need not grow.
@@ -326,6 +397,7 @@ class Recorder:
         """
         drained = self.records()
         self.step_rows, self._states, self._requests = bytearray(), bytearray(), bytearray()
+        self._packed = []
         # What is in flight has its row among the drained, and is never said to be processed.
         self._num_processed -= len(self.lane_rows) // _LANE.size
         self.lane_rows = bytearray()
@@ -338,9 +410,10 @@ class Recorder:
         order = np.argsort(requests["request_id"], kind="stable")
         for name in REQUEST_DTYPE.names or ():  # in place, a column at a time: a million rows are 170 MB
             requests[name] = requests[name][order]
+        steps = np.frombuffer(self.step_rows, STEP_DTYPE)
         return Records(
             requests=requests,
-            steps=np.frombuffer(self.step_rows, STEP_DTYPE),
+            step_rows=PackedSteps(self._packed, steps) if self._packed else steps,
             states=np.frombuffer(self._states, STATE_DTYPE),
             texts=tuple(self._codes),
             details=dict(self.details),

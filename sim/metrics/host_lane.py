@@ -15,7 +15,7 @@ Spans = NDArray[np.int64]
 def ends_before_ns(records: Records) -> Int:
     """For each step, when all steps before it on its engine had ended; 0 for the first. In a pipeline that may be after
     its start. Zeros where no engine is ahead: there no two steps meet."""
-    found = np.zeros(len(records.steps), np.int64)
+    found = np.zeros(records.num_steps, np.int64)
     for mine in _engines(records):
         ends = records.step_columns["start_ns"][mine] + records.step_columns["duration_ns"][mine]
         found[mine[1:]] = np.maximum.accumulate(ends)[:-1]
@@ -28,7 +28,7 @@ def host_waits_ns(records: Records) -> Int:
 
     Time in which the host had nothing to do either is not counted: nobody was there, or the engine slept.
     """
-    found = np.zeros(len(records.steps), np.int64)
+    found = np.zeros(records.num_steps, np.int64)
     before_ns = ends_before_ns(records)
     for mine in _engines(records):
         lanes = records.lanes[mine]
@@ -87,6 +87,6 @@ def _engines(records: Records) -> list[NDArray[np.intp]]:
     if not len(records.lanes):
         return []
     if records.replicas is None:
-        return [np.arange(len(records.steps))]
+        return [np.arange(records.num_steps)]
     of = records.replicas.steps
     return [np.flatnonzero(of == replica) for replica in np.unique(of)]

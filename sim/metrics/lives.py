@@ -122,12 +122,12 @@ def queueing(records: Records, intervals: Intervals) -> Queueing:
     is_first[1:] = intervals.is_last[:-1]
     until[intervals.request[is_first]] = intervals.start_ns[is_first]
     entered, next_start = arrival.copy(), np.full(len(requests), MISSING)
-    if len(records.steps):
+    if records.num_steps:
         # A step that starts at the very instant of the arrival is one the request was there for.
         at = np.searchsorted(steps["start_ns"], arrival, "left") - 1
         step_end = np.where(at < 0, 0, steps["start_ns"][at] + steps["duration_ns"][at])
         entered = np.maximum(arrival, np.minimum(step_end, until))
-        followed = at + 1 < len(records.steps)
+        followed = at + 1 < records.num_steps
         next_start[followed] = steps["start_ns"][at[followed] + 1]
     return Queueing(arrival, entered, np.maximum(entered, until), until <= next_start)
 

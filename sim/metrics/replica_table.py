@@ -72,7 +72,7 @@ def _of_replica(inputs: PointInputs, replica: int) -> PointInputs:
         records=replace(
             records,
             requests=records.requests[requests],
-            steps=records.steps[steps],
+            step_rows=records.steps[steps],
             lanes=records.lanes_of(steps),
             states=records.states[states],
             replicas=of,

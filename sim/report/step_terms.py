@@ -39,7 +39,7 @@ def step_terms(
     """
     live = results.manifest.get("live")
     if live is not None:
-        return _measured(results.path.parent / live["raw"], live["raw_sha256"], len(records.steps))
+        return _measured(results.path.parent / live["raw"], live["raw_sha256"], records.num_steps)
     try:
         cost = _cost(results, records, policy, replica)
         if len(records.lanes):
@@ -49,7 +49,7 @@ def step_terms(
     except (BatchsimError, KeyError, ValueError):
         return {}
     found = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}
-    rest_ns = records.steps["duration_ns"] - sum(found.values(), np.zeros(len(records.steps)))
+    rest_ns = records.steps["duration_ns"] - sum(found.values(), np.zeros(records.num_steps))
     if cost.stages > 1 and len(rest_ns):
         found["other"] = found["other"] + rest_ns
         # The first step finds all stages free: it waits for nobody, and is in them as long as the cost says.

@@ -106,7 +106,7 @@ def write_timeline(events: Iterable[Event], path: Path, facts: dict[str, Any]) -
 def _end_ns(records: Records) -> int:
     """Time of the run's last event, ns: a step's end, a request's end or a delivery."""
     ends = [int(records.requests[name].max()) for name in ("ended_ns", "delivered_ns") if len(records.requests)]
-    if len(records.steps):
+    if records.num_steps:
         ends.append(int(records.steps["start_ns"][-1] + records.steps["duration_ns"][-1]))
     return max(ends, default=0)
 

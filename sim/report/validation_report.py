@@ -120,7 +120,7 @@ def _side(records: Records) -> dict[str, Any]:
     """One run in numbers; `actual_arrival_ns` is when the load source really submitted each request."""
     requests = records.requests
     return {
-        "num_steps": len(records.steps),
+        "num_steps": records.num_steps,
         "busy_s": float(records.steps["duration_ns"].sum()) / NS_PER_S,
         "finished": int((requests["outcome"] == FINISHED).sum()),
         "preemptions": int(requests["num_preemptions"].sum()),

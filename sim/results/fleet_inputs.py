@@ -31,7 +31,7 @@ def cost_terms(setup: Setup, records: Records, config: PolicyConfig) -> dict[str
     terms = {}
     for name in parts[0][1]:
         if all(name in explained for _, explained in parts):
-            terms[name] = np.empty(len(records.steps))
+            terms[name] = np.empty(records.num_steps)
             for mine, explained in parts:
                 terms[name][mine] = explained[name]
     return terms

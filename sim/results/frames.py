@@ -211,7 +211,7 @@ def to_records(
                     texts.setdefault(str(text), len(texts))
     return Records(
         requests=_rows(requests, REQUEST_DTYPE, texts),
-        steps=_rows(steps, STEP_DTYPE, texts),
+        step_rows=_rows(steps, STEP_DTYPE, texts),
         states=_rows(states, STATE_DTYPE, texts),
         texts=tuple(texts),
         details={},

@@ -61,7 +61,7 @@ def inputs(*, drafts: bool, ahead: bool) -> PointInputs:
     if ahead:
         lanes["called_ns"] = lanes["launched_ns"] = steps["start_ns"]
         lanes["processed_ns"] = steps["start_ns"] + steps["duration_ns"]
-    records = replace(records, steps=steps, lanes=lanes)
+    records = replace(records, step_rows=steps, lanes=lanes)
     work = np.ones(len(records.steps))
     return inputs_of(
         records,

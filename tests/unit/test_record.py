@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from batchsim.kernel.journal import Journal
 from batchsim.kernel.record import (
     BLOCKED,
     MISSING,
@@ -25,7 +28,7 @@ from batchsim.kernel.record import (
     _format,
     pack_step,
 )
-from batchsim.kernel.types import Arrival, Request
+from batchsim.kernel.types import Arrival, Batch, Request
 
 
 @pytest.mark.parametrize(
@@ -196,13 +199,45 @@ def test_what_was_drained_is_forgotten() -> None:
     assert len(recorder.records().states) == 0
 
 
+def test_steps_that_are_packed_are_read_as_they_were_written() -> None:
+    """Rows and columns, whatever the width of a value, and the last rows can still be cut."""
+    rows = [
+        (start_ns, 2**40 - start_ns, -start_ns, 7, *(start_ns % 300 * n for n in range(len(STEP_COLUMNS) - 4)))
+        for start_ns in range(0, 2_000, 2)
+    ]
+    recorder = Recorder()
+    for number, row in enumerate(rows):
+        recorder.step_rows += pack_step(*row)
+        if number % 300 == 299:
+            recorder.pack_steps()
+    recorder.cut_last_steps(1, rows[-1][0] + 1)
+    rows[-1] = (rows[-1][0], 1, *rows[-1][2:])
+    assert recorder.num_steps == len(rows) and len(recorder.step_rows) < len(rows) * STEP_DTYPE.itemsize
+    records = recorder.records()
+    assert records.num_steps == len(rows) and records.steps.tolist() == rows and records.steps is records.steps
+    for at, (name, column) in enumerate(records.step_columns.items()):
+        assert column.dtype == STEP_DTYPE[name] and column.tolist() == [row[at] for row in rows]
+    assert recorder.drain().num_steps == len(rows) and recorder.num_steps == 0
+
+
+def test_many_steps_take_little_memory_while_they_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond so many bytes of rows the journal packs half of them, before it writes the next."""
+    monkeypatch.setattr("batchsim.kernel.journal.PACK_BYTES", 10 * STEP_DTYPE.itemsize)
+    recorder, scheduler = Recorder(), SimpleNamespace(kv=SimpleNamespace(num_free=1), num_waiting=0, num_running=0)
+    journal = Journal(recorder, 0)
+    for start_ns in range(100):
+        journal.step(cast(Any, scheduler), Batch(None, [], 0), start_ns, 1, 0, 0)
+        assert len(recorder.step_rows) <= 11 * STEP_DTYPE.itemsize
+    assert recorder.records().steps["start_ns"].tolist() == list(range(100))
+
+
 @pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 9000])
 def test_columns_hold_what_the_rows_hold(count: int) -> None:
     """In the rows' order of columns, each in one piece, whole and parts of blocks alike; made once of steps."""
     steps = np.zeros(count, STEP_DTYPE)
     for number, name in enumerate(STEP_DTYPE.names or ()):
         steps[name] = np.arange(count) * (number + 1) + number
-    records = replace(Recorder().records(), steps=steps)
+    records = replace(Recorder().records(), step_rows=steps)
     found = records.step_columns
     assert list(found) == list(STEP_DTYPE.names or ()) and found is records.step_columns
     for name, column in found.items():

@@ -284,7 +284,7 @@ def decoding(*rows_and_ms: tuple[int, int, int], swap_blocks: int = 0) -> Sample
         )
     )
     run = played("vllm", LOAD)
-    return replace(run, records=replace(run.records, steps=steps), rested=np.empty(0, np.int64))
+    return replace(run, records=replace(run.records, step_rows=steps), rested=np.empty(0, np.int64))
 
 
 def test_a_disturbance_is_told_by_steps_of_as_many_rows() -> None:

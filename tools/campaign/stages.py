@@ -79,7 +79,7 @@ class Stages:
             "saturation_rps": saturation,
             "load_rps": load,
             "num_blocks": num_blocks,
-            "steps": len(live.records.steps),
+            "steps": live.records.num_steps,
             "busy_s": measured_s,
             "predicted_busy_s": predicted_s,
             "void": lag_verdict(live.records),

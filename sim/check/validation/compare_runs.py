@@ -343,7 +343,7 @@ def void(live: Played) -> str:
     """Why a live run does not count; "" if it does. The cost model has no say in it."""
     if live.reason:
         return f"cut: {live.reason}"
-    if not len(live.records.steps):
+    if not live.records.num_steps:
         return "none of its requests was ever run"
     return lag_verdict(live.records) or _disturbance(live)
 

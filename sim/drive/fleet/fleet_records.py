@@ -68,7 +68,15 @@ def merged(lives: list[EngineLife]) -> Records:
         if name == "steps" and len(tables["lanes"]):
             tables["lanes"] = tables["lanes"][order]
         tables[name], owners[name] = tables[name][order], owners[name][order]
-    return Records(**tables, texts=tuple(codes), details=details, replicas=Replicas(**owners, stays=stays))
+    return Records(
+        tables["requests"],
+        tables["steps"],
+        tables["states"],
+        tuple(codes),
+        details,
+        Replicas(**owners, stays=stays),
+        tables["lanes"],
+    )
 
 
 def _lanes(lives: list[EngineLife]) -> NDArray[np.void]:
@@ -146,7 +154,7 @@ def by_engine(records: Records) -> Iterator[OfEngine]:
             engine = replace(
                 records,
                 requests=requests[rows],
-                steps=steps[its],
+                step_rows=steps[its],
                 lanes=lanes[its] if len(lanes) else lanes,
                 states=states[np.searchsorted(cuts, states["time_ns"]) == k],
                 replicas=None,

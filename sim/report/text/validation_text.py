@@ -66,7 +66,7 @@ def _drafts(found: Validation) -> list[str]:
 
 
 def _parts(run: ComparedRun) -> str:
-    steps = len(run.played.records.steps)
+    steps = run.played.records.num_steps
     return f"none in {steps} steps" if run.divergence is None else run.divergence.text
 
 
@@ -186,7 +186,7 @@ def _page_of(found: Validation, point: PointReport) -> list[str]:
     simulated = point.simulated.records
     lines = [f"- simulated: {len(simulated.steps):,} steps, {len(simulated.requests):,} requests"]
     for run in point.runs:
-        steps = len(run.played.records.steps)
+        steps = run.played.records.num_steps
         text = f"void: {run.void}" if run.void else f"first step that differs: {_parts(run)}"
         if run.drift is not None:
             text += f"; drift {100 * run.drift:+.1f} %" + ("" if run.calm else ", not calm")
