@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import parse_json
-from batchsim.base.plain import fields_from_plain, from_plain, to_plain
+from batchsim.base.plain import LEFT_OUT, fields_from_plain, from_plain, to_plain
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
@@ -184,7 +184,7 @@ class Resolved:
         drain_ns = self.workload.drain
         speculation = policy.config.traits.speculation
         if speculation is not None:
-            self._let_luck(policy, speculation, executor, workload.seed)
+            self._let_luck(policy, speculation, executor, workload)
         return EngineCore(
             self.scheduler(policy, kv, workload, estimator, stages),
             executor,
@@ -208,11 +208,23 @@ class Resolved:
         executor = SimExecutor(cost, self.max_model_len, loop)
         return self.engine(policy, workload, kv, executor, cost, cost.stages)
 
-    def _let_luck(self, policy: ResolvedPolicy, speculation: Speculation, executor: Executor, seed: int) -> None:
+    def _let_luck(
+        self, policy: ResolvedPolicy, speculation: Speculation, executor: Executor, workload: BuiltWorkload
+    ) -> None:
         """Tells a simulation's `executor` what drafts are worth; any other finds out. ScenarioError for drafts that no
-        other makes, or unknown classes."""
+        other makes, or where that is not said of a class, or of requests by their trace."""
         if not isinstance(executor, SimExecutor):
             policy.check_can_be_real()
+        if not speculation.positions:
+            if not workload.source.tells_acceptance:
+                raise ScenarioError(
+                    f"{policy.name}: acceptance is to be the trace's, and no trace tells it of all requests. Write"
+                    " columns.acceptance in trace, and take all lengths from it."
+                )
+            own, found = workload.acceptance, speculation.found
+            if isinstance(executor, SimExecutor):
+                executor.luck = DrawnLuck.of_requests(workload.seed, speculation.num_drafts, own, found)
+            return
         classes, of = set(self.workload.classes), set(speculation.positions)
         if unknown := sorted(of - classes - {""}):
             known = ", ".join(sorted(classes)) or "no classes"
@@ -224,7 +236,7 @@ class Resolved:
                 f'{policy.name}: no acceptance of class {missing[0]!r}. Add it, or one under "" for all others.'
             )
         if isinstance(executor, SimExecutor):
-            executor.luck = DrawnLuck(seed, speculation.positions, speculation.found)
+            executor.luck = DrawnLuck(workload.seed, speculation.positions, speculation.found)
 
     def find(self, policy: str) -> ResolvedPolicy:
         """The policy of that name, or of that label if it has one variant. ScenarioError lists the names."""
@@ -287,6 +299,7 @@ class _Table:
     notes: tuple[str, ...]
     hash_block_tokens: int | None
     hash_ids: list[list[int]] | None
+    acceptance: list[float] | None = field(default=None, metadata=LEFT_OUT)
 
     @classmethod
     def of(cls, rows: TraceRows) -> _Table:
@@ -295,21 +308,24 @@ class _Table:
         if rows.hash_ids is not None:
             size, ids = rows.hash_ids.block_tokens, [rows.hash_ids.row(i) for i in range(len(rows))]
         lengths = (rows.prompt_tokens.tolist(), rows.output_tokens.tolist())
-        return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids)
+        acceptance = None if rows.acceptance is None else rows.acceptance.tolist()
+        return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids, acceptance)
 
     def rows(self) -> TraceRows:
         """The `TraceRows` of this table; ValueError if its columns differ in length."""
         columns = (self.arrival_ns or self.prompt_tokens, self.prompt_tokens, self.output_tokens)
         times, prompt, output = (np.array(column, np.int64) for column in columns)
         lists, size = self.hash_ids, self.hash_block_tokens
-        if not len(times) == len(prompt) == len(output) == len(lists if lists is not None else prompt):
+        others = [column for column in (lists, self.acceptance) if column is not None]
+        if len({len(column) for column in (times, prompt, output, *others)}) > 1:
             raise ValueError(f"rows of {self.source}: the columns differ in length")
         hash_ids = None
         if lists is not None and size is not None:
             ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
             hash_ids = HashIds.of(size, np.array(list(chain.from_iterable(lists)), np.int64), ends)
         times = None if self.arrival_ns is None else times
-        return TraceRows(times, prompt, output, self.source, self.format, self.notes, hash_ids)
+        acceptance = None if self.acceptance is None else np.array(self.acceptance, np.float64)
+        return TraceRows(times, prompt, output, self.source, self.format, self.notes, hash_ids, acceptance)
 
 
 def _with_config(policy: ResolvedPolicy, allow_code: bool) -> ResolvedPolicy:

@@ -4,7 +4,7 @@ was counted of it where a model decided.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.kernel.draft_group import DraftGroup, Ints, Verified
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import Request, Sequence
 
 # Arrays without an axis, since numpy takes twice as long for a scalar beside a short column.
 _MIX_1, _MIX_2 = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
@@ -26,6 +26,8 @@ _FAR = 1 << 62  # tokens
 _CLASS = 255  # the bits of the column `luck` that hold the number of the class
 _STEADY_STEPS = 4  # after which the members of a group are expected to stay for as many more as a table pays off in
 _TABLE_SIZE = 16_384  # elements, which a CPU's cache holds
+LEVELS = 250
+"""Into so many steps a request's own probability is rounded: each of them is a class."""
 
 
 class DraftLuck(Protocol):
@@ -56,17 +58,33 @@ class DrawnLuck:
     lie the shares of all positions accepted.
     """
 
-    def __init__(self, seed: int, positions: Mapping[str, tuple[float, ...]], found: float = 1.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        positions: Mapping[str, tuple[float, ...]],
+        found: float = 1.0,
+        own: Callable[[Request], float] | None = None,
+    ) -> None:
         self._classes = {name: number for number, name in enumerate(positions)}
         self._shares = _threshold(np.array(list(positions.values()))[:, ::-1])  # a row a class, the last position first
         self._right = np.arange(self._shares.shape[1], -1, -1)  # drafts right, by how many of the shares are not above
         self._found = found
         self._seed = seed
+        self._own = own
         self._tables: dict[DraftGroup, _Table] = {}
+
+    @classmethod
+    def of_requests(cls, seed: int, num_drafts: int, own: Callable[[Request], float], found: float = 1.0) -> DrawnLuck:
+        """Luck where `own` tells for each request the probability that a draft is right where those before it are."""
+        levels = [level / LEVELS for level in range(LEVELS + 1)]
+        return cls(seed, {f"{p}": tuple(p**n for n in range(1, num_drafts + 1)) for p in levels}, found, own)
 
     def key(self, seq: Sequence) -> int:
         request = seq.request
-        number = self._classes.get(request.request_class, self._classes.get("", -1))
+        if self._own is not None:
+            number = round(self._own(request) * LEVELS)
+        else:
+            number = self._classes.get(request.request_class, self._classes.get("", -1))
         assert 0 <= number <= _CLASS, f"class {request.request_class!r} has no law, or one of too many"
         of_seed = _mix(np.array([self._seed + 1], np.uint64) * _STEP)
         mixed = int(_mix((of_seed ^ np.uint64(request.id)) * _STEP)[0])

@@ -27,22 +27,19 @@ class PromptLookup:
 class Speculation:
     """What becomes of the draft tokens that a policy has verified, and by which `method` they are made.
 
-    Supposed in a simulation: `positions`, by request class, "" for all others, the shares of steps in which the first,
-    second, ... draft is accepted; `found`, the share of steps for which there are drafts. `branches`: tokens of each
-    sequence in each of the drafter's passes but the first. `lookup` is the drafter that a real model can be run with;
-    None: another one, which is not there.
+    Supposed in a simulation: `num_drafts`, the most of a sequence in a step; `positions`, by request class, "" for all
+    others, the shares of steps in which the first, second, ... draft is accepted, empty where each request has a
+    probability of its own, which a trace tells; `found`, the share of steps for which there are drafts. `branches`:
+    tokens of each sequence in each of the drafter's passes but the first. `lookup` is the drafter that a real model can
+    be run with; None: another one, which is not there.
     """
 
     method: DraftMethod
+    num_drafts: int
     positions: Mapping[str, tuple[float, ...]]
     found: float = 1.0
     branches: int = 1
     lookup: PromptLookup | None = None
-
-    @property
-    def num_drafts(self) -> int:
-        """The most drafts of a sequence in a step."""
-        return len(next(iter(self.positions.values())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,12 @@ class Users:
         block = self._block(user, turn)
         return block.turns[turn - block.first]
 
+    def acceptance(self, request: Request) -> float:
+        """`RequestColumns.acceptance` of a user's request."""
+        turn, user = divmod(request.id, self.loop.users)
+        block = self._block(user, turn)
+        return float(block.drawn.requests.acceptance[turn - block.first])
+
     def _block(self, user: int, turn: int) -> _Block:
         block = self._blocks.get(user)
         if block is not None and block.first <= turn < block.first + len(block.turns):
@@ -219,6 +225,10 @@ class ClosedLoopWorkload:
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
         """The next request of the user whose `request` ended at `now_ns`; None at the end of the loop."""
         return self.users.next(request, now_ns)
+
+    def acceptance(self, request: Request) -> float:
+        """The probability that a draft token is right where those before it are; NaN where no trace says so."""
+        return self.users.acceptance(request)
 
     def true_output_tokens(self, request: Request) -> int:
         """The true output length in tokens, which the engine is not told."""

@@ -78,6 +78,10 @@ class OpenWorkload:
         """Always None: no request waits for an answer."""
         return None
 
+    def acceptance(self, request: Request) -> float:
+        """The probability that a draft token is right where those before it are; NaN where no trace says so."""
+        return float(self.requests.acceptance[request.id])
+
     def true_output_tokens(self, request: Request) -> int:
         """The true output length in tokens, which the engine is not told."""
         return int(self.requests.output_tokens[request.id])

@@ -28,7 +28,8 @@ class RequestColumns:
 
     Length columns are in tokens, patience in ns or FOR_EVER_NS. `drawn_*` are lengths before the limits of their law.
     A prompt begins with `group_tokens` of shared prefix number `group`; -1: with none. `context_tokens` of it are the
-    earlier turns of its session. `ignore_eos` is 1 where the client asks for just the tokens that come, else 0.
+    earlier turns of its session. `acceptance` is the probability that a draft token is right where those before it are,
+    as its trace has it, NaN without one. `ignore_eos` is 1 where the client asks for just the tokens that come, else 0.
     """
 
     request_class: Ints
@@ -43,6 +44,7 @@ class RequestColumns:
     group_tokens: Ints
     context_tokens: Ints
     ignore_eos: Ints
+    acceptance: NDArray[np.float64]
 
     @property
     def carried(self) -> tuple[Ints, ...]:
@@ -116,14 +118,12 @@ class RequestSampler:
         stream = partial(random_stream, self._seed, user=user, block=block)
         if request_class is None:
             request_class = self.classes_of(size, user=user, block=block)
-        prompt, output = self._lengths(self.lengths, "", size, stream, rows)
+        prompt, output, acceptance = self._lengths(self.lengths, "", size, stream, rows)
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
-                own = self._lengths(traffic.lengths, name, size, stream, rows)
-                prompt, output = (
-                    _chosen(request_class == index, own[0], prompt),
-                    _chosen(request_class == index, own[1], output),
-                )
+                mine, own = request_class == index, self._lengths(traffic.lengths, name, size, stream, rows)
+                prompt, output = _chosen(mine, own[0], prompt), _chosen(mine, own[1], output)
+                acceptance = np.where(mine, own[2], acceptance)
         patience_ns = np.full(size, FOR_EVER_NS)
         for index, patience in enumerate(self._patience):
             if patience is not None:
@@ -147,6 +147,17 @@ class RequestSampler:
             group_tokens=group_tokens,
             context_tokens=np.zeros(size, np.int64),
             ignore_eos=ignore_eos,
+            acceptance=acceptance,
+        )
+
+    @property
+    def tells_acceptance(self) -> bool:
+        """Whether the trace tells of every request how likely its draft tokens are right."""
+        used = [traffic.lengths or self.lengths for traffic in self.classes if traffic.share]
+        return (
+            self._rows is not None
+            and self._rows.acceptance is not None
+            and not any(isinstance(lengths, Lengths) for lengths in used)
         )
 
     @property
@@ -177,21 +188,25 @@ class RequestSampler:
         size: int,
         stream: Stream,
         rows: TraceRows | None,
-    ) -> tuple[DrawnTokens, DrawnTokens]:
+    ) -> tuple[DrawnTokens, DrawnTokens, NDArray[np.float64]]:
+        """Prompts, outputs and `acceptance` of requests."""
+        acceptance = np.full(size, np.nan)
         if isinstance(lengths, Lengths):
             return (
                 self._scaled(draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size)),
                 draw_tokens(lengths.output, stream(f"output/{name}"), size),
+                acceptance,
             )
         if lengths is not None:
             assert self._rows is not None, "the config asks for a trace"
             index = (stream(f"pairs/{name}").random(size) * len(self._rows)).astype(np.int64)
-            prompt, output = self._rows.prompt_tokens[index], self._rows.output_tokens[index]
-        elif rows is not None:
+            rows = self._rows.picked(index, None)
+        if rows is not None:
             prompt, output = rows.prompt_tokens, rows.output_tokens
+            acceptance = acceptance if rows.acceptance is None else rows.acceptance
         else:
             prompt = output = np.ones(size, np.int64)  # every class has lengths of its own and replaces these
-        return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output)
+        return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), acceptance
 
     def _scaled(self, prompt: DrawnTokens) -> DrawnTokens:
         """`prompt` times `prompt_scale`, in whole tokens, at least 1."""

@@ -142,6 +142,10 @@ class OpenSessions:
         sent_ns = now_ns + self.frontend.per_chunk + int(self.think_ns[row])
         return self._arrival(row, sent_ns) if sent_ns < self.window_ns[1] else None
 
+    def acceptance(self, request: Request) -> float:
+        """The probability that a draft token is right where those before it are; NaN where no trace says so."""
+        return float(self.turns.requests.acceptance[request.id])
+
     def true_output_tokens(self, request: Request) -> int:
         """The true output length in tokens, which the engine is not told."""
         return int(self.turns.requests.output_tokens[request.id])

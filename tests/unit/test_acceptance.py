@@ -8,7 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, TraceError
+from batchsim.drive.resolved import Resolved
 from batchsim.kernel.acceptance import DraftCounts, DrawnLuck, outcome
 from batchsim.kernel.draft_group import DraftGroup, DraftRows, Verified
 from batchsim.kernel.policy_config import PromptLookup
@@ -234,3 +235,82 @@ def test_no_drafts_of_a_model_on_a_real_executor(tmp_path: Path) -> None:
     workload, kv = setup.workload(point.load, 0), setup.new_kv(point.spec.config)
     with pytest.raises(ScenarioError, match=r"vllm: no draft model runs here.* Use method ngram"):
         setup.resolved.engine(resolved_policy(point.spec), workload, kv, cast("Executor", object()), None)
+
+
+# ---- of each request, by a trace
+
+TRACE = "{path: t.csv, columns: {arrival: ms, prompt: in, output: out, acceptance: right}, time_unit: ms}"
+
+
+def traced(tmp_path: Path, rows: list[str], *overrides: str) -> Setup:
+    """The setup of a scenario whose requests are `rows` of arrival in ms, prompt, output and acceptance."""
+    (tmp_path / "t.csv").write_text("\n".join(["ms,in,out,right", *rows]) + "\n")
+    (tmp_path / "traced.yaml").write_text(SCENARIO.replace("LAW", "trace"))
+    keys = ("arrivals={kind: trace}", "lengths=null", "requests=null", f"trace={TRACE}")
+    given = {text.partition("=")[0] for text in overrides}
+    changes = [f"workload.{key}" for key in keys if f"workload.{key.partition('=')[0]}" not in given]
+    changes += ["cost.per_token=0ns", *overrides]
+    return Setup.of(load_scenario(str(tmp_path / "traced.yaml"), overrides=changes))
+
+
+def test_a_probability_of_each_request_is_its_geometric_law() -> None:
+    """Rounded to 0.4 %; requests beside it have theirs."""
+    own = [0.0, 0.5, 1.0, 0.7011]
+    luck = DrawnLuck.of_requests(0, 3, lambda request: own[request.id % 4])
+    found = np.array(accepted(luck, range(20_000), 50)).reshape(-1, 4)
+    for column, p in zip(found.T, own, strict=True):
+        assert [(column > n).mean() for n in range(3)] == pytest.approx([p, p**2, p**3], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (),
+        ("workload.arrivals={kind: all_at_once}", "workload.requests=40", "workload.lengths={kind: trace}"),
+        (
+            "workload.arrivals={kind: closed_loop, users: 4, think_time: 1ms}",
+            "workload.requests=40",
+            "workload.lengths={kind: trace}",
+        ),
+    ],
+    ids=["replayed", "drawn", "users"],
+)
+def test_a_trace_says_how_likely_the_drafts_of_each_request_are_right(tmp_path: Path, others: tuple[str, ...]) -> None:
+    """One of 101 tokens takes 25 steps after the first where all are right, 100 where none is; rows of 101 are all
+    right, of 61 none."""
+    setup = traced(tmp_path, [f"{10 * i},50,{(61, 101)[i % 2]},{i % 2}" for i in range(40)], *others)
+    requests = simulate_point(setup, setup.scenario.points()[0]).records.requests
+    steps = np.rint((requests["ended_ns"] - requests["first_token_ns"]) / 5e6).astype(int)
+    expected = np.where(requests["output_tokens"] == 101, 25, 60)
+    assert len(requests) == 40 and set(requests["output_tokens"]) == {61, 101} and (steps == expected).all()
+
+
+def test_the_trace_s_probabilities_travel_in_a_resolved_scenario(tmp_path: Path) -> None:
+    """As the lengths do."""
+    setup = traced(tmp_path, ["0,50,9,0.25", "5,50,9,1"])
+    resolved = Resolved.from_json(setup.resolved.to_json(), "here")
+    found = resolved.rows[0].acceptance
+    assert found is not None and found.tolist() == [0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "overrides", "message"),
+    [
+        ("0,50,9,1.5", (), "t.csv:2: right '1.5' is no number from 0 to 1"),
+        ("0,50,9,", (), "t.csv:2: right is missing"),
+        ("0,50,9,0.5", (f"workload.trace={TRACE.replace(', acceptance: right', '')}",), "no trace tells it of all"),
+        (
+            "0,50,9,0.5",
+            ("workload.lengths={prompt: {kind: fixed, tokens: 5}, output: {kind: fixed, tokens: 9}}",),
+            "no trace tells it of all",
+        ),
+        ("0,50,9,0.5", (f"workload.trace={TRACE.replace('right', 'out')}",), "name one column twice"),
+    ],
+)
+def test_a_trace_that_does_not_say_it_is_refused(
+    tmp_path: Path, row: str, overrides: tuple[str, ...], message: str
+) -> None:
+    """The row, or what to write."""
+    with pytest.raises((ScenarioError, TraceError), match=message):
+        setup = traced(tmp_path, [row], *overrides)
+        simulate_point(setup, setup.scenario.points()[0])

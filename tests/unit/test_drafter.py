@@ -30,7 +30,7 @@ HEAD = DrafterConfig(layers=1)
 
 def drafted(cost: Cost, config: DrafterConfig, method: DraftMethod = "eagle3", passes: int = 3) -> Cost:
     """`cost` under a policy whose drafter by `method`, of that `config`, makes so many drafts."""
-    return with_drafter(cost, DraftersConfig(**{method: config}), Speculation(method, {"": (0.5,) * passes}))
+    return with_drafter(cost, DraftersConfig(**{method: config}), Speculation(method, passes, {"": (0.5,) * passes}))
 
 
 def draft_ns(config: DrafterConfig, batch: Batch, method: DraftMethod = "eagle3", passes: int = 3) -> int:
@@ -91,9 +91,9 @@ def test_stretching_a_cost_stretches_its_drafter() -> None:
 def test_who_drafts_by_a_method_without_a_time_or_not_at_all_has_the_cost_as_it_is() -> None:
     """No wrapper, no time."""
     config = DraftersConfig(ngram=STATED)
-    assert with_drafter(LINEAR, config, Speculation("mtp", {"": (0.5,)})) is LINEAR
+    assert with_drafter(LINEAR, config, Speculation("mtp", 1, {"": (0.5,)})) is LINEAR
     assert with_drafter(LINEAR, config, None) is LINEAR
-    assert with_drafter(LINEAR, None, Speculation("ngram", {"": (0.5,)})) is LINEAR
+    assert with_drafter(LINEAR, None, Speculation("ngram", 1, {"": (0.5,)})) is LINEAR
 
 
 # ---- in a scenario
@@ -203,7 +203,7 @@ def test_branches_are_rows_of_every_pass_but_the_first() -> None:
     batch = BATCHES["decodes"]
     found = []
     for branches in (1, 4):
-        speculation = Speculation("eagle", {"": (0.5, 0.25)}, branches=branches)
+        speculation = Speculation("eagle", 2, {"": (0.5, 0.25)}, branches=branches)
         cost = with_drafter(ROOFLINE, DraftersConfig(eagle=HEAD), speculation)
         found.append(cost.step_ns(batch))
         assert cost.explain(columns_of(batch))["draft"][0] == pytest.approx(found[-1] - ROOFLINE.step_ns(batch), abs=2)

@@ -182,10 +182,10 @@ def _unlike_drafts(step: int, ours: _Side, theirs: _Side) -> str | None:
     if same_decodes and mine["num_decode_tokens"][-1] != live["num_decode_tokens"][-1]:
         drafts = (int(rows["num_decode_tokens"][-1] - rows["num_decode"][-1]) for rows in (mine, live))
         return "drafts in it: {} simulated, {} live".format(*drafts)
-    accepted = [rows["num_accepted_tokens"][:-1] for rows in (mine, live)]
-    if np.array_equal(*accepted):
+    supposed, real = (rows["num_accepted_tokens"][:-1] for rows in (mine, live))
+    if np.array_equal(supposed, real):
         return None
-    return "draft tokens accepted before it: {} simulated, {} live".format(*(int(of.sum()) for of in accepted))
+    return f"draft tokens accepted before it: {supposed.sum()} simulated, {real.sum()} live"
 
 
 def _came_between(step: int, ours: _Side, theirs: _Side) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 from batchsim.base.ranges import Range
 
@@ -13,16 +13,19 @@ Probability = Annotated[float, Range(0, 1)]
 Law = Probability | tuple[Probability, ...]
 """Draft tokens accepted: one number, the probability of each draft where those before it are right; or for each
 position the share of steps in which its draft is accepted, as engines count it."""
-Laws = Law | dict[str, Law]
-"""A law, or one by request class, in which "" stands for all other classes."""
+Laws = Law | Literal["trace"] | dict[str, Law]
+"""A law, or one by request class, in which "" stands for all other classes, or `trace`: for each request the
+probability of each draft in its row of the workload's trace."""
 
 
 def shares_by_class(acceptance: Laws, count: int, counted_by: str) -> dict[str, tuple[float, ...]]:
     """By request class, "" for all others: for each of `count` positions the share of steps in which its draft is
-    accepted.
+    accepted; empty where a trace says it of each request.
 
     ValueError for another number of positions than the knob `counted_by` says, for shares that rise and for no class.
     """
+    if acceptance == "trace":
+        return {}
     laws = acceptance if isinstance(acceptance, dict) else {"": acceptance}
     found: dict[str, tuple[float, ...]] = {}
     for name, law in laws.items():

@@ -17,7 +17,7 @@ from batchsim.workload.traces.scale import spread
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource, open_source, reading, rows
 from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows
-from batchsim.workload.traces.values import UNIT_NS, clock_reader, hash_id_reader, token_reader
+from batchsim.workload.traces.values import UNIT_NS, clock_reader, hash_id_reader, share_reader, token_reader
 
 
 @dataclass
@@ -29,6 +29,7 @@ class _Loaded:
     output_tokens: array[int] = field(default_factory=lambda: array("q"))
     hash_ids: array[int] = field(default_factory=lambda: array("q"))
     hash_starts: array[int] = field(default_factory=lambda: array("q", [0]))
+    acceptance: array[float] = field(default_factory=lambda: array("d"))
     numbers: array[int] = field(default_factory=lambda: array("q"))  # of the rows in the file
     seen: int = 0
     broken: int = 0
@@ -86,7 +87,8 @@ def _in_file_order(loaded: _Loaded, layout: Layout, config: TraceConfig) -> Trac
     if tokens is not None:
         hash_ids = HashIds.of(tokens, np.array(loaded.hash_ids, np.int64), np.array(loaded.hash_starts, np.int64))
     prompt, output = np.array(loaded.prompt_tokens, np.int64), np.array(loaded.output_tokens, np.int64)
-    return TraceRows(None, prompt, output, config.path, layout.format, hash_ids=hash_ids)
+    acceptance = None if layout.columns.acceptance is None else np.array(loaded.acceptance, np.float64)
+    return TraceRows(None, prompt, output, config.path, layout.format, hash_ids=hash_ids, acceptance=acceptance)
 
 
 def _hash_notes(trace: TraceRows) -> list[str]:
@@ -105,7 +107,9 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
     names = [columns.prompt, columns.output] + ([columns.arrival] if columns.arrival is not None else [])
     block_tokens = layout.hash_block_tokens
     read_ids = None if columns.hash_ids is None else hash_id_reader(columns.hash_ids, block_tokens or 0)
-    names += [] if columns.hash_ids is None else [columns.hash_ids]
+    names += [name for name in (columns.acceptance, columns.hash_ids) if name is not None]
+    read_acceptance = None if columns.acceptance is None else share_reader(columns.acceptance)
+    at_acceptance = 2 + (columns.arrival is not None)
     read_prompt, read_output = token_reader(columns.prompt), token_reader(columns.output)
     # Where the unit is not known yet, ms will do: the rows are only read for the error that shows the rates.
     read_clock = clock_reader(columns.arrival, layout.unit or "ms") if columns.arrival is not None else None
@@ -119,6 +123,7 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
             prompt, output = read_prompt(values[0]), read_output(values[1])
             arrival = read_clock(values[2]) if read_clock is not None else 0
             ids = read_ids(values[-1], prompt) if read_ids is not None else ()
+            acceptance = None if read_acceptance is None else read_acceptance(values[at_acceptance])
         except ValueError as error:
             _note_broken(loaded, f"{source.where(number)}: {error}", config)
             continue
@@ -138,6 +143,8 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
         loaded.numbers.append(number)
         if read_clock is not None:
             loaded.arrival_ns.append(arrival)
+        if acceptance is not None:
+            loaded.acceptance.append(acceptance)
         if read_ids is not None:
             loaded.hash_ids.extend(ids)
             loaded.hash_starts.append(len(loaded.hash_ids))
@@ -176,7 +183,7 @@ def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded) -> list[st
     if loaded.prefill_only:
         notes.append(f"{loaded.prefill_only:,} of {loaded.seen:,} rows with 0 output tokens given 1 (prefill only)")
     columns = layout.columns
-    used = (columns.arrival, columns.prompt, columns.output, columns.hash_ids)
+    used = (columns.arrival, columns.prompt, columns.output, columns.hash_ids, columns.acceptance)
     notes += [f"{name} not used: {what}" for name, what in UNUSED.items() if name in source.names and name not in used]
     return notes
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, NonNegativeInt, PositiveInt, Range, check_ranges
 from batchsim.base.units import Duration, TraceDuration
 
@@ -22,16 +23,20 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 class Columns(Config):
     """The columns (CSV, Parquet) or keys (JSON) that hold a request's arrival, prompt and output tokens.
 
-    `hash_ids` names the one that lists the blocks of the prompt, equal ids for equal text after equal text.
+    `hash_ids` names the one that lists the blocks of the prompt, equal ids for equal text after equal text;
+    `acceptance` the one with the probability, from 0 to 1, that a draft token for the request is right where those
+    before it are.
     """
 
     prompt: str
     output: str
     arrival: str | None = None
     hash_ids: str | None = None
+    acceptance: str | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
-        names = [name for name in (self.arrival, self.prompt, self.output, self.hash_ids) if name is not None]
+        every = (self.arrival, self.prompt, self.output, self.hash_ids, self.acceptance)
+        names = [name for name in every if name is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"columns {', '.join(names)} name one column twice. Each needs its own.")
 

@@ -72,8 +72,9 @@ class TraceRows:
     """The usable rows of a trace, in arrival order; all columns of one length.
 
     `arrival_ns` counts from the first row, or is None where the trace has no times. `hash_ids` is None where the trace
-    does not say what its prompts share, or was not asked. `notes` says, a line each, what was dropped, changed or left
-    unused, with counts.
+    does not say what its prompts share, or was not asked; `acceptance` is the probability that a draft token for the
+    request is right where those before it are, None likewise. `notes` says, a line each, what was dropped, changed or
+    left unused, with counts.
     """
 
     arrival_ns: Ints | None
@@ -83,6 +84,7 @@ class TraceRows:
     format: str
     notes: tuple[str, ...] = ()
     hash_ids: HashIds | None = None
+    acceptance: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -95,4 +97,5 @@ class TraceRows:
             prompt_tokens=self.prompt_tokens[index],
             output_tokens=self.output_tokens[index],
             hash_ids=None if self.hash_ids is None else self.hash_ids.picked(index, copies),
+            acceptance=None if self.acceptance is None else self.acceptance[index],
         )

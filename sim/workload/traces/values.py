@@ -70,6 +70,19 @@ def token_reader(name: str) -> Callable[[object], int]:
     return tokens
 
 
+def share_reader(name: str) -> Callable[[object], float]:
+    """A reader of column `name`: a value to a number from 0 to 1, ValueError on any other."""
+
+    def share(value: object) -> float:
+        number = _number(value)
+        if number is None or not 0 <= number <= 1:
+            missing = value is None or value == ""
+            raise ValueError(f"{name} is missing" if missing else f"{name} {shown(value)} is no number from 0 to 1")
+        return float(number)
+
+    return share
+
+
 def hash_id_reader(name: str, block_tokens: int) -> Callable[[object, int], list[int]]:
     """A reader of column `name`: (value, prompt tokens) to the list of its ids, one a block of `block_tokens`.
 

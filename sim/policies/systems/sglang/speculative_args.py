@@ -92,7 +92,7 @@ def speculation_of(config: SglangConfig) -> Speculation | None:
     if drafting is None or config.acceptance is None:
         return None
     positions = shares_by_class(config.acceptance, drafting.depth, "the most drafts that can be accepted")
-    return Speculation(METHODS[config.speculative_algorithm or ""], positions, branches=drafting.topk)
+    return Speculation(METHODS[config.speculative_algorithm or ""], drafting.depth, positions, branches=drafting.topk)
 
 
 def _ngram(config: SglangConfig) -> Drafting:

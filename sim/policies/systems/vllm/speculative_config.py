@@ -14,7 +14,8 @@ from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, Laws, Probabili
 class SpeculativeConfig(Config):
     """Every decode verifies up to `num_speculative_tokens` draft tokens beside its own, by vLLM's names.
 
-    Supposed in a simulation: `acceptance`, a law, or one by request class, in which "" stands for all other classes;
+    Supposed in a simulation: `acceptance`, a law, or one by request class, in which "" stands for all other classes, or
+    `trace`: for each request the probability of each draft in its row of the workload's trace (`columns.acceptance`);
     and for `ngram`, which drafts only where the text repeats itself, `found`, the share of steps for which it does. The
     time that drafting takes is the cost's (`batchsim.cost.drafter`). A live run is one of `ngram`, and supposes
     nothing: it looks up the last `prompt_lookup_min` to `prompt_lookup_max` tokens; where one of these is None it is as
@@ -43,13 +44,14 @@ class SpeculativeConfig(Config):
 
     @property
     def positions(self) -> dict[str, tuple[float, ...]]:
-        """By request class, "" for all others: for each position the share of steps in which its draft is accepted."""
+        """By request class, "" for all others: for each position the share of steps in which its draft is accepted;
+        empty where a trace says it of each request."""
         return shares_by_class(self.acceptance, self.num_speculative_tokens, "num_speculative_tokens")
 
     @property
     def speculation(self) -> Speculation:
         """What the world, of which the scheduler knows nothing, is supposed to do with drafts."""
-        return Speculation(self.method, self.positions, self.found, lookup=self.lookup)
+        return Speculation(self.method, self.num_speculative_tokens, self.positions, self.found, lookup=self.lookup)
 
     @property
     def lookup(self) -> PromptLookup | None:
