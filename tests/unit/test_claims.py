@@ -20,8 +20,10 @@ from tools.claims.measures import (
     p50_saved,
     padded_share,
     rate_ratio,
+    speed_gained,
     speed_ratio,
     steps_missed,
+    throughput_gained,
     throughput_ratio,
     time_lost,
 )
@@ -76,6 +78,16 @@ def test_speed_is_the_ratio_of_times_a_token_seed_by_seed() -> None:
         *({"policy": "plain", "seed": seed, "norm_latency_mean_s": s} for seed, s in enumerate((0.02, 0.01))),
     )
     assert speed_ratio(run, "drafts", ("plain",), 1.0) == Values((2.0, 0.5), "15 ms a token against 15 ms")
+    assert speed_gained(run, "drafts", ("plain",), 1.0) == Values((1.0, -0.5), "15 ms a token against 15 ms")
+
+
+def test_throughput_gained_is_a_share_of_the_other_s() -> None:
+    """Seed by seed; less is below 0."""
+    run = results(
+        *({"policy": "ahead", "seed": seed, "throughput_rps": rps} for seed, rps in enumerate((11.0, 9.0))),
+        *({"policy": "lockstep", "seed": seed, "throughput_rps": rps} for seed, rps in enumerate((10.0, 10.0))),
+    )
+    assert throughput_gained(run, "ahead", ("lockstep",), 1.0).by_seed == pytest.approx((0.1, -0.1))
 
 
 def test_padding_is_read_as_rows_and_as_throughput_lost() -> None:

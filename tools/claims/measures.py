@@ -36,6 +36,17 @@ def throughput_ratio(results: Results, policy: str, against: Sequence[str], load
     return Values(tuple((mine / theirs).tolist()), f"against {best}: {theirs.mean():.2g}/s" if len(against) > 1 else "")
 
 
+def throughput_gained(results: Results, policy: str, against: Sequence[str], load: float) -> Values:
+    """By what share the completions per second of `policy` are above those of `against`."""
+    return Values(tuple(ratio - 1 for ratio in throughput_ratio(results, policy, against, load).by_seed))
+
+
+def speed_gained(results: Results, policy: str, against: Sequence[str], load: float) -> Values:
+    """By what share a token of `policy` comes faster than one of `against`."""
+    ratios = speed_ratio(results, policy, against, load)
+    return Values(tuple(ratio - 1 for ratio in ratios.by_seed), ratios.note)
+
+
 def speed_ratio(results: Results, policy: str, against: Sequence[str], load: float) -> Values:
     """How many times as fast a token comes: the mean normalised latency of `against` over that of `policy`."""
     (other,) = against
