@@ -245,7 +245,7 @@ TRACE = "{path: t.csv, columns: {arrival: ms, prompt: in, output: out, acceptanc
 def traced(tmp_path: Path, rows: list[str], *overrides: str) -> Setup:
     """The setup of a scenario whose requests are `rows` of arrival in ms, prompt, output and acceptance."""
     (tmp_path / "t.csv").write_text("\n".join(["ms,in,out,right", *rows]) + "\n")
-    (tmp_path / "traced.yaml").write_text(SCENARIO.replace("LAW", "trace"))
+    (tmp_path / "traced.yaml").write_text(SCENARIO.replace("POLICY", VLLM).replace("LAW", "trace"))
     keys = ("arrivals={kind: trace}", "lengths=null", "requests=null", f"trace={TRACE}")
     given = {text.partition("=")[0] for text in overrides}
     changes = [f"workload.{key}" for key in keys if f"workload.{key.partition('=')[0]}" not in given]
