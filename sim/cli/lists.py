@@ -17,6 +17,7 @@ def policies(as_json: option.Json = False) -> None:
     """List the policies, where each comes from, and its knobs. Example: batchsim policies --json"""
     from dataclasses import fields
 
+    from batchsim.kernel.policy_config import Device
     from batchsim.policies.evidence import FOLLOWED
     from batchsim.policies.registry import POLICIES
 
@@ -25,6 +26,8 @@ def policies(as_json: option.Json = False) -> None:
         doc = (sys.modules[policy.__module__].__doc__ or "").strip().splitlines()[0]
         knobs = {f.name: _default(f) for f in fields(config)}
         row: dict[str, Any] = {"policy": name, "evidence": policy.evidence, "what": doc, "knobs": knobs}
+        if by_gpu := list(config.device_defaults(Device("", 1, 1), {})):
+            row["by_gpu"] = by_gpu
         if name in FOLLOWED:
             followed = FOLLOWED[name]
             row |= {"engine": followed.engine, "engine_version": followed.version}
@@ -46,6 +49,7 @@ def policies(as_json: option.Json = False) -> None:
             text += "".join(f", all with {knob}={value}" for knob, value in row.get("equal_schedules_with", {}).items())
             lines += filled(text, indent, indent)
         knobs = ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items())
+        knobs += f"; {' and '.join(row['by_gpu'])} by the GPU where one is known" if "by_gpu" in row else ""
         typer.echo("\n".join([*lines, *filled(knobs, indent, indent)]))
 
 

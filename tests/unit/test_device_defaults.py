@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.cli.lists import policies
 from batchsim.drive.resolved import Resolved
 from batchsim.kernel.policy_config import Device
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
@@ -120,3 +122,14 @@ def test_a_gpu_that_nobody_knows_is_named_by_the_cost() -> None:
     """The device is looked up before the cost is built, whose error is the one that is told."""
     with pytest.raises(ScenarioError, match="GPU x100 is not in the catalog"):
         Setup.of(scenario("cost={kind: roofline, gpu: x100}"))
+
+
+def test_policies_tells_which_knobs_go_by_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the defaults that hold where none is known."""
+    policies(as_json=True)
+    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {name for name, row in rows.items() if "by_gpu" in row} == {"vllm"}
+    assert set(rows["vllm"]["by_gpu"]) == {"max_num_seqs", "max_num_batched_tokens"}
+    policies(as_json=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "speculative_config=None; max_num_batched_tokens and max_num_seqs by the GPU where one is known" in text
