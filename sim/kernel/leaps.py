@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.record import pack_step
+from batchsim.kernel.record import LANE_BYTES, MISSING, PROCESSED_AT, pack_lane, pack_processed, pack_step
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch
 
@@ -48,31 +48,40 @@ def leap_ahead(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: in
         return now_ns
     if core.has_arrivals:  # came while the host was at work, and enters next
         return now_ns
-    oldest, latest = steps
+    oldest, latest, recorder = *steps, core.recorder
     if oldest.finished or latest.finished or latest.landing is not None or oldest.batch.decodes is not group:
+        return now_ns
+    if recorder.num_processed < 0:  # the row of the oldest is drained
         return now_ns
     quiet = executor.quiet_steps(batch)
     launch_ns, process_ns = executor.host_ns(batch)
-    kv, repeat, advance, recorder = scheduler.kv, scheduler.repeat, group.advance, core.recorder
-    rows, num_decode, pad_rows = recorder.step_rows, batch.num_decode, batch.pad_decode_rows
+    kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
+    rows, lanes, num_decode, pad_rows = recorder.step_rows, recorder.lane_rows, batch.num_decode, batch.pad_decode_rows
     waiting, running = scheduler.num_waiting, scheduler.num_running
     horizon_ns = min(horizon_ns, MAX_TIME_NS)
+    oldest_ns, through_ns, wasted_tokens = oldest.end_ns, oldest.process_ns, oldest.wasted_tokens
+    latest_ns = latest.end_ns
+    at = recorder.num_processed * LANE_BYTES + PROCESSED_AT
     while quiet:
-        called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+        called_ns = (now_ns if now_ns > oldest_ns else oldest_ns) + through_ns
         if called_ns >= horizon_ns or not repeat(batch, called_ns):
             break
         quiet -= 1
         now_ns = called_ns + launch_ns
-        start_ns = max(now_ns, latest.end_ns)
-        duration_ns = executor.duration_ns(batch)
+        start_ns = now_ns if now_ns > latest_ns else latest_ns
+        duration_ns = step_ns(batch)
         advance()
-        recorder.processed(called_ns, oldest.wasted_tokens)
-        recorder.launched(called_ns, now_ns)
+        pack_processed(lanes, at, called_ns, wasted_tokens)
+        at += LANE_BYTES
+        lanes += pack_lane(called_ns, now_ns, MISSING, 0)
         rows += pack_step(
             start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
             num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
         )  # fmt: skip
-        oldest.end_ns, latest.end_ns = latest.end_ns, start_ns + duration_ns
-        oldest.process_ns, oldest.wasted_tokens = process_ns, 0
+        oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
+        through_ns, wasted_tokens = process_ns, 0
+    recorder.num_processed = (at - PROCESSED_AT) // LANE_BYTES
+    oldest.end_ns, oldest.process_ns, oldest.wasted_tokens = oldest_ns, through_ns, wasted_tokens
+    latest.end_ns = latest_ns
     core.in_flight.leapt(group.step)
     return now_ns

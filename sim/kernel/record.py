@@ -138,6 +138,11 @@ _STEP_PLACES = {
     name: (f"<{kind}", struct.calcsize("<" + "".join(before for _, before in STEP_COLUMNS[:i])))
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
+pack_lane = _LANE.pack
+pack_processed = struct.Struct("<qq").pack_into
+LANE_BYTES = _LANE.size
+PROCESSED_AT = 16
+"""Bytes of a row of lanes, and the first of those that `pack_processed` fills in: the columns from `processed_ns`."""
 PACK_BYTES = 1 << 23
 """Bytes of rows of steps beyond which the first half of them is packed, before the next step."""
 
@@ -297,7 +302,7 @@ class Recorder:
         self._states = bytearray()
         self._requests = bytearray()
         self.lane_rows = bytearray()  # of LANE_COLUMNS, a row for each of step_rows or none
-        self._num_processed = 0  # of these rows, the first ones
+        self.num_processed = 0  # of these rows, the first ones; below 0 where rows in flight were drained
         self._codes: dict[str, int] = {"": 0}
         self.details: dict[str, str] = {}
 
@@ -320,7 +325,7 @@ class Recorder:
 
     def launched(self, called_ns: int, launched_ns: int) -> None:
         """Writes the row of the host's part of the next step."""
-        self.lane_rows += _LANE.pack(called_ns, launched_ns, MISSING, 0)
+        self.lane_rows += pack_lane(called_ns, launched_ns, MISSING, 0)
 
     def pack_steps(self) -> None:
         """Packs the first half of the rows of steps in `step_rows`: the last ones may change yet."""
@@ -343,9 +348,9 @@ class Recorder:
 
     def processed(self, now_ns: int, wasted_tokens: int) -> None:
         """Notes that the oldest step not processed yet is so at `now_ns`."""
-        if self._num_processed >= 0:
-            struct.pack_into("<qq", self.lane_rows, self._num_processed * _LANE.size + 16, now_ns, wasted_tokens)
-        self._num_processed += 1
+        if self.num_processed >= 0:
+            pack_processed(self.lane_rows, self.num_processed * LANE_BYTES + PROCESSED_AT, now_ns, wasted_tokens)
+        self.num_processed += 1
 
     def cut_last_steps(self, count: int, now_ns: int) -> None:
         """Lets the last `count` steps end at `now_ns` at the latest, before their time; one not begun has no time."""
@@ -399,7 +404,7 @@ class Recorder:
         self.step_rows, self._states, self._requests = bytearray(), bytearray(), bytearray()
         self._packed = []
         # What is in flight has its row among the drained, and is never said to be processed.
-        self._num_processed -= len(self.lane_rows) // _LANE.size
+        self.num_processed -= len(self.lane_rows) // _LANE.size
         self.lane_rows = bytearray()
         self.details = {}
         return drained

@@ -116,7 +116,7 @@ class Vllm:
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # All who run decode: each came in with a token of a step to itself, so the budget has one for all of them.
         # A blocked head stays blocked: free blocks only shrink while nobody ends.
-        if batch.chunks or batch.preempted or self._pipelined or self._cache_may_turn():
+        if batch.chunks or batch.preempted or self._pipelined or (self._blocked is not None and self._cache_may_turn()):
             return False
         if not self.kv.grow_group(self.group):
             return False
