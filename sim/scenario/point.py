@@ -12,7 +12,6 @@ from batchsim.deployment.catalog import read_model
 from batchsim.deployment.deployment import KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
-from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
 from batchsim.drive.simulate import simulate
@@ -210,11 +209,10 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
         cores.append(setup.group_of(replica).setup.engine(point.spec, workload))
         return cores[-1]
 
-    make = ROUTERS[config.chosen_router.kind][1]
     drain_ns, (_, end_ns) = setup.resolved.workload.drain, workload.window_ns
     fleet = simulate_fleet(
         new_engine,
-        make(config.chosen_router, point.seed),
+        config.chosen_router.build(point.seed),
         config.plan,
         workload,
         feeds_back=not isinstance(workload, OpenWorkload),

@@ -19,7 +19,7 @@ from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import MS, Case, built, cases
 from tests.conformance.test_conformance import RANDOM, same
 
-CONFIGS = {kind: config() for kind, (config, _) in ROUTERS.items() if kind != "prefix_affinity"}
+CONFIGS = {kind: config() for kind, config in ROUTERS.items() if kind != "prefix_affinity"}
 CONFIGS["prefix_affinity"] = PrefixAffinityConfig(prefix_tokens=16, load_factor=1.25)
 
 every_policy = pytest.mark.parametrize("kind", POLICIES)
@@ -34,10 +34,9 @@ class Fleet:
 
     def run(self, *, leap: bool = True) -> FleetRun:
         self.cores = []
-        config = CONFIGS[self.router]
         return simulate_fleet(
             self._engine,
-            ROUTERS[self.router][1](config, 7),
+            CONFIGS[self.router].build(7),
             self.plan,
             self.case.workload,
             feeds_back=self.feeds_back,

@@ -79,9 +79,9 @@ class Station:
 
     def run_behind(self, router: str, replicas: int, seed: int, count: int) -> Records:
         """The same with that many stations behind a router, the rate being that of all arrivals."""
-        config, make = ROUTERS[router]
         plan, workload = FleetPlan(replicas), Listed(self.arrivals(seed, count))
-        run = simulate_fleet(lambda replica: self.engine(), make(config(), seed), plan, workload, feeds_back=False)
+        chosen = ROUTERS[router]().build(seed)
+        run = simulate_fleet(lambda replica: self.engine(), chosen, plan, workload, feeds_back=False)
         return _all_finished(run.records)
 
     def arrivals(self, seed: int, count: int) -> list[Arrival]:

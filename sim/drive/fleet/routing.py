@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol, get_args
 
 from batchsim.base.ranges import Config, PositiveInt, Range
 from batchsim.kernel.types import Request
@@ -32,7 +32,7 @@ Stage = Literal["prefill", "decode", "both"]
 
 
 class Router(Protocol):
-    """Built as `ROUTERS[kind][1](config, seed)`."""
+    """Built by its config: `config.build(seed)`."""
 
     def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         """The replica, one of `up` (not empty, by number), that `request` is dispatched to now, for `stage`."""
@@ -50,12 +50,18 @@ class RoundRobinConfig(Config):
 
     kind: Literal["round_robin"] = "round_robin"
 
+    def build(self, seed: int) -> RoundRobin:
+        return RoundRobin(self, seed)
+
 
 @dataclass(frozen=True)
 class RandomConfig(Config):
     """Any replica, all equally likely."""
 
     kind: Literal["random"] = "random"
+
+    def build(self, seed: int) -> Random:
+        return Random(self, seed)
 
 
 @dataclass(frozen=True)
@@ -64,12 +70,18 @@ class ShortestQueueConfig(Config):
 
     kind: Literal["shortest_queue"] = "shortest_queue"
 
+    def build(self, seed: int) -> ShortestQueue:
+        return ShortestQueue(self, seed)
+
 
 @dataclass(frozen=True)
 class LeastTokensConfig(Config):
     """The replica with the fewest outstanding tokens, prompts and output caps."""
 
     kind: Literal["least_tokens"] = "least_tokens"
+
+    def build(self, seed: int) -> LeastTokens:
+        return LeastTokens(self, seed)
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,9 @@ class PrefixAffinityConfig(Config):
     prefix_tokens: PositiveInt
     load_factor: Annotated[float, Range(1, 1e6, above=True)]  # at 1 no replica holds more than its share
     kind: Literal["prefix_affinity"] = "prefix_affinity"
+
+    def build(self, seed: int) -> PrefixAffinity:
+        return PrefixAffinity(self, seed)
 
 
 class RoundRobin:
@@ -203,11 +218,5 @@ def _hash(seed: int, key: str, number: int) -> int:
 
 RouterConfig = RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig
 
-ROUTERS: dict[str, tuple[Any, Any]] = {
-    "round_robin": (RoundRobinConfig, RoundRobin),
-    "random": (RandomConfig, Random),
-    "shortest_queue": (ShortestQueueConfig, ShortestQueue),
-    "least_tokens": (LeastTokensConfig, LeastTokens),
-    "prefix_affinity": (PrefixAffinityConfig, PrefixAffinity),
-}
-"""(config class, router class) of every `kind`."""
+ROUTERS: dict[str, type[RouterConfig]] = {config.kind: config for config in get_args(RouterConfig)}
+"""The config class of every `kind`."""
