@@ -6,13 +6,14 @@ import gzip
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pydantic
 import pytest
 
 from batchsim.base.errors import TraceError
 from batchsim.workload.traces import Columns, TraceConfig, inspect_trace, read_trace
+from batchsim.workload.traces.trace_config import FormatName
 from batchsim.workload.traces.trace_rows import TraceRows
 from tests.traces import recognised
 
@@ -53,8 +54,17 @@ def write(folder: Path, text: str | bytes, name: str = "trace.csv") -> TraceConf
     ],
 )
 def test_formats_are_read(name: str, fields: dict[str, Any], expected: list[tuple[int | None, int, int]]) -> None:
-    """Each format gives its arrivals from the first row on, in ns, and its lengths."""
-    assert table(read(name, **fields)) == expected
+    """Each format gives its arrivals from the first row on, in ns, its lengths, and a name that scenarios take."""
+    rows = read(name, **fields)
+    assert table(rows) == expected
+    assert rows.format in get_args(FormatName)
+
+
+@pytest.mark.parametrize("name", sorted({*get_args(FormatName)} - {"auto", "mapping"}))
+def test_a_format_by_its_name_asks_for_its_columns(name: Any) -> None:
+    """Every name that a scenario may give stands for columns, and a file of other ones is refused by them."""
+    with pytest.raises(TraceError, match=rf"no column '.+', which format {name} needs"):
+        read("splitwise_sim_style.csv", format=name)
 
 
 @pytest.mark.parametrize(

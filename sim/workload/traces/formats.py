@@ -36,16 +36,28 @@ class Layout:
 # Mooncake and aiperf write milliseconds, guidellm seconds, under the same names.
 _TIMESTAMP_FAMILY = Columns(arrival="timestamp", prompt="input_length", output="output_length")
 
-_FORMATS: dict[str, tuple[Columns, TimeUnit]] = {
-    "azure": (Columns(arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens"), "iso"),
-    "burstgpt": (Columns(arrival="Timestamp", prompt="Request tokens", output="Response tokens"), "s"),
-    "vidur": (Columns(arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens"), "s"),
-    "mooncake": (_TIMESTAMP_FAMILY, "ms"),
-    "guidellm": (_TIMESTAMP_FAMILY, "s"),
-    "qwen": (_TIMESTAMP_FAMILY, "s"),
-}
-_HASH_BLOCK_TOKENS = {"qwen": 16}  # of the formats with hash_ids: Qwen-Bailian's README
 _MOONCAKE_BLOCK_TOKENS = 512  # the Mooncake paper's blocks, which guidellm and aiperf kept
+
+
+@dataclass(frozen=True)
+class _Format:
+    """The columns of a format and the unit of its times. `hash_block_tokens`: the tokens that an id of its column
+    `hash_ids` stands for; None: it has no such column."""
+
+    columns: Columns
+    unit: TimeUnit
+    hash_block_tokens: int | None = None
+
+
+# A file is of the first format whose three columns it has, but for those that share their names.
+_FORMATS: dict[str, _Format] = {
+    "azure": _Format(Columns(arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens"), "iso"),
+    "burstgpt": _Format(Columns(arrival="Timestamp", prompt="Request tokens", output="Response tokens"), "s"),
+    "vidur": _Format(Columns(arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens"), "s"),
+    "mooncake": _Format(_TIMESTAMP_FAMILY, "ms", _MOONCAKE_BLOCK_TOKENS),
+    "guidellm": _Format(_TIMESTAMP_FAMILY, "s", _MOONCAKE_BLOCK_TOKENS),
+    "qwen": _Format(_TIMESTAMP_FAMILY, "s", 16),  # Qwen-Bailian's README
+}
 
 # Columns that carry meaning, are not used, and are worth a note.
 UNUSED = {
@@ -101,7 +113,7 @@ def lay_out(source: TraceSource, config: TraceConfig) -> Layout:
     elif config.format == "auto":
         layout = _recognised(source, config)
     else:
-        columns, unit = _FORMATS[config.format]
+        columns, unit = _FORMATS[config.format].columns, _FORMATS[config.format].unit
         if config.format == "vidur" and "arrived_at" not in source.names:
             columns, unit = Columns(prompt=columns.prompt, output=columns.output), None
         layout = Layout(config.format, columns, _unit(source, config, config.format, unit), "format given")
@@ -117,8 +129,9 @@ def _with_hash_ids(source: TraceSource, config: TraceConfig, layout: Layout) -> 
         return replace(layout, columns=replace(columns, hash_ids=None))
     if columns.hash_ids is not None:
         return replace(layout, hash_block_tokens=size)
-    if config.columns is None and columns.prompt == _TIMESTAMP_FAMILY.prompt and "hash_ids" in source.names:
-        usual = _HASH_BLOCK_TOKENS.get(layout.format, _MOONCAKE_BLOCK_TOKENS)
+    format_ = _FORMATS.get("mooncake" if layout.format == "timestamp" else layout.format)
+    usual = None if format_ is None else format_.hash_block_tokens
+    if config.columns is None and usual is not None and "hash_ids" in source.names:
         return replace(layout, columns=replace(columns, hash_ids="hash_ids"), hash_block_tokens=size or usual)
     if config.prefix == "hash_ids" or size is not None:
         raise TraceError(
@@ -147,7 +160,7 @@ def _unit(source: TraceSource, config: TraceConfig, name: str, unit: TimeUnit | 
         return unit
     if unit is None:
         raise TraceError(f"{source.path}: time_unit {asked} is given, the file has no times. Drop time_unit.")
-    if _FORMATS[name][0] is not _TIMESTAMP_FAMILY or name == "qwen":
+    if _FORMATS[name].columns is not _TIMESTAMP_FAMILY or name == "qwen":
         raise TraceError(f"{source.path}: times of format {name} are {unit}, not {asked}. Drop time_unit.")
     return asked
 
@@ -155,13 +168,14 @@ def _unit(source: TraceSource, config: TraceConfig, name: str, unit: TimeUnit | 
 def _recognised(source: TraceSource, config: TraceConfig) -> Layout:
     names = set(source.names)
     listed = f"{source.container} with the columns"
-    for name, (columns, unit) in _FORMATS.items():
+    for name, format_ in _FORMATS.items():
+        columns, unit = format_.columns, format_.unit
         if columns is _TIMESTAMP_FAMILY:  # several formats have these names
             continue
         if {columns.prompt, columns.output} <= names and columns.arrival in names:
             reason = f"{listed} {columns.arrival}, {columns.prompt}, {columns.output}"
             return Layout(name, columns, _unit(source, config, name, unit), reason)
-    columns, _ = _FORMATS["vidur"]
+    columns = _FORMATS["vidur"].columns
     if {columns.prompt, columns.output} <= names:
         reason = f"{listed} {columns.prompt}, {columns.output} and no arrived_at"
         lengths = Columns(prompt=columns.prompt, output=columns.output)
