@@ -29,7 +29,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import parse_duration_ns
 from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, REJECTED, REPLICA_FAILED, Records
 from batchsim.metrics.attribution import PARTS, part_times
-from batchsim.metrics.latencies import values_ns
+from batchsim.metrics.latencies import LATENCIES, STREAMED, values_ns
 from batchsim.metrics.lives import Int
 from batchsim.metrics.point_inputs import of_class
 from batchsim.metrics.slo import Bound, Slo, parse_slo
@@ -149,7 +149,8 @@ def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
     Only values of finished requests mean anything.
     """
     values = values_ns(requests)
-    values["tpot"][_is_whole(requests)] = np.inf
+    for name in STREAMED:
+        values[name][_is_whole(requests)] = np.inf
     return values
 
 
@@ -168,12 +169,13 @@ def _parts(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
 
 def _time_that_counts(metric: str, names: list[str], before: Int, after: Int, whole: bool) -> Int:
     """The ns of one request that count for `metric`, by part, and last those of `whole_response`."""
-    if metric == "queue_time":
+    part = LATENCIES[metric].part
+    if part == "queue":
         waiting = [name.partition(":")[0] in ("queued", "waiting_step", "host_gap") for name in names]
         return np.where(waiting, np.append(before, 0), 0)
-    if metric == "ttft":
+    if part == "to first token":
         return np.append(before, after.sum() if whole else 0)
-    return np.append(after if metric == "tpot" else before + after, 0)
+    return np.append(after if part == "after first token" else before + after, 0)
 
 
 def _cause(names: list[str], time_ns: Int, bound: Bound, output_tokens: int) -> tuple[str, int]:

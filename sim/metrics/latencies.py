@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,22 @@ LATENCY_COLUMNS = ("sent_ns", "arrival_ns", "scheduled_ns", "first_delivery_ns",
 @dataclass(frozen=True)
 class Latency:
     """`title` heads pictures, `doc` says from when to when. `of` gives ns of each request, NaN where it has none; None
-    of a latency of which a request has many. `queues`: it holds the time in the queue, so that where the queue grows
-    it grows with the length of the run."""
+    of a latency of which a request has many. `part`: the part of a request's life that it is made of."""
 
     title: str
     doc: str
     of: Callable[[Requests], Ns] | None
-    queues: bool = False
+    part: Literal["whole", "queue", "to first token", "after first token"]
+
+    @property
+    def queues(self) -> bool:
+        """Whether it holds the time in the queue, so that where the queue grows it grows with the run's length."""
+        return self.part != "after first token"
+
+    @property
+    def streamed(self) -> bool:
+        """Whether only an answer that is streamed has it: one sent whole has nothing after its first token."""
+        return self.part == "after first token"
 
 
 def _ttft(r: Requests) -> Ns:
@@ -55,16 +64,22 @@ def _norm_latency(r: Requests) -> Ns:
 
 
 LATENCIES = {
-    "ttft": Latency("TTFT", "from sending to the first token at the client", _ttft, queues=True),
-    "tpot": Latency("TPOT", "(e2e − ttft) / (output − 1), per request", _tpot),
-    "itl": Latency("ITL", "every gap between two tokens, pooled", None),
-    "e2e": Latency("E2E", "from sending to the last token", _e2e, queues=True),
+    "ttft": Latency("TTFT", "from sending to the first token at the client", _ttft, "to first token"),
+    "tpot": Latency("TPOT", "(e2e − ttft) / (output − 1), per request", _tpot, "after first token"),
+    "itl": Latency("ITL", "every gap between two tokens, pooled", None, "after first token"),
+    "e2e": Latency("E2E", "from sending to the last token", _e2e, "whole"),
     "queue_time": Latency(
-        "queue time", "from the arrival at the engine to the start of the first step it took part in", _queue_time, True
+        "queue time",
+        "from the arrival at the engine to the start of the first step it took part in",
+        _queue_time,
+        "queue",
     ),
-    "norm_latency": Latency("normalised latency", "e2e / output tokens", _norm_latency, queues=True),
+    "norm_latency": Latency("normalised latency", "e2e / output tokens", _norm_latency, "whole"),
 }
 """The latencies by name. One token, or a response delivered whole, has no tpot and no itl; all have a norm_latency."""
+
+STREAMED = tuple(name for name, latency in LATENCIES.items() if latency.streamed and latency.of is not None)
+"""The latencies that a response delivered whole does not have, without those of which a request has many."""
 
 
 def values_ns(requests: Requests) -> dict[str, Ns]:

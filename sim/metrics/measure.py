@@ -21,7 +21,7 @@ from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
 from batchsim.metrics.kpis import bound_by, engine_kpis
-from batchsim.metrics.latencies import LATENCIES, values_ns
+from batchsim.metrics.latencies import LATENCIES, STREAMED, values_ns
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
 from batchsim.metrics.slo import Sample, Slo, rank
 from batchsim.metrics.stability import is_too_short, is_unstable
@@ -152,7 +152,7 @@ def latencies_ns(inputs: PointInputs) -> dict[str, Ns]:
     """By latency, the ns of every request; NaN where it did not finish or the latency is not defined for it."""
     r = inputs.records.requests
     finished = r["outcome"] == FINISHED
-    defined = {name: finished & (inputs.streams or name != "tpot") for name in LATENCIES}
+    defined = {name: finished & (inputs.streams or not latency.streamed) for name, latency in LATENCIES.items()}
     return {name: np.where(defined[name], values, np.nan) for name, values in values_ns(r).items()}
 
 
@@ -239,7 +239,8 @@ def _objectives(
     records, requests = inputs.records, inputs.records.requests
     finished = requests["outcome"] == FINISHED
     judged = {name: np.where(finished, values, np.inf) for name, values in latencies.items()}
-    judged["tpot"][finished & (requests["output_tokens"] >= 2) & (not inputs.streams)] = np.inf
+    for name in STREAMED:
+        judged[name][finished & (requests["output_tokens"] >= 2) & (not inputs.streams)] = np.inf
     margins: list[float | None] = []
     passes, counted = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=bool)
     groups = list(_slo_groups(inputs))

@@ -76,7 +76,7 @@ class Metric:
 
 def _latencies() -> Iterator[Metric]:
     for name, latency in LATENCIES.items():
-        needs: Needs = "streamed answers" if name in ("tpot", "itl") else ""
+        needs: Needs = "streamed answers" if latency.streamed else ""
         for statistic, words in STATISTICS.items():
             short = "s/token" if (name, statistic) == ("norm_latency", "mean") else ""
             yield Metric(f"{name}_{statistic}_s", "s", "lower", f"{words} of: {latency.doc}", needs, short)

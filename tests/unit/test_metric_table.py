@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from batchsim.kernel.record import LANE_DTYPE
-from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.latencies import LATENCIES, STREAMED
 from batchsim.metrics.measure import PERCENTILES, measure
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.metrics.slo import parse_slo
@@ -87,6 +87,14 @@ def test_a_metric_is_none_without_what_it_needs_and_only_then(need: str) -> None
     expected = {need, *BESIDES.get(need, ())} - {""}
     gaps = {name for name in METRICS if name.startswith("itl_")} if need != "draft tokens" else set[str]()
     assert missing == {name for name, metric in METRICS.items() if metric.needs in expected} | gaps
+
+
+def test_latencies_after_the_first_token_are_those_of_streamed_answers() -> None:
+    """Those and no others lack the time in the queue, and do not grow with it."""
+    after = {name for name, latency in LATENCIES.items() if latency.part == "after first token"}
+    assert after == {"tpot", "itl"} == {*STREAMED, "itl"}
+    for name, latency in LATENCIES.items():
+        assert (METRICS[f"{name}_p99_s"].needs == "streamed answers") is (name in after) is not latency.queues
 
 
 def test_words_and_headings() -> None:

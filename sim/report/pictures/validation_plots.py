@@ -79,7 +79,7 @@ def _draw_cdfs(ax: Axes, found: Validation, points: list[PointReport], name: str
         sides = [(run.played.records, run.played.streams, False) for run in point.counted]
         sides.append((point.simulated.records, point.simulated.streams, True))
         for records, streams, is_simulated in sides:
-            values = latencies_s(records, window_ns, name) if streams or name != "tpot" else np.empty(0)
+            values = latencies_s(records, window_ns, name) if streams or not LATENCIES[name].streamed else np.empty(0)
             if not len(values):
                 continue
             low, high = min(low, values[0]), max(high, values[-1])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchsim.metrics.latencies import LATENCY_COLUMNS, values_ns
+from batchsim.metrics.latencies import LATENCY_COLUMNS, STREAMED, values_ns
 from batchsim.metrics.slo import Slo
 from batchsim.results.point_files import read_table
 
@@ -55,7 +55,8 @@ def _passed(table: object, slos: Mapping[str, Slo], streams: bool) -> np.ndarray
     finished = np.asarray(table["outcome"].astype(str) == "finished")  # type: ignore[index]
     judged = values_ns(column)
     if not streams:
-        judged["tpot"][column["output_tokens"] >= 2] = np.inf
+        for name in STREAMED:
+            judged[name][column["output_tokens"] >= 2] = np.inf
     judged = {name: np.where(finished, values, np.inf) for name, values in judged.items()}
     request_class = np.asarray(table["request_class"].astype(str))  # type: ignore[index]
     passed = np.zeros(len(finished), dtype=bool)
