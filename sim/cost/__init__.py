@@ -1,7 +1,8 @@
 """Cost models, which predict the duration of a step: `cost:` of a scenario, made into a `Cost`.
 
-A new kind is a file with its class, which derives from `Cost`, and its config: a frozen dataclass with a `kind`, the
-number of GPUs of one engine and `build`. The config then becomes a member of `CostConfig`.
+A new kind is a file with its class, which derives from `Cost`, and its config: a frozen dataclass that derives from
+`Config` and has the fields `kind` and `draft`, the GPUs of one engine as `num_gpus`, and `build`. The config then
+becomes a member of `CostConfig`.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import Config
 from batchsim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
 from batchsim.cost.roofline import KernelCosts
 from batchsim.cost.work import TIME_TERMS, columns_of, prefill_pairs, work_columns
@@ -246,7 +247,18 @@ def test_a_gpu_name_builds_its_roofline() -> None:
     assert long.describe().startswith("cost: roofline, tp 2, ")
     assert long.block_bytes == 32 * 131_072 // 2
     assert build_cost(LINEAR, LLAMA) is LINEAR
-    assert set(COSTS) == {"roofline", "profile", "constant", "linear"}
+
+
+@pytest.mark.parametrize("kind", COSTS)
+def test_every_kind_says_what_scenarios_ask_of_a_cost(kind: str) -> None:
+    """Its name, what drafting costs (nothing said unless it is), the GPUs of an engine, and the cost that it makes."""
+    config = COSTS[kind]
+    assert issubclass(config, Config)
+    assert {field.name: field.default for field in fields(config) if field.name in ("kind", "draft")} == {
+        "kind": kind,
+        "draft": None,
+    }
+    assert "num_gpus" in dir(config) and callable(config.build)
 
 
 def test_what_is_assumed_is_said() -> None:
