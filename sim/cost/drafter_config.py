@@ -58,7 +58,7 @@ class DraftersConfig(Config):
 
     @property
     def by_method(self) -> dict[str, DrafterConfig]:
-        """What is said, by method."""
+        """The config of each method that has one."""
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: config for name, config in said.items() if config is not None}
 

@@ -38,7 +38,8 @@ class HostPart:
 
 
 class Lanes:
-    """A cost taken apart. Half of the host's part of a step comes before its launch, half after its end: assumed.
+    """The times of steps by `cost`, taken apart. Half of the host's part of a step comes before its launch, half after
+    its end: assumed.
 
     With several `stages` each holds an equal part of the layers, the last one the output matmul too, and what goes from
     one to the next takes its time on the links between them.
@@ -68,7 +69,7 @@ class Lanes:
         return np.maximum(found, 1)
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
-        """ns of each stage, transfers to the next one included."""
+        """ns of the step `batch` in each stage, the transfer to the next one included."""
         cost, stages = self.cost, self._stages
         rows = batch.num_decode_tokens + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
         head_ns = cost.head_ns(rows)

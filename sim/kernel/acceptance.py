@@ -31,21 +31,21 @@ LEVELS = 250
 
 
 class DraftLuck(Protocol):
-    """What the world knows of drafts, for a SimExecutor; a scheduler is told afterwards."""
+    """Which draft tokens are accepted in a simulation, for its SimExecutor; a scheduler is told afterwards."""
 
     def key(self, seq: Sequence) -> int:
         """The number that stands in the column `luck` of its group for `seq`."""
         ...
 
     def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
-        """How many of the first `drafts` of each member are right, up to the first that is not."""
+        """How many of the first `drafts` draft tokens of each member are accepted, those before the first wrong one."""
         ...
 
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]
     ) -> tuple[Ints, dict[Sequence, int]] | None:
-        """How many drafts follow for each member, which has `gained` so many tokens, and for each of `seqs`, whose
-        prompt ends; None: as many as the engine asks for."""
+        """How many draft tokens the drafter finds for the next step: of each member, which `gained` so many tokens in
+        this one, and of each of `seqs`, whose prompt ends with it; None: as many as the engine asks for."""
         ...
 
 

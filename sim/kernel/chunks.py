@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def advance_chunks(core: EngineCore, batch: Batch) -> tuple[int, int]:
-    """Counts chunks as computed, with a token for each that ends its sequence's known ones: (pairs, tokens).
+    """Counts the chunks of `batch` as computed, and a new token for each that ends its sequence's known ones; returns
+    (query-key pairs of the chunks, new tokens).
 
     PolicyError for chunks no engine could run: a policy may be a user's own, and what it got wrong must not become
     a result.

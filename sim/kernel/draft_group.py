@@ -161,8 +161,8 @@ class DraftGroup(DecodeGroup):
     # ---- a step
 
     def wanted(self, most: int, max_model_len: int) -> Ints:
-        """How many rows each member would compute: one, and one for each draft that waits, but at most `most`; not to
-        be changed."""
+        """How many rows each member would compute: one, and one for each draft that waits, but at most `most`. The
+        array is not to be changed."""
         if self._same is not None and most > self._same and self._is_short(self._same + 1, max_model_len):
             if len(self._same_rows) != len(self.sequences) or self._each != 1 + self._same:
                 self._each = 1 + self._same
@@ -209,12 +209,13 @@ class DraftGroup(DecodeGroup):
             self.drafts[:] = most
 
     def take_rows(self, rows: dict[Sequence, int]) -> None:
-        """Says how many rows each member computes in the next step, all blocks being there."""
+        """Sets how many rows each member computes in the next step, for which all KV blocks are there."""
         self.rows = np.array([rows[seq] for seq in self.sequences], np.int64)
         self.num_rows, self.most_rows = int(np.add.reduce(self.rows)), MAX_GAIN
 
     def ask(self, rows: Ints, lookahead: int, max_model_len: int) -> None:
-        """Says how many rows each member computes in the next step, and needs room for with `lookahead` tokens more."""
+        """Sets how many rows each member computes in the next step, and the KV blocks that these need, with room for
+        `lookahead` tokens more."""
         self.rows = rows
         if not len(rows):
             self._places_due, self._tokens_due, self._num_due, self.num_rows = rows, self._block, 0, 0
@@ -261,8 +262,8 @@ class DraftGroup(DecodeGroup):
         return int(self._columns[4, seq.phase]) // self.block_size
 
     def filled(self, more: int) -> list[tuple[Sequence, int]]:
-        """The members with full blocks not said before, with `more` tokens beyond the computed and known ones: these
-        and that number of tokens."""
+        """The members with full KV blocks that no call has returned yet, each with the number of its computed
+        and known tokens, and `more`."""
         tokens = self.computed - self.unknown + more
         full = tokens // self.block_size
         places = np.flatnonzero(full > self.published)
@@ -271,7 +272,7 @@ class DraftGroup(DecodeGroup):
 
     @property
     def context(self) -> Ints:
-        """Computed tokens of each member, without those that will turn out rejected; not to be changed."""
+        """Computed tokens of each member, without those that will turn out rejected. The array is not to be changed."""
         return self.computed - self.rejected if self._late else self.computed
 
     def sum_to_come(self, most: int) -> int:
@@ -313,9 +314,9 @@ class DraftGroup(DecodeGroup):
                 seq.num_rejected_tokens += count
 
     def land(self, drafting: DraftRows, sampled: Iterable[Sequence]) -> None:
-        """The results of a step are there: takes off what was rejected, also of those who left. EngineCore only.
+        """Takes off what a step, whose results are there, rejected, also of members that have left. EngineCore only.
 
-        `sampled` are those whose prompt ended with it: one token each, after padding.
+        `sampled`: the sequences whose prompt ended with the step, one token each, after padding.
         """
         sequences, rows, verified = drafting.sequences, drafting.rows, drafting.verified
         assert verified is not None, "it was launched"

@@ -16,8 +16,8 @@ class EngineLoop:
 
     `kind`: `sync`, a step is scheduled once the one before is over; `batch_queue`, vLLM's queue of at most `depth`
     calls of the scheduler that are not processed yet; `overlap`, SGLang's and TensorRT-LLM's: a step is launched, then
-    the one before it is processed. `nap_ns` is what a batch queue sleeps after a call that scheduled nothing while
-    requests remain. `stages` are those of the pipeline through which each step goes.
+    the one before it is processed. `nap_ns`: for how long a batch queue sleeps after a call that scheduled nothing
+    while requests remain. `stages`: the stages of the pipeline through which each step goes, 1 without one.
     """
 
     kind: Literal["sync", "batch_queue", "overlap"] = "sync"
@@ -31,7 +31,7 @@ class EngineLoop:
         return self.kind != "sync"
 
     def over(self, stages: int) -> EngineLoop:
-        """This loop where each step goes through so many stages: a step more is in flight for each beyond the first."""
+        """This loop over a pipeline of so many `stages`: each beyond the first lets one more step be in flight."""
         if stages == 1:
             return self
         kind = "batch_queue" if self.kind == "sync" else self.kind

@@ -1,8 +1,8 @@
 """The steps of an engine that were launched and whose results are not processed yet, oldest first.
 
 With one step in flight nothing can happen between its launch and its end. With more, a sequence may have ended, been
-preempted or been given up in a step whose tokens are still to come: what it has been given and what the client has had
-part by the steps in flight.
+preempted or been given up in a step whose tokens are still to come: the tokens that it was scheduled and those that its
+client has had differ by the steps in flight.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
 class LaunchedStep:
     """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain.
 
-    `process_ns` is what the host will need for its results. `decodes` lists the decodes, for whoever is told of tokens.
-    `landing`: until the device has said so, how to ask it, of a step launched at `launched_ns`.
-    `lost`: whose tokens of it are given up, though they have not ended.
+    `process_ns`: the ns that the host will need for the step's results. `decodes`: the sequences that decode in it, for
+    drivers that are told of tokens. `landing`: waits for the device and says whom the step finished and when it ran,
+    for one launched at `launched_ns`; None once that is known. `lost`: the sequences that have not ended and whose
+    tokens of this step are given up.
     """
 
     __slots__ = (
@@ -49,9 +50,9 @@ class LaunchedStep:
 
 
 class StepsInFlight:
-    """The queue of them, oldest first, and when each stage of the device is free again.
+    """The steps in flight of one engine, oldest first, and when each stage of its device is free again.
 
-    `called_ns`: when the scheduler was last asked.
+    `called_ns`: when its scheduler was last asked.
     """
 
     __slots__ = ("_finishing", "_free_ns", "called_ns", "steps")
@@ -130,10 +131,10 @@ class StepsInFlight:
                 return
 
     def land(self, alive: Container[Sequence]) -> LaunchedStep:
-        """Takes out the oldest step, its results there; it forgets those of whoever is not `alive` any more, or was
-        preempted since and lost them.
+        """Takes out the oldest step, whose results are there, and returns it without the sequences that are not `alive`
+        any more, or were preempted since and lost these results.
 
-        Says of the finished how many tokens later steps, in flight, compute of them in vain.
+        Sets `num_wasted_tokens` of the finished: the tokens that later steps, in flight, compute of them in vain.
         """
         flight = self.steps.popleft()
         batch, group = flight.batch, flight.batch.decodes
@@ -200,6 +201,6 @@ class StepsInFlight:
 
 
 def _num_rejected(seq: Sequence) -> int:
-    """Tokens of `seq` that are counted and will be taken off."""
+    """Draft tokens of `seq` that are counted as accepted, and will be taken off when they turn out rejected."""
     group = seq.group
     return int(group.rejected[seq.phase]) if isinstance(group, DraftGroup) else seq.num_rejected_tokens

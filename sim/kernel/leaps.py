@@ -10,7 +10,8 @@ from batchsim.kernel.types import Batch
 
 
 def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, horizon_ns: float) -> int:
-    """Repeats the step just executed while the next would start before `horizon_ns` and ends nobody.
+    """Repeats `batch`, the step just executed, which ends at `end_ns`, while the next would start before `horizon_ns`
+    and ends nobody.
 
     Writes the same rows as stepping would. Returns the end of the last step in ns.
     """
@@ -41,7 +42,7 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
 def leap_ahead(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int, horizon_ns: float) -> int:
     """As `leap`, of an engine that has just launched `batch` at `now_ns` while the step before it is in flight: as
     long as the host would be through with the oldest step before `horizon_ns`, and neither it nor the next ends
-    anybody. Returns when the host launched the last step.
+    anybody. Returns when the host launched the last step, in ns.
     """
     steps, group, scheduler = core.in_flight.steps, batch.decodes, core.scheduler
     if len(steps) != 2 or group is None or batch.chunks or steps[0].batch.chunks or not batch.num_decode:

@@ -64,10 +64,14 @@ class Scheduler(Protocol):
     streams: bool
 
     @property
-    def num_waiting(self) -> int: ...
+    def num_waiting(self) -> int:
+        """Number of sequences that wait to be admitted, preempted ones among them."""
+        ...
 
     @property
-    def num_running(self) -> int: ...
+    def num_running(self) -> int:
+        """Number of sequences that were admitted and have neither ended nor been preempted."""
+        ...
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         """Queues a new sequence, or appends a `rejected` event if it can never run; may lower `max_output_tokens`."""
@@ -113,7 +117,7 @@ class Executor(Protocol):
         ...
 
     def execute(self, batch: Batch) -> StepResult:
-        """Runs one step. Counters still stand as at its start."""
+        """Runs the step `batch`; returns its duration and whom it finishes. Counters still stand as at its start."""
         ...
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:

@@ -47,6 +47,7 @@ class Cohorts:
         return [seq for seq, epoch in self._caps.pop((group, group.step), ()) if seq.epoch == epoch]
 
     def launched(self, batch: Batch) -> None:
+        """Takes note that `batch` is in flight from now on."""
         self._in_flight.append(batch)
 
     def landed(self, batch: Batch) -> None:

@@ -336,7 +336,7 @@ class Vllm:
         return reason
 
     def _start(self, seq: Sequence, computed: int) -> None:
-        """Makes `seq` the last of the running, with so many tokens computed."""
+        """Makes `seq` the last of the running, `computed` of its tokens being in KV."""
         self._aside.pop(seq, None)
         seq.order = self._admitted
         self._admitted += 1

@@ -15,7 +15,7 @@ ASYNCHRONOUS = EngineLoop("batch_queue", depth=2, nap_ns=1_000_000)
 """vLLM's queue of batches: one in flight while the next is scheduled, and 1 ms of sleep after a call that had nothing
 to run."""
 SYNCHRONOUS = replace(ASYNCHRONOUS, kind="sync", depth=1)
-"""The queue has no place but one, unless it is that of a pipeline."""
+"""vLLM's queue of batches with a place for one, and for one more a stage of a pipeline beyond the first."""
 
 
 _GIB = 2**30

@@ -24,7 +24,8 @@ Chunks = list[tuple[Sequence, int]]
 
 
 class _Budget:
-    """The tokens of a step in the making that are left: those of the schedule, and of all with the drafter's."""
+    """The tokens that are left to a step in the making: `left` of the scheduler's budget, and `with_slots` of the whole
+    step's, from which the drafter takes `slots` for each sequence."""
 
     __slots__ = ("left", "slots", "with_slots")
 
@@ -37,6 +38,7 @@ class _Budget:
         return min(self.left, self.with_slots - self.slots)
 
     def take(self, tokens: int, sequences: int = 1) -> None:
+        """Takes off `tokens` of so many `sequences`, and the drafter's."""
         self.left -= tokens
         self.with_slots -= tokens + self.slots * sequences
 
@@ -119,6 +121,8 @@ class VllmWithDrafts(Vllm):
     # ---- ahead of results
 
     def _go_on_unseen(self) -> None:
+        """Lets those decode whose prompts end with the last batch, its results not there yet, and takes out those whose
+        last token is surely in flight."""
         group = self.group
         for seq in group.last_in_flight():
             self._step_aside(seq)
