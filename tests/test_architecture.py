@@ -292,7 +292,20 @@ def test_documents_name_files_that_exist(document: str) -> None:
     assert not _missing(text)
 
 
+def test_the_recipes_name_what_files_have() -> None:
+    """Where CONTRIBUTING says `name` of `file`, or in it, the file has that name."""
+    assert not _absent((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+
+
 _PATH = re.compile(r"(?<![\w/.-])((?:sim|calibrate|scenarios|tests|tools|notebooks|\.ci)/[\w./-]*\w)")
+
+
+_NAME_OF = re.compile(r"`(\w+)`\s(?:of|in)\s`([\w./-]+\.py)`")
+
+
+def _absent(text: str) -> list[str]:
+    named = [(name, ROOT / path) for name, path in _NAME_OF.findall(text) if (ROOT / path).exists()]
+    return [name for name, path in named if not re.search(rf"\b{name}\b", path.read_text(encoding="utf-8"))]
 
 
 def _missing(text: str) -> list[str]:
@@ -391,7 +404,8 @@ def test_what_is_allowed_draws_no_complaint(module: str, source: str) -> None:
     assert complaints(module, source) == []
 
 
-def test_a_long_file_and_a_missing_path_are_noticed() -> None:
-    """The two rules that do not look at imports can fail as well."""
+def test_a_long_file_a_missing_path_and_a_missing_name_are_noticed() -> None:
+    """The rules that do not look at imports can fail as well."""
     assert _too_long("x\n" * (MAX_LINES + 1)) == 1
+    assert _absent("`POLICIES` in `sim/policies/registry.py`, `POLICY` of\n`sim/policies/registry.py`") == ["POLICY"]
     assert _missing("see `sim/nowhere.py`, sim/kv/choice.py and tests/unit.") == ["sim/nowhere.py"]

@@ -52,6 +52,7 @@ TESTS = {
     "sim/kv/reuse_tree.py": REUSE,
     "sim/metrics/*.py": MEASURES,
     "sim/metrics/measure.py": f"{MEASURES} unit/test_precision",
+    "sim/metrics/latencies.py": f"{MEASURES} unit/test_metric_table",
     "sim/metrics/intervals.py": "unit/test_confidence unit/test_metrics unit/test_planning unit/test_precision",
     "sim/metrics/warmup.py": "theory/test_warmup",
     "sim/policies/families/budget.py": "policies/test_continuous policies/test_config_bounds conformance:continuous",
