@@ -4,13 +4,14 @@ changes nothing, and every request ends exactly once whatever fails."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, QueueScaler
-from batchsim.drive.fleet.routing import ROUTERS, PrefixAffinityConfig
+from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import CAP_CUT, FINISHED, UNFINISHED, Records
@@ -19,8 +20,8 @@ from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import MS, Case, built, cases
 from tests.conformance.test_conformance import RANDOM, same
 
-CONFIGS = {kind: config() for kind, config in ROUTERS.items() if kind != "prefix_affinity"}
-CONFIGS["prefix_affinity"] = PrefixAffinityConfig(prefix_tokens=16, load_factor=1.25)
+GIVEN: dict[str, dict[str, Any]] = {"prefix_affinity": {"prefix_tokens": 16, "load_factor": 1.25}}  # without a default
+CONFIGS = {kind: config(**GIVEN.get(kind, {})) for kind, config in ROUTERS.items()}
 
 every_policy = pytest.mark.parametrize("kind", POLICIES)
 
