@@ -180,12 +180,12 @@ def _unlike_drafts(step: int, ours: _Side, theirs: _Side) -> str | None:
     mine, live = ours.records.steps[: step + 1], theirs.records.steps[: step + 1]
     same_decodes = mine["num_decode"][-1] == live["num_decode"][-1]
     if same_decodes and mine["num_decode_tokens"][-1] != live["num_decode_tokens"][-1]:
-        drafts = (int(rows["num_decode_tokens"][-1] - rows["num_decode"][-1]) for rows in (mine, live))
-        return "drafts in it: {} simulated, {} live".format(*drafts)
-    supposed, real = (rows["num_accepted_tokens"][:-1] for rows in (mine, live))
-    if np.array_equal(supposed, real):
+        supposed, measured = (rows["num_decode_tokens"][-1] - rows["num_decode"][-1] for rows in (mine, live))
+        return f"drafts in it: {supposed} simulated, {measured} live"
+    supposed, measured = (rows["num_accepted_tokens"][:-1] for rows in (mine, live))
+    if np.array_equal(supposed, measured):
         return None
-    return f"draft tokens accepted before it: {supposed.sum()} simulated, {real.sum()} live"
+    return f"draft tokens accepted before it: {supposed.sum()} simulated, {measured.sum()} live"
 
 
 def _came_between(step: int, ours: _Side, theirs: _Side) -> int | None:
