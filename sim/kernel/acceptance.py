@@ -96,7 +96,7 @@ class DrawnLuck:
             table = self._tables[group] = _Table()
         if table.changes != group.changes or table.most_rows != group.most_rows:
             table.changes, table.most_rows = group.changes, group.most_rows
-            table.steps = table.left = 0
+            table.steps = table.left = table.width = 0
         table.left -= group.most_rows
         if table.left < 0 and not self._draw_ahead(table, group, context):
             right = self._right_at(group.luck, context)
@@ -118,6 +118,10 @@ class DrawnLuck:
     def _draw_ahead(self, table: _Table, group: DraftGroup, context: Ints) -> bool:
         """Fills `table` from where the members of `group` stand, if they have stayed for a while and few enough do."""
         table.steps += 1
+        if table.width:
+            table.left = table.width - group.most_rows - int((table.start + context - table.first).max())
+            if table.left >= 0:
+                return True
         width = min(_TABLE_SIZE // max(len(context), 1), _MAX_WIDTH)
         if table.steps <= _STEADY_STEPS or width < 8 * group.most_rows:
             return False
@@ -131,8 +135,8 @@ class DrawnLuck:
             right += (drawn < share[:, None]).view(np.int8)
         table.right = table.memory(size)[0].view(np.int64)
         np.minimum(right.ravel(), group.most_rows - 1, out=table.right)
-        table.left = width - group.most_rows
-        table.start = np.arange(0, size, width) - context
+        table.width, table.left, table.first = width, width - group.most_rows, np.arange(0, size, width)
+        table.start = table.first - context
         return True
 
     def proposed(
@@ -187,15 +191,15 @@ class _Table:
     """Drafts right at the next positions of all members of a group, for as long as it has made `changes` changes and
     asks for no more than `most_rows` rows of each.
 
-    The element `start + position` of `right` is of that position. `left`: positions that each member surely has left;
-    `steps`: how often there were too few.
+    The element `start + position` of `right` is of that position, `first` that of the first one of a member, of which
+    there are `width`. `left`: positions that each member surely has left; `steps`: how often there were too few.
     """
 
-    __slots__ = ("_memory", "changes", "left", "most_rows", "right", "start", "steps")
+    __slots__ = ("_memory", "changes", "first", "left", "most_rows", "right", "start", "steps", "width")
 
     def __init__(self) -> None:
-        self.changes = self.most_rows = self.steps = self.left = 0
-        self.right = self.start = np.zeros(0, np.int64)
+        self.changes = self.most_rows = self.steps = self.left = self.width = 0
+        self.right = self.start = self.first = np.zeros(0, np.int64)
         self._memory: NDArray[np.uint64] | None = None
 
     def memory(self, size: int) -> NDArray[np.uint64]:

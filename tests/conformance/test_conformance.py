@@ -172,7 +172,7 @@ def test_pooled_gaps_equal_those_counted_token_by_token(kind: str, data: st.Data
 def test_no_policy_sees_a_true_output_length(kind: str, data: st.DataObject) -> None:
     """Until the first request ends, a workload whose outputs are all as long as their caps is scheduled alike."""
     case = data.draw(cases(kind))
-    assume(built(case) and not getattr(case.config, "needs_predictor", False))
+    assume(built(case) and not case.config.traits.needs_predictor)
     longest = tuple(replace(a, output_tokens=a.request.max_output_tokens) for a in case.workload.known)
     twin = replace(case, workload=Listed(longest))
     short, long = (_until_an_end(c) for c in (replace(case, workload=Listed(case.workload.known)), twin))
