@@ -199,17 +199,24 @@ def test_curve_under_an_equal_one_is_wider():
     assert widths[0] > widths[1]
 
 
-def test_timeline_averages_equal_brute_force():
-    """Over each interval: running and waiting as the steps say; in a gap nobody runs and all in the system wait."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_timeline_averages_equal_brute_force(ahead: bool):
+    """Over each interval: running and waiting as the steps say; in a gap nobody runs and all in the system wait, but in
+    an engine ahead of results who ran before goes on to, as far as still there."""
     results = sample_results({"static": ("static", "static", 1.1)}, loads=(1.0,))
     steps, requests = results.steps("static", 1.0, 0), results.requests("static", 1.0, 0)
     steps = steps.drop(index=range(40, 60))  # a gap in which requests wait
     edges = np.linspace(0, 60e9, 13)
-    running, waiting, used = closeup._replica_curves(steps, requests, edges, NUM_BLOCKS)
+    running, waiting, used = closeup._replica_curves(steps, requests, edges, NUM_BLOCKS, ahead=ahead)
     grid = np.arange(0, 60e9, 1e7) + 5e6
     expected = np.zeros((3, len(grid)))
     arrived, gone = (requests[name].to_numpy() for name in ("arrival_ns", "ended_ns"))
     expected[1] = [((arrived <= t) & (gone > t)).sum() for t in grid]
+    for row in steps.itertuples() if ahead else ():
+        since = grid >= row.start_ns
+        stay = np.minimum(row.num_running, expected[:2].sum(axis=0))[since]
+        used_blocks = np.where(stay > 0, NUM_BLOCKS - row.free_blocks, 0)
+        expected[:, since] = np.array([stay, expected[:2].sum(axis=0)[since] - stay, used_blocks])
     for row in steps.itertuples():
         during = (grid >= row.start_ns) & (grid < row.start_ns + row.duration_ns)
         expected[:, during] = np.array([[row.num_running], [row.num_waiting], [NUM_BLOCKS - row.free_blocks]])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchsim.base.units import NS_PER_S, parse_duration_ns
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.report.pictures.curve_lines import hidden_under, widened
-from batchsim.report.pictures.engine_lanes import ROW_INCH, WAIT_COLOR, draw_lane_shares, lane_shares
+from batchsim.report.pictures.engine_lanes import ROW_INCH, WAITS, draw_lane_shares, lane_shares
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, policy_legend, remark, save, time_axis_log
 from batchsim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, sweeps_at, texts
@@ -54,7 +54,8 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
         for sweep, (steps, requests), shares in zip(policies, tables, lanes, strict=True):
             ax, color = next(panels), styles[sweep.policy].color
             ax.sharey(axes[0]) if ax is not axes[0] else None
-            draw_timeline(ax, steps, requests, edges_ns, blocks_by_replica(results, sweep.policy), color)
+            blocks = blocks_by_replica(results, sweep.policy)
+            draw_timeline(ax, steps, requests, edges_ns, blocks, color, ahead=bool(shares))
             ax.set_title(sweep.labels[sweep.index(load)], color=color, weight="bold")
             if shares:
                 draw_lane_shares(next(panels), shares, edges_ns / _scale(edges_ns[-1]), color)
@@ -66,7 +67,7 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
         ]
         if any(lanes):
             handles.append(Patch(color=GREY, label="host, device: share of the time at work"))
-            handles.append(Patch(color=WAIT_COLOR, label="device stands still for the host"))
+            handles.append(Patch(**WAITS, label="device stands still for the host"))
         frame(
             fig,
             results,
@@ -86,11 +87,14 @@ def draw_timeline(
     edges_ns: Floats,
     num_blocks: Sequence[int],
     color: str,
+    *,
+    ahead: bool = False,
 ) -> None:
     """Draws running and waiting sequences and KV use, each averaged over every interval of `edges_ns`.
 
     During a step the counts are those its scheduler left; between steps nothing counts as running, and every request in
-    the system as waiting. `num_blocks` are the KV blocks of each replica; the replicas' counts are added up.
+    the system as waiting; but in an engine `ahead` of results, whose steps follow each other as the host allows, those
+    of the step before go on. `num_blocks` are the KV blocks of each replica; the replicas' counts are added up.
     """
     if steps.empty:
         remark(ax, "no step was made")
@@ -99,7 +103,7 @@ def draw_timeline(
     curves = []
     for replica in replicas:
         own = [table.take(np.flatnonzero(column(table, "replica") == replica)) for table in (steps, requests)]
-        curves.append(_replica_curves(own[0], own[1], edges_ns, num_blocks[int(replica)]))
+        curves.append(_replica_curves(own[0], own[1], edges_ns, num_blocks[int(replica)], ahead=ahead))
     running, waiting, used = np.sum(curves, axis=0)
     scale = _scale(edges_ns[-1])
     edges = edges_ns / scale
@@ -132,9 +136,10 @@ def _draw_kv(ax: Axes, share: Floats, edges: Floats) -> None:
 
 
 def _replica_curves(
-    steps: pd.DataFrame, requests: pd.DataFrame, edges_ns: Floats, num_blocks: int
+    steps: pd.DataFrame, requests: pd.DataFrame, edges_ns: Floats, num_blocks: int, *, ahead: bool = False
 ) -> tuple[Floats, Floats, Floats]:
-    """One replica's running and waiting sequences and used KV blocks, averaged over the intervals of `edges_ns`.
+    """One replica's running and waiting sequences and used KV blocks, averaged over the intervals of `edges_ns`;
+    `ahead` as in `draw_timeline`.
 
     Exact: the integral of each step function is interpolated at the edges.
     """
@@ -146,15 +151,18 @@ def _replica_curves(
     busy = (step >= 0) & (times < ends[step])
     in_system = np.searchsorted(arrived, times, side="right") - np.searchsorted(gone, times, side="right")
 
-    def average(by_step: Floats, between: NDArray[np.int64] | int) -> Floats:
+    running, used = column(steps, "num_running"), num_blocks - column(steps, "free_blocks")
+    stay = np.where(ahead & (step >= 0), np.minimum(running[step], in_system), 0)  # between steps
+
+    def average(by_step: Floats, between: Floats | NDArray[np.int64]) -> Floats:
         value = np.where(busy, by_step[step], between)
         integral = np.concatenate([[0.0], np.cumsum(value[:-1] * np.diff(times))])
         return np.diff(np.interp(edges_ns, times, integral)) / np.diff(edges_ns)
 
     return (
-        average(column(steps, "num_running"), 0),
-        average(column(steps, "num_waiting"), in_system),
-        average(num_blocks - column(steps, "free_blocks"), 0),
+        average(running, stay),
+        average(column(steps, "num_waiting"), in_system - stay),
+        average(used, np.where(stay > 0, used[step], 0)),
     )
 
 

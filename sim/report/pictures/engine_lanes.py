@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +18,8 @@ from batchsim.report.step_terms import device_rows
 from batchsim.results.read import Results
 
 HOST = "host"
-WAIT_COLOR = "black"
+WAITS: dict[str, Any] = {"facecolor": "white", "edgecolor": "black", "hatch": "//////", "linewidth": 0}
+"""How waiting is drawn: not in a colour, since each may be a policy's."""
 ROW_INCH = 0.17
 _FILL = 0.86  # of a row's height, at work all the time
 
@@ -51,7 +53,7 @@ def draw_lane_shares(ax: Axes, shares: dict[str, tuple[Floats, Floats]], edges: 
         ax.stairs(floor + _FILL * busy, edges, baseline=floor, fill=True, color=own)
         if waits.any():
             top = floor + _FILL * (busy + waits)
-            ax.stairs(top, edges, baseline=floor + _FILL * busy, fill=True, color=WAIT_COLOR)
+            ax.stairs(top, edges, baseline=floor + _FILL * busy, fill=True, **WAITS)
     ax.set_ylim(0, len(shares))
     ax.set_yticks([len(shares) - 1 - row + _FILL / 2 for row in range(len(shares))], list(shares), size=7)
     ax.tick_params(axis="y", length=0)
