@@ -154,7 +154,7 @@ class Setup:
         return replace(self, scenario=replace(self.scenario, file=replace(file, replicas=steady)))
 
     def check_can_be_real(self) -> None:
-        """ScenarioError if only a simulation could run the scenario: it stretches its steps, has replicas or stages."""
+        """ScenarioError if only a simulation could run the scenario: it stretches steps, has replicas or many GPUs."""
         if self.groups:
             raise ScenarioError(
                 f"{self.scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
@@ -163,6 +163,10 @@ class Setup:
             if (stages := self.cost.stages) > 1:
                 raise ScenarioError(
                     f"cost.pp {stages}: a pipeline can only be simulated, a real run has one stage. Set it to 1."
+                )
+            if (deployment := self.cost.deployment) is not None and deployment.tp > 1:
+                raise ScenarioError(
+                    f"cost.tp {deployment.tp}: several GPUs can only be simulated, a real run has one. Set it to 1."
                 )
         with self.scenario.at("cost_factor"):
             if (factor := self.scenario.file.cost_factor) != 1:

@@ -69,10 +69,12 @@ def test_the_kv_pool_of_a_pipeline_is_that_of_the_stage_with_the_output_matrix()
     assert (two.num_gpus, Deployment(LLAMA, H100, tp=2, pp=2).num_gpus) == (2, 4)
 
 
-def test_a_pipeline_is_no_real_run() -> None:
-    """Nothing that runs a model would have its stages: refused where a scenario is resolved, validated or run live."""
-    scenario = load_scenario("bursty", overrides=["cost={kind: roofline, gpu: h100, pp: 2}", "policies={vllm: {}}"])
-    with pytest.raises(ScenarioError, match=r"^--set cost=.*pp 2: a pipeline can only be simulated.* Set it to 1\.$"):
+@pytest.mark.parametrize(("knob", "message"), [("pp", "a pipeline can"), ("tp", "several GPUs can")])
+def test_several_gpus_are_no_real_run(knob: str, message: str) -> None:
+    """Nothing that runs a model would have them: refused where a scenario is resolved, validated or run live."""
+    overrides = [f"cost={{kind: roofline, gpu: h100, {knob}: 2}}", "policies={vllm: {}}"]
+    scenario = load_scenario("bursty", overrides=overrides)
+    with pytest.raises(ScenarioError, match=rf"^--set cost=.*{knob} 2: {message} only be simulated.* Set it to 1\.$"):
         resolve(scenario)
 
 
