@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from batchsim.base.errors import ScenarioError
-from batchsim.deployment.model import DTYPE_BYTES, GpuSpec, ModelSpec
+from batchsim.deployment.model import ELEMENT_BYTES, GpuSpec, ModelSpec
 
 RESERVE_BYTES = 2_600_000_000
 """Bytes of each GPU that an engine needs besides weights and KV: CUDA context, workspaces, the activations and logits
@@ -33,18 +34,25 @@ class KvBudget:
 class Deployment:
     """One engine's model, GPUs and data types. ScenarioError if the model cannot be split over `tp` GPUs.
 
-    `gpu` None: not in the catalog, and neither its memory nor its speed is known. `engine`: name and version of the
-    software, "" where none in particular is meant. `tp`: GPUs that share every layer. `pp`: stages of so many GPUs, of
-    which each holds an equal part of the layers, the last one the output matrix too. `weight_dtype` and `kv_dtype`:
-    types of weights and of the KV cache by their names in a config.json; "": the model's own.
+    `gpu` None: not in the catalog, and neither its memory nor its speed is known. `engine` and `version`: the software,
+    "" where none in particular is meant. `tp`: GPUs that share every layer. `pp`: stages of so many GPUs, of
+    which each holds an equal part of the layers, the last one the output matrix too. `ep`: GPUs among which whole
+    experts are divided, a divisor of `tp` × `dp_attention`; what remains of that product cuts every expert.
+    `dp_attention`: groups of `tp` GPUs of which each runs the attention of its own sequences and keeps their KV, while
+    all share the experts. `weight_dtype`, `moe_dtype` (of experts) and `kv_dtype` (of the KV cache): types by their
+    names in `ELEMENT_BYTES`; "": the model's own, for experts that of the other weights.
     """
 
     model: ModelSpec
     gpu: GpuSpec | None = None
     engine: str = ""
+    version: str = ""
     tp: int = 1
     pp: int = 1
+    ep: int = 1
+    dp_attention: int = 1
     weight_dtype: str = ""
+    moe_dtype: str = ""
     kv_dtype: str = ""
 
     def __post_init__(self) -> None:
@@ -63,7 +71,7 @@ class Deployment:
 
     @property
     def num_gpus(self) -> int:
-        return self.tp * self.pp
+        return self.tp * self.dp_attention * self.pp
 
     @property
     def peak_flops(self) -> float | None:
@@ -82,13 +90,13 @@ class Deployment:
         if self.pp > 1:
             embeddings = model.head_parameters * (1 if model.tie_word_embeddings else 2)
             parameters = -(-(parameters - embeddings) // self.pp) + model.head_parameters
-        return -(-parameters * DTYPE_BYTES[self.weight_dtype or model.dtype] // self.tp)
+        return ceil(parameters * ELEMENT_BYTES[self.weight_dtype or model.dtype] / self.tp)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers, on each GPU that shares a layer; fewer KV heads than these
         are replicated."""
-        return self.model.kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype or self.model.dtype]
+        return ceil(self.model.kv_elements(self.tp) * ELEMENT_BYTES[self.kv_dtype or self.model.dtype])
 
     def derive_kv(
         self, *, utilisation: float = 0.90, block_size: int = 16, reserve_bytes: int = RESERVE_BYTES

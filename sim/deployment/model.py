@@ -17,6 +17,18 @@ from batchsim.deployment.config_json import count_at, read_layers, window_told
 from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of one element by its type, of the types that a config.json has for a model that is not quantised."""
+
+ELEMENT_BYTES: dict[str, float] = {
+    **DTYPE_BYTES,
+    "fp8": 1,
+    "fp8_block": 1,  # a float32 scale for 128 × 128 weights, 0.02 %, is left out
+    "int8": 1,
+    "int4": 0.5,
+    "nvfp4": 9 / 16,  # a scale of one byte for 16 weights
+    "mxfp4": 17 / 32,  # a scale of one byte for 32 weights
+}
+"""Bytes of one element by its type, of weights and KV as engines keep them."""
 
 _QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}
 _QK_NORM = frozenset({"qwen3", "qwen3_moe"})
