@@ -69,6 +69,7 @@ def build_profile(tables: Tables) -> Profile:
     )
     shares = tables.provenance()
     power = shares.pop("power")
+    known = f"power of {power:.0%} of the time" if power else "power of none of these kernels"
     return Profile(
         name=name_of(its, tables.backend),
         origin="imported",
@@ -88,7 +89,7 @@ def build_profile(tables: Tables) -> Profile:
         num_blocks=None,
         costs=costs,
         hull=Hull(most, MAX_TOKENS * groups, float(longest), longest),
-        missing=("num_blocks", "host", "swap", f"energy: the tables have the power of {power:.0%} of the time"),
+        missing=("num_blocks", "host", "swap", f"energy: the tables have the {known}"),
         notes=_notes(tables),
         setup=setup_of(its, tables.backend),
     )

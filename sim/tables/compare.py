@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 
+from batchsim.base.errors import CalibrationError
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
 from batchsim.cost.work import Columns
-from batchsim.tables.handle import Tables
+from batchsim.tables.handle import Tables, version
 
 QUERIES = 200
 MEDIAN, P95 = 0.015, 0.08
@@ -32,6 +34,23 @@ def held_out(profile: Profile, tables: Tables, *, queries: int = QUERIES, seed: 
     return (
         {"what": "direct queries of the tables"} | {k: v for k, v in whole.items() if k != "region"} | {"steps": rows}
     )
+
+
+def compared(profile: Profile) -> Profile:
+    """The profile with the errors that it has against the installed tables. CalibrationError, in one line, if it is of
+    no deployment, or of tables that are not installed."""
+    setup = profile.setup
+    if setup is None:
+        raise CalibrationError(f"{profile.name}: was not made of kernel tables. Give a profile of a deployment.")
+    if version() is None:
+        raise CalibrationError("compare: the kernel tables are not installed. pip install 'batchsim[gpus]'.")
+    tables = Tables(profile.deployment)
+    if tables.backend != setup.version:
+        raise CalibrationError(
+            f"{profile.name}: is of {setup.engine} {setup.version}; the installed tables have {tables.backend}. Install"
+            f" {profile.made.get('from')}."
+        )
+    return replace(profile, held_out=held_out(profile, tables))
 
 
 def _row(region: str, errors: list[float]) -> dict[str, Any]:

@@ -374,7 +374,7 @@ def _model_folder(model: ModelSpec, weight_dtype: str) -> Iterator[tuple[str, st
             f"model: {PACKAGE} has no model of the shape of {model.name}, so no graph of kernels. {WAYS_OUT}"
         )
     mark = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8"}.get(weight_dtype, "")
-    name = min(known, key=lambda each: (mark not in each, len(each), each))
+    name = min(known, key=lambda each: (each != model.name, mark not in each, len(each), each))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(known[name]), encoding="utf-8")
         yield name, folder
