@@ -112,7 +112,8 @@ def test_stages_share_what_is_not_the_head() -> None:
     assert (len(stages), cost.deployment.num_gpus, cost.stages) == (4, 8, 4)
     head = 1.02 * 250_000
     assert last - first == pytest.approx(head - 100_000, abs=2)
-    assert sum(stages) == pytest.approx(cost.without_host().step_ns(batch) + 3 * 100_000, abs=8)  # each stage is cut to a whole ns
+    whole = cost.without_host().step_ns(batch) + 3 * 100_000
+    assert sum(stages) == pytest.approx(whole, abs=8)  # each stage is cut to a whole ns
 
 
 def test_a_row_of_padding_is_a_chunk_of_its_own() -> None:
