@@ -280,12 +280,12 @@ def _text(value: Any, depth: int) -> str:
 def check_model(profile: Profile, model: ModelSpec) -> None:
     """CalibrationError, naming the first difference, if `profile` was made of a model of another shape.
 
-    Names may differ, and the positions a model allows: neither costs time.
+    Names may differ, the positions a model allows, and what a roofline could time of it: none costs time.
     """
-    model.check_timed()
     for field in fields(ModelSpec):
         own, asked = getattr(profile.model, field.name), getattr(model, field.name)
-        if own != asked and field.name not in ("name", "max_position_embeddings"):
+        if own != asked and field.name not in ("name", "max_position_embeddings", "untimed"):
+            model.check_timed()
             raise CalibrationError(
                 f"cost: profile {profile.name} is of {profile.model.name} with {field.name} {own}; {model.name} has"
                 f" {asked}. Calibrate {model.name}, or use a GPU's name as cost."
