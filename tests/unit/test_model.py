@@ -302,6 +302,16 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         load_gpu("tpu")
 
 
+def test_a_gpu_stands_under_the_name_that_the_kernel_tables_have_for_it_too() -> None:
+    """Both names are one spec; a board that nothing was fitted to says of which it is taken to reach the shares."""
+    assert load_gpu("h100_sxm") is load_gpu("h100")
+    assert load_gpu("h100_sxm").name == "h100"
+    b200 = load_gpu("b200_sxm")
+    assert b200.efficiencies.error_p95 is None
+    assert b200.efficiencies.fitted_on == "nothing of b200_sxm, assumed to reach the same shares as h200"
+    assert "aiconfigurator-core 0.12.0" in b200.source
+
+
 def test_the_budget_of_llama_8b_on_h200_is_55_8k_blocks() -> None:
     """The example everybody knows, and the sum it is printed with."""
     budget = Deployment(MODELS["llama-3.1-8b"], GPUS["h200"]).derive_kv()

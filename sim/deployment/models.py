@@ -1,0 +1,62 @@
+"""Models known by name. Every figure has a source; any other model is named by the path of its config.json."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from batchsim.base.errors import ScenarioError, nearest
+from batchsim.base.files import read_json, reason_text
+from batchsim.deployment.model import ModelSpec
+
+# Source: config.json of the Hugging Face repository named beside each model; the fields that differ between them.
+_SHAPES: dict[str, tuple[str, str, int, int, int, int, int, int, int, int]] = {
+    # name: repository, type, hidden, layers, heads, kv heads, head_dim, intermediate, vocabulary, longest context
+    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", "llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072),
+    "llama-3.1-70b": ("meta-llama/Llama-3.1-70B", "llama", 8192, 80, 64, 8, 128, 28672, 128256, 131072),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B-Instruct", "qwen2", 3584, 28, 28, 4, 128, 18944, 152064, 32768),
+    "qwen3-8b": ("Qwen/Qwen3-8B", "qwen3", 4096, 36, 32, 8, 128, 12288, 151936, 40960),
+    "qwen3-14b": ("Qwen/Qwen3-14B", "qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960),
+    "mistral-7b": ("mistralai/Mistral-7B-Instruct-v0.3", "mistral", 4096, 32, 32, 8, 128, 14336, 32768, 32768),
+}
+
+MODELS: dict[str, ModelSpec] = {name: ModelSpec(name, *shape[1:]) for name, shape in _SHAPES.items()}
+"""The models of the catalog by name: all in bf16, none with tied embeddings."""
+
+MODEL_SOURCES: dict[str, str] = {name: f"huggingface.co/{shape[0]} config.json" for name, shape in _SHAPES.items()}
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """The model of that name or path, as by `read_model`; ScenarioError too if no cost model can time its steps."""
+    model = read_model(name_or_path)
+    model.check_timed()
+    return model
+
+
+def read_model(name_or_path: str) -> ModelSpec:
+    """The model of that catalog name, or of the config.json at that path (a file, or the folder that holds it).
+
+    A file's model is named after the file; after its folder where it is called config.json.
+
+    ScenarioError if there is neither, or if the file is not understood.
+    """
+    if name_or_path in MODELS:
+        return MODELS[name_or_path]
+    path = Path(name_or_path)
+    try:
+        if path.is_dir():
+            path /= "config.json"
+            if not path.is_file():
+                raise ScenarioError(f"model: {path}: no such file. Give the folder of a Hugging Face model, or a name.")
+        config: object = read_json(path)
+    except FileNotFoundError:
+        raise ScenarioError(
+            f"model: {name_or_path} is neither in the catalog nor a file. {nearest(name_or_path.lower(), MODELS)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{path}: cannot be read: {reason_text(error)}. Give a Hugging Face config.json.") from None
+    if not isinstance(config, dict):
+        raise ScenarioError(f"{path}: holds no JSON object. Give a Hugging Face config.json.")
+    spec = ModelSpec.from_config(cast("dict[str, object]", config), str(path))
+    return replace(spec, name=path.resolve().parent.name if path.name == "config.json" else path.stem)
