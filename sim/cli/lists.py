@@ -65,7 +65,7 @@ def _default(field: Field[Any]) -> Any:
 @one_line_errors
 def catalog(as_json: option.Json = False) -> None:
     """List the models and GPUs known by name, with their sources. Example: batchsim catalog"""
-    from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS
+    from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS, checkpoint_names
 
     models = {
         name: {
@@ -88,7 +88,7 @@ def catalog(as_json: option.Json = False) -> None:
         for g in GPUS.values()
     }
     if as_json:
-        print_json({"models": models, "gpus": gpus})
+        print_json({"models": models, "gpus": gpus, "checkpoints": sorted(checkpoint_names())})
         return
     from batchsim.report.layout import filled
 
@@ -106,6 +106,8 @@ def catalog(as_json: option.Json = False) -> None:
             f"  {g['peak_flops'] / 1e12:.0f} TFLOP/s bf16  {g['source']}",
             indent,
         )
+    ids = ", ".join(sorted(checkpoint_names(), key=str.lower))
+    lines += filled(f"{ids}; source: config.json of each on huggingface.co", indent, f"{'by id':<14} ")
     typer.echo("\n".join(lines))
 
 

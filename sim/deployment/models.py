@@ -1,12 +1,17 @@
-"""Models known by name. Every figure has a source; any other model is named by the path of its config.json."""
+"""Models known by name: those of the catalog, and checkpoints by their Hugging Face ids, whose config.json is kept in
+short in `checkpoints.json`. Every figure has a source; any other model is named by the path of its config.json."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from batchsim.base.errors import ScenarioError, nearest
+from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_json, reason_text
 from batchsim.deployment.model import ModelSpec
 
@@ -26,6 +31,20 @@ MODELS: dict[str, ModelSpec] = {name: ModelSpec(name, *shape[1:]) for name, shap
 
 MODEL_SOURCES: dict[str, str] = {name: f"huggingface.co/{shape[0]} config.json" for name, shape in _SHAPES.items()}
 
+_REPOSITORIES = {shape[0]: name for name, shape in _SHAPES.items()}
+
+
+@cache
+def _checkpoints() -> dict[str, dict[str, Any]]:
+    """config.json of every checkpoint by its id, under further ids of the same shape too."""
+    kept = read_json(Path(str(resources.files("batchsim.deployment"))) / "checkpoints.json")
+    return kept["models"] | {name: kept["models"][like] for name, like in kept["same_shape"].items()}
+
+
+def checkpoint_names() -> Iterable[str]:
+    """The Hugging Face ids that `read_model` knows."""
+    return dict.fromkeys([*_REPOSITORIES, *_checkpoints()])
+
 
 def load_model(name_or_path: str) -> ModelSpec:
     """The model of that name or path, as by `read_model`; ScenarioError too if no cost model can time its steps."""
@@ -35,7 +54,8 @@ def load_model(name_or_path: str) -> ModelSpec:
 
 
 def read_model(name_or_path: str) -> ModelSpec:
-    """The model of that catalog name, or of the config.json at that path (a file, or the folder that holds it).
+    """The model of that catalog name or Hugging Face id, or of the config.json at that path (a file, or the folder that
+    holds it).
 
     A file's model is named after the file; after its folder where it is called config.json.
 
@@ -44,6 +64,10 @@ def read_model(name_or_path: str) -> ModelSpec:
     if name_or_path in MODELS:
         return MODELS[name_or_path]
     path = Path(name_or_path)
+    if name_or_path in _REPOSITORIES and not path.exists():
+        return replace(MODELS[_REPOSITORIES[name_or_path]], name=name_or_path)
+    if name_or_path in _checkpoints() and not path.exists():
+        return ModelSpec.from_config(_checkpoints()[name_or_path], name_or_path)
     try:
         if path.is_dir():
             path /= "config.json"
@@ -52,7 +76,7 @@ def read_model(name_or_path: str) -> ModelSpec:
         config: object = read_json(path)
     except FileNotFoundError:
         raise ScenarioError(
-            f"model: {name_or_path} is neither in the catalog nor a file. {nearest(name_or_path.lower(), MODELS)}"
+            f"model: {name_or_path} is neither in the catalog nor a file. {_like(name_or_path)}"
         ) from None
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{path}: cannot be read: {reason_text(error)}. Give a Hugging Face config.json.") from None
@@ -60,3 +84,11 @@ def read_model(name_or_path: str) -> ModelSpec:
         raise ScenarioError(f"{path}: holds no JSON object. Give a Hugging Face config.json.")
     spec = ModelSpec.from_config(cast("dict[str, object]", config), str(path))
     return replace(spec, name=path.resolve().parent.name if path.name == "config.json" else path.stem)
+
+
+def _like(name: str) -> str:
+    """The advice for a name that is not known: the model most like it, else all of the catalog."""
+    known = {each.lower(): each for each in (*MODELS, *checkpoint_names())}
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    ids = "the Hugging Face ids that batchsim catalog lists, and any config.json"
+    return f"Did you mean {known[near[0]]}?" if near else f"Known are {', '.join(MODELS)}, {ids}."

@@ -285,8 +285,10 @@ def test_catalog_gives_sources() -> None:
     """Every model and GPU has a source."""
     data = json.loads(done("catalog", "--json"))
     assert {"h200", "h100", "a100", "l40s", "rtx4090"} <= set(data["gpus"])
-    assert all(item["source"] for kind in data.values() for item in kind.values())
-    assert all(name in done("catalog") for kind in data.values() for name in kind)
+    assert all(item["source"] for kind in ("models", "gpus") for item in data[kind].values())
+    text = done("catalog")
+    assert all(name in text for kind in data.values() for name in kind)
+    assert {"deepseek-ai/DeepSeek-V3", "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-14B"} <= set(data["checkpoints"])
 
 
 @pytest.mark.parametrize("command", ["policies", "catalog"])
