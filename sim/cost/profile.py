@@ -185,20 +185,12 @@ class EngineSetup:
 
     __post_init__ = check_ranges
 
-    Names may differ, the positions a model allows, and what a roofline could time of it: none costs time. A profile
-    with a setup is compared by `work_of`.
-    """
-    if profile.setup is None:
-        left = ("name", "max_position_embeddings", "untimed")
-        names = [one.name for one in fields(ModelSpec) if one.name not in left]
-        pairs = [(name, getattr(profile.model, name), getattr(model, name)) for name in names]
-    else:
-        its = work_of(model)
-        pairs = [(name, own, its[name]) for name, own in work_of(profile.model).items()]
-    for name, own, asked in pairs:
-        if own != asked:
-            if profile.setup is None:
-                model.check_timed()
+    def __str__(self) -> str:
+        degrees = (("tp", self.tp), ("pp", self.pp), ("ep", self.ep), ("dp_attention", self.dp_attention))
+        types = (("weights", self.weight_dtype), ("moe", self.moe_dtype), ("kv", self.kv_dtype))
+        parts = [f"{name} {count}" for name, count in degrees if count > 1]
+        return ", ".join([f"{self.engine} {self.version}".strip(), *parts, *(f"{a} {b}" for a, b in types if b)])
+
 
 @dataclass(frozen=True)
 class Profile:
