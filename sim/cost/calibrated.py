@@ -20,6 +20,7 @@ from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.segments import Rows, Segment, Segments
+from batchsim.cost.useful import useful_flops_bytes
 from batchsim.cost.work import (
     Columns,
     Terms,
@@ -30,7 +31,6 @@ from batchsim.cost.work import (
     padded_pairs,
     padded_work,
     swap_blocks,
-    useful_flops_bytes,
 )
 from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.types import Batch
@@ -276,7 +276,7 @@ class Calibrated(Cost):
         terms["host"] = host if self.host.mode == "serial" else np.maximum(host - kernel, 0.0)
         terms["swap"] = base * (swapped > 0) + per_block * swapped
         terms["draft"] = np.zeros(len(swapped))
-        terms["flops"], terms["bytes"] = useful_flops_bytes(self.deployment.model, columns)
+        terms["flops"], terms["bytes"] = useful_flops_bytes(self.deployment, columns)
         return terms
 
     def kernel_ns(self, columns: Columns) -> Floats:
@@ -327,7 +327,8 @@ class Calibrated(Cost):
         if p.setup is not None:
             found = p.held_out or {}
             near = f"; follows them to ±{100 * found['p50']:.1f} % (median of {found['n']:,} steps)" if found else ""
-            return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host})"
+            tables = f"{p.setup.engine} {p.setup.version} on {p.gpu}"
+            return f"cost: kernel tables of {tables} ({p.made.get('from', 'unnamed')}{near}{host})"
         if p.origin == "imported":
             return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
         found = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
