@@ -192,6 +192,13 @@ def test_only_what_costs_time_must_be_the_models() -> None:
     assert json.dumps(work_of(model))  # plain, since keys are made of it
 
 
+def test_decodes_beside_chunks_cost_what_others_timed() -> None:
+    """Where one kernel serves both, decode attention is slower beside chunks; the file says whose timings those are."""
+    slower = {name for name in NAMES if shipped(name).costs.beside > 1}
+    assert slower == {name for name in NAMES if "-l40s-vllm" in name or "-rtx_pro_6000_server-vllm" in name}
+    assert all(any("others' timings" in note for note in shipped(name).notes) for name in slower)
+
+
 # ---- knots
 
 
