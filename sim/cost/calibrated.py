@@ -200,6 +200,8 @@ class Calibrated(Cost):
             return
         profile, needed = self.profile, ceil(asked)
         first = f"Recalibrate with {option} {needed}" if profile.origin == "measured" else f"Use cost: {profile.gpu}"
+        if profile.setup is not None:
+            first = f"Let policy or workload ask for no more ({option[2:].replace('-', '_')})"
         raise ExtrapolationError(
             f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. {first}",
             "pass --set cost.extrapolate=true",
@@ -322,6 +324,10 @@ class Calibrated(Cost):
         p = self.profile
         host = "; host assumed" if self.host.assumed else "; host stated" if self.host != p.costs.host else ""
         host += "; extrapolates" if self.extrapolate else ""
+        if p.setup is not None:
+            found = p.held_out or {}
+            near = f"; follows them to ±{100 * found['p50']:.1f} % (median of {found['n']:,} steps)" if found else ""
+            return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host})"
         if p.origin == "imported":
             return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
         found = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]

@@ -51,6 +51,7 @@ __all__ = [
 FORMAT = "batchsim-profile"
 VERSION = 2
 SHIPPED = "batchsim.calibrate"  # the package whose folder `profiles` holds those that come with batchsim
+TABLES = "batchsim.tables"  # the same for profiles of deployments, which `deployment:` of a scenario finds
 _ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100, above=True)}
 """What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
 _LINE = 200  # letters from which a JSON value is broken into its items
@@ -184,6 +185,12 @@ class EngineSetup:
 
     __post_init__ = check_ranges
 
+    def __str__(self) -> str:
+        degrees = (("tp", self.tp), ("pp", self.pp), ("ep", self.ep), ("dp_attention", self.dp_attention))
+        types = (("weights", self.weight_dtype), ("moe", self.moe_dtype), ("kv", self.kv_dtype))
+        parts = [f"{name} {count}" for name, count in degrees if count > 1]
+        return ", ".join([f"{self.engine} {self.version}".strip(), *parts, *(f"{a} {b}" for a, b in types if b)])
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -298,16 +305,19 @@ class StatedHost(Config):
         return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)
 
 
-def profile_names() -> list[str]:
-    """The names of the profiles that come with batchsim."""
-    folder = resources.files(SHIPPED) / "profiles"
+def profile_names(package: str = SHIPPED) -> list[str]:
+    """The names of the profiles that come with batchsim; with `TABLES` those of deployments."""
+    folder = resources.files(package) / "profiles"
     return sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
     """The shipped profile of that name, else the one in that file. CalibrationError, in one line, if there is none."""
     name = str(name_or_path)
-    path = Path(str(resources.files(SHIPPED) / "profiles" / f"{name}.json")) if name in profile_names() else Path(name)
+    path = Path(name)
+    for package in (SHIPPED, TABLES):
+        if name in profile_names(package):
+            path = Path(str(resources.files(package) / "profiles" / f"{name}.json"))
     try:
         return Profile.from_json(read_text(path), str(path))
     except FileNotFoundError:
@@ -339,13 +349,41 @@ def _text(value: Any, depth: int) -> str:
 def check_model(profile: Profile, model: ModelSpec) -> None:
     """CalibrationError, naming the first difference, if `profile` was made of a model of another shape.
 
-    Names may differ, and the positions a model allows: neither costs time.
+    Names may differ, the positions a model allows, and what a roofline could time of it: none costs time. A profile
+    with a setup is compared by `work_of`.
     """
-    model.check_timed()
-    for one in fields(ModelSpec):
-        own, asked = getattr(profile.model, one.name), getattr(model, one.name)
-        if own != asked and one.name not in ("name", "max_position_embeddings"):
+    if profile.setup is None:
+        left = ("name", "max_position_embeddings", "untimed")
+        names = [one.name for one in fields(ModelSpec) if one.name not in left]
+        pairs = [(name, getattr(profile.model, name), getattr(model, name)) for name in names]
+    else:
+        its = work_of(model)
+        pairs = [(name, own, its[name]) for name, own in work_of(profile.model).items()]
+    for name, own, asked in pairs:
+        if own != asked:
+            if profile.setup is None:
+                model.check_timed()
             raise CalibrationError(
-                f"cost: profile {profile.name} is of {profile.model.name} with {one.name} {own}; {model.name} has"
+                f"cost: profile {profile.name} is of {profile.model.name} with {name} {own}; {model.name} has"
                 f" {asked}. Calibrate {model.name}, or use a GPU's name as cost."
             )
+
+
+def work_of(model: ModelSpec) -> dict[str, Any]:
+    """What of a model its kernels depend on, by name: hidden size, vocabulary, the kinds of its layers, and the type
+    of a model with latent attention, which may choose keys by an indexer that the kinds do not show.
+
+    Biases, norms and how matrices are tied cost no time that tables tell apart.
+    """
+    layers = [(each.count, *(_sizes(part) for part in (each.attention, each.mlp))) for each in model.kinds]
+    latent = any(each.attention.kind == "latent" for each in model.kinds)
+    return {
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "layers": layers,
+        "model_type": model.model_type if latent else "",
+    }
+
+
+def _sizes(part: Any) -> dict[str, Any]:
+    return {one.name: getattr(part, one.name) for one in fields(part) if one.name != "vectors"}

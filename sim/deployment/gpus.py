@@ -105,7 +105,9 @@ def load_gpu(name: str) -> GpuSpec:
     """The GPU of that catalog name; ScenarioError if there is none."""
     if name not in GPUS:
         advice = nearest(name.lower(), GPUS)
-        raise ScenarioError(f"cost: GPU {name} is not in the catalog. {advice} Another one: gpu: {{kind: sheet, ...}}.")
+        raise ScenarioError(
+            f"GPU {name} is not in the catalog. {advice} Another one: deployment: {{gpu: {{kind: sheet, ...}}}}."
+        )
     return GPUS[name]
 
 

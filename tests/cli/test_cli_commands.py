@@ -302,7 +302,8 @@ def test_lists_are_at_most_100_columns(command: str) -> None:
 def test_schema_covers_scenario_and_policies() -> None:
     """The JSON schema names the top keys and the knobs of each policy, and forbids others."""
     schema = json.loads(done("schema"))
-    assert {"model", "cost", "workload", "policies", "slo"} <= set(schema["required"])
+    assert {"model", "workload", "slo"} == set(schema["required"])
+    assert {"required": ["deployment"]} in schema["oneOf"]
     assert schema["additionalProperties"] is False
     assert "max_num_seqs" in schema["$defs"]["policy continuous"]["properties"]
 
