@@ -15,7 +15,8 @@ from math import inf
 
 from batchsim.cost.profile import ChunkCost, Curve, EngineSetup, Grid, HostTerm, Hull, Profile, StepCosts
 from batchsim.deployment.deployment import Deployment
-from batchsim.tables.handle import PACKAGE, Tables, has_experts, version
+from batchsim.deployment.quantisation import Quantisation
+from batchsim.tables.handle import PACKAGE, Tables, gemm_dtype, has_experts, version
 
 BUILDER = 1
 """Of this file: what it makes of the same tables. A higher number makes kept profiles anew."""
@@ -74,7 +75,7 @@ def build_profile(tables: Tables) -> Profile:
         name=name_of(its, tables.backend),
         origin="imported",
         executor=its.engine,
-        model=replace(its.model, untimed=""),
+        model=replace(its.model, untimed="", quantised=Quantisation()),
         gpu=None if its.gpu is None else its.gpu.name,
         hardware={"gpu": tables.system, "gpus": its.num_gpus},
         software={PACKAGE: version(), its.engine: tables.backend},
@@ -98,8 +99,8 @@ def build_profile(tables: Tables) -> Profile:
 def setup_of(deployment: Deployment, backend: str) -> EngineSetup:
     """How the engine of `deployment` runs, with the version `backend` of its kernels and no type left to the model."""
     its = deployment
-    weights = plain_dtype(its.weight_dtype or its.model.dtype)
-    experts = plain_dtype(its.moe_dtype or weights) if has_experts(its.model) else ""
+    weights = plain_dtype(gemm_dtype(its))
+    experts = plain_dtype(its.types.experts) if has_experts(its.model) else ""
     return EngineSetup(
         its.engine,
         backend,
@@ -109,7 +110,7 @@ def setup_of(deployment: Deployment, backend: str) -> EngineSetup:
         dp_attention=its.dp_attention,
         weight_dtype="bfloat16" if weights == experts == "mxfp4" else weights,  # of which experts alone are
         moe_dtype=experts,
-        kv_dtype=plain_dtype(its.kv_dtype or its.model.dtype),
+        kv_dtype=plain_dtype(its.types.kv),
     )
 
 

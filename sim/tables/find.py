@@ -23,24 +23,35 @@ def profile_of(deployment: Deployment, *, cache_folder: Path | None = None) -> P
 
     The shipped profile of the version asked for (any version, if none is asked for); else, with `aiconfigurator-core`,
     the one in `cache_folder` (default: `batchsim` in the user's cache), else one built now and kept there; else the
-    shipped profile of the nearest version of the engine. Its `setup.version` says which version it is of.
+    shipped profile of the nearest version of the engine. Its `setup.version` says which version it is of, and where
+    that is not the one asked for, its notes do too. Its `model` is the deployment's.
 
     CalibrationError, in one line with the ways out, if there is none and the tables are not installed or do not answer.
     """
+    profile = _found(deployment, user_cache() if cache_folder is None else cache_folder)
+    version_of, asked = profile.setup.version if profile.setup else "", deployment.version
+    other = asked and asked != version_of and not version_of.startswith(f"{asked}.")
+    note = (
+        f"{deployment.engine} {asked} was asked for; of the versions with kernel tables {version_of} is the nearest",
+    )
+    return replace(profile, model=deployment.model, notes=profile.notes + (note if other else ()))
+
+
+def _found(deployment: Deployment, folder: Path) -> Profile:
+    """`profile_of` as it was made: with a model of another name, maybe."""
     shipped = {profile.setup.version: profile for profile in _shipped_of(deployment) if profile.setup}
     asked = deployment.version
     exact = [known for known in shipped if not asked or known == asked or known.startswith(f"{asked}.")]
     if exact:
         return shipped[exact[0]]
     if version() is not None:
-        return _built(deployment, user_cache() if cache_folder is None else cache_folder)
+        return _built(deployment, folder)
     if shipped:
         return shipped[nearest_version(asked, list(shipped))]
     gpu = "its GPU" if deployment.gpu is None else deployment.gpu.name
-    its = setup_of(deployment, asked)
     raise CalibrationError(
-        f"deployment: no profile of {deployment.model.name} on {gpu}, {its}, comes with batchsim, and the kernel tables"
-        f" are not installed. pip install 'batchsim[gpus]'. {WAYS_OUT}"
+        f"deployment: no profile of {deployment.model.name} on {gpu}, {setup_of(deployment, asked)}, comes with"
+        f" batchsim, and the kernel tables are not installed. pip install 'batchsim[gpus]'. {WAYS_OUT}"
     )
 
 

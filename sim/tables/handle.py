@@ -77,6 +77,12 @@ def has_experts(model: ModelSpec) -> bool:
     return any(kind.mlp.kind == "experts" for kind in model.kinds)
 
 
+def gemm_dtype(deployment: Deployment) -> str:
+    """The type of the matrices through which all tokens go: of the MLPs, where there are such, else of attention."""
+    mlps = any(kind.mlp.kind == "dense" or kind.mlp.shared_width for kind in deployment.model.kinds)
+    return deployment.types.mlp if mlps else deployment.types.attention
+
+
 class Tables:
     """The tables' answers for one deployment. NoTablesError if they have none, naming what they lack.
 
@@ -91,7 +97,7 @@ class Tables:
         self.engine = _engine(deployment)
         self.backend = _nearest(deployment.version, _versions(self.system, self.engine), deployment)
         problems: list[str] = []
-        with _model_folder(deployment.model, deployment.weight_dtype) as (self.model_id, folder):
+        with _model_folder(deployment.model, gemm_dtype(deployment)) as (self.model_id, folder):
             for self.modes in _modes(deployment):
                 try:
                     self._open(folder)
@@ -321,8 +327,7 @@ def _number(version: str) -> int:
 
 def _modes(deployment: Deployment) -> Iterator[Modes]:
     """The modes of the tables that the deployment's types may mean, the likeliest first."""
-    weights = deployment.weight_dtype or deployment.model.dtype
-    experts, kv = deployment.moe_dtype or weights, deployment.kv_dtype or deployment.model.dtype
+    weights, experts, kv = gemm_dtype(deployment), deployment.types.experts, deployment.types.kv
     asked = [("weights", weights, _GEMM), ("kv", kv, _KV)]
     asked += [("moe", experts, _MOE)] if has_experts(deployment.model) else []
     for what, dtype, known in asked:
@@ -388,8 +393,8 @@ def _same(config: dict[str, Any], name: str, model: ModelSpec) -> bool:
 
 
 def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
-    """The shape in a config.json of the tables, some of which leave out the type of weights that are quantised."""
-    return ModelSpec.from_config({"torch_dtype": "bfloat16"} | config, name)
+    """The shape in a config.json of the tables."""
+    return ModelSpec.from_config(config, name)
 
 
 @cache

@@ -14,7 +14,7 @@ from batchsim.base.errors import CalibrationError
 from batchsim.cost import Calibrated, ProfileConfig
 from batchsim.cost.profile import TABLES, Profile, check_model, load_profile, profile_names, work_of
 from batchsim.cost.work import TIME_TERMS, columns_of
-from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.tables import find
 from batchsim.tables.build import knots_of, name_of, setup_of
@@ -80,14 +80,30 @@ def test_a_step_of_a_shipped_profile_is_explained(name: str) -> None:
 
 def test_a_deployment_has_its_shipped_profile(no_tables: None) -> None:
     """Found by the model's work, not its name, by GPU, engine, degrees and types; any version where none is asked."""
-    profile = find.profile_of(replace(LLAMA, model=replace(LLAMA.model, name="mine", max_position_embeddings=4_096)))
-    assert profile.name == "llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8"
-    assert find.profile_of(replace(LLAMA, version="0.24")) == profile
-    assert find.profile_of(replace(LLAMA, version="0.19.1")) == profile  # the nearest there is
+    mine = replace(LLAMA, model=replace(LLAMA.model, name="mine", max_position_embeddings=4_096))
+    profile = find.profile_of(mine)
+    assert (profile.name, profile.model.name) == ("llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8", "mine")
+    assert find.profile_of(replace(mine, version="0.24")) == profile
     kept = find.profile_of(replace(LLAMA, kv_dtype="fp8")).setup
     assert kept is not None and (kept.kv_dtype, str(kept)) == ("fp8", "vllm 0.24.0, tp 4, weights fp8, kv fp8")
     halves = replace(LLAMA, weight_dtype="float16", kv_dtype="float16")
     assert find.profile_of(halves).name == "llama-3.1-70b-h100-vllm-0.24.0-tp4"
+
+
+def test_another_version_than_asked_for_is_named(no_tables: None) -> None:
+    """Where the tables are not installed the nearest one shipped stands in, and the sources of the cost say so."""
+    profile = find.profile_of(replace(LLAMA, version="0.19.1"))
+    assert profile.costs == find.profile_of(LLAMA).costs
+    assert Calibrated(profile).sources()[-1].startswith("vllm 0.19.1 was asked for; of the versions with")
+
+
+def test_a_checkpoint_brings_its_types(no_tables: None) -> None:
+    """FP8 in blocks and MXFP4 experts are found without a word of them, as the checkpoint's config.json has them."""
+    gpus = {"gpu": GPUS["h200"], "engine": "sglang"}
+    deepseek = Deployment(read_model("deepseek-ai/DeepSeek-V3"), **gpus, tp=8, ep=8)
+    assert find.profile_of(deepseek).name == "deepseek-v3-h200-sglang-0.5.14-tp8-ep8-fp8_block"
+    oss = Deployment(read_model("openai/gpt-oss-120b"), GPUS["b200_sxm"], "vllm")
+    assert find.profile_of(oss).name == "gpt-oss-120b-b200_sxm-vllm-0.24.0-moe-mxfp4"
 
 
 def test_what_is_neither_shipped_nor_built_says_how_to_get_it(no_tables: None) -> None:
@@ -104,7 +120,6 @@ def test_the_key_of_the_cache_knows_all_that_shapes_a_profile() -> None:
     others = [
         replace(LLAMA, gpu=GPUS["h200"]),
         replace(LLAMA, tp=8),
-        replace(LLAMA, ep=2),
         replace(LLAMA, kv_dtype="fp8"),
         replace(LLAMA, version="0.27"),
         replace(LLAMA, engine="sglang"),
@@ -117,7 +132,8 @@ def test_the_key_of_the_cache_knows_all_that_shapes_a_profile() -> None:
 
 def test_a_kept_profile_is_read_and_a_broken_one_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables are asked once; a cut file, and a folder that cannot be made, cost a build and nothing else."""
-    asked, built = replace(LLAMA, weight_dtype="int4"), load_profile(NAMES[0])
+    asked = replace(LLAMA, weight_dtype="int4")
+    built = replace(load_profile(NAMES[0]), model=asked.model)
     monkeypatch.setattr(find, "version", lambda: "0.12.0")
     builds: list[Deployment] = []
     monkeypatch.setattr(find, "build", lambda deployment: builds.append(deployment) or built)
