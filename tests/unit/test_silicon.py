@@ -1,0 +1,102 @@
+"""The comparison with measured silicon: which points it may look at, what it makes of them, how it counts errors."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchsim.scenario.load import parse_scenario
+from batchsim.workload.limited_client import LimitedClient
+from tests.silicon.__main__ import _deployments
+from tests.silicon.rows import CHECKPOINTS, Row, is_given, scenario_text
+from tests.silicon.table import Point, error, tables
+
+ROW = Row(
+    id="a",
+    gap=False,
+    engine="vllm",
+    version="0.19.0",
+    model="meta-llama/Llama-3.1-70B",
+    gpu="h100_sxm",
+    precision="fp8",
+    gemm="fp8",
+    moe="fp8",
+    tp=8,
+    ep=1,
+    moe_tp=8,
+    concurrency=4,
+    isl=100,
+    osl=10,
+    ttft_ms=100.0,
+    tpot_ms=10.0,
+)
+
+
+def test_halves_are_of_whole_deployments():
+    """By the parity of SHA-256, of engine, GPU, precision, tensor parallelism and model: load and experts change none."""
+    assert ROW.deployment == "meta-llama/Llama-3.1-70B|h100_sxm|vllm|fp8|tp8"
+    assert is_given(ROW.deployment) and is_given(replace(ROW, concurrency=64, ep=8, version="").deployment)
+    assert not is_given("meta-llama/Llama-3.1-70B|h100_sxm|vllm|fp8|tp4")
+    given = [is_given(f"model|gpu|vllm|fp8|tp{tp}") for tp in range(400)]
+    assert 160 < sum(given) < 240
+
+
+def test_a_point_is_simulated_as_its_clients_asked():
+    """Ten requests a client, from one list, all at once, four fifths to all of the greatest lengths, by the way there."""
+    scenario = parse_scenario(scenario_text(ROW), "a", Path(), ())
+    workload = scenario.file.workload
+    assert (workload.requests, workload.arrivals.users, workload.arrivals.ramp) == (40, 4, 0)
+    assert (workload.lengths.prompt.min, workload.lengths.prompt.max) == (80, 100)
+    assert workload.frontend.request > 0
+    assert (scenario.cost.engine, scenario.cost.tp, scenario.cost.weights, scenario.cost.kv) == (
+        "vllm",
+        8,
+        "fp8",
+        "fp8",
+    )
+    assert scenario.specs[0].config.max_num_seqs == 4
+    exact = parse_scenario(scenario_text(replace(ROW, gap=True)), "a", Path(), ()).file.workload
+    assert (exact.lengths.prompt.tokens, exact.lengths.output.tokens) == (100, 10)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
+@pytest.mark.parametrize("model", CHECKPOINTS)
+def test_every_engine_and_model_of_the_points_can_be_written(engine, model):
+    """Scenarios are read whatever the tables have."""
+    scenario = parse_scenario(scenario_text(replace(ROW, engine=engine, model=model)), "a", Path(), ())
+    assert [spec.kind for spec in scenario.specs] == [engine]
+    assert scenario.cost.weights == ("" if model.startswith("openai/") else "fp8")
+
+
+def test_errors_are_relative_to_what_was_measured():
+    """Signed in the bias, by size in the rest; the anchor has none of its own, and unknown clients stand apart."""
+    points = [
+        Point(ROW, (110.0, 9.0), None, (200.0, 20.0)),
+        Point(replace(ROW, id="b", concurrency=8), (80.0, 10.0), (100.0, 10.5), (100.0, 10.0)),
+        Point(replace(ROW, id="c", gap=True), (1e6, 1e6), None, (1.0, 1.0)),
+        Point(replace(ROW, id="d"), None, None, (1.0, 1.0), "no tables"),
+    ]
+    assert error((110.0, 9.0), ROW, 0) == pytest.approx(0.1) and error((110.0, 9.0), ROW, 1) == pytest.approx(-0.1)
+    text = tables(points)
+    assert "| vllm | 2 | batchsim | 15.0 | 19.0 | 15.0 | -5.0 | 5.0 | 9.0 | 5.0 | -5.0 |" in text
+    assert "|  | 2 | aiconfigurator | 50.0 | 90.0 | 50.0 | +50.0 |" in text
+    assert "|  | 1 | batchsim, anchored | 0.0 | 0.0 | 0.0 | +0.0 | 5.0 | 5.0 | 5.0 | +5.0 |" in text
+    assert "- 1 of vllm Llama-3.1-70B fp8 on h100_sxm tp 8: not simulated: no tables" in text
+
+
+def test_a_deployment_is_anchored_by_itself():
+    """Points of other experts' GPUs and of unknown clients are not of the same deployment."""
+    rows = [ROW, replace(ROW, id="b", ep=2), replace(ROW, id="c", gap=True), replace(ROW, id="d", concurrency=99)]
+    assert [[row.id for row in mine] for mine in _deployments(rows)] == [["a", "d"], ["b"], ["c"]]
+
+
+def test_the_loop_of_a_point_is_a_limited_client():
+    """The form that any scenario can use."""
+    from batchsim.scenario.point import Setup
+
+    text = scenario_text(ROW).replace(
+        "deployment: {engine: vllm, gpu: h100_sxm, tp: 8, ep: 1, weights: fp8, moe: fp8, kv: fp8}",
+        "cost: {kind: constant, step: 5ms}\nkv: {tokens: 9999}",
+    )
+    workload = Setup.of(parse_scenario(text, "a", Path(), ())).workload(1.0, 0)
+    assert isinstance(workload, LimitedClient) and workload.limit == 4 and workload.num_offered == 40
