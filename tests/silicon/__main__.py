@@ -68,7 +68,7 @@ def _deployments(rows: Sequence[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
-def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float] | None]) -> Iterator[Point]:
+def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float]]) -> Iterator[Point]:
     """The points of one deployment."""
     anchor = min(rows, key=lambda row: (abs(log(row.concurrency / _ANCHOR)), row.isl, row.osl, row.id))
     factor: float | None = None
@@ -78,8 +78,7 @@ def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float] | None]) ->
     except BatchsimError:
         pass  # out of reach, which its simulated points show, or not to be simulated, which they say
     for row in rows:
-        found = own_estimate(row) if row.id not in kept else kept[row.id]
-        own = None if isinstance(found, str) else found
+        own = kept[row.id] if row.id in kept else own_estimate(row)
         try:
             simulated = _simulated(_setup(row))
         except BatchsimError as error:
@@ -125,13 +124,13 @@ def _csv(points: Sequence[Point]) -> str:
     return sink.getvalue()
 
 
-def _kept(folder: Path) -> dict[str, tuple[float, float] | None]:
+def _kept(folder: Path) -> dict[str, tuple[float, float]]:
     """aiconfigurator's estimates by the id of the point, as a run before has left them."""
     found: dict[str, list[str]] = {}
     with (folder / "points.csv").open() as file:
         for plain in csv.DictReader(file):
             found.setdefault(plain["id"], []).append(plain["own_ms"])
-    return {row: (float(ms[0]), float(ms[1])) if all(ms) else None for row, ms in found.items()}
+    return {row: (float(ms[0]), float(ms[1])) for row, ms in found.items() if all(ms)}
 
 
 if __name__ == "__main__":

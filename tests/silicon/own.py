@@ -15,8 +15,8 @@ _MODELS = {
 """Its names of models, where they differ from those of the points."""
 
 
-def own_estimate(row: Row) -> tuple[float, float] | str:
-    """(TTFT, TPOT) in ms, of the same types, GPUs and version of tables as are simulated; where it has none, why.
+def own_estimate(row: Row) -> tuple[float, float] | None:
+    """(TTFT, TPOT) in ms, of the same types, GPUs and version of tables as are simulated; None where it has none.
 
     Needs the packages `aiconfigurator` and `aiconfigurator-core`.
     """
@@ -24,21 +24,23 @@ def own_estimate(row: Row) -> tuple[float, float] | str:
 
     logging.disable(logging.CRITICAL)
     weights, moe = row.types
-    types = {"gemm_quant_mode": weights, "moe_quant_mode": moe, "kvcache_quant_mode": row.kv}
-    try:
-        found: Any = cli_estimate(
-            _MODELS.get(row.model, row.model),
-            row.gpu,
-            mode="agg",
-            backend_name=row.backend,
-            isl=row.isl,
-            osl=row.osl,
-            batch_size=row.concurrency,
-            tp_size=row.tp,
-            moe_tp_size=row.moe_tp,
-            moe_ep_size=row.ep,
-            **{name: dtype for name, dtype in types.items() if dtype},
-        )
-    except Exception as error:  # of many kinds, all of which mean that there is no estimate
-        return " ".join(str(error).split())[:80]
-    return float(found.ttft), float(found.tpot)
+    for kv in dict.fromkeys((row.kv, "")):  # in 16 bits where it has no kernels for a cache in 8, as when simulated
+        types = {"gemm_quant_mode": weights, "moe_quant_mode": moe, "kvcache_quant_mode": kv}
+        try:
+            found: Any = cli_estimate(
+                _MODELS.get(row.model, row.model),
+                row.gpu,
+                mode="agg",
+                backend_name=row.backend,
+                isl=row.isl,
+                osl=row.osl,
+                batch_size=row.concurrency,
+                tp_size=row.tp,
+                moe_tp_size=row.moe_tp,
+                moe_ep_size=row.ep,
+                **{name: dtype for name, dtype in types.items() if dtype},
+            )
+        except Exception:
+            continue
+        return float(found.ttft), float(found.tpot)
+    return None

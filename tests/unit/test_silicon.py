@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.point import Setup
+from batchsim.workload.laws import FixedTokens, UniformTokens
 from batchsim.workload.limited_client import LimitedClient
+from batchsim.workload.workload_config import ClosedLoop, Lengths
 from tests.silicon.__main__ import _deployments
 from tests.silicon.rows import CHECKPOINTS, Row, is_given, scenario_text
 from tests.silicon.table import Point, error, tables
@@ -33,7 +37,7 @@ ROW = Row(
 
 
 def test_halves_are_of_whole_deployments():
-    """By the parity of SHA-256, of engine, GPU, precision, tensor parallelism and model: load and experts change none."""
+    """By the parity of SHA-256 of model, GPU, engine, precision and TP; load and experts change none."""
     assert ROW.deployment == "meta-llama/Llama-3.1-70B|h100_sxm|vllm|fp8|tp8"
     assert is_given(ROW.deployment) and is_given(replace(ROW, concurrency=64, ep=8, version="").deployment)
     assert not is_given("meta-llama/Llama-3.1-70B|h100_sxm|vllm|fp8|tp4")
@@ -42,21 +46,16 @@ def test_halves_are_of_whole_deployments():
 
 
 def test_a_point_is_simulated_as_its_clients_asked():
-    """Ten requests a client, from one list, all at once, four fifths to all of the greatest lengths, by the way there."""
+    """Ten requests a client, from one list, all at once, lengths from four fifths of the greatest, by the way there."""
     scenario = parse_scenario(scenario_text(ROW), "a", Path(), ())
-    workload = scenario.file.workload
-    assert (workload.requests, workload.arrivals.users, workload.arrivals.ramp) == (40, 4, 0)
-    assert (workload.lengths.prompt.min, workload.lengths.prompt.max) == (80, 100)
-    assert workload.frontend.request > 0
-    assert (scenario.cost.engine, scenario.cost.tp, scenario.cost.weights, scenario.cost.kv) == (
-        "vllm",
-        8,
-        "fp8",
-        "fp8",
-    )
-    assert scenario.specs[0].config.max_num_seqs == 4
+    workload, stated = scenario.file.workload, scenario.cost
+    assert workload.arrivals == ClosedLoop(4, 0, shared_list=True, ramp=0) and workload.requests == 40
+    assert workload.lengths == Lengths(UniformTokens(80, 100), UniformTokens(8, 10))
+    assert workload.frontend.request > 0 and isinstance(stated, DeploymentConfig)
+    assert (stated.engine, stated.tp, stated.weights, stated.kv) == ("vllm", 8, "fp8", "fp8")
+    assert scenario.specs[0].config.traits.max_num_seqs == 4
     exact = parse_scenario(scenario_text(replace(ROW, gap=True)), "a", Path(), ()).file.workload
-    assert (exact.lengths.prompt.tokens, exact.lengths.output.tokens) == (100, 10)
+    assert exact.lengths == Lengths(FixedTokens(100), FixedTokens(10))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm"])
@@ -65,6 +64,7 @@ def test_every_engine_and_model_of_the_points_can_be_written(engine, model):
     """Scenarios are read whatever the tables have."""
     scenario = parse_scenario(scenario_text(replace(ROW, engine=engine, model=model)), "a", Path(), ())
     assert [spec.kind for spec in scenario.specs] == [engine]
+    assert isinstance(scenario.cost, DeploymentConfig)
     assert scenario.cost.weights == ("" if model.startswith("openai/") else "fp8")
 
 
@@ -92,8 +92,6 @@ def test_a_deployment_is_anchored_by_itself():
 
 def test_the_loop_of_a_point_is_a_limited_client():
     """The form that any scenario can use."""
-    from batchsim.scenario.point import Setup
-
     text = scenario_text(ROW).replace(
         "deployment: {engine: vllm, gpu: h100_sxm, tp: 8, ep: 1, weights: fp8, moe: fp8, kv: fp8}",
         "cost: {kind: constant, step: 5ms}\nkv: {tokens: 9999}",
