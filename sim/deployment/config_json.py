@@ -13,6 +13,21 @@ from batchsim.deployment.layers import DenseMlp, Experts, GroupedAttention, Late
 
 _COUNTS = Range(1, INT32_MAX)
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+SIZED = frozenset(
+    {
+        *("llama", "mistral", "qwen2", "qwen3", "mimo", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe"),
+        *("glm4_moe", "minimax_m2", "gpt_oss", "llama4", "llama4_text"),
+        *("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"),
+    }
+)
+"""Model types whose weights and KV are known but for what sees: of others, layers may be of kinds that are not."""
+_QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "mimo"})
+_QK_NORM = frozenset({"qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"})
+"""Model types whose attention has, whatever their config.json says, a bias on q, k and v (not on o), and a norm of
+head_dim weights for q and for k. Source: their model classes in transformers."""
+_NO_O_BIAS = frozenset({"glm4_moe"})
+_ROUTER_BIAS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe", "gpt_oss", "minimax_m2"})
+"""Model types whose `attention_bias` leaves out o, and whose router has a bias, or a correction, for each expert."""
 
 
 def count_at(config: Mapping[str, object], key: str, name: str, default: int | None = None) -> int:
@@ -44,17 +59,36 @@ def read_layers(config: Mapping[str, object], name: str, plain: Layers) -> tuple
 
     ScenarioError, headed `name`, for a kind that is not known, or for which a number is missing.
     """
-    attention = _attention(config, name, cast("GroupedAttention", plain.attention))
-    mlp = _mlp(config, name, cast("DenseMlp", plain.mlp))
+    full, dense = cast("GroupedAttention", plain.attention), cast("DenseMlp", plain.mlp)
+    hidden = count_at(config, "hidden_size", name)
+    biases = 2 * dense.width + hidden if config.get("mlp_bias") else 0
+    vectors = attention_vectors(config, full.num_heads, full.num_kv_heads, full.head_dim, hidden)
+    attention = _attention(config, name, replace(full, vectors=vectors))
+    mlp = _mlp(config, name, replace(dense, vectors=biases))
     each = [(attention(i), mlp(i)) for i in range(plain.count)]
     found = tuple(Layers(len(list(same)), *kind) for kind, same in groupby(each))
     return () if found == (plain,) else found
+
+
+def attention_vectors(config: Mapping[str, object], heads: int, kv_heads: int, head_dim: int, hidden: int) -> int:
+    """Elements of the biases, norms and sinks of one layer's attention, as `config` and its model type have them."""
+    model_type = config.get("model_type")
+    widths = (heads + 2 * kv_heads) * head_dim
+    vectors = widths if model_type in _QKV_BIAS else 0
+    if config.get("attention_bias"):
+        vectors = widths + (0 if model_type in _NO_O_BIAS else hidden)
+    if model_type in _QK_NORM or (config.get("use_qk_norm") and not str(model_type).startswith("llama4")):
+        whole = config.get("qk_norm_type") == "per_layer"
+        vectors += (heads + kv_heads) * head_dim if whole else 2 * head_dim
+    return vectors + (heads if model_type == "gpt_oss" else 0)
 
 
 def _attention(
     config: Mapping[str, object], name: str, full: GroupedAttention
 ) -> Callable[[int], GroupedAttention | LatentAttention]:
     """A function from the index of a layer to its attention."""
+    if config.get("index_topk"):
+        raise ScenarioError(f"{name}: index_topk means sparse attention, whose index is not modelled.")
     if config.get("kv_lora_rank"):
         latent = LatentAttention(
             full.num_heads,
@@ -65,6 +99,9 @@ def _attention(
             value_dim=count_at(config, "v_head_dim", name),
         )
         return lambda i: latent
+    if config.get("attention_chunk_size"):  # llama4: all but every fourth layer
+        chunked = replace(full, window=count_at(config, "attention_chunk_size", name))
+        return lambda i: chunked if (i + 1) % 4 else full
     if not window_told(config, str(config.get("model_type"))):
         return lambda i: full
     windowed = replace(full, window=count_at(config, "sliding_window", name))
@@ -91,12 +128,19 @@ def _mlp(config: Mapping[str, object], name: str, dense: DenseMlp) -> Callable[[
     shared = width * count_at(config, "n_shared_experts", name) if config.get("n_shared_experts") else 0
     if config.get("shared_expert_intermediate_size"):
         shared = count_at(config, "shared_expert_intermediate_size", name)
-    experts = Experts(count_at(config, key, name), count_at(config, "num_experts_per_tok", name), width, shared)
-    for key in ("moe_layer_freq", "interleave_moe_layer_step"):
-        if config.get(key, 1) != 1:
-            raise ScenarioError(f"{name}: {key} is {config[key]!r}. Only 1, experts in every layer, can be read.")
+    model_type, every = str(config.get("model_type")), count_at(config, "decoder_sparse_step", name, default=1)
+    if config.get("moe_layer_freq", 1) != 1:
+        raise ScenarioError(
+            f"{name}: moe_layer_freq is {config['moe_layer_freq']!r}. Only 1, experts in every layer, can be read."
+        )
+    if model_type.startswith("llama4"):  # each token goes through one expert and the shared one, of equal widths
+        every, shared = count_at(config, "interleave_moe_layer_step", name), width
+        dense = DenseMlp(count_at(config, "intermediate_size_mlp", name))
+    biases = 2 * width + count_at(config, "hidden_size", name) if model_type == "gpt_oss" else 0
+    vectors = biases + (model_type in _ROUTER_BIAS)
+    per_token = count_at(config, "num_experts_per_tok", name)
+    experts = Experts(count_at(config, key, name), per_token, width, shared, vectors=vectors)
     first = count_at(config, "first_k_dense_replace", name) if config.get("first_k_dense_replace") else 0
-    every = count_at(config, "decoder_sparse_step", name, default=1)
     only = config.get("mlp_only_layers") or []
     listed = cast("list[object]", only) if isinstance(only, list) else []
     return lambda i: dense if i < first or (i + 1) % every or i in listed else experts

@@ -4,43 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import NamedTuple
 
 from batchsim.base.errors import ScenarioError
-from batchsim.deployment.model import ELEMENT_BYTES, GpuSpec, ModelSpec
+from batchsim.deployment.config_json import SIZED
+from batchsim.deployment.layers import DenseMlp, Experts, Layers, Split, Weights
+from batchsim.deployment.memory import ENGINES, EngineRule, KvBudget, Reserve
+from batchsim.deployment.model import DTYPE_BYTES, GpuSpec, ModelSpec
+from batchsim.deployment.quantisation import ELEMENT_BYTES
 
-RESERVE_BYTES = 2_600_000_000
-"""Bytes of each GPU that an engine needs besides weights and KV: CUDA context, workspaces, the activations and logits
-of its largest step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of 16 on an
-H200 at 0.90, as expected of a measured engine there. An engine's own number, from its start-up log, is better."""
+
+class Types(NamedTuple):
+    """The types, by their names in `ELEMENT_BYTES`, of matrices of attention, of MLPs through which all tokens go and
+    of routed experts, of the KV cache, and of all `plain` weights, which no quantisation touches."""
+
+    attention: str
+    mlp: str
+    experts: str
+    kv: str
+    plain: str
 
 
-@dataclass(frozen=True, slots=True)
-class KvBudget:
-    """KV blocks of one engine, and in `terms` the sum they come from. With `tp` GPUs each has a part of every block."""
+class Stage(NamedTuple):
+    """What each GPU of one stage holds: `weight_bytes`, bytes of a token's KV in layers that keep it to its request's
+    end, in those whose window leaves it, and bytes of one request's windows, at most."""
 
-    num_blocks: int
-    block_size: int
-    terms: str
-
-    @property
-    def tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
-    def __str__(self) -> str:
-        return f"KV {self.tokens:,} tokens ({self.num_blocks:,} blocks of {self.block_size}: {self.terms})"
+    weight_bytes: int
+    full_bytes: float
+    windowed_bytes: float
+    window_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One engine's model, GPUs and data types. ScenarioError if the model cannot be split over `tp` GPUs.
+    """One engine's model, GPUs and data types. ScenarioError if the model cannot be split over so many GPUs.
 
     `gpu` None: not in the catalog, and neither its memory nor its speed is known. `engine` and `version`: the software,
     "" where none in particular is meant. `tp`: GPUs that share every layer. `pp`: stages of so many GPUs, of
     which each holds an equal part of the layers, the last one the output matrix too. `ep`: GPUs among which whole
     experts are divided, a divisor of `tp` × `dp_attention`; what remains of that product cuts every expert.
-    `dp_attention`: groups of `tp` GPUs of which each runs the attention of its own sequences and keeps their KV, while
-    all share the experts. `weight_dtype`, `moe_dtype` (of experts) and `kv_dtype` (of the KV cache): types by their
-    names in `ELEMENT_BYTES`; "": the model's own, for experts that of the other weights.
+    `dp_attention`: groups of `tp` GPUs of which each runs the attention and the dense MLPs of its own sequences and
+    keeps their KV, while all share the experts. `weight_dtype`, `moe_dtype` (of experts) and `kv_dtype` (of the KV
+    cache): types by their names in `ELEMENT_BYTES`; "": the checkpoint's own, and for experts that of the other weights
+    where these are stated.
     """
 
     model: ModelSpec
@@ -58,20 +64,62 @@ class Deployment:
     def __post_init__(self) -> None:
         model, tp = self.model, self.tp
         heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
-        if tp < 1 or heads % tp or model.intermediate_size % tp or (kv_heads % tp and tp % kv_heads):
-            raise ScenarioError(
-                f"tp: {model.name} ({heads} heads, {kv_heads} KV heads, MLP width {model.intermediate_size}) cannot be"
-                f" cut into {tp} equal parts. Use another tp."
-            )
+        widths = [("MLP width", each.mlp.width) for each in model.kinds if isinstance(each.mlp, DenseMlp)]
+        widths += [("shared width", w) for each in model.kinds if (w := getattr(each.mlp, "shared_width", 0))]
+        width, its = next(((what, its) for what, its in widths if tp < 1 or its % tp), widths[0] if widths else ("", 0))
+        if tp < 1 or heads % tp or its % tp or (kv_heads % tp and tp % kv_heads):
+            shape = f"{heads} heads, {kv_heads} KV heads" + (f", {width} {its}" if width else "")
+            raise ScenarioError(f"tp: {model.name} ({shape}) cannot be cut into {tp} equal parts. Use another tp.")
         if self.pp < 1 or model.num_hidden_layers % self.pp:
             raise ScenarioError(
                 f"pp: the {model.num_hidden_layers} layers of {model.name} cannot be cut into {self.pp} equal stages."
                 " Use another pp."
             )
+        self._check_experts()
+        for what, dtype in (("weights", self.weight_dtype), ("moe", self.moe_dtype), ("kv", self.kv_dtype)):
+            if dtype and dtype not in ELEMENT_BYTES:
+                raise ScenarioError(f"{what}: {dtype} is not a known type. Write one of {', '.join(ELEMENT_BYTES)}.")
+
+    def _check_experts(self) -> None:
+        model, gpus = self.model, self.tp * self.dp_attention
+        experts = next((each.mlp for each in model.kinds if isinstance(each.mlp, Experts)), None)
+        if self.dp_attention < 1 or self.ep < 1 or gpus % self.ep:
+            raise ScenarioError(
+                f"ep: {self.ep} is not a divisor of the {gpus} GPUs of a stage (tp {self.tp} × dp_attention"
+                f" {self.dp_attention}). Use another ep."
+            )
+        if experts is None and (self.ep > 1 or self.dp_attention > 1):
+            raise ScenarioError(f"ep: {model.name} has no experts to divide. Leave out ep and dp_attention.")
+        if experts is not None and (experts.count % self.ep or experts.width % self.split.moe_tp):
+            raise ScenarioError(
+                f"ep: {model.name} has {experts.count} experts of width {experts.width}, which {self.ep} groups of"
+                f" {self.split.moe_tp} GPUs cannot share equally. Use another ep."
+            )
 
     @property
     def num_gpus(self) -> int:
         return self.tp * self.dp_attention * self.pp
+
+    @property
+    def split(self) -> Split:
+        """How the GPUs of a stage share its layers."""
+        return Split(self.tp, self.ep, self.tp * self.dp_attention // self.ep)
+
+    @property
+    def types(self) -> Types:
+        """The types of weights and KV, as stated or as the checkpoint has them.
+
+        Where the checkpoint's own type is stated, what it leaves unquantised stays so; another type is for all
+        matrices of the layers, as when an engine quantises them itself, and one of 16 or 32 bits for all weights.
+        """
+        own = self.model.quantised
+        plain = self.weight_dtype if self.weight_dtype in DTYPE_BYTES else self.model.dtype
+        mlp = self.weight_dtype or own.weights or plain
+        if self.weight_dtype in ("", own.weights):
+            attention, experts = own.attention or plain, own.experts or plain
+        else:
+            attention = experts = mlp
+        return Types(attention, mlp, self.moe_dtype or experts, self.kv_dtype or own.kv or plain, plain)
 
     @property
     def peak_flops(self) -> float | None:
@@ -85,46 +133,113 @@ class Deployment:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights on each GPU; of several stages, on each of the last, which has the output matrix too."""
-        model, parameters = self.model, self.model.num_parameters
-        if self.pp > 1:
-            embeddings = model.head_parameters * (1 if model.tie_word_embeddings else 2)
-            parameters = -(-(parameters - embeddings) // self.pp) + model.head_parameters
-        return ceil(parameters * ELEMENT_BYTES[self.weight_dtype or model.dtype] / self.tp)
+        """Bytes of weights on each GPU; of several stages, on each of that which has most."""
+        return max(stage.weight_bytes for stage in self.stages())
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of a token's keys and values in all layers, on each GPU that shares a layer; fewer KV heads than these
-        are replicated."""
-        return ceil(self.model.kv_elements(self.tp) * ELEMENT_BYTES[self.kv_dtype or self.model.dtype])
+        """Bytes of a token's keys and values in all layers, while it is in their windows, on each GPU that shares a
+        layer; fewer KV heads than these are replicated."""
+        return ceil(self.model.kv_elements(self.tp) * ELEMENT_BYTES[self.types.kv])
+
+    def stages(self) -> list[Stage]:
+        """What the GPUs of each stage hold, from first to last."""
+        model, types, split = self.model, self.types, self.split
+        bytes_of = [ELEMENT_BYTES[kind] for kind in (types.attention, types.mlp, types.experts, types.plain)]
+        each_layer = [layers for layers in model.kinds for _ in range(layers.count)]
+        count = model.num_hidden_layers // self.pp
+        matrix = -(-model.head_parameters // self.tp)
+        found: list[Stage] = []
+        for first in range(0, model.num_hidden_layers, count):
+            its = each_layer[first : first + count]
+            weights = Weights(*map(sum, zip(*(each.weights(model.hidden_size, split) for each in its), strict=True)))
+            last = first + count == model.num_hidden_layers
+            tied = model.tie_word_embeddings and self.pp == 1
+            vocabulary = matrix * ((first == 0) + last - tied) + model.hidden_size * last
+            size = sum(n * b for n, b in zip(weights, bytes_of, strict=True)) + vocabulary * bytes_of[-1]
+            found.append(Stage(ceil(size), *self._kv(its)))
+        return found
+
+    def _kv(self, layers: list[Layers]) -> tuple[float, float, float]:
+        """(bytes of a token in layers without a window, in those with one, bytes of a request's full windows)."""
+        element = ELEMENT_BYTES[self.types.kv]
+        rows = [(each.attention.kv_elements(self.tp) * element, each.attention.window) for each in layers]
+        return (
+            sum(size for size, window in rows if window is None),
+            sum(size for size, window in rows if window is not None),
+            sum(size * window for size, window in rows if window is not None),
+        )
+
+    def check_one_scheduler(self) -> None:
+        """ScenarioError if groups of GPUs schedule for themselves, which one simulated engine does not."""
+        if self.dp_attention > 1:
+            raise ScenarioError(
+                f"dp_attention {self.dp_attention}: so many schedulers with a queue and KV memory of their own, whose"
+                " steps wait for each other, are not simulated as one engine. Use dp_attention: 1."
+            )
+
+    @property
+    def rule(self) -> EngineRule:
+        """How the engine finds its room for KV; that of no engine in particular where it has no rule of its own."""
+        return ENGINES.get(self.engine, ENGINES[""])
 
     def derive_kv(
-        self, *, utilisation: float = 0.90, block_size: int = 16, reserve_bytes: int = RESERVE_BYTES
+        self,
+        *,
+        utilisation: float | None = None,
+        block_size: int = 16,
+        reserve_bytes: int | None = None,
+        step_tokens: int = 8192,
+        step_requests: int = 256,
     ) -> KvBudget:
-        """The blocks of `block_size` tokens that weights and `reserve_bytes` leave of the share `utilisation` of each
-        GPU's memory. ScenarioError, saying what is missing, if there is no room for one block."""
+        """The blocks of `block_size` tokens for which each GPU's memory has room beside weights and reserves.
+
+        `utilisation` is the engine's share, by default its own: of all memory (vLLM, SGLang), or of what is free
+        (TensorRT-LLM). `reserve_bytes` takes the place of the reserves that its rule derives for steps of `step_tokens`
+        tokens of `step_requests` requests. Layers with a window keep it for so many requests, or as all layers where
+        that is less; TensorRT-LLM keeps all. With attention groups the blocks are those of one group, as engines
+        report them. ScenarioError, saying what is missing, if there is no room for one block.
+        """
         gpu, model = self.gpu, self.model
         assert gpu is not None, "whoever asks knows the GPU"
-        free_bytes = int(gpu.memory_bytes * utilisation) - self.weight_bytes - reserve_bytes
-        block_bytes = self.kv_bytes_per_token // self.pp * block_size
-        terms = f"{gpu.memory_bytes / 1e9:.1f} GB × {utilisation:.2f} − {self.weight_bytes / 1e9:.1f} weights"
-        terms += f" − {reserve_bytes / 1e9:.1f} reserve" + (
-            f", on each of {self.num_gpus} GPUs" if self.num_gpus > 1 else ""
+        if model.model_type not in SIZED:
+            raise ScenarioError(
+                f"{model.name}: model_type {model.model_type!r} is none whose weights and KV are known in full. Add kv:"
+                " tokens, from the engine's start-up log."
+            )
+        rule = self.rule
+        share = (
+            rule.default_share(self.version, gpu.memory_bytes, self.num_gpus) if utilisation is None else utilisation
         )
-        if free_bytes >= block_bytes:
-            return KvBudget(free_bytes // block_bytes, block_size, terms)
-        degrees = [tp for tp in (2, 4, 8) if tp > self.tp]
-        fitting = next((tp for tp in degrees if self._fits(tp, utilisation, block_size, reserve_bytes)), None)
-        advice = f"It fits with tp: {fitting}." if fitting else "Use a smaller model or a GPU with more memory."
-        short = f"{(block_bytes - free_bytes) / 1e9:.1f} GB short of one KV block"
-        raise ScenarioError(f"{model.name} on {gpu.name}: {short}: {terms}. {advice}")
+        reserve = rule.reserve(self.version, model, self.split, step_tokens, step_requests)
+        if reserve_bytes is not None:
+            reserve = Reserve.stated(reserve_bytes)
 
-    def _fits(self, tp: int, utilisation: float, block_size: int, reserve_bytes: int) -> bool:
+        def blocks(stage: Stage) -> float:
+            """Blocks that fit on a GPU of the stage; negative where bytes are missing for the first."""
+            room = rule.room(gpu.memory_bytes, share, stage.weight_bytes, reserve)
+            plain = room / (stage.full_bytes + stage.windowed_bytes)
+            if not stage.windowed_bytes or not stage.full_bytes or rule.keeps_windows:
+                return plain / block_size
+            windows = stage.window_bytes * step_requests + stage.windowed_bytes * step_tokens
+            return max(plain, (room - windows) / stage.full_bytes) / block_size
+
+        stage = min(self.stages(), key=blocks)
+        terms = rule.terms(gpu.memory_bytes, share, stage.weight_bytes, reserve)
+        terms += f", on each of {self.num_gpus} GPUs" if self.num_gpus > 1 else ""
+        if (found := blocks(stage)) >= 1:
+            return KvBudget(int(found), block_size, terms)
+        missing = (1 - found) * (stage.full_bytes + stage.windowed_bytes) * block_size
+        fitting = next((tp for tp in (2, 4, 8) if tp > self.tp and self._fits(tp, share, reserve_bytes)), None)
+        advice = f"It fits with tp: {fitting}." if fitting else "Use a smaller model or a GPU with more memory."
+        raise ScenarioError(
+            f"{model.name} on {gpu.name}: {missing / 1e9:.1f} GB short of one KV block: {terms}. {advice}"
+        )
+
+    def _fits(self, tp: int, share: float, reserve_bytes: int | None) -> bool:
         """Whether on `tp` GPUs there is room for one KV block beside weights and reserve."""
-        assert self.gpu is not None
         try:
-            wider = replace(self, tp=tp)
+            replace(self, tp=tp).derive_kv(utilisation=share, reserve_bytes=reserve_bytes)
         except ScenarioError:
             return False
-        free_bytes = int(self.gpu.memory_bytes * utilisation) - wider.weight_bytes - reserve_bytes
-        return free_bytes >= wider.kv_bytes_per_token // wider.pp * block_size
+        return True

@@ -1,14 +1,38 @@
 """What the layers of a decoder are made of: kinds of attention and of MLP, with their parameters and KV elements.
 
-Every layer is one attention and one MLP. Matrices have no biases; norms inside an attention are counted with it.
+Every layer is one attention and one MLP. `weights` says how many of its weights each GPU holds, by the type that they
+are kept in; norms, biases and attention sinks inside an attention are its `vectors`, each GPU has a copy of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
+from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import NonNegativeInt, PositiveInt, check_ranges
+
+
+class Weights(NamedTuple):
+    """Numbers of weights: matrices of attention, of MLPs through which all tokens go, of routed experts; and `plain`,
+    which no quantisation touches: router, norms, biases, embedding and output matrix."""
+
+    attention: int = 0
+    mlp: int = 0
+    experts: int = 0
+    plain: int = 0
+
+
+class Split(NamedTuple):
+    """How GPUs share a layer: `tp` parts of every matrix, whole experts over `ep` GPUs, `moe_tp` parts of each."""
+
+    tp: int = 1
+    ep: int = 1
+    moe_tp: int = 1
+
+
+WHOLE = Split()
+"""One GPU holds all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +40,7 @@ class GroupedAttention:
     """Grouped-query attention: query heads in groups, each of which shares one head of keys and values.
 
     Multi-head and multi-query attention are the ends: as many KV heads as heads, and one. `window`: the most tokens
-    back that a query reads (sliding-window attention); None: all.
+    back that a query reads (sliding-window and chunked attention); None: all.
     """
 
     num_heads: PositiveInt
@@ -24,12 +48,14 @@ class GroupedAttention:
     head_dim: PositiveInt
     window: PositiveInt | None = None
     kind: Literal["grouped"] = "grouped"
+    vectors: NonNegativeInt = field(default=0, metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
-    def num_parameters(self, hidden_size: int) -> int:
-        """Number of weights of one layer's matrices for queries, keys, values and output."""
-        return 2 * hidden_size * (self.num_heads + self.num_kv_heads) * self.head_dim
+    def weights(self, hidden_size: int, split: Split = WHOLE) -> Weights:
+        """Each GPU's weights for queries, keys, values and output; fewer KV heads than GPUs are replicated."""
+        queries = 2 * hidden_size * self.num_heads * self.head_dim // split.tp
+        return Weights(attention=queries + hidden_size * self.kv_elements(split.tp), plain=self.vectors)
 
     def kv_elements(self, tp: int = 1) -> int:
         """Elements of a token's keys and values in one layer on each of `tp` GPUs; fewer KV heads are replicated."""
@@ -54,13 +80,15 @@ class LatentAttention:
 
     __post_init__ = check_ranges
 
-    def num_parameters(self, hidden_size: int) -> int:
-        """Number of weights of one layer's matrices down to the vectors, up from them and out, and of their norms."""
+    window = None
+
+    def weights(self, hidden_size: int, split: Split = WHOLE) -> Weights:
+        """Each GPU's weights: all of the matrices down to the vectors, and its heads' part of those up and out."""
         query = self.num_heads * (self.nope_dim + self.rope_dim)
-        queries = hidden_size * query if self.q_rank is None else self.q_rank * (hidden_size + 1 + query)
-        keys = hidden_size * (self.kv_rank + self.rope_dim) + self.kv_rank
-        up = self.kv_rank * self.num_heads * (self.nope_dim + self.value_dim)
-        return queries + keys + up + self.num_heads * self.value_dim * hidden_size
+        down = hidden_size * (self.kv_rank + self.rope_dim + (self.q_rank or 0))
+        up = (self.q_rank or hidden_size) * query + self.kv_rank * self.num_heads * (self.nope_dim + self.value_dim)
+        heads = (up + self.num_heads * self.value_dim * hidden_size) // split.tp
+        return Weights(attention=down + heads, plain=self.kv_rank + (self.q_rank or 0))
 
     def kv_elements(self, tp: int = 1) -> int:
         """Elements of a token's vector and rotary key in one layer, of which every GPU has a copy."""
@@ -69,33 +97,40 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """A gated MLP through which every token goes: gate, up and down."""
+    """A gated MLP through which every token goes: gate, up and down. `vectors`: its biases."""
 
     width: PositiveInt
     kind: Literal["dense"] = "dense"
+    vectors: NonNegativeInt = field(default=0, metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
-    def num_parameters(self, hidden_size: int) -> int:
-        return 3 * hidden_size * self.width
+    def weights(self, hidden_size: int, split: Split = WHOLE) -> Weights:
+        return Weights(mlp=3 * hidden_size * self.width // split.tp, plain=self.vectors)
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: `count` gated MLPs of `width`, of which a router sends each token through `per_token`, and
-    one of `shared_width` through which all tokens go."""
+    one of `shared_width` through which all tokens go. `vectors`: one expert's biases, the router's for it included."""
 
     count: PositiveInt
     per_token: PositiveInt
     width: PositiveInt
     shared_width: NonNegativeInt = 0
     kind: Literal["experts"] = "experts"
+    vectors: NonNegativeInt = field(default=0, metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
-    def num_parameters(self, hidden_size: int) -> int:
-        """Number of weights of one layer's experts, all of them, and router."""
-        return hidden_size * (3 * (self.count * self.width + self.shared_width) + self.count)
+    def weights(self, hidden_size: int, split: Split = WHOLE) -> Weights:
+        """Each GPU's weights: `count` / `ep` experts, of each a part of `moe_tp`, and a copy of the router."""
+        own = self.count // split.ep
+        return Weights(
+            mlp=3 * hidden_size * self.shared_width // split.tp,
+            experts=own * 3 * hidden_size * self.width // split.moe_tp,
+            plain=hidden_size * self.count + own * self.vectors // split.moe_tp,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +142,9 @@ class Layers:
     mlp: DenseMlp | Experts
 
     __post_init__ = check_ranges
+
+    def weights(self, hidden_size: int, split: Split = WHOLE) -> Weights:
+        """The weights of one of these layers that each GPU holds, its two norms included."""
+        attention, mlp = self.attention.weights(hidden_size, split), self.mlp.weights(hidden_size, split)
+        summed = Weights(*map(sum, zip(attention, mlp, strict=True)))
+        return summed._replace(plain=summed.plain + 2 * hidden_size)

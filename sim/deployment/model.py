@@ -1,7 +1,8 @@
 """The shape of a model and the sheet of a GPU.
 
-A shape is read from a Hugging Face config.json. Costs can time dense decoders whose layers are alike, full attention
-and a gated MLP. Experts, windows and latent attention are read too; what cannot be timed says why.
+A shape is read from a Hugging Face config.json. The roofline can time dense decoders whose layers are alike, full
+attention and a gated MLP. Experts, windows, latent attention and quantised weights are read too, so that memory is
+known and profiles can time them; what the roofline cannot time says why.
 """
 
 from __future__ import annotations
@@ -13,27 +14,15 @@ from typing import cast
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import PositiveInt, check_ranges
-from batchsim.deployment.config_json import count_at, read_layers, window_told
+from batchsim.deployment.config_json import attention_vectors, count_at, read_layers, window_told
 from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
+from batchsim.deployment.quantisation import Quantisation, read_quantisation
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element by its type, of the types that a config.json has for a model that is not quantised."""
 
-ELEMENT_BYTES: dict[str, float] = {
-    **DTYPE_BYTES,
-    "fp8": 1,
-    "fp8_block": 1,  # a float32 scale for 128 × 128 weights, 0.02 %, is left out
-    "int8": 1,
-    "int4": 0.5,
-    "nvfp4": 9 / 16,  # a scale of one byte for 16 weights
-    "mxfp4": 17 / 32,  # a scale of one byte for 32 weights
-}
-"""Bytes of one element by its type, of weights and KV as engines keep them."""
-
-_QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}
-_QK_NORM = frozenset({"qwen3", "qwen3_moe"})
-"""Model types that can be timed. Source: the model classes of transformers; qwen2 adds a bias to q, k and v (not to
-o), qwen3 a norm of head_dim weights to q and to k."""
+_TIMED = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types that the roofline can time."""
 
 _REFUSED = {
     "num_experts": "a mixture of experts",
@@ -42,11 +31,12 @@ _REFUSED = {
     "moe_num_experts": "a mixture of experts",
     "kv_lora_rank": "latent attention",
     "quantization_config": "quantised weights",
+    "hf_quant_config": "quantised weights",
     "attention_bias": "biases on all attention matrices",
     "mlp_bias": "biases on the MLP matrices",
 }
 _DROPPABLE = {"quantization_config": "16-bit weights", "attention_bias": "no biases", "mlp_bias": "no biases"}
-"""Keys of a config.json without which its model can be timed, and what the model then has instead."""
+"""Keys of a config.json without which the roofline can time its model, and what the model then has instead."""
 
 _STATED = (
     "State them: cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of the"
@@ -56,10 +46,11 @@ _STATED = (
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder, with the field names of its config.json; `dtype` is that of weights and KV cache alike.
+    """A decoder, with the field names of its config.json. Of a model that sees or hears, the part that writes.
 
+    `dtype` is the type of its computations and of all that `quantised`, the types of a quantised checkpoint, leaves.
     `layers`: the layers in order, where they differ or are not dense with full attention; () where the fields before
-    say all. `untimed`: why no cost model can time a step, with the ways out; "" where one can.
+    say all. `untimed`: why a roofline cannot time a step, with the ways out; "" where it can.
     """
 
     name: str
@@ -76,6 +67,7 @@ class ModelSpec:
     dtype: str = "bfloat16"
     layers: tuple[Layers, ...] = field(default=(), metadata=LEFT_OUT)
     untimed: str = field(default="", metadata=LEFT_OUT)
+    quantised: Quantisation = field(default=Quantisation(), metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
@@ -83,22 +75,25 @@ class ModelSpec:
     def from_config(cls, config: Mapping[str, object], name: str) -> ModelSpec:
         """The shape in `config`, a parsed config.json. ScenarioError, headed `name`, if it is not understood.
 
-        What no cost can time is understood as far as its layers are; `untimed` says why.
+        What a roofline cannot time is understood as far as its layers are; `untimed` says why.
         """
         text = config.get("text_config")  # where a model that reads more than text keeps its decoder
         keys = {**cast("dict[str, object]", text), **config} if isinstance(text, dict) else config
         if not (untimed := _untimed(keys, name)):
             return cls._read(keys, name)
+        quantised = read_quantisation(keys, name)
         try:
             spec = cls._read(keys, name)
-            return replace(spec, layers=read_layers(keys, name, spec.kinds[0]), untimed=untimed)
+            layers = read_layers(keys, name, spec.kinds[0])
         except ScenarioError:
             raise ScenarioError(untimed) from None
+        return replace(spec, layers=layers, untimed=untimed, quantised=quantised)
 
     @classmethod
     def _read(cls, config: Mapping[str, object], name: str) -> ModelSpec:
         """The shape in `config` without `layers` and `untimed`."""
-        dtype = config.get("torch_dtype", config.get("dtype"))
+        unsaid = "bfloat16" if config.get("quantization_config") else None  # of gpt-oss and MiniMax, which have none
+        dtype = config.get("torch_dtype", config.get("dtype", unsaid))
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
             raise ScenarioError(f"{name}: torch_dtype is {dtype!r}. Write one of {', '.join(DTYPE_BYTES)}.")
         tied = config.get("tie_word_embeddings", False)
@@ -133,8 +128,12 @@ class ModelSpec:
     @property
     def kinds(self) -> tuple[Layers, ...]:
         """The layers in order, each run of equal ones as one `Layers`."""
-        attention = GroupedAttention(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-        return self.layers or (Layers(self.num_hidden_layers, attention, DenseMlp(self.intermediate_size)),)
+        if self.layers:
+            return self.layers
+        shape = (self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        vectors = attention_vectors({"model_type": self.model_type}, *shape, self.hidden_size)
+        attention = GroupedAttention(*shape, vectors=vectors)
+        return (Layers(self.num_hidden_layers, attention, DenseMlp(self.intermediate_size)),)
 
     def check_timed(self) -> None:
         """ScenarioError, with the reason and the ways out, unless cost models can time the model's steps."""
@@ -169,20 +168,14 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Number of all parameters, exact for model types that can be timed; others may lack biases and norms."""
-        layer = 2 * self.hidden_size  # norms
-        if _QKV_BIAS.get(self.model_type, False):
-            layer += self.q_size + 2 * self.kv_size
-        if self.model_type in _QK_NORM:
-            layer += 2 * self.head_dim
         embeddings = self.head_parameters * (1 if self.tie_word_embeddings else 2)
-        kinds = (
-            each.count * (each.attention.num_parameters(self.hidden_size) + each.mlp.num_parameters(self.hidden_size))
-            for each in self.kinds
+        return (
+            sum(each.count * sum(each.weights(self.hidden_size)) for each in self.kinds) + embeddings + self.hidden_size
         )
-        return sum(kinds) + self.num_hidden_layers * layer + embeddings + self.hidden_size
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of all parameters, unquantised."""
         return self.num_parameters * self.dtype_bytes
 
     @property
@@ -220,8 +213,8 @@ def _untimed(config: Mapping[str, object], name: str) -> str:
             instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in found))
             way = f" Or remove {' and '.join(found)} from a copy of the file: that is the model with {instead}."
         return f"{name}: {meanings}, whose step times cannot be derived. {_STATED}{way}"
-    if not isinstance(model_type, str) or model_type not in _QKV_BIAS:
-        known = ", ".join(_QKV_BIAS)
+    if not isinstance(model_type, str) or model_type not in _TIMED:
+        known = ", ".join(_TIMED)
         why = f"model_type {model_type!r} is none of the known {known}"
     elif window := window_told(config, model_type):
         why = f"{window}: sliding windows are not modelled"

@@ -30,6 +30,7 @@ from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SU
 from batchsim.scenario import Point, Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, type_text
 from batchsim.scenario.point import Run, Setup
+from batchsim.workload.build import intended_ns
 from batchsim.workload.closed_loop import ClosedLoopWorkload
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
 
@@ -62,6 +63,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         peak_flops=None if deployment is None else deployment.peak_flops,
         memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,
+        intended_ns=intended_ns(workload),
     )
 
 
@@ -112,7 +114,7 @@ def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[
     if replicas:
         result["replicas"] = list(replicas)
         result["replica_spans"] = [asdict(span) for span in run.spans]
-    return PackedPoint.of(result, pack_tables(run.records))
+    return PackedPoint.of(result, pack_tables(run.records, intended_ns=intended_ns(run.workload)))
 
 
 def check_cohort(run: Run) -> None:

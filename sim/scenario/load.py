@@ -304,7 +304,10 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         listed = file.load.axis[1] if file.load else ()
         users = int(min(listed)) if listed else file.workload.arrivals.users
         for spec in specs if not (file.load and file.load.is_auto) else ():
-            _check_closed_loop(spec, users, document)
+            _check_in_flight(spec, users, f"the closed loop has {users} users", document)
+    elif (most := file.workload.max_concurrency) is not None:
+        for spec in specs:
+            _check_in_flight(spec, most, f"workload.max_concurrency lets {most} be in flight", document)
     for spec in specs:
         needs = spec.config.traits.waits_for
         if needs is not None and file.max_waiting is not None and file.max_waiting < needs:
@@ -394,11 +397,12 @@ def _policy(kind: str, where: str, allow_code: bool) -> tuple[Any, Any]:
         raise ScenarioError(f"{where}: {error}") from None
 
 
-def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None:
-    """ScenarioError for a policy that waits for more requests than users: for ever, in a real engine."""
+def _check_in_flight(spec: PolicySpec, most: int, why: str, document: Document) -> None:
+    """ScenarioError for a policy that waits for more requests than clients ever have in flight, `most`: for ever, in a
+    real engine."""
     needs = spec.config.traits.waits_for
-    if needs is not None and users < needs:
+    if needs is not None and most < needs:
         raise ScenarioError(
-            f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and the closed loop"
-            f" has {users} users, so no batch would ever fill. Set max_wait, or a batch of at most {users}."
+            f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and {why}, so no batch"
+            f" would ever fill. Set max_wait, or a batch of at most {most}."
         )

@@ -119,6 +119,11 @@ class PlanConfig(Config):
                 f"plan needs requests that come whatever the answers do, and arrivals are {kind}. Write poisson, say,"
                 " or replay a trace."
             )
+        if workload.max_concurrency is not None:
+            raise ValueError(
+                f"plan needs requests that come whatever the answers do, and the client of workload.max_concurrency"
+                f" {workload.max_concurrency} keeps them back. Drop that."
+            )
         replays = isinstance(workload.arrivals, TraceArrivals)
         if replays != (self.target.trace is not None):
             raise ValueError(

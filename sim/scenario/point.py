@@ -9,7 +9,7 @@ from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.cost import Cost, Scaled, with_drafter
 from batchsim.deployment.catalog import read_model
-from batchsim.deployment.deployment import KvBudget
+from batchsim.deployment.memory import KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet

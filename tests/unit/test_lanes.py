@@ -62,8 +62,9 @@ def test_stages_share_the_layers_and_the_last_one_samples(pp: int) -> None:
 def test_the_kv_pool_of_a_pipeline_is_that_of_the_stage_with_the_output_matrix() -> None:
     """Each stage has half of the layers and of a token's KV; the last one the matrix of the vocabulary besides."""
     two = Deployment(LLAMA, H100, pp=2)
-    layers = LLAMA.num_parameters - 2 * LLAMA.head_parameters
-    assert two.weight_bytes == 2 * (layers // 2 + LLAMA.head_parameters)
+    norm = LLAMA.hidden_size  # the last, beside the output matrix
+    layers = LLAMA.num_parameters - 2 * LLAMA.head_parameters - norm
+    assert two.weight_bytes == 2 * (layers // 2 + LLAMA.head_parameters + norm)
     free_bytes = int(H100.memory_bytes * 0.9) - two.weight_bytes - 2_600_000_000
     assert two.derive_kv().num_blocks == free_bytes // (LLAMA.kv_bytes_per_token // 2 * 16)
     assert (two.num_gpus, Deployment(LLAMA, H100, tp=2, pp=2).num_gpus) == (2, 4)
