@@ -10,13 +10,15 @@ from typing import Annotated, Literal, get_args
 
 from batchsim.base.errors import ScenarioError, cut
 from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
-from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size
+from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size, format_duration
 from batchsim.cost import Calibrated, Cost, CostConfig, HostCost, Roofline
 from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.presets import Preset, preset_of
 from batchsim.cost.profile_config import StatedHost
 from batchsim.deployment.catalog import load_gpu, sheet_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.tables.find import profile_of
 from batchsim.workload.tagged import OrWord
 
@@ -62,6 +64,9 @@ class Anchor(Config):
 
     concurrency: PositiveInt
     tpot: PositiveDuration
+
+    def __str__(self) -> str:
+        return f"tpot {format_duration(self.tpot)} at concurrency {self.concurrency}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +160,6 @@ class DeploymentConfig(Config):
         ScenarioError or CalibrationError, in one line with the ways out, where there are none.
         """
         deployment = self.deployment(model)
-        if self.anchor is not None:
-            raise ScenarioError("deployment.anchor: step times cannot be fitted to a measured point yet. Leave it out.")
         if isinstance(self.gpu, str):
             host = None if self.host is None else self.host.term()
             return Calibrated(
@@ -167,6 +170,12 @@ class DeploymentConfig(Config):
                 max_model_len=max_model_len,
             )
         return self._roofline(deployment, block_size)
+
+    def preset(self, policy: PolicyConfig) -> Preset | None:
+        """The host, and how slow kernels are in the engine, under a policy; None where that is stated or not known."""
+        if self.host is not None or not isinstance(self.gpu, str):
+            return None
+        return preset_of(self.engine, policy.traits.loop.over(self.pp).is_ahead)
 
     def _roofline(self, deployment: Deployment, block_size: int) -> Roofline:
         assert deployment.gpu is not None, "a sheet is a GPU"
