@@ -9,7 +9,7 @@ from typing import NamedTuple
 from batchsim.base.errors import ScenarioError
 from batchsim.deployment.config_json import SIZED
 from batchsim.deployment.layers import DenseMlp, Experts, Layers, Split, Weights
-from batchsim.deployment.memory import ENGINES, EngineRule, KvBudget, Reserve
+from batchsim.deployment.memory import ENGINES, STEP_REQUESTS, STEP_TOKENS, EngineRule, KvBudget, Reserve
 from batchsim.deployment.model import DTYPE_BYTES, GpuSpec, ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES
 
@@ -189,8 +189,8 @@ class Deployment:
         utilisation: float | None = None,
         block_size: int = 16,
         reserve_bytes: int | None = None,
-        step_tokens: int = 8192,
-        step_requests: int = 256,
+        step_tokens: int = STEP_TOKENS,
+        step_requests: int = STEP_REQUESTS,
     ) -> KvBudget:
         """The blocks of `block_size` tokens for which each GPU's memory has room beside weights and reserves.
 

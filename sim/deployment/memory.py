@@ -18,6 +18,10 @@ RESERVE_BYTES = 2_600_000_000
 and logits of its largest step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of
 16 on an H200 at 0.90, as expected of a measured engine there."""
 
+STEP_TOKENS = 8192
+STEP_REQUESTS = 256
+"""Tokens and requests of the largest step of an engine that nobody says more of."""
+
 SAMPLER_BYTES = 36
 """Bytes that vLLM's sampler needs at once for each request and word of the vocabulary when it is tried at the start:
 logits in 16 and 32 bits, sorted, their indices, probabilities and sums. From one start-up: Llama-3.1-8B on an RTX 4090
@@ -160,10 +164,11 @@ class EngineRule(NamedTuple):
     def terms(self, memory_bytes: int, share: float, weight_bytes: int, reserve: Reserve) -> str:
         """The sum of `room` in words, in GB."""
         there = f"{memory_bytes / 1e9:.1f} GB{_less(reserve.before)}"
+        digits = f"{share:.2f}" if round(share, 2) == share else f"{share:.3f}"
         if self.of_free:
-            return f"({there} − {weight_bytes / 1e9:.1f} weights) × {share:.2f}"
+            return f"({there} − {weight_bytes / 1e9:.1f} weights) × {digits}"
         whole = f"({there})" if reserve.before else there
-        return f"{whole} × {share:.2f} − {weight_bytes / 1e9:.1f} weights{_less(reserve.after)}"
+        return f"{whole} × {digits} − {weight_bytes / 1e9:.1f} weights{_less(reserve.after)}"
 
 
 def _less(parts: Iterable[tuple[str, int]]) -> str:

@@ -21,6 +21,7 @@ from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
 from batchsim.cost import long_form
+from batchsim.deployment.startup_log import read_kv_tokens
 from batchsim.kernel.policy_config import Device
 from batchsim.policies.named_policy import find_policy
 from batchsim.policies.registry import POLICIES
@@ -103,6 +104,7 @@ def parse_scenario(
         _lengthen_cost(document)
         _override(document, override)
     _lengthen_cost(document)
+    _read_logs(document, folder)
     scenario = _build(document, text, folder, trace_folders, allow_code)
     scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders, allow_code=allow_code)
     return replace(scenario, variants=_variants(scenario, document)) if scenario.vary_key else scenario
@@ -201,6 +203,21 @@ def _lengthen_cost(document: Document) -> None:
         block = document.value.get(key)
         if isinstance(block, dict) and isinstance(block.get("router"), str):
             block["router"] = {"kind": block["router"]}
+
+
+def _read_logs(document: Document, folder: Path) -> None:
+    """Writes `tokens` in the place of every `kv.log`, a path from the scenario's folder or from the current one."""
+    for path, owner in _costs(document.value):
+        kv = owner.get("kv")
+        if not isinstance(kv, dict) or not isinstance(log := kv.get("log"), str) or not log:
+            continue
+        try:
+            if kv.get("tokens") is not None:
+                raise ScenarioError("kv.tokens is not read beside kv.log, which says it. Write one of them.")
+            kv["tokens"] = read_kv_tokens(folder / log if (folder / log).is_file() else Path(log))
+            del kv["log"]
+        except ScenarioError as error:
+            raise ScenarioError(f"{document.where((*path, 'kv'))}: {error}") from None
 
 
 def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
