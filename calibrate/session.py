@@ -26,8 +26,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import StepEstimator
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
-from batchsim.workload.build import BuiltWorkload
-from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.build import BuiltWorkload, known_requests
 
 if TYPE_CHECKING:
     from batchsim.calibrate.prompts import Prompts
@@ -236,8 +235,8 @@ def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: 
     """
     workload = resolved.built_workload(load, seed)
     longest = resolved.max_model_len
-    if isinstance(workload, OpenWorkload):
-        requests = workload.requests
+    if (listed := known_requests(workload)) is not None:
+        requests = listed.requests
         longest = min(longest, int((requests.prompt_tokens + requests.max_output_tokens).max()))
     sequences = tokens = 1
     for policy in policies:

@@ -27,6 +27,7 @@ COMPILED = (
     "policies/systems/**/*.py",
     "cost/roofline.py",
     "cost/calibrated.py",
+    "cost/segments.py",
     "drive/instant.py",
 )
 """What every step runs through, as patterns of the package's files."""

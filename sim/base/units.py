@@ -37,6 +37,7 @@ _SIZE_BYTES = {
     "MiB": 2**20,
     "GiB": 2**30,
 }
+_FLOPS = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%/]*)\s*\Z", re.ASCII)
 
 
@@ -90,6 +91,11 @@ def parse_bandwidth(text: object) -> float:
     if value == 0:
         raise ValueError(f"{text!r} is not above 0. A bandwidth is above 0.")
     return value
+
+
+def parse_flops(text: object) -> float:
+    """`"989TFLOP/s"` as 989e12 operations per second. ValueError on anything else."""
+    return _scaled(text, "speed of arithmetic", "989TFLOP/s", _FLOPS)
 
 
 def parse_share(text: object) -> float:
@@ -183,6 +189,8 @@ Size = Annotated[int, Quantity(parse_bytes, "32GB"), Range(0, 10**15, show=_with
 """Bytes, written `32GB`."""
 Bandwidth = Annotated[float, Quantity(parse_bandwidth, "55GB/s"), Range(1e3, 1e15, show=_with_unit("B/s"))]
 """Bytes per second, written `55GB/s`."""
+Flops = Annotated[float, Quantity(parse_flops, "989TFLOP/s"), Range(1e9, 1e18, show=_with_unit("FLOP/s"))]
+"""Floating-point operations per second, written `989TFLOP/s`."""
 PricePerHour = Annotated[float, Quantity(parse_price_per_h, "3.50/h"), Range(0, 1e6, show=_with_unit("/h"))]
 """Money an hour, written `3.50/h`; which money is said elsewhere."""
 Share = Annotated[float, Quantity(parse_share, "99%"), Range(0, 1, show=percent)]

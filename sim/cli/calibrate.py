@@ -107,6 +107,29 @@ def show(
         typer.echo(str(out))
 
 
+@calibrate_app.command()
+@one_line_errors
+def compare(
+    profiles: Annotated[
+        list[str] | None, typer.Argument(help="Profiles of deployments; default: all that come with batchsim.")
+    ] = None,
+) -> None:
+    """Hold profiles of deployments against the installed kernel tables: 200 random steps, as the tables sum them.
+
+    Example: batchsim calibrate compare llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8
+    """
+    from batchsim.cost.profile import TABLES, load_profile, profile_names
+    from batchsim.tables.compare import HEAD, compared, line, within
+
+    beyond = 0
+    for number, name in enumerate(profiles or profile_names(TABLES)):
+        found = compared(load_profile(name))
+        typer.echo(line(found) if number else f"{HEAD}\n{line(found)}")
+        beyond += not within(found)
+    if beyond:
+        raise typer.Exit(1)
+
+
 @calibrate_app.command("import-aiconfigurator")
 @one_line_errors
 def import_aiconfigurator(

@@ -65,7 +65,7 @@ def _default(field: Field[Any]) -> Any:
 @one_line_errors
 def catalog(as_json: option.Json = False) -> None:
     """List the models and GPUs known by name, with their sources. Example: batchsim catalog"""
-    from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS
+    from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS, checkpoint_names
 
     models = {
         name: {
@@ -78,16 +78,17 @@ def catalog(as_json: option.Json = False) -> None:
         for name, m in MODELS.items()
     }
     gpus = {
-        name: {
+        g.name: {
+            "names": [name for name, other in GPUS.items() if other is g],
             "memory_bytes": g.memory_bytes,
             "memory_bandwidth": g.memory_bandwidth,
             "peak_flops": g.peak_flops,
             "source": g.source,
         }
-        for name, g in GPUS.items()
+        for g in GPUS.values()
     }
     if as_json:
-        print_json({"models": models, "gpus": gpus})
+        print_json({"models": models, "gpus": gpus, "checkpoints": sorted(checkpoint_names())})
         return
     from batchsim.report.layout import filled
 
@@ -99,12 +100,14 @@ def catalog(as_json: option.Json = False) -> None:
             f"  {m['kv_bytes_per_token']:>7,} B KV/token  {m['source']}",
             indent,
         )
-    for name, g in gpus.items():
+    for g in gpus.values():
         lines += filled(
-            f"{name:<14} {g['memory_bytes'] / 1e9:5.1f} GB  {g['memory_bandwidth'] / 1e12:.2f} TB/s"
+            f"{', '.join(g['names']):<19} {g['memory_bytes'] / 1e9:5.1f} GB  {g['memory_bandwidth'] / 1e12:.2f} TB/s"
             f"  {g['peak_flops'] / 1e12:.0f} TFLOP/s bf16  {g['source']}",
             indent,
         )
+    ids = ", ".join(sorted(checkpoint_names(), key=str.lower))
+    lines += filled(f"{ids}; source: config.json of each on huggingface.co", indent, f"{'by id':<14} ")
     typer.echo("\n".join(lines))
 
 

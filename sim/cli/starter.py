@@ -105,7 +105,9 @@ def _synthetic(common: dict[str, str], model: str, gpu: str, folder: Path) -> st
     text = _served(common, model, gpu, folder)
     if text is not None:
         return text
-    others = [name for name in GPUS if name != gpu and _served(common, model, name, folder)]
+    fitted = (each for each in GPUS.values() if each.efficiencies.models and each is not GPUS[gpu])
+    names = dict.fromkeys(each.name for each in fitted)
+    others = [name for name in names if _served(common, model, name, folder)]
     advice = f"Use --gpu {' or '.join(others)}, or a smaller --model." if others else "Use a smaller --model."
     raise ScenarioError(
         f"{model} on {gpu}: up to {_TP[-1]} GPUs keep the starter's SLO of ttft<1s & tpot<50ms @ 99% not even at"

@@ -6,12 +6,8 @@ All terms are functions of the recorded step columns, so `explain` gives what `s
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
 from dataclasses import replace
-from itertools import pairwise
 from math import ceil, inf
-from operator import itemgetter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +19,7 @@ from batchsim.cost.cost_error import CostError, Unknown, error_of
 from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from batchsim.cost.roofline import HOST_LINK_SHARE
+from batchsim.cost.segments import Rows, Segment, Segments
 from batchsim.cost.work import (
     Columns,
     Terms,
@@ -39,16 +36,6 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.types import Batch
 
 Floats = NDArray[np.float64]
-
-
-_Segment = tuple[float, float, float, float, float, float]
-"""(first, last, alone, per_token, least, attention): one straight piece of the time in ns of a given number of decodes
-over their total context in tokens. From `first` to `last` a step of decodes alone takes max(least, alone + per_token ·
-context); `attention` is the part of `alone` that stays in a step with chunks. A bare tuple, since every step reads
-one."""
-
-_Rows = int | tuple[int, int]
-"""Decodes plus rows of padding; as a pair with the rows that attention has, where attention has another number."""
 
 
 class Calibrated(Cost):
@@ -97,8 +84,10 @@ class Calibrated(Cost):
         self._head: dict[int, float] = {}
         longest = max_model_len or int(profile.hull.max_context) + 1
         self._most = max(longest - 1, 1) if profile.origin == "measured" else None
-        self._segments: dict[_Rows, list[_Segment]] = {}
-        self._latest: dict[_Rows, _Segment] = {}
+        most_context = inf if extrapolate else profile.hull.max_context
+        on_cpu = profile.hardware.get("device") == "cpu"
+        self._segments = Segments(profile.costs, self.host, most_context, self._matmuls, on_cpu=on_cpu)
+        self._latest = self._segments.latest
 
     # ---- one step
 
@@ -113,14 +102,12 @@ class Calibrated(Cost):
             if segment is None or context > segment[1] or context < segment[0]:
                 segment = self._find(key, context)
             added = segment[3] * context
-            if drafts:
-                costs = self.profile.costs
-                pairs = draft_pairs(batch.num_decode, batch.num_decode_tokens, batch.context_tokens)
-                added += costs.in_situ * costs.chunk_attention.per_pair * pairs
+            verified = self._drafts_ns(batch) if drafts else 0.0
             if batch.chunks:
-                ns = self._chunks_ns(batch, rows, segment[5] + added)
+                beside = (segment[5] + added) * self.profile.costs.beside
+                ns = self._chunks_ns(batch, rows, beside + verified)
             else:
-                ns = segment[2] + added
+                ns = segment[2] + (added + verified)
                 if ns < segment[4]:
                     ns = segment[4]
         elif batch.chunks:
@@ -134,14 +121,14 @@ class Calibrated(Cost):
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of computing the first `num_tokens` of one sequence and nothing else, in as many steps as that takes with
         at most the tokens measured in one, and with warm caches."""
-        hull, chunk = self.profile.hull, self.profile.costs.chunk_attention
+        hull, costs = self.profile.hull, self.profile.costs
         if not self.extrapolate:
             self._check(num_tokens, hull.max_chunk_context, *_CHUNK)
         ns, done = 0.0, 0
         while done < num_tokens:
             n = num_tokens - done if self.extrapolate else min(hull.max_tokens, num_tokens - done)
-            kernel = chunk.per_chunk + chunk.per_token * n + chunk.per_pair * (n * done + n * (n + 1) // 2)
-            ns += self._total(self._launched(self.profile.costs.in_situ * kernel + self._matmuls(n, 1)), 1, n)
+            kernel = costs.in_situ * costs.chunk_ns(1, n, n * done + n * (n + 1) // 2) + self._matmuls(n, 1)
+            ns += self.host.with_kernels(max(kernel, costs.launch_ns), 1, n)
             done += n
         return int(ns)
 
@@ -169,22 +156,17 @@ class Calibrated(Cost):
             self._check(rows + chunks, self.profile.hull.max_sequences, *_SEQUENCES)
             self._check(rows + tokens, self.profile.hull.max_tokens, *_TOKENS)
             self._check(longest, self.profile.hull.max_chunk_context, *_CHUNK)
-        chunk = costs.chunk_attention
-        kernel = chunk.per_chunk * chunks + chunk.per_token * tokens
-        kernel += chunk.per_pair * padded_pairs(pairs, chunks, prefill, pad)
-        kernel = costs.in_situ * kernel + attention + self._matmuls(rows + tokens, rows + chunks)
+        chunk = costs.chunk_ns(chunks, tokens, padded_pairs(pairs, chunks, prefill, pad))
+        kernel = costs.in_situ * chunk + attention + self._matmuls(rows + tokens, rows + chunks)
         alone = 0.0 if rows else costs.prefill_ns
         sequences = rows + batch.num_decode - batch.num_decode_tokens + chunks
-        return self._total(self._launched(kernel) + alone, sequences, prefill)
+        return self.host.with_kernels(max(kernel, costs.launch_ns) + alone, sequences, prefill)
 
-    def _launched(self, kernel: float) -> float:
-        """ns of kernels that take `kernel` ns back to back, launched op by op, not as a graph."""
-        return max(kernel, self.profile.costs.launch_ns)
-
-    def _total(self, kernel: float, rows: int, prefill: int) -> float:
-        """ns of a step whose kernels take `kernel` ns, with the host's time for `rows` and `prefill` tokens."""
-        host = self.host.base + self.host.per_sequence * rows + self.host.per_token * prefill
-        return kernel + host if self.host.mode == "serial" else max(kernel, host)
+    def _drafts_ns(self, batch: Batch) -> float:
+        """ns that the attention of draft tokens adds to that of the decodes they belong to."""
+        costs = self.profile.costs
+        pairs = draft_pairs(batch.num_decode, batch.num_decode_tokens, batch.context_tokens)
+        return float(costs.in_situ * costs.chunk_attention.per_pair * pairs)
 
     def _matmuls(self, tokens: int, rows: int) -> float:
         """ns of the layers on `tokens` and the head on `rows`, in a step launched op by op."""
@@ -195,7 +177,7 @@ class Calibrated(Cost):
             self._head[rows] = costs.in_situ * costs.head.at_one(rows)
         return self._layers[tokens] + self._head[rows]
 
-    def _with_reads(self, batch: Batch, rows: int) -> _Rows:
+    def _with_reads(self, batch: Batch, rows: int) -> Rows:
         """`rows`; with the rows of attention, where padding reads more context than its own rows could."""
         pad, most = batch.pad_context_tokens, self._most
         if batch.num_decode_tokens > batch.num_decode:
@@ -204,61 +186,22 @@ class Calibrated(Cost):
             return rows
         return rows, batch.num_decode - (-pad // most)
 
-    def _find(self, key: _Rows, context: int) -> _Segment:
+    def _find(self, key: Rows, context: int) -> Segment:
         """The segment for `key` decodes that holds a total `context` in tokens. ExtrapolationError outside the hull."""
         rows, reads = (key, key) if isinstance(key, int) else key
         if not self.extrapolate:
             self._check(rows, self.profile.hull.max_sequences, *_DECODES)
             self._check(rows, self.profile.hull.max_tokens, *_TOKENS)
             self._check(context / reads, self.profile.hull.max_context, *_CONTEXT)
-        if key not in self._segments:
-            self._segments[key] = self._segments_of(rows, reads)
-        segments = self._segments[key]
-        i = min(bisect_left(segments, context, key=_LAST), len(segments) - 1)
-        self._latest[key] = segments[i]
-        return segments[i]
-
-    def _segments_of(self, rows: int, reads: int) -> list[_Segment]:
-        """All segments for `rows` decodes, of which attention has `reads`, in order of context."""
-        costs = self.profile.costs
-        knots = costs.decode_attention.context
-        ns = [costs.in_situ * alone for alone in costs.decode_attention.row(reads)]
-        slopes = [(b - a) / ((y - x) * reads) for (a, b), (x, y) in zip(pairwise(ns), pairwise(knots), strict=True)]
-        ends = [knot * reads for knot in knots]
-        limit = inf if self.extrapolate else self.profile.hull.max_context * reads
-        held = self._held(rows, reads)
-        sequences = min(rows, reads)  # less than rows where there are drafts
-        if costs.decode is not None and held <= costs.decode.x[-1]:
-            matmuls = costs.in_situ * costs.decode.holding_one(held)
-            least = self._total(0.0, sequences, 0)
-        else:
-            matmuls = self._matmuls(rows, rows)
-            least = self._total(self._launched(0.0), sequences, 0)
-        host = self.host.base + self.host.per_sequence * sequences if self.host.mode == "serial" else 0.0
-        segments: list[_Segment] = []
-        first = 0.0
-        # Below the first knot its value holds.
-        for end, at_end, slope, last in zip(ends, ns, [0.0, *slopes], [*ends[:-1], limit], strict=True):
-            attention = at_end - slope * end
-            segments.append((first, min(last, limit), matmuls + attention + host, slope, least, attention))
-            first = last
-        return segments
-
-    def _held(self, rows: Any, reads: Any) -> Any:
-        """The number of rows at which the curve `costs.decode` is read; for numbers, or arrays of one a step.
-
-        On a GPU `reads` where there are more, since the graph that is replayed holds all rows of attention; on a CPU,
-        without graphs, `rows`, since further rows see attention only.
-        """
-        if self.profile.hardware.get("device") == "cpu":
-            return rows
-        return rows + (reads - rows) * (reads > rows)
+        return self._segments.find(key, context)
 
     def _check(self, asked: float, limit: float, what: str, option: str) -> None:
         if asked <= limit:
             return
         profile, needed = self.profile, ceil(asked)
         first = f"Recalibrate with {option} {needed}" if profile.origin == "measured" else f"Use cost: {profile.gpu}"
+        if profile.setup is not None:
+            first = f"Let policy or workload ask for no more ({option[2:].replace('-', '_')})"
         raise ExtrapolationError(
             f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. {first}",
             "pass --set cost.extrapolate=true",
@@ -278,6 +221,17 @@ class Calibrated(Cost):
                 " again with swap blocks, or preempt by recompute."
             )
         return 0.0, self.block_bytes * NS_PER_S / (gpu.host_link * HOST_LINK_SHARE)
+
+    @property
+    def stages(self) -> int:
+        return self.deployment.pp
+
+    def head_ns(self, rows: int) -> float:
+        return self.profile.costs.in_situ * self.profile.costs.head.at_one(rows)
+
+    def transfer_ns(self, tokens: int) -> float:
+        transfer = self.profile.costs.transfer
+        return 0.0 if transfer is None else transfer.at_one(tokens)
 
     @property
     def host_part(self) -> HostPart:
@@ -338,7 +292,7 @@ class Calibrated(Cost):
         costs = self.profile.costs
         decodes, chunks = columns["num_decode_tokens"] + columns["pad_decode_rows"], chunk_rows(columns)
         reads = attention_rows(columns, self._most)
-        held = self._held(decodes, reads)
+        held = self._segments.held(decodes, reads)
         one, graph = np.array([1]), np.zeros(len(decodes), dtype=bool)
         weights = costs.layers.at(one) + costs.head.at(one)
         matmul = costs.layers.at(work.tokens) + costs.head.at(work.rows)
@@ -349,14 +303,15 @@ class Calibrated(Cost):
         busy = costs.in_situ * (work.tokens > 0)
         weights = np.minimum(weights, matmul)
         mean = work.context / np.maximum(reads, 1)
-        chunk = costs.chunk_attention
         prefill = columns["num_prefill_tokens"] + columns["pad_prefill_tokens"]
+        drafts = draft_pairs(columns["num_decode"], columns["num_decode_tokens"], columns["context_tokens"])
+        attention = costs.chunks_ns(chunks, prefill, work.pairs - drafts) + costs.chunk_attention.per_pair * drafts
+        beside = np.where(chunks > 0, costs.beside, 1.0)
         terms = {
             "weights": weights * busy,
-            "kv_reads": costs.decode_attention.at(reads, mean) * (decodes > 0) * costs.in_situ,
+            "kv_reads": costs.decode_attention.at(reads, mean) * (decodes > 0) * beside * costs.in_situ,
             "matmul": (matmul - weights) * busy,
-            "attention": (chunk.per_chunk * chunks + chunk.per_token * prefill + chunk.per_pair * work.pairs)
-            * costs.in_situ,
+            "attention": attention * costs.in_situ,
         }
         wait = costs.launch_ns - sum(terms.values(), np.zeros(1))
         other = np.where((work.tokens > 0) & ~graph, np.maximum(wait, 0.0), 0.0)
@@ -369,6 +324,10 @@ class Calibrated(Cost):
         p = self.profile
         host = "; host assumed" if self.host.assumed else "; host stated" if self.host != p.costs.host else ""
         host += "; extrapolates" if self.extrapolate else ""
+        if p.setup is not None:
+            found = p.held_out or {}
+            near = f"; follows them to ±{100 * found['p50']:.1f} % (median of {found['n']:,} steps)" if found else ""
+            return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host})"
         if p.origin == "imported":
             return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
         found = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
@@ -415,7 +374,6 @@ def _part(host: HostTerm) -> HostPart:
     return HostPart(host.base, host.per_sequence, host.per_token)
 
 
-_LAST = itemgetter(1)  # of a segment
 _DECODES = ("decode sequences", "--max-seqs")
 _SEQUENCES = ("sequences in a step", "--max-seqs")
 _TOKENS = ("tokens in a step", "--max-batched-tokens")

@@ -50,11 +50,12 @@ def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostE
     `host` says where the host's time is from if not from the profile; `beyond`: steps may lie outside its hull.
 
     Measured: the biases on held-out steps, whole and by region, widened by the median error, since a run dwells in
-    regions of its own. Imported: what versions of one kernel differ by.
+    regions of its own. Imported: what versions of one kernel differ by, and what the profile misses of its tables.
     """
     if profile.origin == "imported":
         own = f"kernels differ so between versions of an engine; its host is {host or 'assumed'}"
-        return symmetric(IMPORTED_SHARE, own + _beyond(beyond))
+        beside = float(profile.held_out["p50"]) if profile.held_out is not None else 0.0
+        return symmetric(IMPORTED_SHARE + beside, own + _beyond(beyond))
     if host:
         return Unknown(f"its host is {host}, and steps were measured with another")
     found = profile.held_out

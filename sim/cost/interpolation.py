@@ -93,6 +93,15 @@ class Grid:
         second = ns[j, k] * left + ns[j, m] * right
         return first * (1 - down) + second * down
 
+    def at_one(self, sequences: float, context: float) -> float:
+        """ns at one pair: equal to `at`, bit for bit."""
+        i, j, down = _between_one(self.sequences, sequences)
+        k, m, right = _between_one(self.context, context)
+        left = 1 - right
+        first = self.ns[i][k] * left + self.ns[i][m] * right
+        second = self.ns[j][k] * left + self.ns[j][m] * right
+        return first * (1 - down) + second * down
+
     def row(self, sequences: float) -> list[float]:
         """ns at `sequences` and each of the grid's contexts: equal to `at`, bit for bit."""
         i, j, down = _between_one(self.sequences, sequences)

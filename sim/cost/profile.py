@@ -5,7 +5,9 @@ A step's kernels cost, with the padded work of `batchsim.cost.work`,
     in_situ · (layers(tokens) + head(rows) + decode_attention(B, context / B) + chunk_attention(chunks))
 
 where `decode(B)` replaces layers and head in a decode-only step that replays a graph, and a step of chunks alone takes
-`prefill_ns` more. Host and swap times come on top.
+`prefill_ns` more. Host and swap times come on top. Where there is a `chunk_grid`, all chunks together cost what it says
+at their tokens and the mean number of keys that each of these reads, and decode attention beside them `beside` times
+its own.
 All times are floats of ns. Reading is strict: whatever is not exactly a profile of this version is refused in one line.
 """
 
@@ -13,14 +15,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchsim.base.errors import CalibrationError, nearest
 from batchsim.base.files import parse_json, read_text, reason_text
-from batchsim.base.plain import from_plain, to_plain
+from batchsim.base.plain import LEFT_OUT, from_plain, to_plain
 from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import HostDuration, PartDuration
 from batchsim.cost.interpolation import Curve, Grid, Ns
@@ -31,6 +36,7 @@ from batchsim.deployment.model import DTYPE_BYTES, ModelSpec
 __all__ = [
     "ChunkCost",
     "Curve",
+    "EngineSetup",
     "Grid",
     "HostTerm",
     "Hull",
@@ -45,6 +51,7 @@ __all__ = [
 FORMAT = "batchsim-profile"
 VERSION = 2
 SHIPPED = "batchsim.calibrate"  # the package whose folder `profiles` holds those that come with batchsim
+TABLES = "batchsim.tables"  # the same for profiles of deployments, which `deployment:` of a scenario finds
 _ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100, above=True)}
 """What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
 _LINE = 200  # letters from which a JSON value is broken into its items
@@ -59,6 +66,10 @@ class ChunkCost:
     per_pair: Ns
 
     __post_init__ = check_ranges
+
+    def ns(self, chunks: Any, tokens: Any, pairs: Any) -> Any:
+        """ns of `chunks` with so many tokens and query-key pairs in all; of numbers, or of arrays of one a step."""
+        return self.per_chunk * chunks + self.per_token * tokens + self.per_pair * pairs
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,11 @@ class HostTerm:
     assumed: bool
 
     __post_init__ = check_ranges
+
+    def with_kernels(self, kernel_ns: float, sequences: int, prefill_tokens: int) -> float:
+        """ns of a step of `sequences` whose kernels take `kernel_ns`, with the host's time."""
+        host = self.base + self.per_sequence * sequences + self.per_token * prefill_tokens
+        return kernel_ns + host if self.mode == "serial" else max(kernel_ns, host)
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,11 @@ class StepCosts:
     least that the kernels of a step launched op by op take. `prefill_ns` is what a step of chunks alone takes besides:
     as a rule such a step follows a rest, with cold caches, the host's too. `in_situ` is the time of kernels inside an
     engine over their time back to back.
+
+    `chunk_grid`, if any, is the attention of all chunks of a step, over their tokens and the mean number of keys that a
+    token reads; `chunk_attention` then counts for draft tokens alone. `beside` is the attention of decodes beside
+    chunks over the same attention in a step of decodes alone. `transfer`, if any, is what the hidden states of so many
+    tokens take from one stage of a pipeline to the next.
     """
 
     layers: Curve
@@ -111,11 +132,28 @@ class StepCosts:
     in_situ: Annotated[float, Range(0.01, 100)]
     host: HostTerm
     swap: SwapCost | None
+    chunk_grid: Grid | None = field(default=None, metadata=LEFT_OUT)
+    beside: Annotated[float, Range(0.01, 100)] = field(default=1.0, metadata=LEFT_OUT)
+    transfer: Curve | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         check_ranges(self)
         self.layers.check_end("layers")
         self.head.check_end("head")
+        if self.transfer is not None:
+            self.transfer.check_end("transfer")
+
+    def chunk_ns(self, chunks: int, tokens: int, pairs: int) -> float:
+        """ns of the attention of `chunks` with `tokens` and `pairs` in all: equal to `chunks_ns`, bit for bit."""
+        if self.chunk_grid is None:
+            return float(self.chunk_attention.ns(chunks, tokens, pairs))
+        return self.chunk_grid.at_one(tokens, pairs / tokens) if tokens else 0.0
+
+    def chunks_ns(self, chunks: NDArray[Any], tokens: NDArray[Any], pairs: NDArray[Any]) -> NDArray[np.float64]:
+        """ns of the attention of a step's chunks, of arrays of one a step."""
+        if self.chunk_grid is None:
+            return np.asarray(self.chunk_attention.ns(chunks, tokens, pairs), float)
+        return self.chunk_grid.at(tokens, pairs / np.maximum(tokens, 1)) * (tokens > 0)
 
 
 @dataclass(frozen=True)
@@ -132,6 +170,29 @@ class Hull:
 
 
 @dataclass(frozen=True)
+class EngineSetup:
+    """How the engine of a profile runs its model: the fields of `Deployment` of these names."""
+
+    engine: str
+    version: str
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    ep: PositiveInt = 1
+    dp_attention: PositiveInt = 1
+    weight_dtype: str = ""
+    moe_dtype: str = ""
+    kv_dtype: str = ""
+
+    __post_init__ = check_ranges
+
+    def __str__(self) -> str:
+        degrees = (("tp", self.tp), ("pp", self.pp), ("ep", self.ep), ("dp_attention", self.dp_attention))
+        types = (("weights", self.weight_dtype), ("moe", self.moe_dtype), ("kv", self.kv_dtype))
+        parts = [f"{name} {count}" for name, count in degrees if count > 1]
+        return ", ".join([f"{self.engine} {self.version}".strip(), *parts, *(f"{a} {b}" for a, b in types if b)])
+
+
+@dataclass(frozen=True)
 class Profile:
     """Step costs with all that is needed to judge them.
 
@@ -143,6 +204,8 @@ class Profile:
     `ahead` holds the same costs as `costs`, measured in an engine that schedules ahead of results: its kernels are all
     that keeps the device from the next step, its host's work is done beside them, and each slows the other. None: no
     such engine was run, and `costs` apart stand in.
+
+    `setup`: the engine, GPUs and data types that the costs are of; None: the executor on one GPU, with the model's own.
     """
 
     name: str
@@ -164,6 +227,7 @@ class Profile:
     notes: tuple[str, ...] = ()
     energy: dict[str, Any] | None = None
     ahead: StepCosts | None = None
+    setup: EngineSetup | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -183,8 +247,10 @@ class Profile:
 
     @property
     def deployment(self) -> Deployment:
-        """What was measured: the model on one GPU, under the executor."""
-        return Deployment(self.model, None if self.gpu is None else GPUS.get(self.gpu), self.executor)
+        """What was measured: the model on its GPUs, under the engine or executor."""
+        gpu = None if self.gpu is None else GPUS.get(self.gpu)
+        setup = EngineSetup(self.executor, "") if self.setup is None else self.setup
+        return Deployment(self.model, gpu, **{one.name: getattr(setup, one.name) for one in fields(setup)})
 
     @property
     def machine(self) -> str:
@@ -239,16 +305,19 @@ class StatedHost(Config):
         return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)
 
 
-def profile_names() -> list[str]:
-    """The names of the profiles that come with batchsim."""
-    folder = resources.files(SHIPPED) / "profiles"
+def profile_names(package: str = SHIPPED) -> list[str]:
+    """The names of the profiles that come with batchsim; with `TABLES` those of deployments."""
+    folder = resources.files(package) / "profiles"
     return sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
     """The shipped profile of that name, else the one in that file. CalibrationError, in one line, if there is none."""
     name = str(name_or_path)
-    path = Path(str(resources.files(SHIPPED) / "profiles" / f"{name}.json")) if name in profile_names() else Path(name)
+    path = Path(name)
+    for package in (SHIPPED, TABLES):
+        if name in profile_names(package):
+            path = Path(str(resources.files(package) / "profiles" / f"{name}.json"))
     try:
         return Profile.from_json(read_text(path), str(path))
     except FileNotFoundError:
@@ -280,13 +349,41 @@ def _text(value: Any, depth: int) -> str:
 def check_model(profile: Profile, model: ModelSpec) -> None:
     """CalibrationError, naming the first difference, if `profile` was made of a model of another shape.
 
-    Names may differ, the positions a model allows, and what a roofline could time of it: none costs time.
+    Names may differ, the positions a model allows, and what a roofline could time of it: none costs time. A profile
+    with a setup is compared by `work_of`.
     """
-    for field in fields(ModelSpec):
-        own, asked = getattr(profile.model, field.name), getattr(model, field.name)
-        if own != asked and field.name not in ("name", "max_position_embeddings", "untimed"):
-            model.check_timed()
+    if profile.setup is None:
+        left = ("name", "max_position_embeddings", "untimed")
+        names = [one.name for one in fields(ModelSpec) if one.name not in left]
+        pairs = [(name, getattr(profile.model, name), getattr(model, name)) for name in names]
+    else:
+        its = work_of(model)
+        pairs = [(name, own, its[name]) for name, own in work_of(profile.model).items()]
+    for name, own, asked in pairs:
+        if own != asked:
+            if profile.setup is None:
+                model.check_timed()
             raise CalibrationError(
-                f"cost: profile {profile.name} is of {profile.model.name} with {field.name} {own}; {model.name} has"
+                f"cost: profile {profile.name} is of {profile.model.name} with {name} {own}; {model.name} has"
                 f" {asked}. Calibrate {model.name}, or use a GPU's name as cost."
             )
+
+
+def work_of(model: ModelSpec) -> dict[str, Any]:
+    """What of a model its kernels depend on, by name: hidden size, vocabulary, the kinds of its layers, and the type
+    of a model with latent attention, which may choose keys by an indexer that the kinds do not show.
+
+    Biases, norms and how matrices are tied cost no time that tables tell apart.
+    """
+    layers = [(each.count, *(_sizes(part) for part in (each.attention, each.mlp))) for each in model.kinds]
+    latent = any(each.attention.kind == "latent" for each in model.kinds)
+    return {
+        "hidden_size": model.hidden_size,
+        "vocab_size": model.vocab_size,
+        "layers": layers,
+        "model_type": model.model_type if latent else "",
+    }
+
+
+def _sizes(part: Any) -> dict[str, Any]:
+    return {one.name: getattr(part, one.name) for one in fields(part) if one.name != "vectors"}

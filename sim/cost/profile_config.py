@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from batchsim.base.errors import CalibrationError
 from batchsim.base.ranges import Config
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.drafter import DraftersConfig
@@ -33,6 +34,11 @@ class ProfileConfig(Config):
         """The cost model from the profile. CalibrationError if the profile cannot be read, or is not of `model`."""
         profile = load_profile(self.profile)
         check_model(profile, model)
+        if (gpus := profile.deployment.num_gpus) > 1:
+            raise CalibrationError(
+                f"cost: profile {profile.name} is of a deployment on {gpus} GPUs. Write it as "
+                "deployment: {engine: ..., gpu: ..., tp: ...}, which finds the profile."
+            )
         host = None if self.host is None else self.host.term()
         return Calibrated(
             profile, extrapolate=self.extrapolate, host=host, block_size=block_size, max_model_len=max_model_len

@@ -28,8 +28,7 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Request
 from batchsim.policies.named_policy import find_policy
-from batchsim.workload.build import BuiltWorkload, build_workload
-from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
 from batchsim.workload.predictors import PredictorConfig, build_predictor
 from batchsim.workload.traces.trace_rows import HashIds, TraceRows
 from batchsim.workload.workload_config import WorkloadConfig
@@ -112,8 +111,9 @@ class Resolved:
             base=Path(),
             rows=self._trace_rows(seed),
         )
-        if isinstance(workload, OpenWorkload) and workload.hash_ids is not None:
-            self._check_hash_ids(workload.hash_ids.block_tokens)
+        listed = known_requests(workload)
+        if listed is not None and listed.hash_ids is not None:
+            self._check_hash_ids(listed.hash_ids.block_tokens)
         return workload
 
     def _check_hash_ids(self, block_tokens: int) -> None:

@@ -35,7 +35,7 @@ from batchsim.scenario.document import read_document
 from batchsim.scenario.load import SHIPPED
 from batchsim.scenario.point import Run, Setup, simulate_point
 from batchsim.scenario.replaced import replaced_by
-from batchsim.workload.workload_config import ClosedLoop
+from batchsim.workload.workload_config import Arrivals, ClosedLoop
 
 LIVE = "measured live; both sides here are simulations"
 OTHER_CODE = "made by other code, trace or paths"
@@ -147,9 +147,15 @@ def counterfactual(
         values = {str(name): None if pd.isna(x) else float(x) for name, x in row.items() if isinstance(x, int | float)}
         base = _side(results.records(named, load, seed), scenario, values)
     changed = _simulated(Setup.of(altered), Point(altered.specs[0], load, seed))
-    sent_on_answers = isinstance(scenario.file.workload.arrivals, ClosedLoop) or scenario.file.workload.sessions
-    users = [getattr(one.file.workload.arrivals, "users", None) for one in (scenario, altered)]
+    asked = scenario.file.workload
+    sent_on_answers = isinstance(asked.arrivals, ClosedLoop) or asked.sessions or asked.max_concurrency
+    users = [_owners(one.file.workload.arrivals) for one in (scenario, altered)]
     return Counterfactual(point, parsed, base, changed, rerun, bool(sent_on_answers), users[0] == users[1])
+
+
+def _owners(arrivals: Arrivals) -> int | None:
+    """The number of users who have requests of their own, which ids count; None where all are of one list."""
+    return arrivals.users if isinstance(arrivals, ClosedLoop) and not arrivals.shared_list else None
 
 
 def check_changes(changes: Sequence[str]) -> set[str]:

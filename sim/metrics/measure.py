@@ -92,8 +92,8 @@ def measure(inputs: PointInputs) -> Measured:
     part_ns = _time_by_part(inputs, done)
     values |= _shares(part_ns)
     judged = not (inputs.all_at_once or inputs.closed_loop)
-    unstable = judged and is_unstable(requests, inputs.window_ns)
-    too_short = judged and is_too_short(requests, inputs.window_ns)
+    unstable = judged and is_unstable(*inputs.demand)
+    too_short = judged and is_too_short(*inputs.demand)
     values["too_short"] = float(too_short)
     steady = inputs.stationary and not (unstable or too_short)
     values["warmup_needed_s"] = _warmup_needed_s(requests, latencies["ttft"]) if steady else None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP, ReplicaSpan
-from batchsim.kernel.record import Records, Replicas
+from batchsim.kernel.record import UNFINISHED, Records, Replicas
 from batchsim.metrics.slo import Slo
 
 
@@ -48,7 +48,8 @@ class PointInputs:
     `streams`: tokens are delivered as they are made, each piece `per_chunk_ns` later. A request is judged by the
     objective of its class where `class_slos` has one, else by `slo`. Classes in `class_names` are measured apart too.
     `cost_terms` is what `explain` of the cost model says of the steps; the peaks are of all GPUs together.
-    `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names.
+    `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names. `intended_ns`: when
+    each request offered, by its id, was to be sent, where its client may have kept it back.
     """
 
     records: Records
@@ -71,6 +72,7 @@ class PointInputs:
     peak_flops: float | None = None
     memory_bandwidth: float | None = None
     fleet: FleetInputs | None = None
+    intended_ns: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         start, end = self.window_ns
@@ -110,6 +112,21 @@ class PointInputs:
     def _replicas(self) -> Replicas:
         assert self.records.replicas is not None, "several replicas leave records that say whose they are"
         return self.records.replicas
+
+    @property
+    def demand(self) -> tuple[NDArray[np.void], tuple[int, int]]:
+        """The requests as if each had been sent when it was meant to be, and the window of these times.
+
+        One that its client never sent is open to the end.
+        """
+        requests, intended_ns = self.records.requests, self.intended_ns
+        if intended_ns is None:
+            return requests, self.window_ns
+        meant = np.zeros(len(intended_ns), requests.dtype)
+        meant["outcome"], meant["ended_ns"] = UNFINISHED, np.iinfo(np.int64).max
+        meant[requests["request_id"]] = requests
+        meant["sent_ns"] = intended_ns
+        return meant, (self.window_ns[0], max(self.window_ns[0], int(intended_ns.max())))
 
     @property
     def num_missing(self) -> int:

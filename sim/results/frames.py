@@ -121,6 +121,10 @@ COLUMN_DOCS["stays"] |= {
     if name not in COLUMN_DOCS["stays"]
 }
 
+INTENDED = "intended_ns"
+"""A column of requests more, where their client limits what is in flight."""
+_INTENDED_DOC = "ns; when it was to be sent; sent_ns is later where it waited at its client for others to end"
+
 
 def requests_frame(records: Records, replica: int | NDArray[np.int32] = 0) -> pd.DataFrame:
     """A row a request, by id; columns as in COLUMN_DOCS. `replica` is that of records of one engine."""
@@ -161,20 +165,26 @@ LANES = "lanes"
 """The table that engines leave beside these where one schedules ahead of results."""
 
 
-def pack_tables(records: Records, replica: int = 0) -> dict[str, bytes]:
+def pack_tables(
+    records: Records, replica: int = 0, *, intended_ns: NDArray[np.int64] | None = None
+) -> dict[str, bytes]:
     """The bytes of requests.parquet, steps.parquet and states.parquet, by file name.
 
     Records of several replicas have stays.parquet besides, those of an engine that schedules ahead lanes.parquet.
+    `intended_ns`, by request id, makes a column of requests.parquet.
     """
     packed: dict[str, bytes] = {}
     frames = {name: make(records, replica) for name, make in _FRAMES.items()}
+    if intended_ns is not None:
+        frames["requests"][INTENDED] = intended_ns[records.requests["request_id"]]
     if (stays := stays_frame(records)) is not None:
         frames[STAYS] = stays
     if (lanes := lanes_frame(records, replica)) is not None:
         frames[LANES] = lanes
     for name, frame in frames.items():
         table = pa.Table.from_pandas(frame, preserve_index=False)
-        fields = [field.with_metadata({"description": COLUMN_DOCS[name][field.name]}) for field in table.schema]
+        docs = COLUMN_DOCS[name] | {INTENDED: _INTENDED_DOC}
+        fields = [field.with_metadata({"description": docs[field.name]}) for field in table.schema]
         table = table.cast(pa.schema(fields, table.schema.metadata))
         numbers = [field.name for field in fields if pa.types.is_integer(field.type)]
         encodings: dict[str, Any] = {

@@ -28,7 +28,9 @@ from batchsim.results.point_files import PackedPoint, write_point
 from batchsim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
 from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
 from batchsim.scenario import Point, Scenario
+from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, type_text
 from batchsim.scenario.point import Run, Setup
+from batchsim.workload.build import intended_ns
 from batchsim.workload.closed_loop import ClosedLoopWorkload
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals
 
@@ -61,6 +63,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         peak_flops=None if deployment is None else deployment.peak_flops,
         memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,
+        intended_ns=intended_ns(workload),
     )
 
 
@@ -111,7 +114,7 @@ def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[
     if replicas:
         result["replicas"] = list(replicas)
         result["replica_spans"] = [asdict(span) for span in run.spans]
-    return PackedPoint.of(result, pack_tables(run.records))
+    return PackedPoint.of(result, pack_tables(run.records, intended_ns=intended_ns(run.workload)))
 
 
 def check_cohort(run: Run) -> None:
@@ -189,21 +192,31 @@ def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[
 def heading(setup: Setup) -> str:
     """Scenario, model, GPU and cost in one line; no model where its shape plays no part."""
     gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
-    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
-    model = f"{setup.model.name} {dtype}{gpu}"
-    cost = setup.cost_text
+    deployed = setup.deployment_text
+    name = setup.model.name if deployed else f"{setup.model.name} {type_text(setup.model.dtype)}"
+    model, cost = f"{name}{gpu}", setup.cost_text
     if setup.groups:
-        model, cost = f"{setup.model.name} {dtype}", _describe_replicas(setup)
+        model, deployed, cost = name, "", _describe_replicas(setup)
     model = model if setup.shape_counts else ""
     facts = (
         setup.scenario.name,
         model,
+        deployed,
         cost,
+        _others_kernels(setup),
         _hidden_host(setup),
         f"measured at: {measured_at(setup)}",
         *dict.fromkeys(_defaults(setup.scenario)),
     )
     return " · ".join(filter(None, facts))
+
+
+def _others_kernels(setup: Setup) -> str:
+    """Which policies are of another engine than the one whose kernels the steps are timed with."""
+    cost = setup.scenario.cost
+    engine = cost.engine if isinstance(cost, DeploymentConfig) else ""
+    others = [spec.label for spec in setup.scenario.specs if engine and spec.kind in ENGINES and spec.kind != engine]
+    return f"{', '.join(dict.fromkeys(others))}: with {engine}'s kernels" if others else ""
 
 
 def _hidden_host(setup: Setup) -> str:
@@ -240,7 +253,7 @@ def _describe_replicas(setup: Setup) -> str:
         count = f"{group.count}" if config.autoscaler is None else f"{config.autoscaler.min} to {config.autoscaler.max}"
         noun = "replica" if count == "1" else "replicas"
         what = " ".join(filter(None, (count, group.name, noun, f"on {gpu}" if gpu else "")))
-        kinds.append(f"{what} · {group.setup.cost_text}")
+        kinds.append(" · ".join(filter(None, (what, group.setup.deployment_text, group.setup.cost_text))))
     varied = setup.scenario.vary_key.startswith("replicas.router")
     router = "" if config.router is None or varied else f" · router {config.router.kind}"
     scaler = "" if config.autoscaler is None else f" · autoscaler by {config.autoscaler.kind}"

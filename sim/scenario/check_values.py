@@ -15,6 +15,7 @@ from batchsim.base.plain import kind_of
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
+from batchsim.workload.tagged import OTHER
 
 _MISSING = ("missing", "missing_argument")
 _WORDS = {  # what a validator calls them, and how a scenario writes them
@@ -41,11 +42,16 @@ def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
         return adapter(kind).validate_json(json.dumps(value))
     except ValidationError as error:
         problems = [(_path_of(item["loc"], value), item) for item in error.errors(include_url=False)]
+
+    def at(keys: Keys) -> int:
+        return document.line((*path, *keys))
+
     # Beside an unknown key a missing one is most often the same key misspelt: the unknown one says more.
     odd = {keys[:-1] for keys, item in problems if item["type"] == "unexpected_keyword_argument"}
     telling = [p for p in problems if not (p[1]["type"] in _MISSING and p[0][:-1] in odd)]
-    keys, item = min(telling, key=lambda p: document.line((*path, *p[0])))
-    message = _message(kind, value, (*path, *keys), keys, item)
+    # A missing cost comes first: a deployment in its place names a policy too.
+    keys, item = min(telling, key=lambda p: (p[0] != ("cost",) or p[1]["type"] not in _MISSING, at(p[0])))
+    message = _message(kind, value, document.written((*path, *keys)), keys, item)
     more = f" ({len(problems) - 1} more after this.)" if len(problems) > 1 else ""
     raise ScenarioError(f"{document.where(_blamed(document, (*path, *keys), item))}: {message}{more}")
 
@@ -77,7 +83,7 @@ def _path_of(loc: tuple[int | str, ...], value: Any) -> Keys:
         elif isinstance(value, list) and isinstance(part, int):
             value, named = value[part] if part < len(value) else None, False
             keys.append(part)
-        elif last and isinstance(value, dict):
+        elif last and isinstance(value, dict) and part != OTHER:
             keys.append(part)
     return tuple(keys)
 
@@ -90,6 +96,8 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
             known = _field_names(kind, root, keys[:-1])
             return f"{name} is not a field of {owner}. {nearest(str(keys[-1]), known)}"
         case "missing" | "missing_argument":
+            if keys[-1] == "cost":
+                return f"{name} is missing. Add deployment: {{engine: vllm, gpu: h100_sxm}}, or cost: a GPU or profile."
             return f"{name} is missing. Add it."
         case "union_tag_invalid":
             expected = item.get("ctx", {}).get("expected_tags", "")
@@ -121,7 +129,8 @@ def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:
             kind = arguments[-1] if get_origin(kind) is dict else arguments[0] if arguments else None
         value = value.get(key) if isinstance(value, dict) else None
         kind = _chosen(kind, value)
-    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    return ["deployment", *names] if "cost" in names else names
 
 
 def _chosen(kind: Any, value: Any) -> Any:

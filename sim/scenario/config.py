@@ -12,9 +12,9 @@ from batchsim.base.errors import CalibrationError, ScenarioError, bounded
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Rate
-from batchsim.cost import CostConfig
 from batchsim.drive.resolved import ResolvedPolicy
 from batchsim.kernel.policy_config import Device
+from batchsim.scenario.deployment_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.plan_config import PlanConfig
 from batchsim.scenario.replicas_config import ReplicasConfig
@@ -90,7 +90,7 @@ class ScenarioFile(Config):
     """
 
     model: str
-    cost: Annotated[CostConfig, ByKind()]
+    cost: Annotated[ScenarioCost, ByKind()]
     workload: WorkloadConfig
     policies: dict[str, dict[str, Any] | None]
     slo: str
@@ -225,7 +225,7 @@ class Scenario:
             raise type(error)(bounded(message, texts_in([self.plain, self.overrides]))) from None
 
     @property
-    def cost(self) -> CostConfig:
+    def cost(self) -> ScenarioCost:
         return self.file.cost
 
     @property

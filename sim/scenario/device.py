@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import build_cost
 from batchsim.deployment.catalog import read_model
+from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.kernel.policy_config import Device
 from batchsim.scenario.config import Scenario, ScenarioFile
+from batchsim.scenario.deployment_config import DeploymentConfig
 
 
 def device_of(file: ScenarioFile, model_path: str) -> Device | None:
@@ -16,12 +17,19 @@ def device_of(file: ScenarioFile, model_path: str) -> Device | None:
     whoever builds them says."""
     try:
         model = read_model(model_path)
-        deployment = build_cost(file.cost, model, block_size=file.kv.block_size).deployment
+        gpu = _gpu_of(file, model)
     except (ScenarioError, CalibrationError):
         return None
-    if deployment is None or deployment.gpu is None:
+    if gpu is None:
         return None
-    return Device(deployment.gpu.name, deployment.gpu.memory_bytes, file.max_model_len or model.max_position_embeddings)
+    return Device(gpu.name, gpu.memory_bytes, file.max_model_len or model.max_position_embeddings)
+
+
+def _gpu_of(file: ScenarioFile, model: ModelSpec) -> GpuSpec | None:
+    if isinstance(file.cost, DeploymentConfig):  # whose GPU is known before its step times are
+        return file.cost.gpu_spec()
+    deployment = file.cost.build(model, block_size=file.kv.block_size).deployment
+    return None if deployment is None else deployment.gpu
 
 
 def check_same_defaults(scenario: Scenario, file: ScenarioFile) -> None:

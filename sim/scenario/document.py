@@ -16,6 +16,8 @@ from batchsim.base.errors import ScenarioError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 30
+TEXTS = ("version",)
+"""Keys whose value is text though it looks like a number: 0.10 is not 0.1."""
 
 Path = tuple[str | int, ...]
 
@@ -32,13 +34,15 @@ _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": No
 class Document:
     """Plain values (dict, list, str, int, float, bool, None) and the line, from 1, at which each path stands.
 
-    `overrides` names, for messages, the option that replaced the value at a path.
+    `overrides` names, for messages, the option that replaced the value at a path. `renamed` holds the paths whose last
+    key is written otherwise, with that.
     """
 
     source: str
     value: Any
     lines: dict[Path, int] = field(default_factory=dict)
     overrides: dict[Path, str] = field(default_factory=dict)
+    renamed: dict[Path, str] = field(default_factory=dict)
 
     def line(self, path: Path) -> int:
         """The line of `path`, or of its nearest parent that stands in the file."""
@@ -52,6 +56,25 @@ class Document:
             if path[:end] in self.overrides:
                 return self.overrides[path[:end]]
         return f"{self.source}:{self.line(path)}"
+
+    def rename(self, path: Path, key: str) -> None:
+        """Moves what stands at `path`, with its lines, to `key` beside it."""
+        value, new = self.at(path[:-1]), (*path[:-1], key)
+        value[key] = value.pop(path[-1])
+        self.lines |= {(*new, *at[len(path) :]): line for at, line in self.lines.items() if at[: len(path)] == path}
+        self.overrides |= {(*new, *at[len(path) :]): by for at, by in self.overrides.items() if at[: len(path)] == path}
+        self.renamed[new] = str(path[-1])
+
+    def at(self, path: Path) -> Any:
+        """The value at a path that is there."""
+        found = self.value
+        for key in path:
+            found = found[key]
+        return found
+
+    def written(self, path: Path) -> Path:
+        """`path` with the keys that the scenario writes."""
+        return tuple(self.renamed.get(path[: i + 1], key) for i, key in enumerate(path))
 
 
 def read_document(text: str, source: str) -> Document:
@@ -103,6 +126,8 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document, seen: set[i
             raise ScenarioError(f"{where}: {key} is given twice. Keep one.")
         document.lines[(*path, key)] = key_node.start_mark.line + 1
         values[key] = _plain(value_node, (*path, key), document, seen)
+        if key in TEXTS and isinstance(values[key], int | float) and isinstance(value_node, yaml.ScalarNode):
+            values[key] = value_node.value
     return values
 
 

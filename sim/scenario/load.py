@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 
 from pydantic import TypeAdapter
 
-from batchsim.base.errors import ScenarioError, bounded, nearest
+from batchsim.base.errors import ScenarioError, bounded, nearest, shown
 from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
@@ -28,7 +28,7 @@ from batchsim.policies.registry import POLICIES
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.device import device_of
-from batchsim.scenario.document import MAX_DEPTH, Document, read_document
+from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.replaced import check_replaced
 from batchsim.workload.build import apply_load
@@ -39,6 +39,7 @@ P = ParamSpec("P")
 
 SHIPPED = "batchsim.scenarios"
 MAX_LABEL = 40  # letters: what a column of a table can hold
+_DEPLOYMENT = "{engine: vllm, gpu: h100_sxm, tp: 4}"  # as an example
 _NAME_SHOWN = 200  # letters of a name in an error
 
 
@@ -99,11 +100,12 @@ def parse_scenario(
     """The scenario that a file `source` in `folder` with this text would hold. Raises as `load_scenario` does."""
     document = read_document(text, source)
     if not isinstance(document.value, dict):
-        raise ScenarioError(f"{source}: holds no keys. Write at least model, cost, workload, policies and slo.")
+        raise ScenarioError(f"{source}: holds no keys. Write at least model, deployment, workload and slo.")
     for override in overrides:
-        _lengthen_cost(document)
+        _lengthen(document)
         _override(document, override)
-    _lengthen_cost(document)
+    _lengthen(document)
+    _name_policy(document.value)
     _read_logs(document, folder)
     scenario = _build(document, text, folder, trace_folders, allow_code)
     scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders, allow_code=allow_code)
@@ -129,7 +131,20 @@ def scenario_schema() -> dict[str, Any]:
     schema = TypeAdapter(ScenarioFile).json_schema()
     for kind, (config, _) in POLICIES.items():
         schema.setdefault("$defs", {})[f"policy {kind}"] = TypeAdapter(config).json_schema()
+    for owner in (schema, *schema["$defs"].values()):
+        if {"cost", "kv"} <= {*owner.get("properties", ())} or "price" in owner.get("properties", ()):
+            _add_deployment(owner)
+    schema["required"].remove("policies")
+    del schema["$defs"]["DeploymentConfig"]["properties"]["kind"]
     return schema
+
+
+def _add_deployment(owner: dict[str, Any]) -> None:
+    """Adds `deployment` to the schema of a mapping that has a `cost`: one of them where the cost is required."""
+    owner["properties"]["deployment"] = {"$ref": "#/$defs/DeploymentConfig"}
+    if "cost" in owner.get("required", ()):
+        owner["required"].remove("cost")
+        owner["oneOf"] = [{"required": ["cost"]}, {"required": ["deployment"]}]
 
 
 def shipped_scenarios() -> list[str]:
@@ -179,6 +194,9 @@ def _override(document: Document, text: str) -> None:
     if len(path) > MAX_DEPTH:
         raise ScenarioError(f"--set {text}: nested deeper than {MAX_DEPTH} levels. No scenario needs that.")
     parsed = read_document(value, f"--set {text}").value
+    if path[-1] in TEXTS and isinstance(parsed, int | float):
+        parsed = value.strip()
+    path = _unwritten(document, path)
     at = document.value
     for i, key in enumerate(path[:-1]):
         if at.get(key) is None:
@@ -188,11 +206,27 @@ def _override(document: Document, text: str) -> None:
             raise ScenarioError(f"--set {text}: {'.'.join(path[: i + 1])} has no keys. Set it as a whole.")
     at[path[-1]] = parsed
     document.overrides[path] = f"--set {text}"
+    for renamed in [each for each in document.renamed if each[: len(path)] == path]:
+        del document.renamed[renamed]
 
 
-def _lengthen_cost(document: Document) -> None:
-    """Writes every `cost: NAME` and `router: NAME` out, so that --set can change a part of it."""
+def _unwritten(document: Document, path: tuple[str, ...]) -> tuple[str, ...]:
+    """`path` with the keys that a renamed one stands under; a renamed mapping that is to be replaced gives way."""
+    for renamed, key in document.renamed.items():
+        written = (*renamed[:-1], key)
+        if path == written:
+            del document.at(renamed[:-1])[renamed[-1]], document.renamed[renamed]
+            return path
+        if path[: len(written)] == written:
+            return (*map(str, renamed), *path[len(written) :])
+    return path
+
+
+def _lengthen(document: Document) -> None:
+    """Writes every `deployment` as a cost of that kind, and every `cost: NAME` and `router: NAME` out, so that --set
+    can change a part of it."""
     for path, owner in _costs(document.value):
+        _take_deployment(document, path, owner)
         cost = owner.get("cost")
         if isinstance(cost, str):
             try:
@@ -218,6 +252,34 @@ def _read_logs(document: Document, folder: Path) -> None:
             del kv["log"]
         except ScenarioError as error:
             raise ScenarioError(f"{document.where((*path, 'kv'))}: {error}") from None
+
+
+def _take_deployment(document: Document, path: Keys, owner: dict[str, Any]) -> None:
+    """Moves the `deployment` of `owner`, which stands at `path`, to `cost`. ScenarioError where there is a cost too."""
+    block, where = owner.get("deployment"), document.where((*path, "deployment"))
+    if owner.get("cost") is None and block is not None:
+        name = ".".join(map(str, (*path, "deployment")))
+        if not isinstance(block, dict):
+            raise ScenarioError(f"{where}: {name} is {shown(block)}. Write its keys: {_DEPLOYMENT}.")
+        if "kind" in block:
+            raise ScenarioError(f"{where}: {name}.kind is not a field of {name}. Leave it out: {_DEPLOYMENT}.")
+        document.rename((*path, "deployment"), "cost")
+        block["kind"] = "deployment"
+    elif block is not None:
+        raise ScenarioError(
+            f"{where}: deployment and cost are both given, and a deployment says what steps cost. Keep one of them."
+        )
+    for key in ("deployment", "cost"):
+        if key in owner and owner[key] is None:  # which says nothing
+            del owner[key]
+
+
+def _name_policy(plain: dict[str, Any]) -> None:
+    """Writes the policy of the deployment's engine where no policies are given."""
+    cost = plain.get("cost")
+    if "policies" not in plain and isinstance(cost, dict) and cost.get("kind") == "deployment":
+        engine = cost.get("engine")
+        plain["policies"] = {engine: {}} if isinstance(engine, str) and engine in POLICIES else {}
 
 
 def _costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
@@ -259,7 +321,10 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         listed = file.load.axis[1] if file.load else ()
         users = int(min(listed)) if listed else file.workload.arrivals.users
         for spec in specs if not (file.load and file.load.is_auto) else ():
-            _check_closed_loop(spec, users, document)
+            _check_in_flight(spec, users, f"the closed loop has {users} users", document)
+    elif (most := file.workload.max_concurrency) is not None:
+        for spec in specs:
+            _check_in_flight(spec, most, f"workload.max_concurrency lets {most} be in flight", document)
     for spec in specs:
         needs = spec.config.traits.waits_for
         if needs is not None and file.max_waiting is not None and file.max_waiting < needs:
@@ -349,11 +414,12 @@ def _policy(kind: str, where: str, allow_code: bool) -> tuple[Any, Any]:
         raise ScenarioError(f"{where}: {error}") from None
 
 
-def _check_closed_loop(spec: PolicySpec, users: int, document: Document) -> None:
-    """ScenarioError for a policy that waits for more requests than users: for ever, in a real engine."""
+def _check_in_flight(spec: PolicySpec, most: int, why: str, document: Document) -> None:
+    """ScenarioError for a policy that waits for more requests than clients ever have in flight, `most`: for ever, in a
+    real engine."""
     needs = spec.config.traits.waits_for
-    if needs is not None and users < needs:
+    if needs is not None and most < needs:
         raise ScenarioError(
-            f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and the closed loop"
-            f" has {users} users, so no batch would ever fill. Set max_wait, or a batch of at most {users}."
+            f"{document.where(('policies', spec.label))}: {spec.name} waits for {needs} requests and {why}, so no batch"
+            f" would ever fill. Set max_wait, or a batch of at most {most}."
         )

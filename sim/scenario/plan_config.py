@@ -7,9 +7,9 @@ from typing import Annotated
 
 from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, Rate, Share, time_text
-from batchsim.cost import CostConfig
 from batchsim.drive.fleet.fleet_plan import Replicas
 from batchsim.drive.fleet.routing import RouterConfig
+from batchsim.scenario.deployment_config import ScenarioCost
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 
@@ -79,7 +79,7 @@ class GpuOffer(Config):
     `kv_tokens` is the KV memory of a replica where the engine's log says it; else the scenario's `kv` derives it.
     """
 
-    cost: Annotated[CostConfig, ByKind()]
+    cost: Annotated[ScenarioCost, ByKind()]
     price: PricePerHour
     kv_tokens: PositiveInt | None = None
 
@@ -118,6 +118,11 @@ class PlanConfig(Config):
             raise ValueError(
                 f"plan needs requests that come whatever the answers do, and arrivals are {kind}. Write poisson, say,"
                 " or replay a trace."
+            )
+        if workload.max_concurrency is not None:
+            raise ValueError(
+                f"plan needs requests that come whatever the answers do, and the client of workload.max_concurrency"
+                f" {workload.max_concurrency} keeps them back. Drop that."
             )
         replays = isinstance(workload.arrivals, TraceArrivals)
         if replays != (self.target.trace is not None):

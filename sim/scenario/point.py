@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost import Cost, Scaled, build_cost, with_drafter
+from batchsim.cost import Cost, Scaled, with_drafter
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
@@ -21,6 +21,7 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
+from batchsim.scenario.deployment_config import DeploymentConfig, deployment_text
 from batchsim.scenario.device import check_same_defaults
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.workload.build import BuiltWorkload
@@ -65,7 +66,7 @@ class Setup:
             )
         with scenario.at("cost"):
             longest = limit if file.max_model_len is None else file.max_model_len
-            cost = build_cost(file.cost, model, block_size=file.kv.block_size, max_model_len=longest)
+            cost = file.cost.build(model, block_size=file.kv.block_size, max_model_len=longest)
             if cost.deployment is not None:
                 cost.deployment.check_one_scheduler()
             stretched = cost if file.cost_factor == 1 else Scaled(cost, file.cost_factor)
@@ -120,6 +121,12 @@ class Setup:
         return self.cost.deployment is not None or self.resolved.num_swap_blocks > 0
 
     @property
+    def deployment_text(self) -> str:
+        """The engine, its GPUs and its types in words; "" where the scenario states a cost instead of a deployment."""
+        deployment = self.cost.deployment if isinstance(self.scenario.cost, DeploymentConfig) else None
+        return "" if deployment is None else deployment_text(deployment)
+
+    @property
     def num_gpus(self) -> int:
         """GPUs of one engine."""
         return self.scenario.cost.num_gpus
@@ -164,11 +171,11 @@ class Setup:
         with self.scenario.at("cost"):
             if (stages := self.cost.stages) > 1:
                 raise ScenarioError(
-                    f"cost.pp {stages}: a pipeline can only be simulated, a real run has one stage. Set it to 1."
+                    f"pp {stages}: a pipeline can only be simulated, a real run has one stage. Set it to 1."
                 )
             if (deployment := self.cost.deployment) is not None and deployment.tp > 1:
                 raise ScenarioError(
-                    f"cost.tp {deployment.tp}: several GPUs can only be simulated, a real run has one. Set it to 1."
+                    f"tp {deployment.tp}: several GPUs can only be simulated, a real run has one. Set it to 1."
                 )
         with self.scenario.at("cost_factor"):
             if (factor := self.scenario.file.cost_factor) != 1:

@@ -20,6 +20,7 @@ PLANNED = {
     "workload.arrivals.mean_rate": "plan.target",
     "workload.trace.rate_scale": "plan.target",
     "cost": "plan.gpus",
+    "deployment": "plan.gpus",
 }
 """By key of other commands, the key of the `plan:` block that `batchsim plan` reads in its place."""
 

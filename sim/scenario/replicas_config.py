@@ -8,9 +8,9 @@ from typing import Annotated
 
 from batchsim.base.ranges import Config, check_ranges
 from batchsim.base.units import format_duration
-from batchsim.cost import CostConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler, Replicas
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
+from batchsim.scenario.deployment_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.workload.tagged import ByKind
 
@@ -22,7 +22,7 @@ class ReplicaGroup(Config):
     """Replicas of one kind: `cost` and `kv` are the scenario's unless given."""
 
     count: Replicas
-    cost: Annotated[CostConfig, ByKind()] | None = None
+    cost: Annotated[ScenarioCost, ByKind()] | None = None
     kv: KvConfig | None = None
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from batchsim.base.errors import ScenarioError
 from batchsim.workload.closed_loop import ClosedLoopWorkload, build_closed
+from batchsim.workload.limited_client import LimitedClient, limited
 from batchsim.workload.open_loop import OpenWorkload, build_open
 from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.sessions import OpenSessions, build_sessions
 from batchsim.workload.traces import read_trace, rescale
-from batchsim.workload.traces.trace_rows import TraceRows
+from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 
-BuiltWorkload = OpenWorkload | OpenSessions | ClosedLoopWorkload
+BuiltWorkload = OpenWorkload | OpenSessions | ClosedLoopWorkload | LimitedClient
 
 
 def build_workload(
@@ -44,7 +45,20 @@ def build_workload(
     if config.sessions is not None:
         assert not isinstance(config.arrivals, AllAtOnce | TraceArrivals), "checked by the config"
         return build_sessions(config, config.sessions, config.arrivals, source, rows, seed)
-    return build_open(config, source, rows, seed)
+    listed = build_open(config, source, rows, seed)
+    return listed if config.max_concurrency is None else limited(listed, config.max_concurrency)
+
+
+def known_requests(workload: BuiltWorkload) -> OpenWorkload | None:
+    """The list of requests of a workload that has all of them in advance; None where answers decide what is asked."""
+    listed = workload.listed if isinstance(workload, LimitedClient) else workload
+    return listed if isinstance(listed, OpenWorkload) else None
+
+
+def intended_ns(workload: BuiltWorkload) -> Ints | None:
+    """When each request, by its id, was to be sent, in ns, where its client may have to keep it until others end; None
+    where requests are sent when they are meant to be."""
+    return workload.listed.sent_ns if isinstance(workload, LimitedClient) and not workload.users else None
 
 
 def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> WorkloadConfig:

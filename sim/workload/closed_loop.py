@@ -13,6 +13,7 @@ from batchsim.base.units import format_duration
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.arrivals import check_count
+from batchsim.workload.limited_client import LimitedClient, shared_list
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.sessions import PILOT_SESSIONS, Turns, draw_turns, turn_notes
 from batchsim.workload.sharing import Sessions
@@ -164,22 +165,27 @@ class Users:
                 request_class=request_class,
             )
             requests = drawn.requests
-        columns = (self._waits_ns(user, number, len(requests)), *requests.carried)
+        rng = random_stream(self._seed, "think", user=user, block=number)
+        starts = range(user, user + 1) if number == 0 else range(0)
+        columns = (_waits_ns(self.loop, rng, len(requests), starts), *requests.carried)
         return _Block(number, first, list(zip(*(column.tolist() for column in columns), strict=True)), drawn)
 
-    def _waits_ns(self, user: int, number: int, size: int) -> Ints:
-        """The think time in ns before each turn of a block; before turn 0 the rest of one, as the run begins amid it.
 
-        The rest of an exponential time has the law of the whole; the rest of a constant one is uniform.
-        """
-        rng = random_stream(self._seed, "think", user=user, block=number)
-        if self.loop.think_kind == "exponential":
-            shares = rng.standard_exponential(size)
-        else:
-            shares = np.ones(size)
-            if number == 0:
-                shares[0] = rng.random()
-        return np.rint(shares * self.loop.think_time).astype(np.int64)
+def _waits_ns(loop: ClosedLoop, rng: np.random.Generator, size: int, starts: range) -> Ints:
+    """The think time in ns before each of `size` requests; the first ones are those by which users `starts` begin.
+
+    A run begins amid a think time: the rest of an exponential one has the law of the whole, the rest of a constant one
+    is uniform. With a ramp, user i of n begins at i/n of it.
+    """
+    if loop.think_kind == "exponential":
+        shares = rng.standard_exponential(size)
+    else:
+        shares = np.ones(size)
+        shares[: len(starts)] = rng.random(len(starts))
+    waits_ns = np.rint(shares * loop.think_time).astype(np.int64)
+    if loop.ramp is not None:
+        waits_ns[: len(starts)] = [loop.ramp * user // loop.users for user in starts]
+    return waits_ns
 
 
 @dataclass(frozen=True)
@@ -238,35 +244,45 @@ class ClosedLoopWorkload:
 
 def build_closed(
     config: WorkloadConfig, loop: ClosedLoop, source: RequestSampler, rows: TraceRows | None, seed: int
-) -> ClosedLoopWorkload:
+) -> ClosedLoopWorkload | LimitedClient:
     """The workload of a config whose arrivals are `loop`."""
     check_count(config.requests or loop.users)
-    users = Users(loop, source, config.frontend, seed, config.duration, config.requests, config.sessions)
     think = f"think time {format_duration(loop.think_time)} {loop.think_kind}" if loop.think_time else "no think time"
+    if loop.ramp is not None:
+        think += f", begun over {format_duration(loop.ramp)}" if loop.ramp else ", begun at once"
     notes = list(rows.notes) if rows is not None else []
     if rows is not None and rows.hash_ids is not None:
         notes.append(UNUSED_HASH_IDS)
-    if config.sessions is None:
-        pilot = source.draw(PILOT)
+    if loop.shared_list:
+        assert config.requests is not None, "checked by the config"
+        pilot, of = source.draw(config.requests), f"{config.requests:,} requests"
+        think += ", one list of requests"
+    elif config.sessions is None:
+        pilot, of = source.draw(PILOT), f"a sample of {PILOT:,} requests"
     else:
         turns = draw_turns(source, config.sessions, seed, PILOT_SESSIONS)
-        pilot = turns.requests
+        pilot, of = turns.requests, f"a sample of {len(turns):,} requests"
         think += f", sessions of {len(turns) / PILOT_SESSIONS:.3g} turns on average"
         notes += turn_notes(turns)
+    notes += source.notes(pilot, of)
+    describe: Describe = {
+        "kind": loop.kind,
+        "text": f"closed loop, {loop.users:,} users, {think}",
+        "users": loop.users,
+        "think_time_ns": loop.think_time,
+        "trace": rows.source if rows is not None else None,
+        **mean_lengths(pilot),
+    }
+    if loop.shared_list:
+        waits_ns = _waits_ns(loop, random_stream(seed, "think"), len(pilot), range(loop.users))
+        return shared_list(config, loop.users, waits_ns, pilot, source, tuple(notes), describe, seed)
     return ClosedLoopWorkload(
-        users=users,
+        users=Users(loop, source, config.frontend, seed, config.duration, config.requests, config.sessions),
         pilot=pilot,
         source=source,
         warmup_ns=config.warmup,
-        notes=(*notes, *source.notes(pilot, f"a sample of {len(pilot):,} requests")),
-        describe={
-            "kind": loop.kind,
-            "text": f"closed loop, {loop.users:,} users, {think}",
-            "users": loop.users,
-            "think_time_ns": loop.think_time,
-            "trace": rows.source if rows is not None else None,
-            **mean_lengths(pilot),
-        },
+        notes=tuple(notes),
+        describe=describe,
         frontend=config.frontend,
         seed=seed,
     )

@@ -66,6 +66,14 @@ class OpenWorkload:
             for number, *row in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
                 yield make(number, *row, tokens=self._tokens(number) if shares else None)
 
+    def sent_at(self, row: int, sent_ns: int) -> Arrival:
+        """The request of `row`, sent at `sent_ns` instead."""
+        requests, frontend = self.requests, self.frontend
+        delay_ns = frontend.request + frontend.per_prompt_token * int(requests.prompt_tokens[row])
+        carried = (int(column[row]) for column in requests.carried)
+        tokens = self._tokens(row) if self.hash_ids is not None or self.source.shares else None
+        return self.source.arrival(row, sent_ns, sent_ns + delay_ns, *carried, tokens=tokens)
+
     def _tokens(self, number: int) -> TokenIds | None:
         """The prompt's tokens by the texts they are part of, for prefix caches; None where the prompt shares none."""
         requests = self.requests

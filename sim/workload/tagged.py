@@ -8,6 +8,9 @@ from typing import Any, get_args
 
 from batchsim.base.plain import kind_of
 
+OTHER = "other"
+"""What a validator calls, in the places of its errors, all that `OrWord` marks but the word."""
+
 
 @dataclass(frozen=True)
 class ByKind:
@@ -34,14 +37,17 @@ class ByKind:
 
 @dataclass(frozen=True)
 class OrWord:
-    """Marks `Annotated[A | Literal[WORD], OrWord(WORD)]`: either that word or an A, whose errors alone are reported."""
+    """Marks `Annotated[A | Literal[WORD], OrWord(WORD)]`: either that word or an A, whose errors alone are reported.
 
-    word: str
+    Without a word, in `Annotated[A | str, OrWord()]`: any text, or an A.
+    """
+
+    word: str | None = None
 
     def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
         other, literal = get_args(source)
-        choices = {"word": handler.generate_schema(literal), "other": handler.generate_schema(other)}
+        choices = {"word": handler.generate_schema(literal), OTHER: handler.generate_schema(other)}
         return {"type": "tagged-union", "choices": choices, "discriminator": self._which}
 
     def _which(self, value: object) -> str:
-        return "word" if value == self.word else "other"
+        return "word" if isinstance(value, str) and self.word in (None, value) else OTHER

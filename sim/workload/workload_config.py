@@ -15,7 +15,7 @@ from batchsim.workload.traces.trace_config import TraceConfig
 
 SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
 Users = Annotated[int, Range(1, 1_000_000)]
-"""Users of a closed loop: each is an object while the loop runs."""
+"""Users of a closed loop: each is an object while the loop runs. Requests in flight of a client likewise."""
 MAX_REQUESTS = 20_000_000
 """Requests of a run: about 1 GB of columns; more is a slip of a unit."""
 Requests = Annotated[int, Range(1, MAX_REQUESTS)]
@@ -69,11 +69,18 @@ class AllAtOnce(Config):
 
 @dataclass(frozen=True)
 class ClosedLoop(Config):
-    """Users who each send a request, wait for its end, think, and send the next. They are met amid a think time."""
+    """Users who each send a request, wait for its end, think, and send the next.
+
+    They are met amid a think time; with `ramp` they begin one after another within that time, with 0 s all at once.
+    Each has requests of its own, or with `shared_list` takes the next of one list when it was answered, as benchmark
+    clients with so many workers do.
+    """
 
     users: Users
     think_time: Duration
     think_kind: Literal["constant", "exponential"] = "constant"
+    shared_list: bool = field(default=False, metadata=LEFT_OUT)
+    ramp: Duration | None = field(default=None, metadata=LEFT_OUT)
     kind: Literal["closed_loop"] = "closed_loop"
 
 
@@ -162,7 +169,9 @@ class WorkloadConfig(Config):
     tokens, all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the
     sending. `shared_prefix` and `sessions` say which prompts begin alike, for policies with a prefix cache; a trace may
     say it itself. `prompt_scale` makes every prompt that many times as long, the text of `shared_prefix` aside. `stop`
-    says how answers end: by a stop token unless given, as far as the output cap lets them.
+    says how answers end: by a stop token unless given, as far as the output cap lets them. Of arrivals over time or
+    all at once the client has at most `max_concurrency` in flight: others wait at the client, in order, and latencies,
+    `deadline` and `patience` count from their sending.
     """
 
     arrivals: Arrivals
@@ -181,6 +190,7 @@ class WorkloadConfig(Config):
     sessions: Sessions | None = None
     prompt_scale: Annotated[float, Range(1e-3, 1e3)] = 1.0
     stop: Stop | None = field(default=None, metadata=LEFT_OUT)
+    max_concurrency: Users | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -190,6 +200,8 @@ class WorkloadConfig(Config):
         self._check_lengths()
         if self.sessions is not None:
             self._check_sessions(self.sessions)
+        if self.max_concurrency is not None:
+            self._check_max_concurrency(self.max_concurrency)
         if "" in self.classes:
             raise ValueError("a class has no name. Name it.")
         if self.classes:
@@ -216,6 +228,17 @@ class WorkloadConfig(Config):
             )
         if isinstance(self.arrivals, ClosedLoop) and requests is not None and requests < self.arrivals.users:
             raise ValueError(f"requests is {requests} for {self.arrivals.users} users. Give each at least one.")
+        if isinstance(self.arrivals, ClosedLoop) and self.arrivals.shared_list and requests is None:
+            raise ValueError("arrivals.shared_list: a list has a length. Give requests in place of duration.")
+
+    def _check_max_concurrency(self, most: int) -> None:
+        if isinstance(self.arrivals, ClosedLoop):
+            raise ValueError(
+                f"max_concurrency {most}: a closed loop never has more in flight than its users, here"
+                f" {self.arrivals.users}. Drop it, or set arrivals.users."
+            )
+        if self.sessions is not None:
+            raise ValueError(f"max_concurrency {most}: the turns of sessions wait for answers. Drop one of the two.")
 
     def _check_lengths(self) -> None:
         replay = self.arrivals.kind == "trace"
@@ -250,6 +273,8 @@ class WorkloadConfig(Config):
         if kind in ("trace", "all_at_once"):
             raise ValueError(f"sessions need arrivals over time that are drawn, not {kind}. Write poisson, say.")
         if isinstance(self.arrivals, ClosedLoop):
+            if self.arrivals.shared_list:
+                raise ValueError("arrivals.shared_list: turns of a session belong to one user. Drop one of the two.")
             if sessions.think_time is not None or sessions.think_kind is not None:
                 raise ValueError("sessions.think_time is for open arrivals. Users think as arrivals.think_time says.")
             return

@@ -285,8 +285,10 @@ def test_catalog_gives_sources() -> None:
     """Every model and GPU has a source."""
     data = json.loads(done("catalog", "--json"))
     assert {"h200", "h100", "a100", "l40s", "rtx4090"} <= set(data["gpus"])
-    assert all(item["source"] for kind in data.values() for item in kind.values())
-    assert all(name in done("catalog") for kind in data.values() for name in kind)
+    assert all(item["source"] for kind in ("models", "gpus") for item in data[kind].values())
+    text = done("catalog")
+    assert all(name in text for kind in data.values() for name in kind)
+    assert {"deepseek-ai/DeepSeek-V3", "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-14B"} <= set(data["checkpoints"])
 
 
 @pytest.mark.parametrize("command", ["policies", "catalog"])
@@ -300,7 +302,8 @@ def test_lists_are_at_most_100_columns(command: str) -> None:
 def test_schema_covers_scenario_and_policies() -> None:
     """The JSON schema names the top keys and the knobs of each policy, and forbids others."""
     schema = json.loads(done("schema"))
-    assert {"model", "cost", "workload", "policies", "slo"} <= set(schema["required"])
+    assert {"model", "workload", "slo"} == set(schema["required"])
+    assert {"required": ["deployment"]} in schema["oneOf"]
     assert schema["additionalProperties"] is False
     assert "max_num_seqs" in schema["$defs"]["policy continuous"]["properties"]
 

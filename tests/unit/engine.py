@@ -9,7 +9,7 @@ from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
-from batchsim.kernel.protocols import PolicyContext, Scheduler
+from batchsim.kernel.protocols import PolicyContext, Scheduler, Workload
 from batchsim.kernel.record import OUTCOME_NAMES, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Request
@@ -18,7 +18,7 @@ from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 STEP_NS = 10
 MAX_MODEL_LEN = 1_000
-DRIVERS: dict[str, Callable[[EngineCore, Requests], int]] = {
+DRIVERS: dict[str, Callable[[EngineCore, Workload], int]] = {
     "live": lambda core, workload: live(core, workload, VirtualClock()).end_ns,
     "simulate": simulate,
     "simulate_stepwise": lambda core, workload: simulate(core, workload, leap=False),

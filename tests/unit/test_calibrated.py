@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from batchsim.base.errors import BatchsimError, CalibrationError, ExtrapolationError, ScenarioError
 from batchsim.cost import COSTS as KINDS
 from batchsim.cost import Calibrated, ProfileConfig, build_cost
-from batchsim.cost.interpolation import Curve
-from batchsim.cost.profile import HostTerm, StatedHost, load_profile
+from batchsim.cost.interpolation import Curve, Grid
+from batchsim.cost.profile import EngineSetup, HostTerm, StatedHost, load_profile
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
@@ -30,8 +30,14 @@ OVERLAPPED = HostTerm(6e6, 1_000.0, 0.0, "overlapped", assumed=True)
 MINE = Calibrated(PROFILE)
 FREE = Calibrated(PROFILE, extrapolate=True)
 EAGER = replace(PROFILE, costs=replace(COSTS, decode=None))
+BESIDE = replace(
+    COSTS,
+    chunk_grid=Grid((1, 64, 512), (1.0, 64.0, 900.0), ((1e4, 2e4, 9e4), (2e4, 5e4, 1e6), (9e4, 4e5, 8e6))),
+    beside=1.7,
+)
 VARIANTS = {
     "graphs": FREE,
+    "chunk grid": Calibrated(replace(PROFILE, costs=BESIDE), extrapolate=True),
     "eager": Calibrated(EAGER, extrapolate=True),
     "overlapped": Calibrated(PROFILE, extrapolate=True, host=OVERLAPPED),
     "eager, overlapped": Calibrated(EAGER, extrapolate=True, host=OVERLAPPED),
@@ -81,6 +87,33 @@ def test_a_step_with_chunks_is_launched_op_by_op() -> None:
     chunks = 2 * 10_000 + 127 * 20 + pairs * 0.5
     expected = 1.02 * (layers + head + 5_000 + chunks) + 300_000 + 3 * 1_500 + 127 * 2.5
     assert MINE.step_ns(batch) == int(expected)
+
+
+def test_a_chunk_grid_is_read_at_all_tokens_and_their_mean_keys() -> None:
+    """Chunks of one step cost by their tokens and the keys each reads; decode attention beside them by `beside`."""
+    batch = step([500], [(0, 100), (200, 27)])
+    keys = (100 * 101 / 2 + 27 * 200 + 27 * 28 / 2) / 127
+    tall, wide = (127 - 64) / (512 - 64), (keys - 64) / (900 - 64)
+    chunks = (5e4 + 9.5e5 * wide) * (1 - tall) + (4e5 + 7.6e6 * wide) * tall
+    plain = Calibrated(replace(PROFILE, costs=replace(COSTS, in_situ=1)))
+    grid = Calibrated(replace(PROFILE, costs=replace(BESIDE, in_situ=1)))
+    before = 2 * 10_000 + 127 * 20 + keys * 127 * 0.5 + 5_000
+    assert grid.step_ns(batch) - plain.step_ns(batch) == pytest.approx(chunks + 1.7 * 5_000 - before, abs=1)
+    assert grid.step_ns(step([500])) == plain.step_ns(step([500]))
+    assert grid.recompute_ns(100) == grid.step_ns(step(chunks=[(0, 100)])) - 150_000
+
+
+def test_stages_share_what_is_not_the_head() -> None:
+    """A profile of a pipeline gives each stage its part, and what goes between them the time of its curve."""
+    costs = replace(COSTS, transfer=Curve((1.0, 512.0), (1_000.0, 512_000.0)))
+    piped = replace(PROFILE, costs=costs, setup=EngineSetup("vllm", "0.24.0", tp=2, pp=4))
+    cost, batch = Calibrated(piped), step(chunks=[(0, 100)])
+    first, *_, last = stages = cost.lanes().stages_ns(batch)
+    assert (len(stages), cost.deployment.num_gpus, cost.stages) == (4, 8, 4)
+    head = 1.02 * 250_000
+    assert last - first == pytest.approx(head - 100_000, abs=2)
+    whole = cost.without_host().step_ns(batch) + 3 * 100_000
+    assert sum(stages) == pytest.approx(whole, abs=8)  # each stage is cut to a whole ns
 
 
 def test_a_row_of_padding_is_a_chunk_of_its_own() -> None:

@@ -10,7 +10,15 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import from_plain, to_plain
-from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS, load_gpu, load_model
+from batchsim.deployment.catalog import (
+    GPUS,
+    MODEL_SOURCES,
+    MODELS,
+    checkpoint_names,
+    load_gpu,
+    load_model,
+    read_model,
+)
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.layers import DenseMlp, Experts, GroupedAttention, LatentAttention, Layers
 from batchsim.deployment.model import ModelSpec
@@ -302,6 +310,42 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         load_gpu("H200")
     with pytest.raises(ScenarioError, match="Known are h200, h100, a100, l40s, rtx4090"):
         load_gpu("tpu")
+
+
+def test_a_hugging_face_id_is_its_checkpoint() -> None:
+    """By the shape of the catalog, of a config.json that is kept, or of another checkpoint that is alike."""
+    llama = read_model("meta-llama/Llama-3.1-70B")
+    assert llama == replace(MODELS["llama-3.1-70b"], name="meta-llama/Llama-3.1-70B")
+    assert read_model("meta-llama/Llama-3.3-70B-Instruct").same_shape(llama)
+    mixtral = read_model("mistralai/Mixtral-8x7B-Instruct-v0.1")
+    assert [kind.mlp for kind in mixtral.kinds] == [Experts(8, 2, 14336)]
+    assert round(mixtral.num_parameters / 1e9, 1) == 46.7
+    with pytest.raises(ScenarioError, match=r"Did you mean deepseek-ai/DeepSeek-V3\?"):
+        read_model("DeepSeek-AI/deepseek-v3")
+
+
+def test_every_kept_checkpoint_is_read_or_says_why_not() -> None:
+    """One line with the checkpoint's name; nearly all dense ones are read."""
+    read: list[str] = []
+    for name in checkpoint_names():
+        try:
+            assert read_model(name).num_parameters > 10**8
+            read.append(name)
+        except ScenarioError as error:
+            assert str(error).startswith(f"{name}: ")
+            assert "\n" not in str(error)
+    assert len(read) > 40
+    assert {"Qwen/Qwen3-32B", "deepseek-ai/DeepSeek-R1", "meta-llama/Meta-Llama-3.1-405B"} <= set(read)
+
+
+def test_a_gpu_stands_under_the_name_that_the_kernel_tables_have_for_it_too() -> None:
+    """Both names are one spec; a board that nothing was fitted to says of which it is taken to reach the shares."""
+    assert load_gpu("h100_sxm") is load_gpu("h100")
+    assert load_gpu("h100_sxm").name == "h100"
+    b200 = load_gpu("b200_sxm")
+    assert b200.efficiencies.error_p95 is None
+    assert b200.efficiencies.fitted_on == "nothing of b200_sxm, assumed to reach the same shares as h200"
+    assert "aiconfigurator-core 0.12.0" in b200.source
 
 
 def test_the_budget_of_llama_8b_on_h200_is_55_8k_blocks() -> None:

@@ -69,6 +69,7 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ("router: least_tokens", "router: fewest", "plan.router.kind is fewest. Write one of"),
         ("max_replicas: 8", "max_replicas: 0", "max_replicas is 0. It must be from 1 to 10000"),
         ("poisson, mean_rate: 20/s", "closed_loop, users: 4, think_time: 1s", "arrivals are closed_loop"),
+        ("output_cap:", "max_concurrency: 4\n  output_cap:", "client of workload.max_concurrency 4 keeps them back"),
         ("slo: ttft", "kv: {tokens: 16000}\nslo: ttft", "kv.tokens 16000 is the memory of one kind of GPU"),
     ],
 )

@@ -17,6 +17,7 @@ from batchsim.base.errors import CalibrationError
 from batchsim.cost.profile import (
     ChunkCost,
     Curve,
+    EngineSetup,
     Grid,
     HostTerm,
     Hull,
@@ -217,6 +218,25 @@ def test_one_number_of_a_curve_equals_that_of_many() -> None:
     assert curve.at(many).tolist() == each[many].tolist()
     assert Curve((8.0,), (7.0,)).at_one(99) == 7
     assert [curve.holding_one(x) for x in (1, 10, 11, 41)] == curve.holding(np.array([1, 10, 11, 41])).tolist()
+
+
+def test_one_pair_of_a_grid_equals_that_of_many() -> None:
+    """Inside, below and beyond the knots, to the last bit."""
+    grid = Grid((1, 7, 64), (1.0, 30.0, 1000.0), ((1.1, 20.3, 700.7), (3.3, 50.1, 3e3), (9.7, 400.3, 8e4)))
+    pairs = [(b, x) for b in (1, 2, 7, 63, 64, 200) for x in (0.0, 1.0, 17.3, 30.0, 999.9, 5e4)]
+    many = grid.at(np.array([b for b, _ in pairs]), np.array([x for _, x in pairs]))
+    assert [grid.at_one(b, x) for b, x in pairs] == many.tolist()
+
+
+def test_what_a_measured_profile_lacks_is_not_written() -> None:
+    """The terms of kernel tables stand in a file only where a profile has them, and come back equal."""
+    written = json.loads(PROFILE.to_json())
+    assert not {"setup"} & written.keys() and not {"chunk_grid", "beside", "transfer"} & written["costs"].keys()
+    costs = replace(COSTS, chunk_grid=COSTS.decode_attention, beside=1.5, transfer=COSTS.head)
+    tables = replace(PROFILE, costs=costs, setup=EngineSetup("sglang", "0.5.14", tp=8, ep=8, kv_dtype="fp8"))
+    assert Profile.from_json(tables.to_json(), "tables.json") == tables
+    its = tables.deployment
+    assert (its.engine, its.version, its.tp, its.ep, its.kv_dtype) == ("sglang", "0.5.14", 8, 8, "fp8")
 
 
 def test_a_row_of_a_grid_is_its_values_at_every_context() -> None:

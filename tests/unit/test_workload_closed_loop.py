@@ -9,7 +9,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
-from batchsim.workload.build import build_workload
+from batchsim.workload.build import build_workload, intended_ns
 from batchsim.workload.laws import GammaTokens, LognormalTokens
 from batchsim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor
 from batchsim.workload.workload_config import ClosedLoop, Frontend, Lengths, TrafficClass, WorkloadConfig
@@ -17,11 +17,11 @@ from batchsim.workload.workload_config import ClosedLoop, Frontend, Lengths, Tra
 LENGTHS = Lengths(LognormalTokens(500, 1.0), GammaTokens(100, 0.8))
 
 
-def build(users=4, think_time=NS_PER_S, think_kind="exponential", *, load=None, **fields):
-    """A closed loop of ten minutes unless `requests` is given."""
+def build(users=4, think_time=NS_PER_S, think_kind="exponential", *, load=None, loop=None, **fields):
+    """A closed loop of ten minutes unless `requests` is given; `loop` are further fields of it."""
     if "requests" not in fields:
         fields.setdefault("duration", 600 * NS_PER_S)
-    config = WorkloadConfig(ClosedLoop(users, think_time, think_kind), 1024, LENGTHS, **fields)
+    config = WorkloadConfig(ClosedLoop(users, think_time, think_kind, **(loop or {})), 1024, LENGTHS, **fields)
     return build_workload(config, load=load or {}, seed=1, max_model_len=32_768, base=Path())
 
 
@@ -135,3 +135,50 @@ def test_reports_of_a_closed_loop_come_from_a_sample():
         round(workload.mean_output_tokens["chat"])
     }
     assert workload.true_output_tokens(sent[-1].request) == sent[-1].output_tokens
+
+
+def test_a_ramp_starts_users_one_after_another():
+    """User i of n begins at i/n of the ramp, whatever the think time; 0 s: all at once."""
+    ramped = [a.request.arrival_ns for a in build(4, loop={"ramp": 8 * NS_PER_S}).arrivals()]
+    assert ramped == [0, 2 * NS_PER_S, 4 * NS_PER_S, 6 * NS_PER_S]
+    at_once = build(4, loop={"ramp": 0})
+    assert [a.request.arrival_ns for a in at_once.arrivals()] == [0] * 4
+    assert at_once.describe["text"] == "closed loop, 4 users, think time 1 s exponential, begun at once"
+
+
+SHARED = {"shared_list": True, "ramp": 0}
+
+
+def test_whoever_is_free_takes_the_next_of_a_shared_list():
+    """Two users: while one is busy with request 0 the other works through the list."""
+    sent = drive(build(2, 0, loop=SHARED, requests=6), lambda r: (100 if r.id == 0 else 10) * NS_PER_S)
+    assert [(a.request.id, a.request.arrival_ns // NS_PER_S) for a in sent] == [
+        (0, 0),
+        (1, 0),
+        (2, 10),
+        (3, 20),
+        (4, 30),
+        (5, 40),
+    ]
+
+
+def test_a_shared_list_is_the_same_for_every_engine_and_number_of_users():
+    """Request i of the list is the same however many take from it and whoever is quick; all are sent, once."""
+    runs = [
+        drive(build(users, loop=SHARED, requests=50), lambda r, slow=slow: (r.prompt_tokens * 7919) % slow)
+        for users, slow in ((2, 9 * NS_PER_S), (2, 7), (7, NS_PER_S))
+    ]
+    lists = [sorted((a.request.id, a.request.prompt_tokens, a.output_tokens) for a in run) for run in runs]
+    assert lists[0] == lists[1] == lists[2]
+    assert [number for number, *_ in lists[0]] == list(range(50))
+
+
+def test_users_of_a_shared_list_think_before_they_take_the_next():
+    """The think time lies between an answer at the client and the next sending; the window ends with the last."""
+    fields = {"requests": 3, "frontend": Frontend(request=7, per_chunk=5)}
+    workload = build(1, NS_PER_S, "constant", loop=SHARED, **fields)
+    sent = drive(workload, lambda r: 100)
+    assert [a.sent_ns for a in sent] == [0, NS_PER_S + 112, 2 * (NS_PER_S + 112)]
+    assert workload.window_ns == (0, 2 * (NS_PER_S + 112))
+    assert [a.sent_ns for a in drive(workload, lambda r: 100)] == [a.sent_ns for a in sent]
+    assert intended_ns(workload) is None

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from batchsim.base.units import NS_PER_S
 from batchsim.workload.laws import FixedTokens, LognormalTokens
+from batchsim.workload.sharing import Sessions
 from batchsim.workload.traces import RateScale, TraceConfig
 from batchsim.workload.workload_config import (
     AllAtOnce,
@@ -52,6 +53,22 @@ def workload(**changes):
         (lambda: workload(arrivals=AllAtOnce()), "all_at_once takes requests"),
         (lambda: workload(arrivals=AllAtOnce(), duration=None, requests=5, warmup=1), "all_at_once takes requests"),
         (lambda: workload(arrivals=ClosedLoop(9, 0), duration=None, requests=5), "requests is 5 for 9 users"),
+        (lambda: workload(arrivals=ClosedLoop(9, 0, shared_list=True)), "shared_list: a list has a length"),
+        (
+            lambda: workload(
+                arrivals=ClosedLoop(2, 0, shared_list=True),
+                duration=None,
+                requests=5,
+                sessions=Sessions(FixedTokens(2)),
+            ),
+            "shared_list: turns of a session belong to one user",
+        ),
+        (lambda: workload(arrivals=ClosedLoop(9, 0), max_concurrency=4), "never has more in flight than its users"),
+        (
+            lambda: workload(sessions=Sessions(FixedTokens(2), think_time=1), max_concurrency=4),
+            "max_concurrency 4: the turns of sessions wait for answers",
+        ),
+        (lambda: workload(max_concurrency=0), "max_concurrency is 0. It must be from 1"),
         (lambda: workload(classes={"a": TrafficClass(0.5)}), "add up to 50%"),
         (lambda: workload(classes={"a": TrafficClass(0.7), "b": TrafficClass(0.7)}), "add up to 140%"),
         (lambda: workload(classes={"": TrafficClass(1.0)}), "has no name"),

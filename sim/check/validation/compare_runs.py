@@ -142,7 +142,7 @@ class ValidationSetup:
         self, records: Records, workload: BuiltWorkload, window_ns: tuple[int, int], streams: bool
     ) -> PointInputs:
         """The inputs of a run's metrics, alike for simulated and live runs: latencies count from the intended arrival.
-        Only in a closed loop each run has a window of its own.
+        Only where answers decide when requests are sent each run has a window of its own.
         """
         return PointInputs(
             records=records,
@@ -152,7 +152,8 @@ class ValidationSetup:
             streams=streams,
             num_offered=workload.num_offered,
             all_at_once=workload.all_at_once,
-            closed_loop=isinstance(self.resolved.workload.arrivals, ClosedLoop),
+            closed_loop=isinstance(self.resolved.workload.arrivals, ClosedLoop)
+            or self.resolved.workload.max_concurrency is not None,
             per_chunk_ns=workload.frontend.per_chunk,
         )
 
@@ -374,7 +375,8 @@ def _disturbance(live: Played) -> str:
 
 
 def served(workload: BuiltWorkload, records: Records) -> bool:
-    """Whether `records` are of the requests of `workload`; in a closed loop, whether there are any."""
+    """Whether `records` are of the requests of `workload`; where answers decide
+    when these are sent, whether there are any."""
     requests = records.requests
     if not isinstance(workload, OpenWorkload):
         return len(requests) > 0

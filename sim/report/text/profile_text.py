@@ -10,6 +10,7 @@ from batchsim.cost.profile import Curve, Profile, StepCosts
 from batchsim.report.layout import fit
 
 _ALL = "all"
+_AGAINST = "against the tables, kernels"
 
 
 def summary(profile: Profile) -> str:
@@ -32,6 +33,7 @@ def table(profile: Profile) -> str:
     """All of the profile but the raw samples, as text."""
     blocks = [
         [f"profile {profile.name}: {profile.origin}, executor {profile.executor}, {_shape(profile)}"],
+        [f"deployment: {profile.setup}, on {profile.deployment.num_gpus} × {profile.gpu}"] if profile.setup else [],
         _pairs("hardware", profile.hardware),
         _pairs("software", profile.software),
         _hull(profile),
@@ -61,8 +63,9 @@ def _blocks(profile: Profile) -> str:
 
 def _hull(profile: Profile) -> list[str]:
     hull = profile.hull
+    reached = "measured" if profile.setup is None else "asked of the tables"
     return [
-        f"measured up to {hull.max_sequences:,} decodes and {hull.max_tokens:,} tokens a step,"
+        f"{reached} up to {hull.max_sequences:,} decodes and {hull.max_tokens:,} tokens a step,"
         f" {hull.max_context:,.0f} mean context tokens, {hull.max_chunk_context:,} tokens of one prompt",
         f"KV: {_blocks(profile)}",
     ]
@@ -92,9 +95,19 @@ def _coefficients(c: StepCosts, profile: Profile) -> Iterable[str]:
     corners = ((0, 0), (0, -1), (-1, 0), (-1, -1))
     shown = dict.fromkeys((grid.sequences[i], grid.context[j], grid.ns[i][j]) for i, j in corners)
     yield "  decode attention  " + ", ".join(f"{b} × {x:.0f} tokens {format_duration(ns)}" for b, x, ns in shown)
-    a = c.chunk_attention
-    parts = f"{format_duration(a.per_chunk)} a chunk + {format_duration(a.per_token)} a token"
-    yield f"  chunk attention   {parts} + {a.per_pair:.3g} ns a query-key pair"
+    a, chunks = c.chunk_attention, c.chunk_grid
+    if chunks is None:
+        parts = f"{format_duration(a.per_chunk)} a chunk + {format_duration(a.per_token)} a token"
+        yield f"  chunk attention   {parts} + {a.per_pair:.3g} ns a query-key pair"
+    else:
+        knots = f"{len(chunks.sequences)} × {len(chunks.context)} knots"
+        shown = dict.fromkeys((chunks.sequences[i], chunks.context[j], chunks.ns[i][j]) for i, j in corners)
+        parts = ", ".join(f"{n:,} tokens × {x:,.0f} keys {format_duration(ns)}" for n, x, ns in shown)
+        yield f"  chunk attention   {knots}: {parts}"
+    if c.beside != 1:
+        yield f"  beside chunks     decode attention × {c.beside:.3f}"
+    if c.transfer is not None:
+        yield f"  between stages    {_curve(c.transfer, 'token', 'tokens')}"
     if c.launch_ns:
         yield f"  launches          at least {format_duration(c.launch_ns)} a step launched op by op"
     if c.prefill_ns:
@@ -140,6 +153,6 @@ def _held_out(profile: Profile) -> list[list[str]]:
     found = profile.held_out or {}
     return [
         _errors("held out, kernels of batches", found.get("batches", ())),
-        _errors("held out, whole engine steps", found.get("steps", ())),
+        _errors("held out, whole engine steps" if profile.setup is None else _AGAINST, found.get("steps", ())),
         _errors("held out, scheduled ahead", found.get("ahead", ())),
     ]

@@ -29,7 +29,7 @@ from batchsim.study.curves.lines import ANY_LOAD, Line
 from batchsim.study.sweep import overload
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.searches import side_by_side
-from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.build import known_requests
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, GammaArrivals, OnOffArrivals, TraceArrivals
 
 START_SHARE = 0.8  # of saturation: the first load tried
@@ -220,8 +220,8 @@ def _is_random(setup: Setup) -> bool:
     load, trace = min(setup.scenario.loads, default=ANY_LOAD), setup.scenario.file.workload.trace
     if trace is not None and trace.rate_scale is not None and trace.rate_scale.by == "thin":
         load *= THINNED  # all rows of a trace are the same for every seed, a part of them is not
-    one, other = setup.workload(load, 0), setup.workload(load, 1)
-    if not (isinstance(one, OpenWorkload) and isinstance(other, OpenWorkload)):
+    one, other = (known_requests(setup.workload(load, seed)) for seed in (0, 1))
+    if one is None or other is None:
         return True
     ours, theirs = one.columns(), other.columns()
     return any(not np.array_equal(ours[name], theirs[name]) for name in ours)

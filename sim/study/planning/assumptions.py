@@ -53,6 +53,8 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         setup = planned.book.setup(Ask(next(g for g in planned.groups if g.gpu == name)))
         gpus = f" a GPU, {offer.gpus} in a replica" if offer.gpus > 1 else ""
         rows.append((f"price of {name}", f"{plan.currency} {offer.price:g} an hour{gpus}: the scenario's number"))
+        if setup.deployment_text:
+            rows.append((f"deployment on {name}", setup.deployment_text))
         rows.append((f"step times of {name}", setup.cost_text.removeprefix("cost: ")))
         error = setup.cost.error
         rows.append((f"their error on {name}", f"{error}: {error.source}"))

@@ -1,0 +1,201 @@
+"""The `deployment:` block of a scenario: an engine with its version, a GPU, how many of them, and the types of numbers.
+
+At load it takes the place of `cost`, as one of kind `deployment`; `model` stays a key of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
+from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size
+from batchsim.cost import Calibrated, Cost, CostConfig, HostCost, Roofline
+from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.profile_config import StatedHost
+from batchsim.deployment.catalog import load_gpu, sheet_gpu
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.tables.find import profile_of
+from batchsim.workload.tagged import OrWord
+
+Engine = Literal["vllm", "sglang", "tensorrt_llm"]
+"""The engines that deployments can have. Each is the name of its policy too."""
+ENGINES: tuple[str, ...] = get_args(Engine)
+WeightType = Literal["bfloat16", "float16", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
+KvType = Literal["bfloat16", "float16", "fp8", "int8", "nvfp4"]
+Degree = Annotated[int, Range(1, 1024)]
+
+_MULTIPLIED = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int8": "int8", "float16": "float16"}
+"""The type in which kernels multiply weights of a type, where that is not bfloat16; the tables time no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSheet(Config):
+    """A GPU by the user's own figures, for which there are no tables: bytes of memory, bytes/s of memory and of the
+    links to the host and to its peers, dense bf16 FLOP/s. Step times are those of its roofline."""
+
+    memory: Size
+    bandwidth: Bandwidth
+    bf16: Flops
+    kind: Literal["sheet"] = "sheet"
+    name: str = "own-gpu"
+    host_link: Bandwidth = 32e9
+    peer_link: Bandwidth = 32e9
+
+    def spec(self) -> GpuSpec:
+        """The GPU as costs and memory read it."""
+        return sheet_gpu(
+            self.name,
+            memory_bytes=self.memory,
+            memory_bandwidth=self.bandwidth,
+            peak_flops=self.bf16,
+            host_link=self.host_link,
+            peer_link=self.peer_link,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor(Config):
+    """One measured point: the mean time per output token of so many requests at a time."""
+
+    concurrency: PositiveInt
+    tpot: PositiveDuration
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentConfig(Config):
+    """An engine on GPUs. `gpu`: a name of the catalog, or a sheet. `version`: of the engine whose kernel tables are
+    meant; "": the newest there are.
+
+    `tp`, `pp`, `ep`, `dp_attention` are as in `Deployment`. `weights`, `moe`, `kv`: types of weights, of experts' and
+    of the KV cache; "" is the checkpoint's. `activations`: the type in which matrices are multiplied; "" is the one
+    that goes with the weights. `host` replaces the host's time, `anchor` fits step times to a measured point, `draft`
+    says what drafting costs, and `extrapolate` continues the curves beyond what the profile covers.
+    """
+
+    engine: Engine
+    gpu: Annotated[GpuSheet | str, OrWord()]
+    kind: Literal["deployment"] = "deployment"
+    version: str = ""
+    tp: Degree = 1
+    pp: Degree = 1
+    ep: Degree = 1
+    dp_attention: Degree = 1
+    weights: WeightType | Literal[""] = ""
+    moe: WeightType | Literal[""] = ""
+    kv: KvType | Literal[""] = ""
+    activations: Literal["", "bfloat16", "float16", "fp8", "int8", "nvfp4"] = ""
+    host: StatedHost | None = None
+    anchor: Anchor | None = None
+    draft: DraftersConfig | None = None
+    extrapolate: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.activations and self.activations != (its := _MULTIPLIED.get(self.weights, "bfloat16")):
+            weights = f"{self.weights} weights" if self.weights else "weights of which no type is stated"
+            raise ValueError(
+                f"activations {self.activations}: kernels multiply {weights} in {its}. Leave activations out, or state"
+                " weights that are multiplied so."
+            )
+        if not isinstance(self.gpu, str):
+            self._check_sheet()
+
+    def _check_sheet(self) -> None:
+        """ValueError for what no roofline knows, which is all that there is of a sheet."""
+        stated = [
+            name for name in ("weights", "moe", "kv", "activations") if getattr(self, name) not in ("", "bfloat16")
+        ]
+        stated += [name for name in ("ep", "dp_attention") if getattr(self, name) > 1]
+        if stated:
+            raise ValueError(
+                f"{stated[0]} {getattr(self, stated[0])} has no step times on a GPU of a sheet, whose roofline is of"
+                " dense models in 16 bits. Name a GPU with kernel tables, or write cost: {kind: linear, ...} or a"
+                " profile."
+            )
+        if self.version:
+            raise ValueError(
+                f"version {self.version} means kernel tables, and a GPU of a sheet has none. Leave it out."
+            )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tp * self.pp * self.dp_attention
+
+    def gpu_spec(self) -> GpuSpec:
+        """The GPU. ScenarioError if no GPU of the catalog has that name."""
+        return load_gpu(self.gpu) if isinstance(self.gpu, str) else self.gpu.spec()
+
+    def deployment(self, model: ModelSpec) -> Deployment:
+        """`model` as this engine runs it. ScenarioError if it cannot be split so, or the GPU is not known."""
+        return Deployment(
+            model,
+            self.gpu_spec(),
+            self.engine,
+            self.version,
+            tp=self.tp,
+            pp=self.pp,
+            ep=self.ep,
+            dp_attention=self.dp_attention,
+            weight_dtype=self.weights,
+            moe_dtype=self.moe,
+            kv_dtype=self.kv,
+        )
+
+    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Cost:
+        """The step times of `model`: from a profile of the kernel tables; on a GPU of a sheet, from its roofline.
+
+        ScenarioError or CalibrationError, in one line with the ways out, where there are none.
+        """
+        deployment = self.deployment(model)
+        if self.anchor is not None:
+            raise ScenarioError("deployment.anchor: step times cannot be fitted to a measured point yet. Leave it out.")
+        if isinstance(self.gpu, str):
+            host = None if self.host is None else self.host.term()
+            return Calibrated(
+                profile_of(deployment),
+                extrapolate=self.extrapolate,
+                host=host,
+                block_size=block_size,
+                max_model_len=max_model_len,
+            )
+        return self._roofline(deployment, block_size)
+
+    def _roofline(self, deployment: Deployment, block_size: int) -> Roofline:
+        assert deployment.gpu is not None, "a sheet is a GPU"
+        stated = self.host
+        if stated is not None and stated.mode != "serial":
+            raise ScenarioError("deployment.host.mode: a roofline's host is serial. Leave mode out.")
+        host = None if stated is None else HostCost(stated.base, stated.per_sequence, stated.per_token)
+        its = Roofline(deployment.model, deployment.gpu, tp=self.tp, pp=self.pp, host=host, block_size=block_size)
+        its.deployment = deployment
+        return its
+
+
+ScenarioCost = CostConfig | DeploymentConfig
+"""What a scenario's `cost` may be once it is read: a deployment too, which is written `deployment:`."""
+
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def type_text(dtype: str) -> str:
+    """A type of numbers as tables and headings name it."""
+    return _SHORT.get(dtype, dtype)
+
+
+def deployment_text(its: Deployment) -> str:
+    """One line: engine with the version of its kernels, degrees of parallelism, types of weights, experts and KV."""
+    model = its.model
+    experts = any(kind.mlp.kind == "experts" for kind in model.kinds)
+    degrees = [("tp", its.tp, True), ("pp", its.pp, False), ("ep", its.ep, experts)]
+    degrees.append(("dp_attention", its.dp_attention, False))
+    weights = its.weight_dtype or model.dtype
+    types = [("weights", weights), ("moe", its.moe_dtype or weights if experts else "")]
+    types.append(("kv", its.kv_dtype or model.dtype))
+    parts = [f"{its.engine} {its.version}".strip()]
+    parts += [f"{name} {degree}" for name, degree, always in degrees if always or degree > 1]
+    return ", ".join([*parts, *(f"{name} {type_text(dtype)}" for name, dtype in types if dtype)])

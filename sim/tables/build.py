@@ -1,0 +1,220 @@
+"""Profiles made of what the kernel tables answer: the same bytes from the same tables, in a few seconds.
+
+A query takes microseconds, so the layers are asked at every number of tokens that can differ, and of these so few knots
+are kept that no time between them is off by more than `TOLERANCE`: kernels cut tokens into tiles, and a tile more may
+cost 60 % at 257 tokens. The attention of decodes is asked on a grid of sequences by contexts, that of chunks on one of
+tokens by mean keys, which a step with several chunks is read at too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from batchsim.cost.profile import ChunkCost, Curve, EngineSetup, Grid, HostTerm, Hull, Profile, StepCosts
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.quantisation import Quantisation
+from batchsim.tables.handle import PACKAGE, Tables, gemm_dtype, has_experts, version
+
+BUILDER = 1
+"""Of this file: what it makes of the same tables. A higher number makes kept profiles anew."""
+
+TOLERANCE = 0.01
+"""How far the layers may be off between two knots, as a share of their time."""
+
+MAX_TOKENS = 32_768
+MAX_CONTEXT = 131_072
+_EVERY = 2_048  # tokens up to which each number is asked, and beyond which the edges of tiles are
+_TILE = 16
+_SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
+_CONTEXTS = (64, 256, 1_024, 2_048, 4_096, 8_192, 32_768, 131_072)
+_CHUNK_TOKENS = (1, 16, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
+_CHUNK_KEYS = (16, 64, 256, 1_024, 4_096, 16_384, 131_072)
+_HOST = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=True)  # the host time that a roofline assumes (HostCost)
+
+_GRAPHS = {
+    "vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)),
+    "sglang": (1, 2, 4, 8, 12, *range(16, 257, 8)),
+    "tensorrt_llm": (1, 2, 4, *range(8, 129, 8)),
+}
+"""Sizes of the CUDA graphs that engines capture for decodes, by default and where there is memory for all.
+
+Sources: vLLM `compilation.cudagraph_capture_sizes` up to 512, SGLang `--cuda-graph-max-bs` 256, TensorRT-LLM
+`cuda_graph_config` with padding up to 128."""
+
+
+def build_profile(tables: Tables) -> Profile:
+    """The profile of the deployment that `tables` answers for, without a comparison."""
+    its, groups = tables.deployment, tables.deployment.dp_attention
+    longest = min(its.model.max_position_embeddings, MAX_CONTEXT)
+    most = max(_SEQUENCES) * groups
+    grid = _decode_grid(tables, longest)
+    chunks = _chunk_grid(tables, longest)
+    tokens, keys = chunks.sequences[-1], chunks.context
+    per_pair = max(chunks.ns[-1][-1] - chunks.ns[-1][-2], 0.0) / (keys[-1] - keys[-2]) / tokens
+    costs = StepCosts(
+        layers=_layers(tables),
+        head=_curve([(rows * groups, tables.head(rows * groups)) for rows in _SEQUENCES]),
+        decode=_decode(tables, most),
+        decode_attention=grid,
+        chunk_attention=ChunkCost(0.0, 0.0, _short(per_pair)),
+        launch_ns=0.0,
+        prefill_ns=0.0,
+        in_situ=1.0,
+        host=_HOST,
+        swap=None,
+        chunk_grid=chunks,
+        transfer=_curve([(n, tables.transfer(n)) for n in (1, 64, 1_024, 8_192, MAX_TOKENS)]) if its.pp > 1 else None,
+    )
+    shares = tables.provenance()
+    power = shares.pop("power")
+    known = f"power of {power:.0%} of the time" if power else "power of none of these kernels"
+    return Profile(
+        name=name_of(its, tables.backend),
+        origin="imported",
+        executor=its.engine,
+        model=replace(its.model, untimed="", quantised=Quantisation()),
+        gpu=None if its.gpu is None else its.gpu.name,
+        hardware={"gpu": tables.system, "gpus": its.num_gpus},
+        software={PACKAGE: version(), its.engine: tables.backend},
+        made={
+            "from": f"{PACKAGE} {version()}",
+            "builder": BUILDER,
+            "graph_of": tables.model_id,
+            "modes": str(tables.modes),
+            "times": {source: round(share, 3) for source, share in shares.items()},
+        },
+        block_size=16,
+        num_blocks=None,
+        costs=costs,
+        hull=Hull(most, MAX_TOKENS * groups, float(longest), longest),
+        missing=("num_blocks", "host", "swap", f"energy: the tables have the {known}"),
+        notes=_notes(tables),
+        setup=setup_of(its, tables.backend),
+    )
+
+
+def setup_of(deployment: Deployment, backend: str) -> EngineSetup:
+    """How the engine of `deployment` runs, with the version `backend` of its kernels and no type left to the model."""
+    its = deployment
+    weights = plain_dtype(gemm_dtype(its))
+    experts = plain_dtype(its.types.experts) if has_experts(its.model) else ""
+    return EngineSetup(
+        its.engine,
+        backend,
+        tp=its.tp,
+        pp=its.pp,
+        ep=its.ep,
+        dp_attention=its.dp_attention,
+        weight_dtype="bfloat16" if weights == experts == "mxfp4" else weights,  # of which experts alone are
+        moe_dtype=experts,
+        kv_dtype=plain_dtype(its.types.kv),
+    )
+
+
+def plain_dtype(dtype: str) -> str:
+    """The type whose kernels take as long: one of the two of 16 bits stands for both."""
+    return "bfloat16" if dtype == "float16" else dtype
+
+
+def name_of(deployment: Deployment, backend: str) -> str:
+    """A profile's name: model, GPU, engine and version, then what differs from one GPU and 16 bits."""
+    slug = deployment.model.name.rpartition("/")[2].lower().removeprefix("meta-")
+    gpu = "gpu" if deployment.gpu is None else deployment.gpu.name
+    setup = setup_of(deployment, backend)
+    return "-".join([slug, gpu, setup.engine, backend, *marks_of(setup)])
+
+
+def marks_of(setup: EngineSetup) -> list[str]:
+    """What in a profile's name tells the setup from one GPU and 16 bits."""
+    degrees = (("tp", setup.tp), ("pp", setup.pp), ("ep", setup.ep), ("dp", setup.dp_attention))
+    marks = [f"{name}{count}" for name, count in degrees if count > 1]
+    marks += [setup.weight_dtype] if setup.weight_dtype != "bfloat16" else []
+    marks += [f"moe-{setup.moe_dtype}"] if setup.moe_dtype not in ("", setup.weight_dtype) else []
+    return marks + ([f"kv-{setup.kv_dtype}"] if setup.kv_dtype != "bfloat16" else [])
+
+
+def _layers(tables: Tables) -> Curve:
+    """The layers over tokens, knots where no time between them is off by more than the tolerance."""
+    groups = tables.deployment.dp_attention
+    edges = range(_EVERY, MAX_TOKENS + 1, _TILE)
+    counts = [*range(1, _EVERY), *(n for edge in edges for n in (edge, edge + 1) if n <= MAX_TOKENS)]
+    points = [(n * groups, tables.layers(n * groups)) for n in counts]
+    return _curve([points[i] for i in knots_of(points)])
+
+
+def knots_of(points: Sequence[tuple[float, float]], tolerance: float = TOLERANCE) -> list[int]:
+    """Indices of so few of the points (x, y) that lines between them miss no other y by more than that share of it."""
+    knots, start = [0], 0
+    while start < len(points) - 1:
+        least, most, best = -inf, inf, start + 1
+        x, y = points[start]
+        for i in range(start + 1, len(points)):
+            run, rise = points[i][0] - x, points[i][1]
+            if least <= (rise - y) / run <= most:
+                best = i
+            least = max(least, (rise * (1 - tolerance) - y) / run)
+            most = min(most, (rise * (1 + tolerance) - y) / run)
+            if least > most:
+                break
+        start = best
+        knots.append(start)
+    return knots
+
+
+def _decode(tables: Tables, most: int) -> Curve:
+    """Layers and output matmul of decodes alone at the sizes of graphs; beyond the largest at so many rows that none
+    is more than a sixteenth off."""
+    groups = tables.deployment.dp_attention
+    sizes = [size * groups for size in _GRAPHS[tables.deployment.engine]]
+    while sizes[-1] < most:
+        sizes.append(min(most, sizes[-1] + groups * max(8, sizes[-1] // groups // 16 // 8 * 8)))
+    return _curve([(size, tables.decode(size)) for size in sizes[: bisect_left(sizes, most) + 1]])
+
+
+def _decode_grid(tables: Tables, longest: int) -> Grid:
+    groups = tables.deployment.dp_attention
+    contexts = _within(_CONTEXTS, longest)
+    rows = [rows * groups for rows in _SEQUENCES]
+    return _grid(rows, contexts, [[tables.decode_attention(b, c) for c in contexts] for b in rows])
+
+
+def _chunk_grid(tables: Tables, longest: int) -> Grid:
+    groups = tables.deployment.dp_attention
+    keys = _within(_CHUNK_KEYS, longest)
+    tokens = [n * groups for n in _CHUNK_TOKENS]
+    return _grid(tokens, keys, [[tables.chunk_attention(n, k) for k in keys] for n in tokens])
+
+
+def _within(knots: Sequence[int], longest: int) -> list[int]:
+    return [*(knot for knot in knots if knot < longest), longest]
+
+
+def _grid(rows: Sequence[int], columns: Sequence[int], ms: list[list[float]]) -> Grid:
+    """A grid that grows at its ends, where it may be continued: noise of single points is lifted there."""
+    for i, row in enumerate(ms):
+        row[-1] = max(row[-2:] + ([ms[i - 1][-1]] if i else []))
+    return Grid(tuple(rows), tuple(float(x) for x in columns), tuple(tuple(_short(t * 1e6) for t in row) for row in ms))
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> Curve:
+    """The curve through (x, ms); its end is lifted to where it does not fall."""
+    ns = [_short(ms * 1e6) for _, ms in points]
+    ns[-1] = max(ns[-2:])
+    return Curve(tuple(float(x) for x, _ in points), tuple(ns))
+
+
+def _short(ns: float) -> float:
+    """Five digits: far below what the tables' own noise is."""
+    return float(f"{ns:.5g}")
+
+
+def _notes(tables: Tables) -> tuple[str, ...]:
+    notes = [f"kernels as the tables have them: {tables.modes}; graph of {tables.model_id}"]
+    if tables.deployment.dp_attention > 1:
+        notes.append("dp_attention: tokens and sequences of a step are taken as divided evenly among the groups")
+    if tables.compound:
+        notes.append("attention is timed as one block with its projections: what grows with keys is told apart")
+    return tuple(notes)

@@ -1,0 +1,422 @@
+"""The kernel tables of `aiconfigurator-core` for one deployment: the only file that imports the package.
+
+A context op of theirs is one of a step with chunks, a generation op one of a step of decodes alone. Times are ms as
+the tables have them; tokens, rows and contexts are of all `dp_attention` groups together, among which they are
+divided evenly.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+from batchsim.base.errors import CalibrationError, ScenarioError, nearest
+from batchsim.cost.profile import work_of
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.model import ModelSpec
+
+PACKAGE = "aiconfigurator-core"
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
+"""The tables' names of engines by ours."""
+SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "a100": "a100_sxm"}
+"""The tables' names of GPUs by ours, where they differ."""
+_ATTENTION = frozenset({"context_attention", "generation_attention"})
+"""Ops that are attention and nothing else. Others that depend on the context are whole blocks, projections included."""
+
+_GEMM = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8", "fp8_static"), "fp8_block": ("fp8_block",),
+         "int8": ("sq", "int8_wo"), "int4": ("int4_wo",), "nvfp4": ("nvfp4", "nvfp4_wo", "w4a16_nvfp4"),
+         "mxfp4": ("bfloat16",)}  # fmt: skip
+_MOE = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8",), "fp8_block": ("fp8_block",),
+        "int4": ("int4_wo",), "nvfp4": ("nvfp4", "nvfp4_wo"),
+        "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "w4a16_mxfp4_cutlass", "w4a8_mxfp4_mxfp8_trtllm")}  # fmt: skip
+_KV = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8",), "int8": ("int8",)}
+"""Modes of the tables for a type of weights, of experts and of the KV cache, the likeliest first: the first for which
+there is data is what the engine has kernels for on that GPU. Checkpoints in mxfp4 keep all but experts in 16 bits."""
+_FMHA = {"fp8": ("bfloat16", "fp8")}
+"""Types in which attention computes over a KV cache of that type; bfloat16 elsewhere. Engines convert keys of 8 bits on
+reading unless their kernels attend in 8 bits, as SGLang's do; for latent attention in fp8 the tables have no data."""
+
+
+class NoTablesError(CalibrationError):
+    """The tables do not answer for this deployment."""
+
+
+@dataclass(frozen=True)
+class Modes:
+    """How the tables name the types of a deployment: matmuls, experts, KV cache, and in what attention computes."""
+
+    gemm: str
+    moe: str
+    kv: str
+    fmha: str
+
+    def __str__(self) -> str:
+        return f"gemm {self.gemm}, moe {self.moe}, kv {self.kv}, attention in {self.fmha}"
+
+
+def version() -> str | None:
+    """The installed version of the package; None if it is not installed."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as of
+
+    try:
+        return of(PACKAGE)
+    except PackageNotFoundError:
+        return None
+
+
+def has_experts(model: ModelSpec) -> bool:
+    return any(kind.mlp.kind == "experts" for kind in model.kinds)
+
+
+def gemm_dtype(deployment: Deployment) -> str:
+    """The type of the matrices through which all tokens go: of the MLPs, where there are such, else of attention."""
+    mlps = any(kind.mlp.kind == "dense" or kind.mlp.shared_width for kind in deployment.model.kinds)
+    return deployment.types.mlp if mlps else deployment.types.attention
+
+
+class Tables:
+    """The tables' answers for one deployment. NoTablesError if they have none, naming what they lack.
+
+    `backend` is the version of the engine's kernels that is asked: the deployment's where the tables have it, else the
+    nearest; `modes` the types as the tables name them, `model_id` the model whose graph of ops is used.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it warns of tables that nobody asked for
+        self.deployment = deployment
+        self.system = _system(deployment)
+        self.engine = _engine(deployment)
+        self.backend = _nearest(deployment.version, _versions(self.system, self.engine), deployment)
+        problems: list[str] = []
+        with _model_folder(deployment.model, gemm_dtype(deployment)) as (self.model_id, folder):
+            for self.modes in _modes(deployment):
+                try:
+                    self._open(folder)
+                    break
+                except _errors() as error:
+                    problems.append(_short(str(error)))
+            else:
+                raise NoTablesError(_lacking(deployment, self.backend, problems))
+
+    def _open(self, folder: str) -> None:
+        """Compiles the deployment under `modes` and asks once for everything, so that what has no data says so."""
+        its = self.deployment
+        self._handle = self._compile(folder, 1)
+        self._ops = {"context": self._count("context"), "generation": self._count("generation")}
+        near, far = self._context(1, 256, 0), self._context(1, 256, 8_192)
+        of_keys = {name for name, ms in near.items() if ms != far[name]}
+        near, far = self._generation(8, 64), self._generation(8, 8_192)
+        of_keys |= {name for name, ms in near.items() if ms != far[name]}
+        self._of_keys = frozenset(of_keys)
+        self.compound = not self._of_keys <= _ATTENTION
+        self._piped = self._compile(folder, its.pp) if its.pp > 1 else None
+
+    def _compile(self, folder: str, pp: int) -> Any:
+        from aiconfigurator_core.sdk.engine import EngineHandle  # pyright: ignore[reportMissingImports]
+
+        its, modes = self.deployment, self.modes
+        experts = has_experts(its.model)
+        return EngineHandle.compile(
+            folder,
+            self.system,
+            self.engine,
+            backend_version=self.backend,
+            tp_size=its.tp,
+            pp_size=pp,
+            attention_dp_size=its.dp_attention,
+            moe_ep_size=its.ep if experts else 1,
+            moe_tp_size=its.tp * its.dp_attention // its.ep if experts else 1,
+            gemm_quant_mode=modes.gemm,
+            moe_quant_mode=modes.moe,
+            kvcache_quant_mode=modes.kv,
+            fmha_quant_mode=modes.fmha,
+        )
+
+    def _count(self, phase: str) -> int:
+        """The number of ops in one of the handle's lists: the index beyond the last is refused."""
+        count = 0
+        while True:
+            try:
+                getattr(self._handle, f"evaluate_{phase}_ops")([count], batch_size=1, s=128)
+            except ValueError as error:
+                if "out of range" not in str(error):
+                    raise
+                return count
+            count += 1
+
+    # ---- ops
+
+    def _context(self, chunks: int, tokens: int, prefix: int) -> dict[str, float]:
+        """ms of each context op, on each group, of `chunks` prompts of `tokens` new tokens each after `prefix`."""
+        ops = list(range(self._ops["context"]))
+        found = self._handle.evaluate_context_ops(ops, batch_size=chunks, s=tokens, prefix=prefix)
+        return {name: ms for name, ms, _, _ in found}
+
+    def _generation(self, rows: int, context: int) -> dict[str, float]:
+        """ms of each generation op, on each group, of `rows` decodes with `context` tokens each."""
+        ops = list(range(self._ops["generation"]))
+        found = self._handle.evaluate_generation_ops(ops, batch_size=rows, s=context)
+        return {name: ms for name, ms, _, _ in found}
+
+    def _share(self, count: int) -> int:
+        """What each group has of `count`, where they have the same, rounded up."""
+        return -(-count // self.deployment.dp_attention)
+
+    def _block(self, found: dict[str, float]) -> float:
+        return sum(ms for name, ms in found.items() if name in self._of_keys)
+
+    def _rest(self, found: dict[str, float]) -> float:
+        return sum(ms for name, ms in found.items() if name not in self._of_keys and "logits" not in name)
+
+    # ---- parts of a step, ms
+
+    def layers(self, tokens: int) -> float:
+        """Layers over `tokens` of a step with chunks, less what grows with the keys that the tokens read."""
+        share = self._share(tokens)
+        rest = self._rest(self._context(1, share, 0))
+        return rest + self._projections(share) if self.compound else rest
+
+    def head(self, rows: int) -> float:
+        """The output matmul of `rows`."""
+        return sum(ms for name, ms in self._generation(self._share(rows), 64).items() if "logits" in name)
+
+    def decode(self, rows: int) -> float:
+        """Layers and output matmul of `rows` decodes, less what grows with their contexts."""
+        found = self._generation(self._share(rows), _SHORT)
+        return sum(found.values()) if self.compound else sum(found.values()) - self._block(found)
+
+    def decode_attention(self, rows: int, context: int) -> float:
+        """Attention of `rows` decodes with `context` tokens each."""
+        share = self._share(rows)
+        ms = self._block(self._generation(share, context))
+        return max(ms - self._block(self._generation(share, _SHORT)), 0.0) if self.compound else ms
+
+    def chunk_attention(self, tokens: int, keys: float) -> float:
+        """Attention of chunks with `tokens` in all, each of which reads `keys` on average: of one chunk after a prefix,
+        or where that would be too long for so few keys, of as many equal prompts as are needed."""
+        share = self._share(tokens)
+        prefix = keys - (share + 1) / 2
+        ms = (
+            self._prompts(share, round(2 * keys - 1))
+            if prefix < 0
+            else self._block(self._context(1, share, round(prefix)))
+        )
+        return max(ms - self._projections(share), 0.0) if self.compound else ms
+
+    def transfer(self, tokens: int) -> float:
+        """Sending the hidden states of `tokens` from one stage of the pipeline to the next."""
+        if self._piped is None:
+            return 0.0
+        ops = list(range(self._ops["context"]))
+        found = self._piped.evaluate_context_ops(ops, batch_size=1, s=self._share(tokens))
+        return sum(ms for name, ms, _, _ in found if "p2p" in name) / (self.deployment.pp - 1)
+
+    def _projections(self, tokens: int) -> float:
+        """What a block that is attention and projections takes of `tokens` that read next to no keys."""
+        return self._prompts(tokens, min(tokens, _SHORT))
+
+    def _prompts(self, tokens: int, length: int) -> float:
+        """Blocks of `tokens` in prompts of `length`: linear between whole numbers of prompts."""
+        length = max(1, min(length, tokens))
+        whole, over = divmod(tokens, length)
+        ms = self._block(self._context(whole, length, 0))
+        if not over:
+            return ms
+        return ms + (self._block(self._context(whole + 1, length, 0)) - ms) * over / length
+
+    # ---- whole steps, as the tables sum them, ms
+
+    def decode_step(self, rows: int, context: int) -> float:
+        """A step of `rows` decodes with `context` tokens each."""
+        return float(self._handle.decode_step_latency(self._share(rows), context - 2, 2))
+
+    def prefill_step(self, chunks: int, tokens: int, prefix: int) -> float:
+        """A step of `chunks` prompts of `tokens` new tokens each after `prefix`; on each group."""
+        return float(self._handle.predict_prefill_latency(chunks, tokens + prefix, prefix))
+
+    def mixed_step(self, chunks: int, tokens: int, prefix: int, rows: int, context: int) -> float:
+        """A step of both; `context` is at least `tokens` + `prefix`. Chunks are of each group, rows of all.
+
+        Blocks of attention and projections the tables would take for one prompt of all tokens, decodes too; they are
+        summed op by op here: the chunks' own, projections of the decodes beside them, and what these read.
+        """
+        whole, share = tokens + prefix, self._share(rows)
+        if not self.compound:
+            return float(self._handle.mixed_step_latency(chunks * whole, share, whole, 2 * (context - whole), prefix))
+        all_tokens, computed = chunks * tokens + share, chunks * tokens
+        ms = self._rest(self._context(1, all_tokens, 0)) + self.head(rows + chunks)
+        ms += self._block(self._context(chunks, tokens, prefix))
+        ms += self._projections(all_tokens) - self._projections(computed)
+        return ms + self.decode_attention(rows, context)
+
+    def provenance(self) -> dict[str, float]:
+        """Shares of the time of a decode and of a prefill step by where the tables have it from: `silicon` measured at
+        or between points, `empirical` scaled from a roofline, `mixed` both; `power` is the share with known power."""
+        steps = [
+            *self._handle.decode_step_per_op(self._share(64), 2_046, 2),
+            *self._handle.run_static_per_op(batch_size=1, isl=2_048, osl=2, mode="static_ctx")[0],
+        ]
+        whole = sum(ms for _, ms, _, _ in steps)
+        found = {source: sum(ms for _, ms, _, its in steps if its == source) / whole for *_, source in sorted(steps)}
+        return found | {"power": sum(ms for _, ms, energy, _ in steps if energy > 0) / whole}
+
+
+_SHORT = 64  # tokens of a context or prompt short enough that hardly any of the time is attention
+
+
+# ---- names
+
+
+def _system(deployment: Deployment) -> str:
+    gpu = deployment.gpu
+    if gpu is None:
+        raise NoTablesError("deployment: its GPU is not in the catalog, and there are no kernel tables of it.")
+    return SYSTEMS.get(gpu.name, gpu.name)
+
+
+def _engine(deployment: Deployment) -> str:
+    if deployment.engine not in ENGINES:
+        advice = nearest(deployment.engine.lower(), ENGINES, f"Known are {', '.join(ENGINES)}.")
+        raise NoTablesError(f"deployment.engine: there are no kernel tables of {deployment.engine!r}. {advice}")
+    return ENGINES[deployment.engine]
+
+
+def _versions(system: str, engine: str) -> list[str]:
+    """The versions of the engine whose kernels were timed on the system, the tables' own choice first."""
+    from aiconfigurator_core.sdk.perf_database import get_version_slots  # pyright: ignore[reportMissingImports]
+
+    slots = get_version_slots(system, engine) or {}
+    return list(dict.fromkeys(slots[slot] for slot in ("current", "previous", "next") if slots.get(slot)))
+
+
+def _nearest(asked: str, known: list[str], deployment: Deployment) -> str:
+    """The version of `known` that is nearest to the one asked for; the first, if none is."""
+    if not known:
+        assert deployment.gpu is not None
+        raise NoTablesError(
+            f"deployment: {PACKAGE} has no kernel tables of {deployment.engine} on {deployment.gpu.name}. {WAYS_OUT}"
+        )
+    return nearest_version(asked, known)
+
+
+def nearest_version(asked: str, known: list[str]) -> str:
+    """Of the versions `known` the one that begins as `asked` does, else the nearest by number; "": the first."""
+    if not asked or asked in known:
+        return asked or known[0]
+    for each in known:
+        if each.startswith(f"{asked}."):
+            return each
+    return min(known, key=lambda each: abs(_number(each) - _number(asked)))
+
+
+def _number(version: str) -> int:
+    """A number that grows with the version: its first three parts, zeros where there are none."""
+    parts = [int("".join(filter(str.isdigit, part.partition("rc")[0])) or 0) for part in version.split(".")]
+    first, second, third = (*parts, 0, 0, 0)[:3]
+    return (first * 1_000 + second) * 1_000 + third
+
+
+def _modes(deployment: Deployment) -> Iterator[Modes]:
+    """The modes of the tables that the deployment's types may mean, the likeliest first."""
+    weights, experts, kv = gemm_dtype(deployment), deployment.types.experts, deployment.types.kv
+    asked = [("weights", weights, _GEMM), ("kv", kv, _KV)]
+    asked += [("moe", experts, _MOE)] if has_experts(deployment.model) else []
+    for what, dtype, known in asked:
+        if dtype not in known:
+            types = ", ".join(known)
+            raise NoTablesError(f"deployment.{what}: no kernel tables of {dtype}. Known are {types}. {WAYS_OUT}")
+    choices = (_GEMM[weights], _MOE.get(experts, ("bfloat16",)), _KV[kv], _FMHA.get(kv, ("bfloat16",)))
+    for gemm, moe, cached, fmha in product(*choices):
+        yield Modes(gemm, moe, cached, fmha)
+
+
+WAYS_OUT = (
+    "Ways out: a GPU's sheet (cost: {kind: roofline, gpu: ...}), stated times (cost: {kind: linear, ...}), or a profile"
+    " of your own engine (batchsim calibrate)."
+)
+
+
+def _lacking(deployment: Deployment, backend: str, problems: list[str]) -> str:
+    assert deployment.gpu is not None
+    first = "; ".join(dict.fromkeys(problems))
+    return (
+        f"deployment: the kernel tables of {deployment.engine} {backend} on {deployment.gpu.name} cannot time"
+        f" {deployment.model.name}: {first[:400]}. Try other types or another GPU. {WAYS_OUT}"
+    )
+
+
+def _short(problem: str) -> str:
+    """An error of the tables without the paths of the machine, in one line."""
+    return " ".join(problem.partition(" at /")[0].split()).removeprefix("perf database error: ")
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What the package raises for a deployment that it has no answer for."""
+    return (ValueError, KeyError, AssertionError, NotImplementedError, RuntimeError, OSError)
+
+
+# ---- models
+
+
+@contextmanager
+def _model_folder(model: ModelSpec, weight_dtype: str) -> Iterator[tuple[str, str]]:
+    """(id, folder with config.json) of the model of the tables that has the shape of `model`.
+
+    A folder, since the package would ask the network for what it does not call its own.
+    """
+    known = {name: config for name, config in _configs().items() if _same(config, name, model)}
+    if not known:
+        raise NoTablesError(
+            f"model: {PACKAGE} has no model of the shape of {model.name}, so no graph of kernels. {WAYS_OUT}"
+        )
+    mark = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8"}.get(weight_dtype, "")
+    name = min(known, key=lambda each: (each != model.name, mark not in each, len(each), each))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(known[name]), encoding="utf-8")
+        yield name, folder
+
+
+def _same(config: dict[str, Any], name: str, model: ModelSpec) -> bool:
+    try:
+        return work_of(spec_of(config, name)) == work_of(model)
+    except ScenarioError:
+        return False
+
+
+def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
+    """The shape in a config.json of the tables."""
+    return ModelSpec.from_config(config, name)
+
+
+@cache
+def _configs() -> dict[str, dict[str, Any]]:
+    """The config.json of every model of the tables by its id."""
+    from importlib import resources
+
+    folder = resources.files("aiconfigurator_core") / "model_configs"
+    end = "_config.json"
+    files = {item.name: item for item in folder.iterdir() if item.name.endswith(end)}
+    return {
+        name.removesuffix(end).replace("--", "/", 1): cast("dict[str, Any]", json.loads(item.read_text("utf-8")))
+        for name, item in sorted(files.items())
+        if not name.endswith("_hf_quant_config.json")
+    }
+
+
+def models() -> list[str]:
+    """The ids of the models of the tables."""
+    return list(_configs())
+
+
+def model_spec(model_id: str) -> ModelSpec:
+    """The shape of the tables' model of that id. ScenarioError if it is not understood."""
+    return spec_of(_configs()[model_id], model_id)

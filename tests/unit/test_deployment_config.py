@@ -1,0 +1,130 @@
+"""The `deployment:` block: what it stands for, where it may stand, and what a heading says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.cost import Roofline
+from batchsim.cost.profile_config import StatedHost
+from batchsim.deployment.catalog import MODELS, load_gpu
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.quantisation import ELEMENT_BYTES
+from batchsim.policies.registry import POLICIES
+from batchsim.results.keep import heading
+from batchsim.scenario import Scenario, scenario_schema
+from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, GpuSheet, deployment_text
+from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.point import Setup
+
+SHEET = "{kind: sheet, name: my-gpu, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}"
+TEXT = f"""
+model: llama-3.1-8b
+deployment:
+  engine: vllm
+  gpu: {SHEET}
+  tp: 2
+workload:
+  arrivals: {{kind: poisson, mean_rate: 8/s}}
+  lengths: {{prompt: {{kind: fixed, tokens: 10}}, output: {{kind: fixed, tokens: 10}}}}
+  output_cap: 10
+  requests: 10
+slo: ttft<1s @ 90%
+"""
+OWN = GpuSheet(80 * 10**9, 3350e9, 989e12, name="my-gpu")
+GROUPS = (
+    "replicas={router: round_robin, groups: {a: {count: 1}, b: {count: 1, deployment: {engine: vllm, gpu: %s, tp: 4}}}}"
+)
+
+
+def scenario(*overrides: str, text: str = TEXT) -> Scenario:
+    return parse_scenario(text, "some.yaml", Path(), overrides)
+
+
+def test_a_deployment_stands_for_a_cost_and_names_the_policy() -> None:
+    """Without policies the engine's own runs, under its defaults for the GPU; the roofline is of the sheet's GPU."""
+    found = scenario()
+    assert found.cost == DeploymentConfig("vllm", OWN, tp=2)
+    assert [(spec.kind, spec.by_device) for spec in found.specs] == [
+        ("vllm", {"max_num_batched_tokens": 8192, "max_num_seqs": 1024})
+    ]
+    cost = Setup.of(found).cost
+    assert isinstance(cost, Roofline)
+    assert cost.deployment == Deployment(MODELS["llama-3.1-8b"], OWN.spec(), "vllm", tp=2)
+
+
+def test_set_and_vary_reach_into_a_deployment() -> None:
+    """Under the name that the scenario writes, and as a whole."""
+    assert scenario("deployment.tp=4").cost == DeploymentConfig("vllm", OWN, tp=4)
+    assert scenario("deployment.gpu=l40s", "deployment.version=0.10").cost == DeploymentConfig(
+        "vllm", "l40s", version="0.10", tp=2
+    )
+    whole = scenario("deployment={engine: sglang, gpu: h200_sxm, host: {base: 1ms}}")
+    assert whole.cost == DeploymentConfig("sglang", "h200_sxm", host=StatedHost(1_000_000))
+    assert [spec.kind for spec in whole.specs] == ["sglang"]
+    varied = scenario("vary={deployment.tp: [1, 2, 4]}")
+    assert [each.cost.num_gpus for each in varied.variants] == [1, 2, 4]
+    assert (
+        scenario("cost=h200", "policies={continuous: {max_num_seqs: 8, max_num_batched_tokens: 64}}").cost.num_gpus == 1
+    )
+
+
+def test_groups_of_replicas_and_offers_of_a_plan_have_deployments() -> None:
+    """Each of its own; its GPUs are counted."""
+    setup = Setup.of(scenario(GROUPS % SHEET))
+    assert [(group.name, group.setup.num_gpus) for group in setup.groups] == [("a", 2), ("b", 4)]
+    assert "1 b replica on my-gpu × 4 · vllm, tp 4, weights bf16, kv bf16 · cost: roofline" in heading(setup)
+    offer = f"{{price: 2/h, deployment: {{engine: sglang, gpu: {SHEET}, tp: 8}}}}"
+    plan = f"plan={{target: {{rate: 60/s}}, currency: $, router: round_robin, max_replicas: 9, gpus: {{x: {offer}}}}}"
+    planned = scenario(plan).file.plan
+    assert planned is not None
+    assert planned.gpus["x"].gpus == 8
+    assert planned.gpus["x"].cost == DeploymentConfig("sglang", OWN, tp=8)
+
+
+def test_a_heading_says_engine_degrees_and_types() -> None:
+    """Of one engine; a policy of another engine is said to run on this one's kernels."""
+    text = heading(Setup.of(scenario("policies={vllm: {}, sglang: {}}")))
+    assert "llama-3.1-8b on my-gpu × 2 · vllm, tp 2, weights bf16, kv bf16 · cost: roofline, tp 2" in text
+    assert "sglang: with vllm's kernels" in text
+    its = Deployment(
+        MODELS["llama-3.1-70b"], load_gpu("h100"), "vllm", "0.24.0", tp=4, weight_dtype="fp8", kv_dtype="fp8"
+    )
+    assert deployment_text(its) == "vllm 0.24.0, tp 4, weights fp8, kv fp8"
+
+
+def test_a_gpu_with_kernel_tables_needs_a_profile() -> None:
+    """No roofline takes its place; the line names the ways out."""
+    with pytest.raises(CalibrationError, match=r"some.yaml:3: .*llama-3.1-8b on h100 .*batchsim\[gpus\].*kind: sheet"):
+        Setup.of(scenario("deployment.gpu=h100_sxm"))
+
+
+def test_the_types_and_engines_are_those_of_deployments_and_policies() -> None:
+    """Each type that may be stated has bytes, and each engine a policy of its name."""
+    schema = scenario_schema()["$defs"]["DeploymentConfig"]["properties"]
+    for key in ("weights", "moe", "kv"):
+        named = [value for each in schema[key]["anyOf"] for value in each.get("enum", [each.get("const")])]
+        assert {*named} - {""} <= {*ELEMENT_BYTES}, key
+    assert {*ENGINES} <= {*POLICIES}
+
+
+def test_null_takes_a_key_away() -> None:
+    """So that another cost may stand in a deployment's place."""
+    stated = ("policies={vllm: {}}", "kv={tokens: 4096}")
+    found = scenario("deployment=null", "cost={kind: constant, step: 10ms}", *stated)
+    assert found.cost.kind == "constant"
+    with pytest.raises(ScenarioError, match=r"cost is missing\. Add deployment: \{engine: vllm, gpu: h100_sxm\}"):
+        scenario("cost=null")
+
+
+def test_a_sheets_host_is_stated_as_a_rooflines_is() -> None:
+    """Serial; another mode has no meaning there."""
+    cost = Setup.of(scenario("deployment.host={base: 2ms, per_sequence: 3us}")).cost
+    assert isinstance(cost, Roofline)
+    assert (cost.host.base, cost.host.per_sequence, cost.host.per_token) == (2_000_000, 3_000, 0)
+    with pytest.raises(ScenarioError, match="a roofline's host is serial"):
+        Setup.of(scenario("deployment.host={base: 2ms, mode: overlapped}"))
+    assert replace(OWN, name="x").spec().source == "as stated in the scenario"
