@@ -165,6 +165,8 @@ def _deployments() -> Iterator[tuple[str, str, str, int, int, tuple[str, str, st
         ("Qwen/Qwen3-235B-A22B-FP8", (8,), (4, 8), (own,), ("h200_sxm",)),
         ("Qwen/Qwen3-30B-A3B", (1, 2), (1,), (own,), ("h100_sxm",)),
         ("deepseek-ai/DeepSeek-V3", (8,), (1, 8), (own,), ("h200_sxm", "b200_sxm")),
+        ("deepseek-ai/DeepSeek-V3.2", (8,), (8,), (own,), ("h200_sxm", "b200_sxm")),
+        ("zai-org/GLM-5-FP8", (8,), (8,), (own,), ("h200_sxm",)),
         ("MiniMaxAI/MiniMax-M2.5", (4,), (1,), (own,), ("h200_sxm",)),
         ("moonshotai/Kimi-K2-Instruct", (8,), (8,), (own,), ("b200_sxm",)),
     ]

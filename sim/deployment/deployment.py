@@ -156,7 +156,7 @@ class Deployment:
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers, while it is in their windows, on each GPU that shares a
         layer; fewer KV heads than these are replicated."""
-        return ceil(self.model.kv_elements(self.tp) * ELEMENT_BYTES[self.types.kv])
+        return ceil(sum(stage.full_bytes + stage.windowed_bytes for stage in self.stages()))
 
     def stages(self) -> list[Stage]:
         """What the GPUs of each stage hold, from first to last."""
@@ -180,7 +180,7 @@ class Deployment:
     def _kv(self, layers: list[Layers]) -> tuple[float, float, float]:
         """(bytes of a token in layers without a window, in those with one, bytes of a request's full windows)."""
         element = ELEMENT_BYTES[self.types.kv]
-        rows = [(each.attention.kv_elements(self.tp) * element, each.attention.window) for each in layers]
+        rows = [(each.attention.kv_bytes(self.tp, element), each.attention.window) for each in layers]
         return (
             sum(size for size, window in rows if window is None),
             sum(size for size, window in rows if window is not None),

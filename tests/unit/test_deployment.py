@@ -135,6 +135,12 @@ KIMI = DEEPSEEK | {  # moonshotai/Kimi-K2-Instruct
     "first_k_dense_replace": 1,
     "vocab_size": 163840,
 }
+SPARSE = DEEPSEEK | {  # deepseek-ai/DeepSeek-V3.2
+    "model_type": "deepseek_v32",
+    "index_topk": 2048,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+}
 MINIMAX = {  # MiniMaxAI/MiniMax-M2.5
     "model_type": "minimax_m2",
     "hidden_size": 3072,
@@ -200,6 +206,14 @@ def test_kv_heads_are_divided_then_replicated_and_latents_never_divided() -> Non
     assert [Deployment(qwen, tp=tp, ep=tp).kv_bytes_per_token for tp in (2, 4, 8)] == [96_256, 48_128, 48_128]
     assert [Deployment(latent, tp=tp).kv_bytes_per_token for tp in (1, 8)] == [70_272, 70_272]
     assert Deployment(latent, tp=8, kv_dtype="fp8").kv_bytes_per_token == 35_136
+
+
+def test_an_indexer_has_weights_and_a_key_of_its_own() -> None:
+    """DeepSeek-V3.2 is V3 with 61 indexers; a token's index key is 128 bytes and a scale, its rotary key 16 bits."""
+    plain, sparse = model(DEEPSEEK), model(SPARSE)
+    assert sparse.num_parameters - plain.num_parameters == 61 * (1536 * 64 * 128 + 7168 * (128 + 64) + 256)
+    assert Deployment(sparse, tp=8).kv_bytes_per_token == 61 * (576 * 2 + 132)
+    assert Deployment(sparse, tp=8, kv_dtype="fp8").kv_bytes_per_token == 61 * (512 + 64 * 2 + 132)
 
 
 def test_weights_of_an_fp8_checkpoint_are_one_byte_but_for_vocabulary_and_norms() -> None:
