@@ -41,6 +41,11 @@ def _checkpoints() -> dict[str, dict[str, Any]]:
     return kept["models"] | {name: kept["models"][like] for name, like in kept["same_shape"].items()}
 
 
+def hugging_face_id(name: str) -> str:
+    """The id of a model of the catalog; any other name as it is."""
+    return next((repository for repository, known in _REPOSITORIES.items() if known == name), name)
+
+
 def checkpoint_names() -> Iterable[str]:
     """The Hugging Face ids that `read_model` knows."""
     return dict.fromkeys([*_REPOSITORIES, *_checkpoints()])

@@ -177,25 +177,3 @@ class DeploymentConfig(Config):
 
 ScenarioCost = CostConfig | DeploymentConfig
 """What a scenario's `cost` may be once it is read: a deployment too, which is written `deployment:`."""
-
-
-_SHORT = {"bfloat16": "bf16", "float16": "fp16"}
-
-
-def type_text(dtype: str) -> str:
-    """A type of numbers as tables and headings name it."""
-    return _SHORT.get(dtype, dtype)
-
-
-def deployment_text(its: Deployment) -> str:
-    """One line: engine with the version of its kernels, degrees of parallelism, types of weights, experts and KV."""
-    model = its.model
-    experts = any(kind.mlp.kind == "experts" for kind in model.kinds)
-    degrees = [("tp", its.tp, True), ("pp", its.pp, False), ("ep", its.ep, experts)]
-    degrees.append(("dp_attention", its.dp_attention, False))
-    weights = its.weight_dtype or model.dtype
-    types = [("weights", weights), ("moe", its.moe_dtype or weights if experts else "")]
-    types.append(("kv", its.kv_dtype or model.dtype))
-    parts = [f"{its.engine} {its.version}".strip()]
-    parts += [f"{name} {degree}" for name, degree, always in degrees if always or degree > 1]
-    return ", ".join([*parts, *(f"{name} {type_text(dtype)}" for name, dtype in types if dtype)])

@@ -21,9 +21,10 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
-from batchsim.scenario.deployment_config import DeploymentConfig, deployment_text
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults
 from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.traces import read_trace
@@ -122,9 +123,16 @@ class Setup:
 
     @property
     def deployment_text(self) -> str:
-        """The engine, its GPUs and its types in words; "" where the scenario states a cost instead of a deployment."""
-        deployment = self.cost.deployment if isinstance(self.scenario.cost, DeploymentConfig) else None
-        return "" if deployment is None else deployment_text(deployment)
+        """The engine, how it divides the model and its types, in words; "" where `cost_text` says it, or none does."""
+        deployment, profile = self.cost.deployment, self.cost.profile
+        if not isinstance(self.scenario.cost, DeploymentConfig) or deployment is None:
+            return ""
+        if profile is None or profile.setup is None:
+            return str(setup_of(deployment, deployment.version))
+        asked, its = self.scenario.cost.version, profile.setup.version
+        return (
+            "" if f"{its}.".startswith(f"{asked}.") or not asked else f"{its} is the nearest to {asked}, as asked for"
+        )
 
     @property
     def num_gpus(self) -> int:
