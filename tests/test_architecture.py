@@ -94,7 +94,10 @@ ROOMS = {
         20,
         frozenset({"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "yaml", "typer", "rich"}),
         frozenset({"safetensors", "tokenizers", "pynvml"}),
-        {"accelerated_wheel": frozenset({"mypyc", "setuptools"})},
+        {
+            "accelerated_wheel": frozenset({"mypyc", "setuptools"}),
+            "kv_memory": frozenset({"aiconfigurator_core"}),
+        },
         guests=("tools",),
     ),
 }

@@ -10,7 +10,7 @@ from batchsim.base.units import format_duration
 from batchsim.cost import Cost, Scaled, with_drafter
 from batchsim.cost.presets import under_preset
 from batchsim.deployment.catalog import read_model
-from batchsim.deployment.memory import KvBudget
+from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
@@ -70,6 +70,8 @@ class Setup:
         with scenario.at("cost"):
             longest = limit if file.max_model_len is None else file.max_model_len
             cost = file.cost.build(model, block_size=file.kv.block_size, max_model_len=longest)
+            if cost.deployment is not None:
+                cost.deployment.check_one_scheduler()
             setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
@@ -356,7 +358,10 @@ def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
 
 
 def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
-    """The KV blocks of one engine: as stated, else as measured by a profile, else what model and GPU leave room for."""
+    """The KV blocks of one engine: as stated, else as measured by a profile, else what model and GPU leave room for.
+
+    They are the same for every policy, beside the largest step that any of them may take.
+    """
     kv, deployment, profile = scenario.file.kv, cost.deployment, cost.profile
     if kv.tokens is not None:
         return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
@@ -375,4 +380,10 @@ def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
             " catalog to derive it from. Add kv: tokens."
         )
     own = replace(deployment, model=model)  # of the same shape, under the name that the scenario has for it
-    return own.derive_kv(utilisation=kv.utilisation, block_size=kv.block_size)
+    traits = [spec.config.traits for spec in scenario.specs]
+    return own.derive_kv(
+        utilisation=kv.utilisation,
+        block_size=kv.block_size,
+        step_tokens=max((its.max_num_batched_tokens or 0 for its in traits), default=0) or STEP_TOKENS,
+        step_requests=max((its.max_num_seqs or 0 for its in traits), default=0) or STEP_REQUESTS,
+    )
