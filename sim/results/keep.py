@@ -29,7 +29,7 @@ from batchsim.results.point_files import PackedPoint, write_point
 from batchsim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
 from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
 from batchsim.scenario import Point, Scenario
-from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, type_text
+from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
 from batchsim.scenario.point import Run, Setup
 from batchsim.workload.build import intended_ns
 from batchsim.workload.closed_loop import ClosedLoopWorkload
@@ -194,7 +194,9 @@ def heading(setup: Setup) -> str:
     """Scenario, model, GPU and cost in one line; no model where its shape plays no part."""
     gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
     deployed = setup.deployment_text
-    name = setup.model.name if deployed else f"{setup.model.name} {type_text(setup.model.dtype)}"
+    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
+    says_types = isinstance(setup.scenario.cost, DeploymentConfig)
+    name = setup.model.name if says_types else f"{setup.model.name} {dtype}"
     model, cost = f"{name}{gpu}", setup.cost_text
     if setup.groups:
         model, deployed, cost = name, "", _describe_replicas(setup)

@@ -10,7 +10,7 @@ from batchsim.base.units import format_duration
 from batchsim.cost import Cost, Scaled, with_drafter
 from batchsim.cost.presets import under_preset
 from batchsim.deployment.catalog import read_model
-from batchsim.deployment.memory import KvBudget
+from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
@@ -23,9 +23,10 @@ from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
 from batchsim.scenario.anchor import anchored_factor
-from batchsim.scenario.deployment_config import DeploymentConfig, deployment_text
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults
 from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.traces import read_trace
@@ -69,6 +70,8 @@ class Setup:
         with scenario.at("cost"):
             longest = limit if file.max_model_len is None else file.max_model_len
             cost = file.cost.build(model, block_size=file.kv.block_size, max_model_len=longest)
+            if cost.deployment is not None:
+                cost.deployment.check_one_scheduler()
             setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
@@ -131,9 +134,16 @@ class Setup:
 
     @property
     def deployment_text(self) -> str:
-        """The engine, its GPUs and its types in words; "" where the scenario states a cost instead of a deployment."""
-        deployment = self.cost.deployment if isinstance(self.scenario.cost, DeploymentConfig) else None
-        return "" if deployment is None else deployment_text(deployment)
+        """The engine, how it divides the model and its types, in words; "" where `cost_text` says it, or none does."""
+        deployment, profile = self.cost.deployment, self.cost.profile
+        if not isinstance(self.scenario.cost, DeploymentConfig) or deployment is None:
+            return ""
+        if profile is None or profile.setup is None:
+            return str(setup_of(deployment, deployment.version))
+        asked, its = self.scenario.cost.version, profile.setup.version
+        return (
+            "" if f"{its}.".startswith(f"{asked}.") or not asked else f"{its} is the nearest to {asked}, as asked for"
+        )
 
     @property
     def num_gpus(self) -> int:
@@ -348,7 +358,10 @@ def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
 
 
 def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
-    """The KV blocks of one engine: as stated, else as measured by a profile, else what model and GPU leave room for."""
+    """The KV blocks of one engine: as stated, else as measured by a profile, else what model and GPU leave room for.
+
+    They are the same for every policy, beside the largest step that any of them may take.
+    """
     kv, deployment, profile = scenario.file.kv, cost.deployment, cost.profile
     if kv.tokens is not None:
         return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
@@ -367,4 +380,10 @@ def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
             " catalog to derive it from. Add kv: tokens."
         )
     own = replace(deployment, model=model)  # of the same shape, under the name that the scenario has for it
-    return own.derive_kv(utilisation=kv.utilisation, block_size=kv.block_size)
+    traits = [spec.config.traits for spec in scenario.specs]
+    return own.derive_kv(
+        utilisation=kv.utilisation,
+        block_size=kv.block_size,
+        step_tokens=max((its.max_num_batched_tokens or 0 for its in traits), default=0) or STEP_TOKENS,
+        step_requests=max((its.max_num_seqs or 0 for its in traits), default=0) or STEP_REQUESTS,
+    )
