@@ -35,6 +35,7 @@ from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.lanes import HostPart
+from batchsim.cost.useful import useful_flops_bytes
 from batchsim.cost.work import (
     Columns,
     Terms,
@@ -44,7 +45,6 @@ from batchsim.cost.work import (
     padded_work,
     prefill_pairs,
     swap_blocks,
-    useful_flops_bytes,
 )
 from batchsim.deployment.catalog import load_gpu
 from batchsim.deployment.deployment import Deployment
@@ -366,7 +366,7 @@ class Roofline(Cost):
         layers_bytes, layers = _matmul_ns(k.layers, work.tokens)
         head_bytes, head = _matmul_ns(k.head, work.rows)
         constants = k.gemm_constant + k.attention_constant + k.other_constant
-        flops, moved = useful_flops_bytes(self.deployment.model, columns)
+        flops, moved = useful_flops_bytes(self.deployment, columns)
         return {
             "weights": (layers_bytes + head_bytes) * busy,
             "kv_reads": k.kv_per_token * work.context,

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.types import Batch
 
 Columns = Mapping[str, NDArray[Any]]
@@ -152,16 +151,3 @@ def padded_work(columns: Columns) -> Work:
         pairs=pairs,
         sequences=useful.sequences + c["pad_prefill_rows"] + c["pad_decode_rows"],
     )
-
-
-def useful_flops_bytes(model: ModelSpec, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(FLOPs of each step's useful work, bytes of weights and KV that it reads), on all GPUs together.
-
-    A step of padding alone reads the weights too.
-    """
-    useful = useful_work(columns)
-    busy = useful.tokens + columns["pad_decode_rows"] + columns["pad_prefill_tokens"] > 0
-    flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows
-    flops = flops + model.attention_flops_per_pair * (useful.pairs + useful.context)
-    parameters = model.num_hidden_layers * model.layer_matmul_parameters + model.head_parameters
-    return flops * 1.0, parameters * model.dtype_bytes * busy + model.kv_bytes_per_token * useful.context * 1.0
