@@ -59,7 +59,6 @@ ROOMS = {
     "kv": _room(2, pure=True),
     "cost": _room(2, "numpy"),
     "workload": _room(2, "numpy"),
-    "tables": _room(3, "numpy", inside="aiconfigurator_core"),
     "policies.families": _room(3, pure=True),
     "policies.systems": _room(4, pure=True),
     "policies": _room(5, pure=True),
@@ -95,7 +94,10 @@ ROOMS = {
         20,
         frozenset({"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "yaml", "typer", "rich"}),
         frozenset({"safetensors", "tokenizers", "pynvml"}),
-        {"accelerated_wheel": frozenset({"mypyc", "setuptools"})},
+        {
+            "accelerated_wheel": frozenset({"mypyc", "setuptools"}),
+            "kv_memory": frozenset({"aiconfigurator_core"}),
+        },
         guests=("tools",),
     ),
 }

@@ -13,12 +13,13 @@ from batchsim.cli.capacity import capacity
 from batchsim.cli.common import OneLineGroup
 from batchsim.cli.conform import conform
 from batchsim.cli.explain import explain
+from batchsim.cli.init import init, show
 from batchsim.cli.lists import catalog, policies, schema
 from batchsim.cli.live import live, resolve
 from batchsim.cli.plan import plan
 from batchsim.cli.runs import run
 from batchsim.cli.timeline import timeline
-from batchsim.cli.traces import init, inspect
+from batchsim.cli.traces import inspect
 from batchsim.cli.validate import validate
 
 app = typer.Typer(
@@ -57,6 +58,7 @@ for command in (
     explain,
     timeline,
     init,
+    show,
     live,
     validate,
     resolve,

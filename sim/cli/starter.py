@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING, Any
 from batchsim.base.errors import ScenarioError
 
 if TYPE_CHECKING:
+    from batchsim.scenario.command_lines.flags import Keys
     from batchsim.workload.traces import TraceConfig
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # what YAML reads as the same word without quotes
 _TP = (1, 2, 4, 8)  # GPUs of one server
 _HIGHEST_RPS = (8.0, 4.0, 2.0, 1.0)  # the highest of a starter's rates; the others are a half and a quarter of it
 
+_PROMPT, _OUTPUT = 8000, 1024  # tokens: the longest prompt of a starter, and the most that is asked for
+
 _SYNTHETIC = """\
-# Question: which of these policies holds the SLO up to which request rate?
+# Question: {question}
 # Source:   none: rates and lengths are examples, replace them by what you measured
-# Expect:   continuous batching keeps the SLO at each of these rates
+# Expect:   {expect}
 model: {model}  # catalog name (batchsim catalog), or the path of a config.json
-cost: {cost}
+{cost}
 workload:
   arrivals: {{kind: poisson, mean_rate: {middle:g}/s}}  # or gamma, on_off, constant, closed_loop, all_at_once, trace
   lengths:
-    prompt: {{kind: lognormal, mean: 1000, cv: 1, max: 8000}}  # tokens
+    prompt: {{kind: lognormal, mean: 1000, cv: 1, max: {prompt}}}  # tokens
     output: {{kind: lognormal, mean: 200, cv: 1, max: 1000}}
   output_cap: 1024  # what clients ask for at most
   duration: 2min
@@ -41,7 +44,7 @@ _TRACE = """\
 # Source:   {path}: {rows} requests{rate}
 # Expect:   not known before it is run
 model: {model}  # catalog name (batchsim catalog), or the path of a config.json
-cost: {cost}
+{cost}
 workload:
   arrivals: {arrivals}
 {lengths}  trace:
@@ -51,10 +54,17 @@ slo: ttft<1s & tpot<50ms @ 99%
 seeds: {seeds}
 """
 
-_POLICIES = """\
-policies:  # batchsim policies lists all, with their knobs
-  static: {batch_size: 16, max_wait: 2s, respond: row_end}
-  continuous: {max_num_seqs: 256, max_num_batched_tokens: 8192}
+_NOT_RUN = "not known before it is run"
+_ASKED = {
+    "question": "which of these policies holds the SLO up to which request rate?",
+    "expect": "continuous batching keeps the SLO at each of these rates",
+}
+
+_KNOBS = "policies:  # batchsim policies lists all, with their knobs"
+_POLICIES = f"""\
+{_KNOBS}
+  static: {{batch_size: 16, max_wait: 2s, respond: row_end}}
+  continuous: {{max_num_seqs: 256, max_num_batched_tokens: 8192}}
 """
 
 
@@ -70,11 +80,53 @@ def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, 
 
     if not _budgets(model, gpu):
         Deployment(load_model(model), load_gpu(gpu)).derive_kv()  # raises an error that says what memory is short
-    name = model if not Path(model).exists() else _relative(Path(model), folder)
-    common = {"model": _word(name), "policies": _POLICIES}
+    common = {"model": _model_word(model, folder), "policies": _POLICIES}
     if trace is None or figures is None:
         return _synthetic(common, model, gpu, folder)
     common["cost"] = _cost_that_holds(model, gpu, figures["prompt_tokens"]["max"] + figures["output_tokens"]["max"])
+    return _replayed(common, folder, trace, figures)
+
+
+def deployed_text(
+    keys: Keys, engine: str, gpu: str, folder: Path, trace: TraceConfig | None, figures: dict[str, Any] | None
+) -> str:
+    """The YAML text of a scenario of a deployment, by the flat `keys` of `batchsim.scenario.command_lines`."""
+    blocks: dict[str, dict[str, Any]] = {"deployment": {"engine": engine, "gpu": gpu}, "kv": {}, "policy": {}, "": {}}
+    for key, value in keys.items():
+        owner, _, name = key.rpartition(".")
+        blocks[owner][name] = value
+    lines = ["deployment:", *(f"  {name}: {_scalar(value)}" for name, value in blocks["deployment"].items())]
+    lines += [f"kv: {_flow(blocks['kv'])}"] if blocks["kv"] else []
+    lines += [f"{name}: {_scalar(value)}" for name, value in blocks[""].items() if name != "model"]
+    common = {
+        "model": _model_word(str(keys["model"]), folder),
+        "cost": "\n".join(lines),
+        "policies": f"{_KNOBS}\n  {engine}: {_flow(blocks['policy'])}\n",
+    }
+    if trace is not None and figures is not None:
+        return _replayed(common, folder, trace, figures)
+    asked = {"question": "up to which request rate does this deployment hold the SLO?", "expect": _NOT_RUN}
+    room = int(keys.get("max_model_len", _PROMPT + _OUTPUT)) - _OUTPUT  # for a prompt
+    return _SYNTHETIC.format(**common, **asked, low=1, middle=2, high=4, prompt=min(_PROMPT, max(room, 1)))
+
+
+def _flow(block: dict[str, Any]) -> str:
+    """A mapping on one line of YAML."""
+    return f"{{{', '.join(f'{name}: {_scalar(value)}' for name, value in block.items())}}}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if not isinstance(value, str) or value.endswith("%") else _word(value)
+
+
+def _model_word(model: str, folder: Path) -> str:
+    return _word(model if not Path(model).exists() else _relative(Path(model), folder))
+
+
+def _replayed(common: dict[str, str], folder: Path, trace: TraceConfig, figures: dict[str, Any]) -> str:
+    """The text of the scenario that replays `trace`."""
     path = _relative(Path(trace.path), folder)
     arrivals = figures["arrivals"]
     timed = arrivals is not None and arrivals["rate_rps"] is not None
@@ -121,8 +173,10 @@ def _served(common: dict[str, str], model: str, gpu: str, folder: Path) -> str |
         known: dict[float, bool] = {}
         for high in _HIGHEST_RPS:
             rates = {"low": high / 4, "middle": high / 2, "high": high}
-            text = _SYNTHETIC.format(**common, **rates, cost=_cost(gpu, tp, "serve these rates"))
-            if all(_keeps_slo(text, folder, rate, known) for rate in sorted(rates.values(), reverse=True)):
+            text = _SYNTHETIC.format(
+                **common, **_ASKED, **rates, prompt=_PROMPT, cost=_cost(gpu, tp, "serve these rates")
+            )
+            if all(_keeps_slo(text, folder, rate, known) for rate in (high, high / 2, high / 4)):
                 return text
     return None
 
@@ -158,7 +212,11 @@ def _cost_that_holds(model: str, gpu: str, tokens: int) -> str:
 
 
 def _cost(gpu: str, tp: int, why: str) -> str:
-    return f"{gpu}  # the GPU" if tp == 1 else f"{{kind: roofline, gpu: {gpu}, tp: {tp}}}  # the fewest GPUs that {why}"
+    return (
+        f"cost: {gpu}  # the GPU"
+        if tp == 1
+        else f"cost: {{kind: roofline, gpu: {gpu}, tp: {tp}}}  # the fewest GPUs that {why}"
+    )
 
 
 def _budgets(model: str, gpu: str) -> list[tuple[int, int]]:

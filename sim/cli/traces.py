@@ -1,4 +1,4 @@
-"""`batchsim trace inspect` and `batchsim init`: what a trace holds, and a scenario to start from."""
+"""`batchsim trace inspect`: what a trace holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import write_text, writing
+from batchsim.base.files import writing
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json
 
@@ -36,7 +36,7 @@ def inspect(
     from batchsim.workload.traces import read_trace
     from batchsim.workload.traces.inspect import summary
 
-    config = _trace_config(file, format_, columns, time_unit)
+    config = trace_config(file, format_, columns, time_unit)
     if out is None and not as_json:
         out = Path(f"{file.name.partition('.')[0]}.trace.png")
     if out is not None:
@@ -53,38 +53,7 @@ def inspect(
     typer.echo(out)
 
 
-@one_line_errors
-def init(
-    trace: Annotated[Path | None, typer.Option(help="Replay this trace instead of Poisson arrivals.")] = None,
-    format_: option.Format = "auto",
-    columns: option.Columns = None,
-    time_unit: option.TimeUnit = None,
-    model: Annotated[str, typer.Option(help="Catalog name, or path of a config.json.")] = "llama-3.1-8b",
-    gpu: Annotated[str, typer.Option(help="Catalog name of the GPU.")] = "h200",
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("scenario.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
-) -> None:
-    """Write a commented scenario that runs.
-
-    Example: batchsim init --trace my.csv --columns arrival=ts,prompt=in_tok,output=out_tok --time-unit ms -o my.yaml
-    """
-    from batchsim.cli.starter import starter_text
-    from batchsim.workload.traces.inspect import inspect_trace
-
-    if output.exists() and not force:
-        raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
-    check_output(output)
-    config = None if trace is None else _trace_config(trace, format_, columns, time_unit)
-    if config is None and (columns or time_unit or format_ != "auto"):
-        raise ScenarioError("init: --columns, --time-unit and --format describe a trace. Name it with --trace.")
-    figures = None if config is None else inspect_trace(config, Path())
-    text = starter_text(model, gpu, output.parent, config, figures)
-    with writing(output, "Give another path with -o."):
-        write_text(output, text)
-    typer.echo(f"{output}   next: batchsim run {output}")
-
-
-def _trace_config(file: Path, format_: str, columns: str | None, time_unit: str | None) -> TraceConfig:
+def trace_config(file: Path, format_: str, columns: str | None, time_unit: str | None) -> TraceConfig:
     """The trace block of a scenario that the options make; ScenarioError names the option that is wrong."""
     from batchsim.workload.traces import Columns, TraceConfig
     from batchsim.workload.traces.trace_config import FormatName, TimeUnit

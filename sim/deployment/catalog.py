@@ -1,6 +1,23 @@
 """Models and GPUs known by name, with the source of every figure (`models.py`, `gpus.py`)."""
 
 from batchsim.deployment.gpus import GPUS, load_gpu, sheet_gpu
-from batchsim.deployment.models import MODEL_SOURCES, MODELS, checkpoint_names, load_model, read_model
+from batchsim.deployment.models import (
+    MODEL_SOURCES,
+    MODELS,
+    checkpoint_names,
+    hugging_face_id,
+    load_model,
+    read_model,
+)
 
-__all__ = ["GPUS", "MODELS", "MODEL_SOURCES", "checkpoint_names", "load_gpu", "load_model", "read_model", "sheet_gpu"]
+__all__ = [
+    "GPUS",
+    "MODELS",
+    "MODEL_SOURCES",
+    "checkpoint_names",
+    "hugging_face_id",
+    "load_gpu",
+    "load_model",
+    "read_model",
+    "sheet_gpu",
+]

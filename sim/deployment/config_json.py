@@ -17,7 +17,7 @@ SIZED = frozenset(
     {
         *("llama", "mistral", "qwen2", "qwen3", "mimo", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe"),
         *("glm4_moe", "minimax_m2", "gpt_oss", "llama4", "llama4_text"),
-        *("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"),
+        *("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm_moe_dsa"),
     }
 )
 """Model types whose weights and KV are known but for what sees: of others, layers may be of kinds that are not."""
@@ -26,7 +26,7 @@ _QK_NORM = frozenset({"qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"})
 """Model types whose attention has, whatever their config.json says, a bias on q, k and v (not on o), and a norm of
 head_dim weights for q and for k. Source: their model classes in transformers."""
 _NO_O_BIAS = frozenset({"glm4_moe"})
-_ROUTER_BIAS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe", "gpt_oss", "minimax_m2"})
+_ROUTER_BIAS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe", "gpt_oss", "minimax_m2", "deepseek_v32", "glm_moe_dsa"})
 """Model types whose `attention_bias` leaves out o, and whose router has a bias, or a correction, for each expert."""
 
 
@@ -87,9 +87,12 @@ def _attention(
     config: Mapping[str, object], name: str, full: GroupedAttention
 ) -> Callable[[int], GroupedAttention | LatentAttention]:
     """A function from the index of a layer to its attention."""
-    if config.get("index_topk"):
-        raise ScenarioError(f"{name}: index_topk means sparse attention, whose index is not modelled.")
+    if config.get("linear_attn_config"):
+        raise ScenarioError(f"{name}: linear_attn_config means linear attention, whose state is not modelled.")
     if config.get("kv_lora_rank"):
+        sparse = bool(config.get("index_topk"))
+        if config.get("index_topk_freq", 1) != 1:
+            raise ScenarioError(f"{name}: index_topk_freq means layers that share an index, which are not modelled.")
         latent = LatentAttention(
             full.num_heads,
             kv_rank=count_at(config, "kv_lora_rank", name),
@@ -97,12 +100,14 @@ def _attention(
             nope_dim=count_at(config, "qk_nope_head_dim", name),
             rope_dim=count_at(config, "qk_rope_head_dim", name),
             value_dim=count_at(config, "v_head_dim", name),
+            index_heads=count_at(config, "index_n_heads", name) if sparse else 0,
+            index_dim=count_at(config, "index_head_dim", name) if sparse else 0,
         )
         return lambda i: latent
     if config.get("attention_chunk_size"):  # llama4: all but every fourth layer
         chunked = replace(full, window=count_at(config, "attention_chunk_size", name))
         return lambda i: chunked if (i + 1) % 4 else full
-    if not window_told(config, str(config.get("model_type"))):
+    if not (window := window_told(config, str(config.get("model_type")))):
         return lambda i: full
     windowed = replace(full, window=count_at(config, "sliding_window", name))
     types, model_type = config.get("layer_types"), str(config.get("model_type"))
@@ -112,10 +117,14 @@ def _attention(
         first = count_at(config, "max_window_layers", name)
         return lambda i: windowed if i >= first else full
     kinds = {"full_attention": full, "sliding_attention": windowed}
-    listed = cast("list[object]", types) if isinstance(types, list) else []
+    if not isinstance(types, list):
+        raise ScenarioError(f"{name}: {window}: write layer_types, one of {', '.join(kinds)} for each layer.")
+    listed = cast("list[object]", types)
     layers = count_at(config, "num_hidden_layers", name)
     if len(listed) != layers or any(kind not in kinds for kind in listed):
-        raise ScenarioError(f"{name}: layer_types are {types!r}. Write one of {', '.join(kinds)} for each layer.")
+        other = next((str(kind) for kind in listed if kind not in kinds), "")
+        what = f"has {other!r}" if other else f"has {len(listed)} of {layers} layers"
+        raise ScenarioError(f"{name}: layer_types {what}; known are {', '.join(kinds)}, one for each layer.")
     return lambda i: kinds[str(listed[i])]
 
 
@@ -130,9 +139,7 @@ def _mlp(config: Mapping[str, object], name: str, dense: DenseMlp) -> Callable[[
         shared = count_at(config, "shared_expert_intermediate_size", name)
     model_type, every = str(config.get("model_type")), count_at(config, "decoder_sparse_step", name, default=1)
     if config.get("moe_layer_freq", 1) != 1:
-        raise ScenarioError(
-            f"{name}: moe_layer_freq is {config['moe_layer_freq']!r}. Only 1, experts in every layer, can be read."
-        )
+        raise ScenarioError(f"{name}: moe_layer_freq is not 1: experts in some layers only can be read of other keys.")
     if model_type.startswith("llama4"):  # each token goes through one expert and the shared one, of equal widths
         every, shared = count_at(config, "interleave_moe_layer_step", name), width
         dense = DenseMlp(count_at(config, "intermediate_size_mlp", name))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from batchsim.base.errors import ScenarioError
 from batchsim.deployment.config_json import SIZED
 from batchsim.deployment.layers import DenseMlp, Experts, Layers, Split, Weights
-from batchsim.deployment.memory import ENGINES, EngineRule, KvBudget, Reserve
+from batchsim.deployment.memory import ENGINES, STEP_REQUESTS, STEP_TOKENS, EngineRule, KvBudget, Reserve
 from batchsim.deployment.model import DTYPE_BYTES, GpuSpec, ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES
 
@@ -75,10 +75,10 @@ class Deployment:
                 f"pp: the {model.num_hidden_layers} layers of {model.name} cannot be cut into {self.pp} equal stages."
                 " Use another pp."
             )
-        self._check_experts()
         for what, dtype in (("weights", self.weight_dtype), ("moe", self.moe_dtype), ("kv", self.kv_dtype)):
             if dtype and dtype not in ELEMENT_BYTES:
                 raise ScenarioError(f"{what}: {dtype} is not a known type. Write one of {', '.join(ELEMENT_BYTES)}.")
+        self._check_experts()
 
     def _check_experts(self) -> None:
         model, gpus = self.model, self.tp * self.dp_attention
@@ -94,6 +94,12 @@ class Deployment:
             raise ScenarioError(
                 f"ep: {model.name} has {experts.count} experts of width {experts.width}, which {self.ep} groups of"
                 f" {self.split.moe_tp} GPUs cannot share equally. Use another ep."
+            )
+        own = 0 if experts is None else experts.width // self.split.moe_tp
+        if self.types.experts == "fp8_block" and own % 128:
+            raise ScenarioError(
+                f"ep: experts of {model.name} would be {own} wide on each GPU, and fp8_block has a scale for every 128"
+                " columns. Use a larger ep."
             )
 
     @property
@@ -137,15 +143,26 @@ class Deployment:
         return max(stage.weight_bytes for stage in self.stages())
 
     @property
+    def _expert_bytes(self) -> float:
+        """Bytes of one weight of a routed expert. vLLM pads the hidden size to a multiple of 256 where they are MXFP4.
+
+        Source: 64.38 GiB of gpt-oss-120b's 60.8 on a GPU (github.com/vllm-project/vllm issue 33155).
+        """
+        kind, hidden = self.types.experts, self.model.hidden_size
+        padded = kind == "mxfp4" and self.engine == "vllm"
+        return ELEMENT_BYTES[kind] * (-(-hidden // 256) * 256 / hidden if padded else 1)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers, while it is in their windows, on each GPU that shares a
         layer; fewer KV heads than these are replicated."""
-        return ceil(self.model.kv_elements(self.tp) * ELEMENT_BYTES[self.types.kv])
+        return ceil(sum(stage.full_bytes + stage.windowed_bytes for stage in self.stages()))
 
     def stages(self) -> list[Stage]:
         """What the GPUs of each stage hold, from first to last."""
         model, types, split = self.model, self.types, self.split
-        bytes_of = [ELEMENT_BYTES[kind] for kind in (types.attention, types.mlp, types.experts, types.plain)]
+        attention, mlp, plain = (ELEMENT_BYTES[kind] for kind in (types.attention, types.mlp, types.plain))
+        bytes_of = (attention, mlp, self._expert_bytes, plain)
         each_layer = [layers for layers in model.kinds for _ in range(layers.count)]
         count = model.num_hidden_layers // self.pp
         matrix = -(-model.head_parameters // self.tp)
@@ -156,14 +173,14 @@ class Deployment:
             last = first + count == model.num_hidden_layers
             tied = model.tie_word_embeddings and self.pp == 1
             vocabulary = matrix * ((first == 0) + last - tied) + model.hidden_size * last
-            size = sum(n * b for n, b in zip(weights, bytes_of, strict=True)) + vocabulary * bytes_of[-1]
+            size = sum(n * b for n, b in zip(weights, bytes_of, strict=True)) + vocabulary * plain
             found.append(Stage(ceil(size), *self._kv(its)))
         return found
 
     def _kv(self, layers: list[Layers]) -> tuple[float, float, float]:
         """(bytes of a token in layers without a window, in those with one, bytes of a request's full windows)."""
         element = ELEMENT_BYTES[self.types.kv]
-        rows = [(each.attention.kv_elements(self.tp) * element, each.attention.window) for each in layers]
+        rows = [(each.attention.kv_bytes(self.tp, element), each.attention.window) for each in layers]
         return (
             sum(size for size, window in rows if window is None),
             sum(size for size, window in rows if window is not None),
@@ -189,8 +206,8 @@ class Deployment:
         utilisation: float | None = None,
         block_size: int = 16,
         reserve_bytes: int | None = None,
-        step_tokens: int = 8192,
-        step_requests: int = 256,
+        step_tokens: int = STEP_TOKENS,
+        step_requests: int = STEP_REQUESTS,
     ) -> KvBudget:
         """The blocks of `block_size` tokens for which each GPU's memory has room beside weights and reserves.
 

@@ -61,13 +61,18 @@ class GroupedAttention:
         """Elements of a token's keys and values in one layer on each of `tp` GPUs; fewer KV heads are replicated."""
         return 2 * max(1, self.num_kv_heads // tp) * self.head_dim
 
+    def kv_bytes(self, tp: int, element: float) -> float:
+        """Bytes of a token in one layer on each of `tp` GPUs, with `element` bytes an element."""
+        return self.kv_elements(tp) * element
+
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, 2024): all heads' keys and values of a token are made of one vector.
 
     `kv_rank` is the width of that vector, beside a rotary key of `rope_dim` that all heads share. A head's keys have
-    `nope_dim` more, its values `value_dim`. `q_rank` None: queries are not compressed.
+    `nope_dim` more, its values `value_dim`. `q_rank` None: queries are not compressed. `index_heads` of `index_dim`:
+    the indexer of sparse attention (DeepSeek-V3.2, 2025), which keeps a key of a token for all heads; 0: none.
     """
 
     num_heads: PositiveInt
@@ -77,22 +82,34 @@ class LatentAttention:
     rope_dim: PositiveInt
     value_dim: PositiveInt
     kind: Literal["latent"] = "latent"
+    index_heads: NonNegativeInt = field(default=0, metadata=LEFT_OUT)
+    index_dim: NonNegativeInt = field(default=0, metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
-    window = None
+    window = None  # as of grouped attention without one
 
     def weights(self, hidden_size: int, split: Split = WHOLE) -> Weights:
-        """Each GPU's weights: all of the matrices down to the vectors, and its heads' part of those up and out."""
+        """Each GPU's weights: all of the matrices down to the vectors, its heads' part of those up and out, and a copy
+        of the indexer."""
         query = self.num_heads * (self.nope_dim + self.rope_dim)
         down = hidden_size * (self.kv_rank + self.rope_dim + (self.q_rank or 0))
         up = (self.q_rank or hidden_size) * query + self.kv_rank * self.num_heads * (self.nope_dim + self.value_dim)
         heads = (up + self.num_heads * self.value_dim * hidden_size) // split.tp
-        return Weights(attention=down + heads, plain=self.kv_rank + (self.q_rank or 0))
+        index = self.index_dim * (self.index_heads * (self.q_rank or hidden_size) + hidden_size)
+        weighing = self.index_heads * hidden_size + 2 * self.index_dim  # of heads, and a norm with its bias
+        return Weights(attention=down + heads + index, plain=self.kv_rank + (self.q_rank or 0) + weighing)
 
     def kv_elements(self, tp: int = 1) -> int:
         """Elements of a token's vector and rotary key in one layer, of which every GPU has a copy."""
         return self.kv_rank + self.rope_dim
+
+    def kv_bytes(self, tp: int, element: float) -> float:
+        """Bytes of a token in one layer on each GPU, with `element` bytes an element; with an indexer its key in FP8
+        with a scale of four bytes beside, and the rotary key in 16 bits."""
+        if not self.index_dim:
+            return self.kv_elements(tp) * element
+        return self.kv_rank * element + self.rope_dim * 2 + self.index_dim + 4 * self.index_dim / 128
 
 
 @dataclass(frozen=True, slots=True)

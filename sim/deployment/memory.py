@@ -18,10 +18,14 @@ RESERVE_BYTES = 2_600_000_000
 and logits of its largest step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of
 16 on an H200 at 0.90, as expected of a measured engine there."""
 
-SAMPLER_BYTES = 36
-"""Bytes that vLLM's sampler needs at once for each request and word of the vocabulary when it is tried at the start:
-logits in 16 and 32 bits, sorted, their indices, probabilities and sums. From one start-up: Llama-3.1-8B on an RTX 4090
-under vLLM 0.19, 256 requests (github.com/casys-kaist/LLMServingSim @ 5daddb2)."""
+STEP_TOKENS = 8192
+STEP_REQUESTS = 256
+"""Tokens and requests of the largest step of an engine that nobody says more of."""
+
+SAMPLER_BYTES = (47, 28)
+"""Bytes that vLLM's sampler, up to 0.11 and later, needs at once for each request and word of the vocabulary when it is
+tried at the start: logits in 16 and 32 bits, sorted, their indices, probabilities and sums. Fitted to the start-ups of
+results/reference/kv: 47 to three of 0.8 to 0.11, 28 to one of 0.19; where between these it changed is not known."""
 
 CONTEXT_BYTES = {"vllm": 300_000_000, "sglang": 800_000_000, "tensorrt_llm": 800_000_000}
 """Bytes that CUDA's context and libraries take on a GPU. SGLang: 0.75 GiB of 49,140 MiB were gone before any weight
@@ -90,7 +94,7 @@ def _parted(split: Split) -> tuple[tuple[str, int], ...]:
 
 def _vllm_reserve(version: str, model: ModelSpec, split: Split, step_tokens: int, step_requests: int) -> Reserve:
     """vLLM runs its largest step and sampler once when it starts, and counts what they leave in use."""
-    sampler = step_requests * model.vocab_size * SAMPLER_BYTES
+    sampler = step_requests * model.vocab_size * SAMPLER_BYTES[_release(version) >= (0, 12)]
     activations = max(activation_bytes(model, split, step_tokens), sampler)
     graphs = (("graphs", GRAPH_BYTES),) if _release(version) >= (0, 21) else ()
     engine = ("engine", CONTEXT_BYTES["vllm"])
@@ -152,18 +156,19 @@ class EngineRule(NamedTuple):
 
     def room(self, memory_bytes: int, share: float, weight_bytes: int, reserve: Reserve) -> int:
         """Bytes for KV on one GPU; negative where there are none."""
-        there = memory_bytes - sum(size for _, size in reserve.before)
+        there, kept = memory_bytes - sum(size for _, size in reserve.before), sum(size for _, size in reserve.after)
         if self.of_free:
-            return int((there - weight_bytes) * share)
-        return int(there * share) - weight_bytes - sum(size for _, size in reserve.after)
+            return int((there - weight_bytes - kept) * share)
+        return int(there * share) - weight_bytes - kept
 
     def terms(self, memory_bytes: int, share: float, weight_bytes: int, reserve: Reserve) -> str:
         """The sum of `room` in words, in GB."""
         there = f"{memory_bytes / 1e9:.1f} GB{_less(reserve.before)}"
+        digits = f"{share:.2f}" if round(share, 2) == share else f"{share:.3f}"
         if self.of_free:
-            return f"({there} − {weight_bytes / 1e9:.1f} weights) × {share:.2f}"
+            return f"({there} − {weight_bytes / 1e9:.1f} weights{_less(reserve.after)}) × {digits}"
         whole = f"({there})" if reserve.before else there
-        return f"{whole} × {share:.2f} − {weight_bytes / 1e9:.1f} weights{_less(reserve.after)}"
+        return f"{whole} × {digits} − {weight_bytes / 1e9:.1f} weights{_less(reserve.after)}"
 
 
 def _less(parts: Iterable[tuple[str, int]]) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import cast
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import PositiveInt, check_ranges
-from batchsim.deployment.config_json import attention_vectors, count_at, read_layers, window_told
+from batchsim.deployment.config_json import SIZED, attention_vectors, count_at, read_layers, window_told
 from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 from batchsim.deployment.quantisation import Quantisation, read_quantisation
 
@@ -42,6 +43,7 @@ _STATED = (
     "State them: cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of the"
     " catalog, of which only the longest context counts then."
 )
+_STATED_INSTEAD = _STATED.replace("State them", "Or state step times and KV memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,10 @@ class ModelSpec:
         try:
             spec = cls._read(keys, name)
             layers = read_layers(keys, name, spec.kinds[0])
-        except ScenarioError:
-            raise ScenarioError(untimed) from None
+        except ScenarioError as error:
+            reason, kind = str(error).removeprefix(f"{name}: "), keys.get("model_type")
+            known = "" if kind in SIZED else f"model_type {kind!r} is none whose layers are known: "
+            raise ScenarioError(f"{name}: {known}{reason} {_STATED_INSTEAD}") from None
         return replace(spec, layers=layers, untimed=untimed, quantised=quantised)
 
     @classmethod
@@ -181,7 +185,7 @@ class ModelSpec:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers, on one GPU, while the token is in their windows."""
-        return self.kv_elements() * self.dtype_bytes
+        return ceil(sum(each.count * each.attention.kv_bytes(1, self.dtype_bytes) for each in self.kinds))
 
     def kv_elements(self, tp: int = 1) -> int:
         """Elements of a token's KV that each of `tp` GPUs keeps, in all layers."""

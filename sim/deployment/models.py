@@ -41,6 +41,11 @@ def _checkpoints() -> dict[str, dict[str, Any]]:
     return kept["models"] | {name: kept["models"][like] for name, like in kept["same_shape"].items()}
 
 
+def hugging_face_id(name: str) -> str:
+    """The id of a model of the catalog; any other name as it is."""
+    return next((repository for repository, known in _REPOSITORIES.items() if known == name), name)
+
+
 def checkpoint_names() -> Iterable[str]:
     """The Hugging Face ids that `read_model` knows."""
     return dict.fromkeys([*_REPOSITORIES, *_checkpoints()])
@@ -73,17 +78,29 @@ def read_model(name_or_path: str) -> ModelSpec:
             path /= "config.json"
             if not path.is_file():
                 raise ScenarioError(f"model: {path}: no such file. Give the folder of a Hugging Face model, or a name.")
-        config: object = read_json(path)
+        keys = _read_object(path)
     except FileNotFoundError:
         raise ScenarioError(
             f"model: {name_or_path} is neither in the catalog nor a file. {_like(name_or_path)}"
         ) from None
+    beside = path.with_name("hf_quant_config.json")  # of modelopt checkpoints
+    if "quantization_config" not in keys and beside.is_file():
+        keys["hf_quant_config"] = _read_object(beside)
+    spec = ModelSpec.from_config(keys, str(path))
+    return replace(spec, name=path.resolve().parent.name if path.name == "config.json" else path.stem)
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    """The JSON object in that file. ScenarioError if it holds none; FileNotFoundError if there is no file."""
+    try:
+        value: object = read_json(path)
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{path}: cannot be read: {reason_text(error)}. Give a Hugging Face config.json.") from None
-    if not isinstance(config, dict):
+    if not isinstance(value, dict):
         raise ScenarioError(f"{path}: holds no JSON object. Give a Hugging Face config.json.")
-    spec = ModelSpec.from_config(cast("dict[str, object]", config), str(path))
-    return replace(spec, name=path.resolve().parent.name if path.name == "config.json" else path.stem)
+    return cast("dict[str, object]", value)
 
 
 def _like(name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from batchsim.base.errors import NobodyToMeasure
 from batchsim.base.files import write_text
 from batchsim.base.units import format_duration
+from batchsim.cost.presets import ways_there
 from batchsim.drive.fleet.fleet_plan import UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.kernel.record import CAP_CUT, FINISHED, Recorder
@@ -28,7 +29,7 @@ from batchsim.results.point_files import PackedPoint, write_point
 from batchsim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
 from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
 from batchsim.scenario import Point, Scenario
-from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, type_text
+from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
 from batchsim.scenario.point import Run, Setup
 from batchsim.workload.build import intended_ns
 from batchsim.workload.closed_loop import ClosedLoopWorkload
@@ -193,7 +194,9 @@ def heading(setup: Setup) -> str:
     """Scenario, model, GPU and cost in one line; no model where its shape plays no part."""
     gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
     deployed = setup.deployment_text
-    name = setup.model.name if deployed else f"{setup.model.name} {type_text(setup.model.dtype)}"
+    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
+    says_types = isinstance(setup.scenario.cost, DeploymentConfig)
+    name = setup.model.name if says_types else f"{setup.model.name} {dtype}"
     model, cost = f"{name}{gpu}", setup.cost_text
     if setup.groups:
         model, deployed, cost = name, "", _describe_replicas(setup)
@@ -204,6 +207,7 @@ def heading(setup: Setup) -> str:
         deployed,
         cost,
         _others_kernels(setup),
+        *_presets(setup),
         _hidden_host(setup),
         f"measured at: {measured_at(setup)}",
         *dict.fromkeys(_defaults(setup.scenario)),
@@ -217,6 +221,14 @@ def _others_kernels(setup: Setup) -> str:
     engine = cost.engine if isinstance(cost, DeploymentConfig) else ""
     others = [spec.label for spec in setup.scenario.specs if engine and spec.kind in ENGINES and spec.kind != engine]
     return f"{', '.join(dict.fromkeys(others))}: with {engine}'s kernels" if others else ""
+
+
+def _presets(setup: Setup) -> Iterator[str]:
+    """The presets of the deployment's engine in the modes that policies have, with their evidence."""
+    cost = setup.scenario.cost
+    if isinstance(cost, DeploymentConfig):
+        found = [cost.preset(spec.config) for spec in setup.scenario.specs]
+        yield from dict.fromkeys(str(preset) for preset in found if preset is not None)
 
 
 def _hidden_host(setup: Setup) -> str:
@@ -265,7 +277,11 @@ def _describe_replicas(setup: Setup) -> str:
 
 def measured_at(setup: Setup) -> str:
     """Where latencies are taken: at the engine, or at the client where the scenario models the way there."""
-    return "engine" if setup.scenario.file.workload.frontend == Frontend() else "client, front end modelled"
+    frontend = setup.scenario.file.workload.frontend
+    for engine, (request_ns, per_token_ns) in ways_there().items():
+        if frontend == Frontend(request_ns, per_token_ns):
+            return f"client, front end by the preset of {engine}"
+    return "engine" if frontend == Frontend() else "client, front end modelled"
 
 
 # ---- tables

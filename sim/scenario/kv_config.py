@@ -11,11 +11,16 @@ from batchsim.base.units import Share, Size, percent
 
 @dataclass(frozen=True)
 class KvConfig(Config):
-    """The KV memory. `tokens` overrides the derived budget; `swap_space` is host memory for swapped sequences."""
+    """The KV memory. `tokens` overrides the derived budget, and `log`, an engine's start-up log, says it in its place.
+
+    `utilisation` None: the engine's own share, 90 % where no engine is named; what it is a share of is the engine's
+    rule (`sim/deployment/memory.py`). `swap_space` is host memory for swapped sequences.
+    """
 
     tokens: PositiveInt | None = None
+    log: str = ""
     block_size: PositiveInt = 16
-    utilisation: Annotated[Share, Range(0, 1, above=True, show=percent)] = 0.9
+    utilisation: Annotated[Share, Range(0, 1, above=True, show=percent)] | None = None
     swap_space: Size = 0
 
     def __post_init__(self) -> None:

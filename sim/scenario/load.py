@@ -21,6 +21,8 @@ from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
 from batchsim.cost import long_form
+from batchsim.cost.presets import ways_there
+from batchsim.deployment.startup_log import read_kv_tokens
 from batchsim.kernel.policy_config import Device
 from batchsim.policies.named_policy import find_policy
 from batchsim.policies.registry import POLICIES
@@ -105,6 +107,7 @@ def parse_scenario(
         _override(document, override)
     _lengthen(document)
     _name_policy(document.value)
+    _read_logs(document, folder)
     scenario = _build(document, text, folder, trace_folders, allow_code)
     scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders, allow_code=allow_code)
     return replace(scenario, variants=_variants(scenario, document)) if scenario.vary_key else scenario
@@ -235,6 +238,37 @@ def _lengthen(document: Document) -> None:
         block = document.value.get(key)
         if isinstance(block, dict) and isinstance(block.get("router"), str):
             block["router"] = {"kind": block["router"]}
+    _take_frontend(document)
+
+
+def _take_frontend(document: Document) -> None:
+    """Writes `workload.frontend: ENGINE` out: the way from a client to that engine, as its preset has it."""
+    workload = document.value.get("workload")
+    if not isinstance(workload, dict) or not isinstance(name := workload.get("frontend"), str):
+        return
+    ways = ways_there()
+    if name not in ways:
+        where = document.where(("workload", "frontend"))
+        raise ScenarioError(
+            f"{where}: workload.frontend is {shown(name)}. {nearest(name, ways)} Or write it out: {{request: 13ms}}."
+        )
+    request_ns, per_token_ns = ways[name]
+    workload["frontend"] = {"request": f"{request_ns}ns", "per_prompt_token": f"{per_token_ns}ns"}
+
+
+def _read_logs(document: Document, folder: Path) -> None:
+    """Writes `tokens` in the place of every `kv.log`, a path from the scenario's folder or from the current one."""
+    for path, owner in _costs(document.value):
+        kv = owner.get("kv")
+        if not isinstance(kv, dict) or not isinstance(log := kv.get("log"), str) or not log:
+            continue
+        try:
+            if kv.get("tokens") is not None:
+                raise ScenarioError("kv.tokens is not read beside kv.log, which says it. Write one of them.")
+            kv["tokens"] = read_kv_tokens(folder / log if (folder / log).is_file() else Path(log))
+            del kv["log"]
+        except ScenarioError as error:
+            raise ScenarioError(f"{document.where((*path, 'kv'))}: {error}") from None
 
 
 def _take_deployment(document: Document, path: Keys, owner: dict[str, Any]) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.cost import Cost, Scaled, with_drafter
+from batchsim.cost.presets import under_preset
 from batchsim.deployment.catalog import read_model
-from batchsim.deployment.memory import KvBudget
+from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
@@ -21,9 +22,11 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
-from batchsim.scenario.deployment_config import DeploymentConfig, deployment_text
+from batchsim.scenario.anchor import anchored_factor
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults
 from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.traces import read_trace
@@ -67,27 +70,38 @@ class Setup:
         with scenario.at("cost"):
             longest = limit if file.max_model_len is None else file.max_model_len
             cost = file.cost.build(model, block_size=file.kv.block_size, max_model_len=longest)
-            stretched = cost if file.cost_factor == 1 else Scaled(cost, file.cost_factor)
-            setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, model, cost))
+            if cost.deployment is not None:
+                cost.deployment.check_one_scheduler()
+            setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost, cost.stages)
             with scenario.at("cost"):
                 setup.cost_under(spec.config)
+        with scenario.at("cost"):
+            setup = _anchored(setup)
+        if file.cost_factor != 1:
+            setup = replace(setup, cost=Scaled(setup.cost, file.cost_factor))
         return setup if file.replicas is None else replace(setup, groups=_groups(setup, file.replicas))
 
     def cost_under(self, config: PolicyConfig) -> Cost:
-        """The step times of an engine under a policy: `cost`, with its drafter where that takes time.
+        """The step times of an engine under a policy: `cost` with the preset of a deployment's engine in the policy's
+        mode, and with its drafter where that takes time.
 
         ScenarioError where its draft model cannot be timed.
         """
-        return with_drafter(self.cost, self.scenario.cost.draft, config.traits.speculation)
+        return with_drafter(self._preset_cost(config), self.scenario.cost.draft, config.traits.speculation)
+
+    def _preset_cost(self, config: PolicyConfig) -> Cost:
+        stated = self.scenario.cost
+        return under_preset(self.cost, stated.preset(config)) if isinstance(stated, DeploymentConfig) else self.cost
 
     @property
     def cost_text(self) -> str:
         """The cost in words, with what drafting costs."""
         draft = self.scenario.cost.draft
-        return self.cost.describe() + ("" if draft is None else f" · drafting: {draft}")
+        cost = self._preset_cost(self.scenario.specs[0].config)
+        return cost.describe() + ("" if draft is None else f" · drafting: {draft}")
 
     def group_of(self, replica: int) -> Group:
         """The group of a replica by its number; where all are alike, also of those an autoscaler adds."""
@@ -120,9 +134,16 @@ class Setup:
 
     @property
     def deployment_text(self) -> str:
-        """The engine, its GPUs and its types in words; "" where the scenario states a cost instead of a deployment."""
-        deployment = self.cost.deployment if isinstance(self.scenario.cost, DeploymentConfig) else None
-        return "" if deployment is None else deployment_text(deployment)
+        """The engine, how it divides the model and its types, in words; "" where `cost_text` says it, or none does."""
+        deployment, profile = self.cost.deployment, self.cost.profile
+        if not isinstance(self.scenario.cost, DeploymentConfig) or deployment is None:
+            return ""
+        if profile is None or profile.setup is None:
+            return str(setup_of(deployment, deployment.version))
+        asked, its = self.scenario.cost.version, profile.setup.version
+        return (
+            "" if f"{its}.".startswith(f"{asked}.") or not asked else f"{its} is the nearest to {asked}, as asked for"
+        )
 
     @property
     def num_gpus(self) -> int:
@@ -243,6 +264,20 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
     return Run(point, workload, fleet.records, streams, fleet.end_ns, workload.window_ns, fleet.spans)
 
 
+def _anchored(setup: Setup) -> Setup:
+    """`setup` with the factor on step times by which its deployment meets its measured point, if it states one."""
+    stated = setup.scenario.cost
+    if not isinstance(stated, DeploymentConfig) or stated.anchor is None:
+        return setup
+    specs = [spec for spec in setup.scenario.specs if spec.kind == stated.engine]
+    if not specs:
+        raise ScenarioError(
+            f"anchor: {stated.anchor} was measured under {stated.engine}, which no policy is. Add {stated.engine}."
+        )
+    factor = anchored_factor(setup, specs[0], stated.anchor.concurrency, stated.anchor.tpot)
+    return replace(setup, cost=Scaled(setup.cost, factor, str(stated.anchor)))
+
+
 def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
     """The groups of replicas, each with a setup of its own, as if the scenario were about one of its engines."""
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
@@ -323,7 +358,10 @@ def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
 
 
 def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
-    """The KV blocks of one engine: as stated, else as measured by a profile, else what model and GPU leave room for."""
+    """The KV blocks of one engine: as stated, else as measured by a profile, else what model and GPU leave room for.
+
+    They are the same for every policy, beside the largest step that any of them may take.
+    """
     kv, deployment, profile = scenario.file.kv, cost.deployment, cost.profile
     if kv.tokens is not None:
         return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
@@ -342,4 +380,10 @@ def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
             " catalog to derive it from. Add kv: tokens."
         )
     own = replace(deployment, model=model)  # of the same shape, under the name that the scenario has for it
-    return own.derive_kv(utilisation=kv.utilisation, block_size=kv.block_size)
+    traits = [spec.config.traits for spec in scenario.specs]
+    return own.derive_kv(
+        utilisation=kv.utilisation,
+        block_size=kv.block_size,
+        step_tokens=max((its.max_num_batched_tokens or 0 for its in traits), default=0) or STEP_TOKENS,
+        step_requests=max((its.max_num_seqs or 0 for its in traits), default=0) or STEP_REQUESTS,
+    )

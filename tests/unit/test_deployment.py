@@ -135,6 +135,12 @@ KIMI = DEEPSEEK | {  # moonshotai/Kimi-K2-Instruct
     "first_k_dense_replace": 1,
     "vocab_size": 163840,
 }
+SPARSE = DEEPSEEK | {  # deepseek-ai/DeepSeek-V3.2
+    "model_type": "deepseek_v32",
+    "index_topk": 2048,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+}
 MINIMAX = {  # MiniMaxAI/MiniMax-M2.5
     "model_type": "minimax_m2",
     "hidden_size": 3072,
@@ -197,9 +203,17 @@ def test_kv_of_a_token_is_what_the_layers_keep(config: Mapping[str, object], kv_
 def test_kv_heads_are_divided_then_replicated_and_latents_never_divided() -> None:
     """Four KV heads on eight GPUs: each has one; a latent vector is on all; a stated type halves it."""
     qwen, latent = model(QWEN_235B), model(DEEPSEEK)
-    assert [Deployment(qwen, tp=tp).kv_bytes_per_token for tp in (2, 4, 8)] == [96_256, 48_128, 48_128]
+    assert [Deployment(qwen, tp=tp, ep=tp).kv_bytes_per_token for tp in (2, 4, 8)] == [96_256, 48_128, 48_128]
     assert [Deployment(latent, tp=tp).kv_bytes_per_token for tp in (1, 8)] == [70_272, 70_272]
     assert Deployment(latent, tp=8, kv_dtype="fp8").kv_bytes_per_token == 35_136
+
+
+def test_an_indexer_has_weights_and_a_key_of_its_own() -> None:
+    """DeepSeek-V3.2 is V3 with 61 indexers; a token's index key is 128 bytes and a scale, its rotary key 16 bits."""
+    plain, sparse = model(DEEPSEEK), model(SPARSE)
+    assert sparse.num_parameters - plain.num_parameters == 61 * (1536 * 64 * 128 + 7168 * (128 + 64) + 256)
+    assert Deployment(sparse, tp=8).kv_bytes_per_token == 61 * (576 * 2 + 132)
+    assert Deployment(sparse, tp=8, kv_dtype="fp8").kv_bytes_per_token == 61 * (512 + 64 * 2 + 132)
 
 
 def test_weights_of_an_fp8_checkpoint_are_one_byte_but_for_vocabulary_and_norms() -> None:
@@ -220,6 +234,8 @@ def test_gpt_oss_keeps_attention_in_16_bits_and_experts_in_four() -> None:
     expected = experts * 17 / 32 + 2 * (spec.num_parameters - experts)
     assert Deployment(spec).weight_bytes == expected == 65_248_815_744
     assert round(expected / 2**30, 1) == 60.8
+    on_vllm = Deployment(spec, engine="vllm").weight_bytes  # hidden rows are padded from 2880 to 3072
+    assert on_vllm == pytest.approx(expected + experts * 17 / 32 / 15)
     assert Deployment(spec).types == ("bfloat16", "bfloat16", "mxfp4", "bfloat16", "bfloat16")
 
 
@@ -267,6 +283,7 @@ def test_a_stage_holds_its_own_layers() -> None:
         ({"tp": 7}, r"tp: m \(64 heads, 4 KV heads\) cannot be cut into 7 equal parts"),
         ({"tp": 8, "ep": 3}, r"ep: 3 is not a divisor of the 8 GPUs of a stage \(tp 8 × dp_attention 1\)"),
         ({"tp": 64}, r"ep: m has 128 experts of width 1504, which 1 groups of 64 GPUs"),
+        ({"tp": 8}, r"ep: experts of m would be 188 wide on each GPU, and fp8_block has a scale for every 128 columns"),
         ({"weight_dtype": "fp7"}, "weights: fp7 is not a known type. Write one of bfloat16, "),
         ({"kv_dtype": "e4m3"}, "kv: e4m3 is not a known type"),
     ],

@@ -10,15 +10,16 @@ import pytest
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.cost import Roofline
 from batchsim.cost.profile_config import StatedHost
-from batchsim.deployment.catalog import MODELS, load_gpu
+from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.deployment import Deployment
-from batchsim.deployment.model import ELEMENT_BYTES
+from batchsim.deployment.quantisation import ELEMENT_BYTES
 from batchsim.policies.registry import POLICIES
 from batchsim.results.keep import heading
 from batchsim.scenario import Scenario, scenario_schema
-from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, GpuSheet, deployment_text
+from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, GpuSheet
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup
+from batchsim.tables import find
 
 SHEET = "{kind: sheet, name: my-gpu, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}"
 TEXT = f"""
@@ -76,7 +77,7 @@ def test_groups_of_replicas_and_offers_of_a_plan_have_deployments() -> None:
     """Each of its own; its GPUs are counted."""
     setup = Setup.of(scenario(GROUPS % SHEET))
     assert [(group.name, group.setup.num_gpus) for group in setup.groups] == [("a", 2), ("b", 4)]
-    assert "1 b replica on my-gpu × 4 · vllm, tp 4, weights bf16, kv bf16 · cost: roofline" in heading(setup)
+    assert "1 b replica on my-gpu × 4 · vllm, tp 4, weights bfloat16, kv bfloat16 · cost: roofline" in heading(setup)
     offer = f"{{price: 2/h, deployment: {{engine: sglang, gpu: {SHEET}, tp: 8}}}}"
     plan = f"plan={{target: {{rate: 60/s}}, currency: $, router: round_robin, max_replicas: 9, gpus: {{x: {offer}}}}}"
     planned = scenario(plan).file.plan
@@ -88,26 +89,29 @@ def test_groups_of_replicas_and_offers_of_a_plan_have_deployments() -> None:
 def test_a_heading_says_engine_degrees_and_types() -> None:
     """Of one engine; a policy of another engine is said to run on this one's kernels."""
     text = heading(Setup.of(scenario("policies={vllm: {}, sglang: {}}")))
-    assert "llama-3.1-8b on my-gpu × 2 · vllm, tp 2, weights bf16, kv bf16 · cost: roofline, tp 2" in text
+    assert "llama-3.1-8b on my-gpu × 2 · vllm, tp 2, weights bfloat16, kv bfloat16 · cost: roofline, tp 2" in text
     assert "sglang: with vllm's kernels" in text
-    its = Deployment(
-        MODELS["llama-3.1-70b"], load_gpu("h100"), "vllm", "0.24.0", tp=4, weight_dtype="fp8", kv_dtype="fp8"
-    )
-    assert deployment_text(its) == "vllm 0.24.0, tp 4, weights fp8, kv fp8"
+    tables = ("model=llama-3.1-70b", "deployment={engine: vllm, gpu: h100_sxm, tp: 4, weights: fp8}")
+    text = heading(Setup.of(scenario(*tables)))
+    assert "llama-3.1-70b on h100 × 4 · cost: kernel tables of vllm 0.24.0, tp 4, weights fp8, kv bfloat16 (" in text
+    older = heading(Setup.of(scenario(*tables, "deployment.version=0.10")))
+    assert "on h100 × 4 · 0.24.0 is the nearest to 0.10, as asked for · cost: kernel tables of vllm 0.24.0" in older
+    assert "nearest" not in heading(Setup.of(scenario(*tables, "deployment.version=0.24")))
 
 
-def test_a_gpu_with_kernel_tables_needs_a_profile() -> None:
+def test_a_gpu_with_kernel_tables_needs_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """No roofline takes its place; the line names the ways out."""
-    with pytest.raises(CalibrationError, match=r"some.yaml:3: .*llama-3.1-8b on h100 .*batchsim\[gpus\].*kind: sheet"):
-        Setup.of(scenario("deployment.gpu=h100_sxm"))
+    monkeypatch.setattr(find, "version", lambda: None)
+    with pytest.raises(CalibrationError, match=r"some.yaml:3: .*llama-3.1-8b on a30, .*batchsim\[gpus\].*kind: linear"):
+        Setup.of(scenario("deployment.gpu=a30"))
 
 
 def test_the_types_and_engines_are_those_of_deployments_and_policies() -> None:
     """Each type that may be stated has bytes, and each engine a policy of its name."""
     schema = scenario_schema()["$defs"]["DeploymentConfig"]["properties"]
     for key in ("weights", "moe", "kv"):
-        named = [value for each in schema[key]["anyOf"] for value in each.get("enum", [each.get("const")])]
-        assert {*named} - {""} <= {*ELEMENT_BYTES}, key
+        named = [value for each in schema[key]["anyOf"] for value in each.get("enum", ())]
+        assert {"fp8", "bfloat16"} <= {*named} <= {*ELEMENT_BYTES}, key
     assert {*ENGINES} <= {*POLICIES}
 
 

@@ -79,13 +79,23 @@ def test_tied_embeddings_are_counted_once() -> None:
     [
         ({"model_type": "mamba"}, "model_type 'mamba'"),
         ({"model_type": None}, "model_type None"),
-        ({"num_experts": 8}, "mixture of experts"),
-        ({"num_local_experts": 8}, "mixture of experts"),
-        ({"kv_lora_rank": 512}, "latent attention"),
+        (
+            {"model_type": "new", "num_experts": 4},
+            "model_type 'new' is none whose layers are known: num_experts_per_tok",
+        ),
+        ({"num_experts": 8, "num_experts_per_tok": 2}, "mixture of experts"),
+        ({"num_local_experts": 8}, "num_experts_per_tok is missing.*Or state step times and KV memory: cost"),
+        ({"kv_lora_rank": 512}, "qk_nope_head_dim is missing"),
+        ({"kv_lora_rank": 512, "linear_attn_config": {"head_dim": 128}}, "linear_attn_config means linear attention"),
+        ({"kv_lora_rank": 512, "index_topk_freq": 4}, "index_topk_freq means layers that share an index"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"sliding_window": 4096}, "sliding_window is 4096"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9},
+            "layer_types has 2 of 32 layers",
+        ),
+        ({"layer_types": ["linear_attention"] * 32, "sliding_window": 9}, "layer_types has 'linear_attention'"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers is '32'"),
@@ -121,10 +131,23 @@ slo: ttft<1s @ 99%
 @pytest.mark.parametrize(
     ("change", "complaint", "copy"),
     [
-        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts means a mixture of experts, ", ""),
-        ({"model_type": "qwen3_moe", "num_experts": 128}, "num_experts means a mixture of experts, ", ""),
         (
-            {"model_type": "deepseek_v3", "n_routed_experts": 256, "quantization_config": {"quant_method": "fp8"}},
+            {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+            "num_local_experts means a mixture of experts, ",
+            "",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8},
+            "num_experts means a mixture of experts, ",
+            "",
+        ),
+        (
+            {
+                "model_type": "deepseek_v3",
+                "n_routed_experts": 256,
+                "num_experts_per_tok": 8,
+                "quantization_config": {"quant_method": "fp8"},
+            },
             "n_routed_experts means a mixture of experts and quantization_config means quantised weights, ",
             "",
         ),
@@ -133,7 +156,11 @@ slo: ttft<1s @ 99%
             "quantization_config means quantised weights, ",
             "Or remove quantization_config from a copy of the file: that is the model with 16-bit weights.",
         ),
-        ({"model_type": "llama4", "text_config": {"num_local_experts": 16}}, "num_local_experts means a mixture", ""),
+        (
+            {"model_type": "moe", "text_config": {"num_local_experts": 16, "num_experts_per_tok": 1}},
+            "num_local_experts means a mixture",
+            "",
+        ),
         ({"model_type": "gemma2"}, "model_type 'gemma2' is none of the known llama, ", ""),
         ({"sliding_window": 4096}, "sliding_window is 4096: ", ""),
     ],
@@ -280,7 +307,7 @@ def test_a_window_that_is_switched_off_is_no_window() -> None:
     config = LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}
     assert ModelSpec.from_config(config, "q").kinds[0].attention.window is None
     with pytest.raises(ScenarioError, match="sliding_window is 4096"):
-        ModelSpec.from_config(config | {"use_sliding_window": True}, "q").check_timed()
+        ModelSpec.from_config(config | {"use_sliding_window": True, "max_window_layers": 9}, "q").check_timed()
 
 
 def test_a_model_is_loaded_by_file_or_folder(tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""`batchsim init` and `batchsim show`: a scenario to start from, of the user's own command line too, and that back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.base.files import write_text, writing
+from batchsim.cli import option
+from batchsim.cli.common import check_output, one_line_errors, read_scenario
+from batchsim.cli.traces import trace_config
+
+if TYPE_CHECKING:
+    from batchsim.scenario.command_lines.flags import Read
+
+_MODEL, _GPU = "llama-3.1-8b", "h200"
+_Degree = Annotated[int | None, typer.Option(min=1, max=1024, help="GPUs that share every layer.")]
+_Line = Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that starts the server, in quotes.")]
+
+
+@one_line_errors
+def init(
+    trace: Annotated[Path | None, typer.Option(help="Replay this trace instead of Poisson arrivals.")] = None,
+    format_: option.Format = "auto",
+    columns: option.Columns = None,
+    time_unit: option.TimeUnit = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Catalog name, Hugging Face id, or path of a config.json.", show_default=_MODEL),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Catalog name of the GPU.")] = _GPU,
+    engine: Annotated[
+        str | None, typer.Option(help="Write a deployment of vllm (with --tp alone), sglang or tensorrt_llm.")
+    ] = None,
+    tp: _Degree = None,
+    from_vllm: _Line = None,
+    from_sglang: _Line = None,
+    from_trtllm: _Line = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("scenario.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Write a commented scenario that runs.
+
+    Example: batchsim init --from-vllm "vllm serve meta-llama/Llama-3.1-70B -tp 4 --kv-cache-dtype fp8" --gpu h100_sxm
+    """
+    from batchsim.cli.starter import deployed_text, starter_text
+    from batchsim.workload.traces.inspect import inspect_trace
+
+    if output.exists() and not force:
+        raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
+    check_output(output)
+    config = None if trace is None else trace_config(trace, format_, columns, time_unit)
+    if config is None and (columns or time_unit or format_ != "auto"):
+        raise ScenarioError("init: --columns, --time-unit and --format describe a trace. Name it with --trace.")
+    lines = {"vllm": from_vllm, "sglang": from_sglang, "tensorrt_llm": from_trtllm}
+    read = _read_line({name: line for name, line in lines.items() if line is not None}, engine, tp)
+    deployed = read or (None if engine is tp is None else _of_options(engine or "vllm", model or _MODEL, tp))
+    figures = None if config is None else inspect_trace(config, Path())
+    if deployed is None:
+        text = starter_text(model or _MODEL, gpu, output.parent, config, figures)
+    else:
+        keys = deployed.keys if model is None else {**deployed.keys, "model": model}
+        text = deployed_text(keys, deployed.engine, gpu, output.parent, config, figures)
+        _check(text, output.parent)
+        _tell(deployed)
+    with writing(output, "Give another path with -o."):
+        write_text(output, text)
+    typer.echo(f"{output}   next: batchsim run {output}")
+
+
+def _read_line(lines: dict[str, str], engine: str | None, tp: int | None) -> Read | None:
+    """What the one command line among `lines`, by engine, says; None without one."""
+    from batchsim.scenario.command_lines.engines import read_command
+
+    if not lines:
+        return None
+    if len(lines) > 1 or engine is not None or tp is not None:
+        raise ScenarioError("init: --from-vllm, --from-sglang and --from-trtllm say all of engine and GPUs. Give one.")
+    ((name, line),) = lines.items()
+    return read_command(line, name)
+
+
+def _of_options(engine: str, model: str, tp: int | None) -> Read:
+    from batchsim.base.errors import nearest
+    from batchsim.scenario.command_lines.engines import SERVERS
+    from batchsim.scenario.command_lines.flags import Read
+
+    if engine not in SERVERS:
+        raise ScenarioError(f"--engine {engine}: is not known. {nearest(engine, SERVERS)}")
+    return Read(engine, {"model": model} if tp is None else {"model": model, "deployment.tp": tp})
+
+
+def _check(text: str, folder: Path) -> None:
+    """Raises what the scenario `text` is refused with; that step times cannot be had here is only told."""
+    from batchsim.scenario.load import parse_scenario
+    from batchsim.scenario.point import Setup
+
+    try:
+        Setup.of(parse_scenario(text, "init", folder))
+    except CalibrationError as error:
+        typer.echo(f"! {error}", err=True)
+
+
+def _tell(read: Read) -> None:
+    from batchsim.scenario.command_lines.flags import SAME, UNTOLD
+
+    for mark, what, words in (("-", SAME, read.same), ("!", UNTOLD, read.untold)):
+        if words:
+            typer.echo(f"{mark} {what}: {', '.join(words)}", err=True)
+
+
+@one_line_errors
+def show(scenario: option.Scenario, set_: option.Set = None, as_json: option.Json = False) -> None:
+    """Show a scenario's deployment, its KV memory, its policies' knobs, and the command that starts such an engine.
+
+    Example: batchsim show my.yaml --set deployment.tp=8
+    """
+    from batchsim.cli.common import print_json
+    from batchsim.report.text.deployment_text import shown_deployment
+
+    found = shown_deployment(read_scenario(scenario, set_, None, "show", allow_code=False))
+    if as_json:
+        print_json(found.plain())
+        return
+    typer.echo(found)

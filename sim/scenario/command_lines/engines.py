@@ -1,0 +1,62 @@
+"""The servers of all engines, and the command line that a scenario's deployment is started with."""
+
+from __future__ import annotations
+
+from batchsim.base.errors import ScenarioError
+from batchsim.deployment.catalog import hugging_face_id
+from batchsim.scenario.command_lines.flags import Engine, Keys, Read, Written, read_line, write_line
+from batchsim.scenario.command_lines.sglang import SGLANG
+from batchsim.scenario.command_lines.tensorrt_llm import TENSORRT_LLM
+from batchsim.scenario.command_lines.vllm import VLLM
+from batchsim.scenario.config import Scenario
+from batchsim.scenario.deployment_config import DeploymentConfig
+
+SERVERS: dict[str, Engine] = {engine.name: engine for engine in (VLLM, SGLANG, TENSORRT_LLM)}
+"""By the name that a deployment has for the engine."""
+
+_TOLD = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv", "activations")
+
+
+def read_command(line: str, engine: str) -> Read:
+    """What the command line of `engine` says to a scenario. Raises what `read_line` raises."""
+    return read_line(line, SERVERS[engine])
+
+
+def write_command(keys: Keys, engine: str) -> Written:
+    """The command line of `engine` that says `keys`. Raises what `write_line` raises."""
+    return write_line(keys, SERVERS[engine])
+
+
+def command_of(scenario: Scenario) -> Written:
+    """The command line that starts the engine of a scenario's deployment, with the knobs of its own policy.
+
+    ScenarioError if the scenario has no deployment.
+    """
+    return write_command(keys_of(scenario), deployment_of(scenario).engine)
+
+
+def deployment_of(scenario: Scenario) -> DeploymentConfig:
+    """The deployment of `scenario`; ScenarioError if it states a cost instead."""
+    if not isinstance(scenario.cost, DeploymentConfig):
+        where = scenario.places.get("cost", scenario.source)
+        raise ScenarioError(
+            f"{where}: cost of kind {scenario.cost.kind} names no engine. Write a deployment in its place:"
+            " {engine: vllm, gpu: h100_sxm, tp: 4}."
+        )
+    return scenario.cost
+
+
+def keys_of(scenario: Scenario) -> Keys:
+    """The keys of `scenario` that differ from an engine's own choice, flat, for `write_command`."""
+    config, file, plain = deployment_of(scenario), scenario.file, scenario.plain
+    found: Keys = {"model": hugging_face_id(file.model)}
+    for name in _TOLD:
+        if (value := getattr(config, name)) not in (None, 1):
+            found[f"deployment.{name}"] = value
+    for key in ("max_model_len", "max_waiting"):
+        if (value := getattr(file, key)) is not None:
+            found[key] = value
+    found |= {f"kv.{name}": value for name, value in (plain.get("kv") or {}).items()}
+    own = next((spec for spec in scenario.specs if spec.kind == config.engine), None)
+    found |= {f"policy.{knob}": value for knob, value in (own.knobs if own else {}).items()}
+    return found
