@@ -366,7 +366,7 @@ class Roofline(Cost):
         layers_bytes, layers = _matmul_ns(k.layers, work.tokens)
         head_bytes, head = _matmul_ns(k.head, work.rows)
         constants = k.gemm_constant + k.attention_constant + k.other_constant
-        flops, moved = useful_flops_bytes(self.deployment.model, columns)
+        flops, moved = useful_flops_bytes(self.deployment, columns)
         return {
             "weights": (layers_bytes + head_bytes) * busy,
             "kv_reads": k.kv_per_token * work.context,

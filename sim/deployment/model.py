@@ -193,13 +193,15 @@ class ModelSpec:
 
     @property
     def matmul_flops_per_token(self) -> int:
-        """FLOPs of the layers' matmuls; the output projection costs 2 × `head_parameters` more for a sampled token."""
-        return 2 * self.num_hidden_layers * self.layer_matmul_parameters
+        """FLOPs of the layers' matmuls, of experts those that a token goes through; the output projection costs
+        2 × `head_parameters` more for a sampled token."""
+        return 2 * sum(each.count * each.active_weights(self.hidden_size) for each in self.kinds)
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """FLOPs of one query token reading one key: scores and weighted sum, all heads and layers."""
-        return 4 * self.num_hidden_layers * self.q_size
+        """FLOPs of one query token reading one key: scores and weighted sum, all heads and layers. Of layers with a
+        window too, whose pairs beyond it are none."""
+        return 2 * sum(each.count * each.attention.pair_size for each in self.kinds)
 
     def same_shape(self, other: ModelSpec) -> bool:
         """Whether steps of both are the same work: all is equal but the name and the longest context."""
