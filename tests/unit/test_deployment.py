@@ -297,7 +297,7 @@ def test_what_cannot_be_split_is_refused(knobs: dict[str, object], complaint: st
 
 
 def test_work_is_that_of_the_experts_a_token_goes_through() -> None:
-    """The active parameters of the model cards: 22 B of Qwen3-235B-A22B, 37 B of DeepSeek-V3, with the output matrix."""
+    """The active parameters of the model cards: 22 B of Qwen3-235B-A22B, 37 B of DeepSeek-V3, the output matrix in."""
     for config, active in ((QWEN_235B, 22e9), (DEEPSEEK, 37e9), (GPT_OSS, 5.1e9), (MIXTRAL, 12.9e9)):
         spec = model(config)
         found = spec.matmul_flops_per_token / 2 + spec.head_parameters
