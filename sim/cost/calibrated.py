@@ -21,7 +21,6 @@ from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.segments import Rows, Segment, Segments
-from batchsim.cost.useful import useful_flops_bytes
 from batchsim.cost.work import (
     Columns,
     Terms,
@@ -32,6 +31,7 @@ from batchsim.cost.work import (
     padded_pairs,
     padded_work,
     swap_blocks,
+    useful_flops_bytes,
 )
 from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.types import Batch

@@ -152,6 +152,19 @@ class Deployment:
         padded = kind == "mxfp4" and self.engine == "vllm"
         return ELEMENT_BYTES[kind] * (-(-hidden // 256) * 256 / hidden if padded else 1)
 
+    def read_bytes(self) -> tuple[float, float, float]:
+        """(Bytes of the matrices that every step reads, bytes of all routed experts, the share of these that a token
+        goes through), of all GPUs together, copies left out."""
+        model, types = self.model, self.types
+        attention, mlp, experts = (ELEMENT_BYTES[kind] for kind in (types.attention, types.mlp, types.experts))
+        every, routed, share = model.head_parameters * ELEMENT_BYTES[types.plain], 0.0, 1.0
+        for each in model.kinds:
+            its = each.weights(model.hidden_size)
+            every += each.count * (its.attention * attention + its.mlp * mlp)
+            routed += each.count * its.experts * experts
+            share = each.mlp.per_token / each.mlp.count if isinstance(each.mlp, Experts) else share
+        return every, routed, share
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers, while it is in their windows, on each GPU that shares a

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchsim.cost.useful import useful_flops_bytes
-from batchsim.cost.work import work_columns
+from batchsim.cost.work import useful_flops_bytes, work_columns
 from batchsim.deployment.catalog import load_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.drive.fleet.fleet_plan import DRAINING, STARTING, UP, ReplicaSpan

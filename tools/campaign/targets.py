@@ -7,7 +7,7 @@ from typing import Any
 from batchsim.calibrate.point_plan import StepShape, columns
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
-from batchsim.cost.useful import useful_flops_bytes
+from batchsim.cost.work import useful_flops_bytes
 
 CONTEXT = 1024
 DECODE_MS = {1: 5.5, 256: 16.0}
