@@ -337,8 +337,7 @@ class Calibrated(Cost):
         if p.setup is not None:
             found = p.held_out or {}
             near = f"; follows them to ±{100 * found['p50']:.1f} % (median of {found['n']:,} steps)" if found else ""
-            tables = f"{p.setup.engine} {p.setup.version} on {p.gpu}"
-            return f"cost: kernel tables of {tables} ({p.made.get('from', 'unnamed')}{near}{host})"
+            return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host})"
         if p.origin == "imported":
             return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
         found = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]

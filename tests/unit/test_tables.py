@@ -178,7 +178,7 @@ def test_a_profile_of_several_gpus_is_no_plain_cost() -> None:
     with pytest.raises(CalibrationError, match=r"is of a deployment on 4 GPUs\. Write it as deployment: \{engine"):
         ProfileConfig("llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8").build(MODELS["llama-3.1-70b"])
     one = ProfileConfig("llama-3.1-8b-h100-vllm-0.24.0").build(MODELS["llama-3.1-8b"])
-    assert one.describe().startswith("cost: kernel tables of vllm 0.24.0 on h100 (aiconfigurator-core")
+    assert one.describe().startswith("cost: kernel tables of vllm 0.24.0, weights bfloat16, kv bfloat16 (aiconf")
     assert "follows them to ±" in one.describe() and one.describe().endswith("; host assumed)")
 
 
