@@ -183,8 +183,10 @@ def test_parameters_of_mixtures_of_experts_are_those_published(config: Mapping[s
 def test_parameters_of_further_families_are_those_of_their_cards(
     config: Mapping[str, object], parameters: float
 ) -> None:
-    """To the digits of the model cards of Kimi-K2, Llama-4-Maverick (the part that writes) and MiniMax-M2.5."""
+    """To the digits of the model cards of Kimi-K2, Llama-4-Maverick (the part that writes), MiniMax-M2.5 and
+    GLM-5."""
     assert model(config).num_parameters == pytest.approx(parameters, rel=0.005)
+    assert read_model("zai-org/GLM-5").num_parameters == pytest.approx(744e9, rel=0.001)
 
 
 @pytest.mark.parametrize(
