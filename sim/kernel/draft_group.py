@@ -258,6 +258,19 @@ class DraftGroup(DecodeGroup):
             self._places_due, self._num_due = self._places_due[:0], 0
             self._tokens_due = self._block
 
+    def rewind(self, lookahead: int) -> list[tuple[Sequence, int]]:
+        """Takes from the members the room beyond their computed tokens and `lookahead` more, in whole KV blocks.
+
+        Returns who has how many blocks to give back, in the engine's order.
+        """
+        spare = (self.room - self.computed - lookahead) // self.block_size
+        places = spare.nonzero()[0]
+        if not len(places):
+            return []
+        self.room[places] -= spare[places] * self.block_size
+        given = [(self.sequences[p], n) for p, n in zip(places.tolist(), spare[places].tolist(), strict=True)]
+        return sorted(given, key=lambda of: of[0].order)
+
     def blocks_held(self, seq: Sequence) -> int:
         return int(self._columns[4, seq.phase]) // self.block_size
 
