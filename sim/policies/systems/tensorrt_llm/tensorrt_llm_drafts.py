@@ -191,7 +191,3 @@ class TensorrtLlmWithDrafts(TensorrtLlm):
             self._to_cut[seq] = None
         else:
             seq.cut_output(self.config.max_num_tokens)
-
-    def _forget(self, seq: Sequence) -> None:
-        super()._forget(seq)
-        self._to_cut.pop(seq, None)
