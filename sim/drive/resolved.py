@@ -66,8 +66,8 @@ class ResolvedPolicy:
         speculation = self.config.traits.speculation
         if speculation is not None and speculation.lookup is None:
             raise ScenarioError(
-                f"{self.name}: no draft model runs here, so that its drafts can only be simulated. Use method ngram, or"
-                " leave speculative_config out."
+                f"{self.name}: no draft model runs here, and no search but vllm's, so that its drafts can only be"
+                " simulated. Use method ngram of vllm, or no drafts."
             )
 
 

@@ -6,8 +6,9 @@ _torch/speculative/interface.py, get_num_extra_kv_tokens in tensorrt_llm/_torch/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from batchsim.base.ranges import Config, Range
 from batchsim.kernel.policy_config import DraftMethod, Speculation
@@ -106,3 +107,10 @@ class DecodingConfig(Config):
         else:
             why = "a draft model of its own in an engine whose scheduling overlaps is not simulated yet"
         raise ValueError(f"speculative_config: {self.decoding_type}: {why}. Set disable_overlap_scheduler: true")
+
+
+def by_names_of_vllm(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """A `speculative_config` of TensorRT-LLM, as a scenario states it, by the names of vLLM's."""
+    number = stated.get("max_draft_len") or stated.get("num_nextn_predict_layers") or 1
+    both = {name: stated[name] for name in ("acceptance", "found") if name in stated}
+    return {"method": METHODS[stated["decoding_type"]], "num_speculative_tokens": number, **both}

@@ -1,7 +1,7 @@
-"""TensorRT-LLM's PyTorch backend of 2026; with `speculative_config` decodes verify draft tokens.
+"""TensorRT-LLM of 2025, whole blocks reused; with `speculative_config`, of 2026, decodes verify draft tokens.
 
-Without it: `batchsim.policies.systems.tensorrt_llm.tensorrt_llm`. With it a decode gains one token and as many as
-drafts are right, until its cap or a stop token ends it among them.
+Without it: `batchsim.policies.systems.tensorrt_llm.tensorrt_llm`. With it, in the PyTorch backend, a decode gains one
+token and as many as drafts are right, until its cap or a stop token ends it among them.
 Rule: as `tensorrt_llm`, but each decode takes 1 + max_draft_len tokens of max_num_tokens, so that those that came last
 may find none. A prompt takes its own tokens alone; if the drafter is a part of the model, blocks for max_draft_len - 1
 tokens more, which the sequence keeps. A step takes blocks for all its drafts; with its results those that rejected ones
@@ -81,7 +81,6 @@ class TensorrtLlmWithDrafts(TensorrtLlm):
     A step is a few operations on the columns of a DraftGroup where nobody must sit out or be paused.
     """
 
-    evidence = "hand-derived"
     group: DraftGroup  # pyright: ignore[reportIncompatibleVariableOverride]
     kv: Rewinds  # pyright: ignore[reportIncompatibleVariableOverride]
     _in_flight: DraftsInFlight  # pyright: ignore[reportIncompatibleVariableOverride]
