@@ -76,7 +76,7 @@ def crank(
     the step, waits for its end and sends that. `drains` says whether no arrival will come until this engine acts, which
     a scheduler is told; by default `driver.is_over`. `settles`: SETTLE is yielded. Both are for several engines.
     """
-    loop = {"sync": _sync, "batch_queue": _batch_queue, "overlap": _overlap}[core.loop.kind]
+    loop = {"sync": _sync, "batch_queue": _batch_queue, "overlap": _overlap, "events": _events}[core.loop.kind]
     return loop(core, driver, drains or driver.is_over, settles)
 
 
@@ -221,3 +221,41 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         elif isinstance(work, Idle) and (core.has_work or not driver.is_over()):
             yield _until_a_timer(work, core.next_timer_ns)
         last = batch
+
+
+def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
+    """Vidur's replica: at each arrival and at each end of a step the scheduler is asked for one step after another,
+    until it has none or as many are in flight as there are stages. A call that had nothing to run takes no place.
+
+    Source: vidur/scheduler/replica_scheduler/base_replica_scheduler.py (7d47513a), `on_schedule`, and vidur/events/*.
+    """
+    executor, depth, steps = core.executor, core.loop.depth, core.in_flight.steps
+    while True:
+        now_ns = yield ENTER
+        if not (core.has_work or steps) and driver.is_over():
+            yield THROUGH
+            continue
+        if steps and steps[0].end_ns <= now_ns:
+            now_ns = yield LAND
+            now_ns = yield Busy(now_ns + steps[0].process_ns, "process")
+            events = core.complete(now_ns)
+            if events:
+                driver.tell(events, now_ns)
+            continue
+        events = _enter(core, driver, now_ns)
+        if not events and settles:
+            yield SETTLE
+            events = _enter(core, driver, now_ns)
+        if events:
+            continue
+        if len(steps) == depth:
+            yield LAND
+            continue
+        work = _ask(core, driver, drains, now_ns)
+        if type(work) is Batch and (work.chunks or work.num_decode):
+            yield Busy(now_ns + executor.host_ns(work)[0], "launch")
+            yield Launch(work)
+        elif steps:
+            yield _until_a_timer(Idle(steps[0].end_ns), core.next_timer_ns)
+        elif isinstance(work, Idle) and (core.has_work or not driver.is_over()):
+            yield _until_a_timer(work, core.next_timer_ns)

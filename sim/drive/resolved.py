@@ -157,7 +157,7 @@ class Resolved:
         if stages > 1 and not policy.config.traits.pipelines:
             raise ScenarioError(
                 f"{policy.kind} runs one batch at a time, which leaves {stages - 1} of {stages} stages idle and is not"
-                " simulated. Set pp to 1, or use vllm."
+                " simulated. Set pp to 1, or use vllm, orca, sarathi or vllm_v0."
             )
         make = find_policy(policy.kind, allow_code=True)[1]  # whoever made this object was asked
         try:

@@ -63,7 +63,7 @@ class EngineCore:
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
-        self.journal = Journal(recorder, per_chunk_ns, ahead=self._ahead)
+        self.journal = Journal(recorder, per_chunk_ns, ahead=self._ahead, told=loop.kind == "events")
         self.in_flight = StepsInFlight(loop)
         self._sending: set[Sequence] = set()  # handed over, their KV kept until it is sent
         self._fruitless = 0  # preemptions since the last token
