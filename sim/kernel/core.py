@@ -357,7 +357,7 @@ class EngineCore:
         for seq in batch.preempted:
             if seq.num_lost_tokens:
                 self.in_flight.lose(seq)
-                seq.num_lost_tokens = 0
+                seq.num_lost_tokens = seq.num_rejected_tokens = 0
 
     def _verify(self, batch: Batch, verified: Verified | None) -> None:
         """Moves the members of a group that verifies drafts on by what they got; None: that is known as it lands."""

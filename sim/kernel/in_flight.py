@@ -139,7 +139,11 @@ class StepsInFlight:
         flight = self.steps.popleft()
         batch, group = flight.batch, flight.batch.decodes
         if batch.drafting is not None and isinstance(group, DraftGroup):
-            group.land(batch.drafting, batch.sampled)
+            group.land(batch.drafting, batch.sampled, flight.lost)
+        else:
+            for seq in batch.sampled:
+                if isinstance(seq.group, DraftGroup):
+                    seq.group.land_first(seq)
         if batch.sampled:
             batch.sampled = [seq for seq in batch.sampled if seq in alive and seq not in flight.lost]
         ended: list[Sequence] = []

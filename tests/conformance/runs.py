@@ -212,7 +212,7 @@ def drafts_of_sglang(draw: st.DrawFn) -> dict[str, Any]:
     algorithm = draw(st.sampled_from([None, "EAGLE", "STANDALONE", "NGRAM"]))
     if algorithm is None:
         return {}
-    drawn = {"speculative_algorithm": algorithm, "disable_overlap_schedule": True}
+    drawn = {"speculative_algorithm": algorithm, "disable_overlap_schedule": draw(st.booleans())}
     drawn["acceptance"] = draw(st.sampled_from([0.0, 0.7, 1.0]))
     if algorithm == "NGRAM":
         return drawn | {"enable_mixed_chunk": False, "speculative_num_draft_tokens": draw(st.integers(2, 12))}

@@ -32,7 +32,10 @@ SGLANG = (
     "policies/test_sglang policies/test_sglang_clip policies/test_sglang_memory policies/test_sglang_naive"
     " policies/test_sglang_batch policies/test_sglang_parts policies/test_sglang_overlap conformance:sglang"
 )
-SGLANG_DRAFTS = "policies/test_sglang_drafts policies/test_sglang_drafts_naive conformance:sglang"
+SGLANG_DRAFTS = (
+    "policies/test_sglang_drafts policies/test_sglang_drafts_naive policies/test_sglang_drafts_overlap"
+    " conformance:sglang"
+)
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
     "sim/kernel/core.py": ENGINE,
