@@ -213,3 +213,10 @@ def test_a_client_that_nobody_described_is_a_closed_loop_where_as_many_are_alway
     assert loop.client == Client("closed", max_concurrency=3)
     assert loop.notes == ("a closed loop in fact: 3 in flight after every sending",)
     assert _run(Client(), POISSON).client == Client("open")
+
+
+def test_the_readme_has_the_definitions_of_every_tool() -> None:
+    """Its table is made of them, word for word."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for row in DEFINITIONS:
+        assert f"| {row.form} | {row.ttft} | {row.tpot} | {row.itl} | {row.read} |\n" in text

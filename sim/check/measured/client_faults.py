@@ -12,6 +12,7 @@ import numpy as np
 
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.check.measured.run import MISSING, Client, MeasuredRequests, MeasuredRun
+from batchsim.workload.traces.trace_rows import Ints
 
 LATE_NS = 10_000_000
 LATE_GAPS = 0.1
@@ -49,13 +50,16 @@ def _left_out(requests: MeasuredRequests) -> list[str]:
     return [f"{failed:,} of {len(requests):,} requests failed: their latencies are no figures"] if failed else []
 
 
-def in_flight(requests: MeasuredRequests) -> np.ndarray:
-    """How many requests were in flight right after each sending; of failed ones nobody knows, they count at none."""
+def in_flight(requests: MeasuredRequests) -> Ints:
+    """How many requests were in flight right after each sending.
+
+    Of failed requests nobody knows how long they were; they count at no time.
+    """
     assert requests.sent_ns is not None, "asked of requests with times of sending"
     told = requests.ok & (requests.e2e_ns != MISSING)
-    ends = np.sort(requests.sent_ns[told] + requests.e2e_ns[told])
-    sent = requests.sent_ns
-    return np.searchsorted(np.sort(sent[told]), sent, "right") - np.searchsorted(ends, sent, "right")
+    sent = requests.sent_ns[told]
+    begun = np.searchsorted(np.sort(sent), requests.sent_ns, "right")
+    return begun - np.searchsorted(np.sort(sent + requests.e2e_ns[told]), requests.sent_ns, "right")
 
 
 def _found_out(client: Client, requests: MeasuredRequests) -> tuple[Client, list[str]]:

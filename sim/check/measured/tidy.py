@@ -89,8 +89,7 @@ def read_tidy(rows: list[Node], names: Sequence[str], source: str, hash_ids: lis
         lists = [row.of(columns["hash_ids"][0]) for row in rows]
     shared = None if lists is None else _hash_ids(lists, made)
     requests = requests_of(node, made, None if shared is None else shared.picked)
-    client = Client("open" if requests.sent_ns is not None else "unknown")
-    return [MeasuredRun(source, FORM, "", client, requests.figures(), requests)]
+    return [MeasuredRun(source, FORM, "", Client(), requests.figures(), requests)]
 
 
 def csv_rows(text: str, source: str) -> tuple[list[Node], list[str]]:
