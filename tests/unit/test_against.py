@@ -17,7 +17,7 @@ from batchsim.check.measured.run import FIGURES, MISSING, Client, MeasuredReques
 from batchsim.check.validation.against import Comparison, compare
 from batchsim.check.validation.replay import replay, simulated_requests
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.point import Setup, simulate_point
 from batchsim.workload.traces.trace_rows import HashIds
 
 SCENARIO = """\
@@ -83,6 +83,7 @@ CLIENTS = {
     "open": Client("open"),
     "open_limited": Client("open", max_concurrency=3),
     "closed": Client("closed", max_concurrency=5),
+    "closed_hardly_full": Client("closed", max_concurrency=40),
     "at_once": Client("at_once"),
 }
 
@@ -93,6 +94,25 @@ def test_the_same_engine_shows_no_error(client: Client) -> None:
     found = compared(engine(), measured(engine(), asked(client=client)))
     assert {error.name: error.error for error in found.errors} == dict.fromkeys(FIGURES, 0.0)
     assert found.parting is None
+
+
+def test_a_closed_loop_that_begins_slowly_is_replayed_as_it_began() -> None:
+    """Five users begin within 2 s, when the first have long been answered: each of their sendings is kept."""
+    ramp = (
+        (
+            "arrivals: {kind: poisson, mean_rate: 1/s}",
+            "arrivals: {kind: closed_loop, users: 5, think_time: 0s, shared_list: true, ramp: 2s}",
+        ),
+        ("tokens: 1}, output: {kind: fixed, tokens: 1}", "tokens: 90}, output: {kind: fixed, tokens: 12}"),
+        ("requests: 1\n", "requests: 120\n"),
+        ("load: {mean_rate: [1/s]}", "load: {users: [5]}"),
+    )
+    setup = engine(*ramp)
+    truth = simulated_requests(simulate_point(setup, setup.scenario.points()[0]))
+    assert truth.sent_ns is not None
+    truth = truth.picked(np.argsort(truth.sent_ns, kind="stable"))
+    run = MeasuredRun("file", "tidy table", "", Client("closed", max_concurrency=5), truth.figures(), truth)
+    assert {error.name: error.error for error in compared(engine(), run).errors} == dict.fromkeys(FIGURES, 0.0)
 
 
 def test_a_slower_engine_shows_by_how_much_and_which_load_would_do() -> None:

@@ -133,6 +133,27 @@ def test_a_table_of_requests_is_read_by_its_columns() -> None:
     ]
 
 
+def test_dates_and_codes_of_http_are_read(tmp_path: Path) -> None:
+    """The names of Azure's traces with a measured latency beside them; 503 is a failure."""
+    path = tmp_path / "log.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens,ttft_ms,e2e_ms,status\n2024-05-12 00:00:01+00:00,10,3,5,9,200\n"
+        "2024-05-12 00:00:03.500+00:00,10,3,5,9,503\n"
+    )
+    (run,) = read_measured(path)
+    assert run.requests is not None and run.requests.ok.tolist() == [True, False]
+    assert run.requests.sent_ns is not None and run.requests.sent_ns.tolist() == [0, 2_500_000_000]
+
+
+def test_a_slow_last_answer_makes_no_closed_loop(tmp_path: Path) -> None:
+    """60 requests at 1/s whose answers take 10 s complete at 0.86/s, of a client that waited for nobody."""
+    path = tmp_path / "runs.csv"
+    head = "requests,requested_rps,completed_rps,prompt_tokens,output_tokens,ttft_mean_s,e2e_mean_s\n"
+    path.write_text(head + "60,1,0.857,100,10,0.1,10\n60,1,0.5,100,10,0.1,10\n")
+    calm, held = read_measured(path)
+    assert calm.client.arrivals == "open" and held.client == Client("closed", max_concurrency=5)
+
+
 def test_a_server_s_log_with_hash_ids_says_what_prompts_share() -> None:
     """Three ids for 40 tokens are blocks of 16."""
     run = one("server_log.jsonl")

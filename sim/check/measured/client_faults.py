@@ -28,13 +28,13 @@ FEWEST = 20
 SURE = 3.0
 """Standard errors of the coefficient of variation by which gaps must differ from exponential ones."""
 HELD_SHARE = 0.95
-"""Share of sendings at which a closed loop is full."""
+"""Share of sendings at which a closed loop is full; and of the completed requests/s below which one is found."""
 
 
 def with_faults(run: MeasuredRun) -> MeasuredRun:
     """`run` with a note for each fault of its client; one whose settings are unknown is known by what it did."""
     if run.requests is None:
-        return run
+        return _held_back(run)
     client = run.client
     notes = [*run.notes, *_left_out(run.requests)]
     if run.requests.sent_ns is not None:
@@ -43,6 +43,27 @@ def with_faults(run: MeasuredRun) -> MeasuredRun:
     elif client.arrivals == "open":
         notes.append("the times of sending are not in the file")
     return replace(run, client=client, notes=(*notes, *_merged(run.requests)))
+
+
+def _held_back(run: MeasuredRun) -> MeasuredRun:
+    """A run of aggregates; one whose client was to send over time, and waited for answers instead, as a closed loop.
+
+    That is one which completed less than a client would that sends so many at the rate asked for and waits for the
+    last. Its users are the mean number in flight.
+    """
+    client, figures, count = run.client, run.figures, run.means.get("requests")
+    asked, done, e2e_s = client.rate_rps, figures.get("throughput_rps"), figures.get("e2e_mean_s")
+    if client.arrivals != "open" or not (asked and done and e2e_s and count):
+        return run
+    if done >= HELD_SHARE * count / (count / asked + figures.get("e2e_p99_s", e2e_s)):
+        return run
+    users = max(round(done * e2e_s), 1)
+    users = users if client.max_concurrency is None else min(users, client.max_concurrency)
+    note = (
+        f"{asked:.4g}/s were asked for and {done:.4g}/s completed: a closed loop in fact, of {users} in flight"
+        " (completed/s × mean E2E)"
+    )
+    return replace(run, client=Client("closed", max_concurrency=users), notes=(*run.notes, note))
 
 
 def _left_out(requests: MeasuredRequests) -> list[str]:

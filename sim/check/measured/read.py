@@ -118,7 +118,7 @@ def _of_records(path: Path, values: list[Node]) -> list[MeasuredRun]:
     names = list(data)
     if not tidy.is_tidy(names):
         values[0].bad(f"keys {', '.join(names[:8])} are of no form that is known", _NOT)
-    return tidy.read_tidy(values, names, source, None)
+    return tidy.read_tidy(values, names, source)
 
 
 def _beside(path: Path, name: str) -> Node | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from batchsim.check.measured.build import Row, check_row, requests_of
 from batchsim.check.measured.run import LATENCIES, MISSING, OF, Client, MeasuredRun
 from batchsim.check.measured.values import Node
 from batchsim.workload.traces.trace_rows import HashIds, Ints
+from batchsim.workload.traces.values import clock_reader
 
 FORM = "tidy table"
 _UNIT_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -27,13 +27,31 @@ _BLOCKS = (16, 32, 64, 128, 256, 512)
 
 REQUEST = {
     "intended": ("intended", "intended_at"),
-    "sent": ("sent", "sent_at", "arrival", "arrival_time", "timestamp", "start", "start_time", "request_start"),
+    "sent": (
+        "sent",
+        "sent_at",
+        "arrival",
+        "arrival_time",
+        "timestamp",
+        "TIMESTAMP",
+        "start",
+        "start_time",
+        "request_start",
+    ),
     "first": ("first_token", "first_token_at", "first_token_time", "first_token_ts"),
     "last": ("last_token", "last_token_at", "last_token_time", "last_token_ts", "end", "end_time"),
     "ttft": ("ttft", "time_to_first_token"),
     "e2e": ("e2e", "e2el", "latency", "request_latency", "e2e_latency"),
-    "prompt_tokens": ("prompt_tokens", "input_tokens", "prompt", "input_length", "input_len", "prompt_len"),
-    "output_tokens": ("output_tokens", "output", "output_length", "output_len", "completion_tokens"),
+    "prompt_tokens": (
+        "prompt_tokens",
+        "input_tokens",
+        "prompt",
+        "input_length",
+        "input_len",
+        "prompt_len",
+        "ContextTokens",
+    ),
+    "output_tokens": ("output_tokens", "output", "output_length", "output_len", "completion_tokens", "GeneratedTokens"),
     "status": ("status", "success", "ok"),
     "error": ("error", "error_message"),
     "chunks": ("chunks", "num_chunks"),
@@ -43,7 +61,7 @@ REQUEST = {
 
 _TIMES = ("intended", "sent", "first", "last", "ttft", "e2e")
 _GOOD = {"", "ok", "true", "1", "success", "successful", "completed", "200", "finished"}
-_BAD = {"false", "0", "error", "errored", "failed", "timeout", "cancelled", "canceled", "incomplete", "429", "500"}
+_BAD = {"false", "0", "error", "errored", "failed", "timeout", "cancelled", "canceled", "incomplete", "aborted"}
 _RATES = {
     "throughput_rps": ("completed_rps", "throughput_rps", "request_throughput"),
     "output_tokens_per_s": ("output_tokens_per_s", "output_throughput"),
@@ -55,8 +73,6 @@ _MEANS = {
     "sent_rps": ("sent_rps", "requested_rate", "request_rate", "requested_rps"),
 }
 _NAMES = ("config", "part", "name", "stage", "run")
-_HELD_BACK = 0.95
-"""Share of the rate asked for below which a client is one that waits for answers."""
 
 
 def is_tidy(names: Sequence[str]) -> bool:
@@ -65,7 +81,9 @@ def is_tidy(names: Sequence[str]) -> bool:
     return "prompt_tokens" in columns or any(_figure(name) for name in names)
 
 
-def read_tidy(rows: list[Node], names: Sequence[str], source: str, hash_ids: list[Node] | None) -> list[MeasuredRun]:
+def read_tidy(
+    rows: list[Node], names: Sequence[str], source: str, hash_ids: list[Node] | None = None
+) -> list[MeasuredRun]:
     """The runs of a table with columns `names`, each row an object of `rows`.
 
     One run of all rows where these are requests, else a run a row. `hash_ids`: of each request, from another file.
@@ -89,7 +107,8 @@ def read_tidy(rows: list[Node], names: Sequence[str], source: str, hash_ids: lis
         lists = [row.of(columns["hash_ids"][0]) for row in rows]
     shared = None if lists is None else _hash_ids(lists, made)
     requests = requests_of(node, made, None if shared is None else shared.picked)
-    return [MeasuredRun(source, FORM, "", Client(), requests.figures(), requests)]
+    notes = () if hash_ids is None else ("what its prompts share is told by trace.jsonl beside it",)
+    return [MeasuredRun(source, FORM, "", Client(), requests.figures(), requests, notes=notes)]
 
 
 def csv_rows(text: str, source: str) -> tuple[list[Node], list[str]]:
@@ -128,14 +147,14 @@ def _value(text: str) -> Any:
 
 
 def _columns(names: Sequence[str]) -> dict[str, tuple[str, float]]:
-    """By column of REQUEST the name that it has in the file and the seconds of its unit, 1 where it has none."""
+    """By column of REQUEST the name that it has in the file and the seconds of its unit, 0 where it has none."""
     found: dict[str, tuple[str, float]] = {}
     for column, known in REQUEST.items():
         for name in names:
             stem, _, unit = name.rpartition("_")
             timed = column in _TIMES and stem in known and unit in _UNIT_S
             if column not in found and (timed or name in known):
-                found[column] = (name, _UNIT_S[unit] if timed else 1.0)
+                found[column] = (name, _UNIT_S[unit] if timed else 0.0)
     return found
 
 
@@ -147,8 +166,8 @@ def _advice(names: Sequence[str], column: str) -> str:
 
 def _request(row: Node, columns: Mapping[str, tuple[str, float]]) -> Row:
     def ns(column: str) -> int | None:
-        name, unit_s = columns.get(column, ("", 1.0))
-        return row.maybe(name, lambda x: x.ns(unit_s)) if name else None
+        name, unit_s = columns.get(column, ("", 0.0))
+        return row.maybe(name, lambda x: x.ns(unit_s) if unit_s else _date_ns(x, name)) if name else None
 
     ok = _ended_well(row, columns)
     tokens = [row.maybe(columns[name][0], Node.tokens) for name in ("prompt_tokens", "output_tokens")]
@@ -169,12 +188,24 @@ def _request(row: Node, columns: Mapping[str, tuple[str, float]]) -> Row:
     return check_row(row, Row(tokens[0] or 0, tokens[1] or 0, ok, *times, chunks=pieces or MISSING))
 
 
+def _date_ns(node: Node, name: str) -> int:
+    """A date and time as ns since 1970. MeasuredError for a number, as nobody says in which unit it is."""
+    if not isinstance(node.value, str):
+        node.bad(f"{shown(node.value)} has no unit", f"Name the column {name}_s or {name}_ms.")
+    try:
+        return clock_reader(name, "iso")(node.value)
+    except ValueError as error:
+        node.bad(str(error), "Correct it.")
+
+
 def _ended_well(row: Node, columns: Mapping[str, tuple[str, float]]) -> bool:
     if "error" in columns and row.has(columns["error"][0]):
         return False
     if "status" not in columns:
         return True
     word = str(row.value.get(columns["status"][0]) or "").lower()
+    if re.fullmatch(r"[45]\d\d", word):  # of HTTP
+        return False
     if word not in _GOOD | _BAD:
         row.bad(f"{columns['status'][0]} is {shown(word)}", "Write ok or error.")
     return word in _GOOD
@@ -212,18 +243,20 @@ def _hash_ids(lists: list[Node], rows: list[Row]) -> HashIds:
 def _figure(name: str) -> tuple[str, float] | None:
     """The figure that column `name` has, and the seconds of its unit; None for another column."""
     match = re.fullmatch(r"(ttft|tpot|e2e|e2el)_(mean|p50|median|p90|p99)_(s|ms|us|ns)", name)
-    match = match or re.fullmatch(r"(ttft|tpot|e2e|e2el)_(mean|p50|median|p90|p99)()", name)
+    match = match or re.fullmatch(r"(ttft|tpot|e2e|e2el)_(mean|p50|median|p90|p99)()", name)  # refused when read
     if match is None:
         return None
     latency, of, unit = match.groups()
-    return f"{latency.removesuffix('l')}_{'p50' if of == 'median' else of}_s", _UNIT_S.get(unit, 1.0)
+    return f"{latency.removesuffix('l')}_{'p50' if of == 'median' else of}_s", _UNIT_S.get(unit, 0.0)
 
 
 def _aggregates(row: Node, source: str) -> MeasuredRun:
-    """The run of one row: a client whose rate fell behind the one asked for was a closed loop in fact."""
+    """The run of one row."""
     found: dict[str, float] = {}
     for name in row.object():
         figure = _figure(name)
+        if figure is not None and not figure[1]:
+            row.bad(f"{name} has no unit", f"Name the column {name}_s or {name}_ms.")
         if figure is not None and row.has(name):
             found[figure[0]] = row.of(name).number() * figure[1]
     for latency in LATENCIES:
@@ -238,9 +271,9 @@ def _aggregates(row: Node, source: str) -> MeasuredRun:
     words = [
         str(row.value[name]) if name != "stage" else f"stage {row.value[name]}" for name in _NAMES if row.has(name)
     ]
-    client, notes = _client(row, found, means)
+    client = _client(row, means)
     version = row.maybe("image", Node.text) or row.maybe("version", lambda x: str(x.value)) or ""
-    return MeasuredRun(source, FORM, version, client, found, None, means, ", ".join(words), tuple(notes))
+    return MeasuredRun(source, FORM, version, client, found, None, means, ", ".join(words))
 
 
 def _known(row: Node, names: Mapping[str, Sequence[str]]) -> dict[str, float]:
@@ -252,18 +285,9 @@ def _known(row: Node, names: Mapping[str, Sequence[str]]) -> dict[str, float]:
     return found
 
 
-def _client(row: Node, found: Mapping[str, float], means: Mapping[str, float]) -> tuple[Client, list[str]]:
-    most = row.maybe("max_concurrency", Node.count)
-    users = row.maybe("users", Node.count)
+def _client(row: Node, means: Mapping[str, float]) -> Client:
+    most, users = (row.maybe(name, Node.count) for name in ("max_concurrency", "users"))
     if users is not None:
-        return Client("closed", max_concurrency=users), []
+        return Client("closed", max_concurrency=users)
     asked = next((row.of(name).number() for name in _MEANS["sent_rps"][1:] if row.has(name)), means.get("sent_rps"))
-    done, e2e_s = found.get("throughput_rps"), found.get("e2e_mean_s")
-    if asked and done and e2e_s and done < _HELD_BACK * asked:
-        in_flight = max(math.floor(done * e2e_s + 0.5), 1)
-        note = (
-            f"{asked:.4g}/s were asked for and {done:.4g}/s completed: a closed loop in fact, of {in_flight} in flight"
-            " (completed/s × mean E2E)"
-        )
-        return Client("closed", max_concurrency=in_flight if most is None else min(most, in_flight)), [note]
-    return Client("open" if asked else "unknown", asked or None, poisson=True, max_concurrency=most), []
+    return Client("open" if asked else "unknown", asked or None, poisson=True, max_concurrency=most)

@@ -114,8 +114,11 @@ def _sendings(run: MeasuredRun, index: Ints, closed: bool, limit: int | None) ->
         return np.zeros(count, np.int64), []
     told = None if requests is None or requests.sent_ns is None else requests.sent_ns[index]
     if closed:
-        first = np.arange(count) < (limit or 0)
-        return np.where(first, 0 if told is None else told, 0), []
+        if told is None or requests is None or limit is None:
+            return np.zeros(count, np.int64), []
+        full = np.flatnonzero(in_flight(requests)[index] >= limit)
+        begun = int(full[0]) if len(full) else limit - 1  # by then all users have sent one
+        return np.where(np.arange(count) <= begun, told, 0), []
     if told is not None:
         assert requests is not None, "its sendings are known"
         notes: list[str] = []
