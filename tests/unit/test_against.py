@@ -181,6 +181,17 @@ def test_failed_requests_are_not_replayed_and_no_figures() -> None:
     assert found.notes == ["failed requests that are not replayed, as nobody knows how long the engine had them: 2"]
 
 
+def test_requests_that_were_cut_off_load_the_engine_and_are_no_figures() -> None:
+    """With tokens on both sides they are replayed; the simulation's are over the others alone."""
+    truth = measured(engine(), asked(30))
+    assert truth.requests is not None
+    ok = np.arange(30) % 2 == 0
+    requests = replace(truth.requests, ok=ok)
+    found = compared(engine(), replace(truth, requests=requests, figures=requests.figures()))
+    assert len(found.simulated[0]) == 30
+    assert {error.name: error.error for error in found.errors} == dict.fromkeys(FIGURES, 0.0)
+
+
 # ---- where they part
 
 

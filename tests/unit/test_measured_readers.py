@@ -145,6 +145,21 @@ def test_dates_and_codes_of_http_are_read(tmp_path: Path) -> None:
     assert run.requests.sent_ns is not None and run.requests.sent_ns.tolist() == [0, 2_500_000_000]
 
 
+def test_requests_stand_in_the_order_of_sending(tmp_path: Path) -> None:
+    """Whatever their order in the file; times count from the first sending, ids of blocks go with their request."""
+    path = tmp_path / "log.csv"
+    path.write_text(
+        "sent_s,prompt_tokens,output_tokens,ttft_s,e2e_s,hash_ids\n"
+        '7,32,2,0.1,0.2,"[5,6]"\n4,48,3,0.3,0.4,"[5,7,8]"\n6,16,4,0.5,0.6,[9]\n'
+    )
+    (run,) = read_measured(path)
+    assert run.requests is not None and run.requests.sent_ns is not None and run.requests.hash_ids is not None
+    assert run.requests.sent_ns.tolist() == [0, 2 * 10**9, 3 * 10**9]
+    assert run.requests.prompt_tokens.tolist() == [48, 16, 32]
+    assert run.requests.latency_s("ttft").tolist() == [0.3, 0.5, 0.1]
+    assert [len(run.requests.hash_ids.row(row)) for row in range(3)] == [3, 1, 2]
+
+
 def test_a_slow_last_answer_makes_no_closed_loop(tmp_path: Path) -> None:
     """60 requests at 1/s whose answers take 10 s complete at 0.86/s, of a client that waited for nobody."""
     path = tmp_path / "runs.csv"
