@@ -276,7 +276,7 @@ class Calibrated(Cost):
         terms["host"] = host if self.host.mode == "serial" else np.maximum(host - kernel, 0.0)
         terms["swap"] = base * (swapped > 0) + per_block * swapped
         terms["draft"] = np.zeros(len(swapped))
-        terms["flops"], terms["bytes"] = useful_flops_bytes(self.deployment.model, columns)
+        terms["flops"], terms["bytes"] = useful_flops_bytes(self.deployment, columns)
         return terms
 
     def kernel_ns(self, columns: Columns) -> Floats:

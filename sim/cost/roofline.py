@@ -49,6 +49,7 @@ from batchsim.cost.work import (
 from batchsim.deployment.catalog import load_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.deployment.quantisation import ELEMENT_BYTES, Quantisation
 from batchsim.kernel.types import Batch
 
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
@@ -125,9 +126,12 @@ class KernelCosts(NamedTuple):
     other_per_token: float
 
     @classmethod
-    def of(cls, model: ModelSpec, gpu: GpuSpec, tp: int) -> KernelCosts:
-        """The coefficients of `model` split over `tp` GPUs: matrices and heads are divided, activations between them
-        are not."""
+    def of(cls, its: Deployment, gpu: GpuSpec) -> KernelCosts:
+        """The coefficients of a deployment on `gpu`: matrices and heads are divided, activations between them are not.
+
+        Matrices have the bytes of their type; those in FP8 are multiplied so where the GPU can, all others in 16 bits.
+        """
+        model, tp = its.model, its.tp
         e, layers, hidden, width = gpu.efficiencies, model.num_hidden_layers, model.hidden_size, model.dtype_bytes
         weight_byte, kv_byte = (NS_PER_S / (share * gpu.memory_bandwidth) for share in (e.weights, e.kv))
         flop = NS_PER_S / (e.matmul * gpu.peak_flops)
@@ -138,11 +142,18 @@ class KernelCosts(NamedTuple):
         elementwise_io = 8 * hidden + (2 * (q + kv) + 4 * kv + 3 * mlp) / tp
         head_flops = 2 * model.head_parameters / tp
         ring_bytes = 2 * (tp - 1) / tp * hidden * width
+        (kind,) = model.kinds
+        weights, moved = kind.weights(hidden), 0.0
+        by_rate: dict[float, int] = {}
+        for number, dtype in ((weights.attention, its.types.attention), (weights.mlp, its.types.mlp)):
+            moved += layers * number * ELEMENT_BYTES[dtype]
+            rate = (gpu.fp8_flops if dtype.startswith("fp8") else None) or gpu.peak_flops
+            by_rate[rate] = by_rate.get(rate, 0) + 2 * layers * number
         return cls(
             layers=(
-                layers * model.layer_matmul_parameters * width / tp * weight_byte,
+                moved / tp * weight_byte,
                 layers * matmul_io * width * weight_byte,
-                model.matmul_flops_per_token / tp * flop,
+                sum(flops / tp * (NS_PER_S / (e.matmul * rate)) for rate, flops in by_rate.items()),
             ),
             head=(
                 model.head_parameters * width / tp * weight_byte,
@@ -153,7 +164,7 @@ class KernelCosts(NamedTuple):
             attention_constant=layers * e.attention_ns,
             attention_per_row=layers * e.sequence_ns,
             attention_per_pair=model.attention_flops_per_pair / tp * NS_PER_S / (e.attention * gpu.peak_flops),
-            kv_per_token=Deployment(model, gpu, tp=tp).kv_bytes_per_token * kv_byte,
+            kv_per_token=its.kv_bytes_per_token * kv_byte,
             other_constant=2 * layers * gpu.peer_latency_ns * (tp > 1),
             other_per_token=layers * (elementwise_io * width * kv_byte + 2 * ring_bytes * NS_PER_S / gpu.peer_link),
         )
@@ -203,6 +214,8 @@ def _matmul_ns(
 class Roofline(Cost):
     """The durations of steps of `model` on `tp` GPUs, or in `pp` stages of so many: then `step_ns` is of all stages.
 
+    A `deployment` says both, and the types, in their place.
+
     The coefficients are made once; `step_ns` only reads them.
     """
 
@@ -230,9 +243,10 @@ class Roofline(Cost):
         host: HostCost | None = None,
         swap_bandwidth: float | None = None,
         block_size: int = 16,
+        deployment: Deployment | None = None,
     ) -> None:
         model.check_timed()
-        self.deployment = Deployment(model, gpu, tp=tp, pp=pp)
+        self.deployment = Deployment(model, gpu, tp=tp, pp=pp) if deployment is None else deployment
         if model.dtype_bytes != 2:
             raise ScenarioError(
                 f"cost: {model.name} is {model.dtype}; the roofline of {gpu.name} knows 16-bit types only. Set"
@@ -244,7 +258,7 @@ class Roofline(Cost):
         self.block_size = block_size
         self.block_bytes = block_size * self.deployment.kv_bytes_per_token
         self._empty_ns = float(self.host.base or 1)
-        k = KernelCosts.of(model, gpu, tp)
+        k = self._kernels()
         self._coefficients = (
             *k.layers,
             *k.head,
@@ -300,11 +314,10 @@ class Roofline(Cost):
         return Roofline(
             deployment.model,
             self.gpu,
-            tp=deployment.tp,
-            pp=deployment.pp,
             host=HostCost(0, 0, 0),
             swap_bandwidth=bandwidth,
             block_size=self.block_size,
+            deployment=deployment,
         )
 
     def head_ns(self, rows: int) -> float:
@@ -343,7 +356,7 @@ class Roofline(Cost):
         )
 
     def _kernels(self) -> KernelCosts:
-        return KernelCosts.of(self.deployment.model, self.gpu, self.deployment.tp)
+        return KernelCosts.of(self.deployment, self.gpu)
 
     def kernel_parts(self, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(ns of matmuls, ns of attention), an element a step, constants included: what public kernel tables hold."""
@@ -366,7 +379,7 @@ class Roofline(Cost):
         layers_bytes, layers = _matmul_ns(k.layers, work.tokens)
         head_bytes, head = _matmul_ns(k.head, work.rows)
         constants = k.gemm_constant + k.attention_constant + k.other_constant
-        flops, moved = useful_flops_bytes(self.deployment.model, columns)
+        flops, moved = useful_flops_bytes(self.deployment, columns)
         return {
             "weights": (layers_bytes + head_bytes) * busy,
             "kv_reads": k.kv_per_token * work.context,
@@ -398,12 +411,16 @@ class Roofline(Cost):
         e, model, tp, pp = self.gpu.efficiencies, self.deployment.model, self.deployment.tp, self.deployment.pp
         if e.error_p95 is None:
             return Unknown(f"no kernel of {self.gpu.name} was timed")
+        types, plain = self.deployment.types, model.dtype
+        as_fitted = replace(model, dtype=e.dtype, quantised=Quantisation())
         missing = [
             ("attention", e.compared == KERNELS),
+            (f"weights {types.mlp}", types.attention == types.mlp == plain),
+            (f"kv {types.kv}", types.kv == plain),
             (f"tp {tp}", tp == 1),
             (f"pp {pp}", pp == 1),
             (model.dtype, model.dtype == e.dtype),
-            (model.name, any(replace(model, dtype=e.dtype).same_shape(other) for other in e.models)),
+            (model.name, any(as_fitted.same_shape(other) for other in e.models)),
         ]
         outside = [what for what, compared in missing if not compared]
         if outside:

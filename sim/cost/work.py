@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.deployment.model import ModelSpec
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.quantisation import ELEMENT_BYTES
 from batchsim.kernel.types import Batch
 
 Columns = Mapping[str, NDArray[Any]]
@@ -154,14 +156,17 @@ def padded_work(columns: Columns) -> Work:
     )
 
 
-def useful_flops_bytes(model: ModelSpec, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def useful_flops_bytes(its: Deployment, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(FLOPs of each step's useful work, bytes of weights and KV that it reads), on all GPUs together.
 
-    A step of padding alone reads the weights too.
+    A step of padding alone reads the weights too. Of routed experts those are read that its tokens go through if each
+    token's are drawn alike, and KV as if no layer had a window.
     """
-    useful = useful_work(columns)
+    model, useful = its.model, useful_work(columns)
     busy = useful.tokens + columns["pad_decode_rows"] + columns["pad_prefill_tokens"] > 0
     flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows
     flops = flops + model.attention_flops_per_pair * (useful.pairs + useful.context)
-    parameters = model.num_hidden_layers * model.layer_matmul_parameters + model.head_parameters
-    return flops * 1.0, parameters * model.dtype_bytes * busy + model.kv_bytes_per_token * useful.context * 1.0
+    every, routed, share = its.read_bytes()
+    read = every * busy + routed * (1 - (1 - share) ** useful.tokens) if routed else every * busy
+    kv = ceil(sum(each.count * each.attention.kv_bytes(1, ELEMENT_BYTES[its.types.kv]) for each in model.kinds))
+    return flops * 1.0, read + kv * useful.context * 1.0

@@ -152,11 +152,25 @@ class Deployment:
         padded = kind == "mxfp4" and self.engine == "vllm"
         return ELEMENT_BYTES[kind] * (-(-hidden // 256) * 256 / hidden if padded else 1)
 
+    def read_bytes(self) -> tuple[float, float, float]:
+        """(Bytes of the matrices that every step reads, bytes of all routed experts, the share of these that a token
+        goes through), of all GPUs together, copies left out."""
+        model, types = self.model, self.types
+        attention, mlp, experts = (ELEMENT_BYTES[kind] for kind in (types.attention, types.mlp, types.experts))
+        every, routed, share = model.head_parameters * ELEMENT_BYTES[types.plain], 0.0, 1.0
+        for each in model.kinds:
+            its = each.weights(model.hidden_size)
+            every += each.count * (its.attention * attention + its.mlp * mlp)
+            routed += each.count * its.experts * experts
+            share = each.mlp.per_token / each.mlp.count if isinstance(each.mlp, Experts) else share
+        return every, routed, share
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers, while it is in their windows, on each GPU that shares a
         layer; fewer KV heads than these are replicated."""
-        return ceil(sum(stage.full_bytes + stage.windowed_bytes for stage in self.stages()))
+        element = ELEMENT_BYTES[self.types.kv]
+        return ceil(sum(each.count * each.attention.kv_bytes(self.tp, element) for each in self.model.kinds))
 
     def stages(self) -> list[Stage]:
         """What the GPUs of each stage hold, from first to last."""
@@ -247,16 +261,19 @@ class Deployment:
         if (found := blocks(stage)) >= 1:
             return KvBudget(int(found), block_size, terms)
         missing = (1 - found) * (stage.full_bytes + stage.windowed_bytes) * block_size
-        fitting = next((tp for tp in (2, 4, 8) if tp > self.tp and self._fits(tp, share, reserve_bytes)), None)
+        step = {"step_tokens": step_tokens, "step_requests": step_requests}
+        degrees = (tp for tp in (2, 4, 8) if tp > self.tp)
+        fitting = next((tp for tp in degrees if self._fits(tp, share, block_size, reserve_bytes, step)), None)
         advice = f"It fits with tp: {fitting}." if fitting else "Use a smaller model or a GPU with more memory."
         raise ScenarioError(
             f"{model.name} on {gpu.name}: {missing / 1e9:.1f} GB short of one KV block: {terms}. {advice}"
         )
 
-    def _fits(self, tp: int, share: float, reserve_bytes: int | None) -> bool:
+    def _fits(self, tp: int, share: float, block_size: int, reserve_bytes: int | None, step: dict[str, int]) -> bool:
         """Whether on `tp` GPUs there is room for one KV block beside weights and reserve."""
         try:
-            replace(self, tp=tp).derive_kv(utilisation=share, reserve_bytes=reserve_bytes)
+            wider = replace(self, tp=tp)
+            wider.derive_kv(utilisation=share, block_size=block_size, reserve_bytes=reserve_bytes, **step)
         except ScenarioError:
             return False
         return True

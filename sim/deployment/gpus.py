@@ -65,6 +65,20 @@ _BOARDS: dict[str, tuple[int, float, float, float, float, str]] = {
     "rtx_pro_6000_server": (97_887, 1.792e12, 467.8e12, 64e9, 64e9, _SHEET),
     "b60": (24_576, 456e9, 98.3e12, 32e9, 28.4e9, _SHEET),
 }  # fmt: skip
+_FP8_FLOPS = {
+    "h200": 1979e12,
+    "h100": 1979e12,
+    "l40s": 733e12,
+    "rtx4090": 330.3e12,
+    "h100_pcie": 1513e12,
+    "b200_sxm": 4.5e15,
+    "b300_sxm": 4.5e15,
+    "gb200": 5e15,
+    "gb300": 5e15,
+    "l4": 242e12,
+    "rtx_pro_6000_server": 935.6e12,
+}
+"""FLOP/s in FP8, dense, of the boards that multiply it, from the same sheets."""
 _SECOND_NAMES = {"h100_sxm": "h100", "h200_sxm": "h200", "a100_sxm": "a100"}  # as the kernel tables call them
 
 
@@ -93,7 +107,8 @@ def _gpu(name: str) -> GpuSpec:
     if sheet is not _SHEET:
         source = f"NVIDIA {sheet}; {_TORCH_MEMORY if name == 'rtx4090' else _MEMORY}"
     memory = mebibytes * 2**20
-    return GpuSpec(name, memory, bandwidth, flops, host, peer, _PEER_LATENCY_NS, _efficiencies(name), source)
+    links = (host, peer, _PEER_LATENCY_NS)
+    return GpuSpec(name, memory, bandwidth, flops, *links, _efficiencies(name), source, _FP8_FLOPS.get(name))
 
 
 GPUS: dict[str, GpuSpec] = {name: _gpu(name) for name in _BOARDS}
@@ -112,9 +127,17 @@ def load_gpu(name: str) -> GpuSpec:
 
 
 def sheet_gpu(
-    name: str, *, memory_bytes: int, memory_bandwidth: float, peak_flops: float, host_link: float, peer_link: float
+    name: str,
+    *,
+    memory_bytes: int,
+    memory_bandwidth: float,
+    peak_flops: float,
+    host_link: float,
+    peer_link: float,
+    fp8_flops: float | None = None,
 ) -> GpuSpec:
     """A GPU by figures of the user's own, in the units of `GpuSpec`; taken to reach the shares of an L40S."""
     efficiencies = _unfitted(name, "l40s")
     links = (host_link, peer_link, _PEER_LATENCY_NS)
-    return GpuSpec(name, memory_bytes, memory_bandwidth, peak_flops, *links, efficiencies, "as stated in the scenario")
+    source = "as stated in the scenario"
+    return GpuSpec(name, memory_bytes, memory_bandwidth, peak_flops, *links, efficiencies, source, fp8_flops)

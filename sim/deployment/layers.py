@@ -61,6 +61,11 @@ class GroupedAttention:
         """Elements of a token's keys and values in one layer on each of `tp` GPUs; fewer KV heads are replicated."""
         return 2 * max(1, self.num_kv_heads // tp) * self.head_dim
 
+    @property
+    def pair_size(self) -> int:
+        """Products of one query with one key and its value, of all heads."""
+        return 2 * self.num_heads * self.head_dim
+
     def kv_bytes(self, tp: int, element: float) -> float:
         """Bytes of a token in one layer on each of `tp` GPUs, with `element` bytes an element."""
         return self.kv_elements(tp) * element
@@ -103,6 +108,11 @@ class LatentAttention:
     def kv_elements(self, tp: int = 1) -> int:
         """Elements of a token's vector and rotary key in one layer, of which every GPU has a copy."""
         return self.kv_rank + self.rope_dim
+
+    @property
+    def pair_size(self) -> int:
+        """Products of one query with one key and its value, of all heads, as prompts are computed."""
+        return self.num_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
     def kv_bytes(self, tp: int, element: float) -> float:
         """Bytes of a token in one layer on each GPU, with `element` bytes an element; with an indexer its key in FP8
@@ -165,3 +175,9 @@ class Layers:
         attention, mlp = self.attention.weights(hidden_size, split), self.mlp.weights(hidden_size, split)
         summed = Weights(*map(sum, zip(attention, mlp, strict=True)))
         return summed._replace(plain=summed.plain + 2 * hidden_size)
+
+    def active_weights(self, hidden_size: int) -> int:
+        """The weights of one layer's matrices that one token is multiplied with; without a router's."""
+        its, mlp = self.weights(hidden_size), self.mlp
+        share = (mlp.per_token, mlp.count) if isinstance(mlp, Experts) else (1, 1)
+        return its.attention + its.mlp + its.experts * share[0] // share[1]

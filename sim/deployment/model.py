@@ -31,12 +31,10 @@ _REFUSED = {
     "n_routed_experts": "a mixture of experts",
     "moe_num_experts": "a mixture of experts",
     "kv_lora_rank": "latent attention",
-    "quantization_config": "quantised weights",
-    "hf_quant_config": "quantised weights",
     "attention_bias": "biases on all attention matrices",
     "mlp_bias": "biases on the MLP matrices",
 }
-_DROPPABLE = {"quantization_config": "16-bit weights", "attention_bias": "no biases", "mlp_bias": "no biases"}
+_DROPPABLE = {"attention_bias": "no biases", "mlp_bias": "no biases"}
 """Keys of a config.json without which the roofline can time its model, and what the model then has instead."""
 
 _STATED = (
@@ -81,9 +79,9 @@ class ModelSpec:
         """
         text = config.get("text_config")  # where a model that reads more than text keeps its decoder
         keys = {**cast("dict[str, object]", text), **config} if isinstance(text, dict) else config
-        if not (untimed := _untimed(keys, name)):
-            return cls._read(keys, name)
         quantised = read_quantisation(keys, name)
+        if not (untimed := _untimed(keys, name)):
+            return replace(cls._read(keys, name), quantised=quantised)
         try:
             spec = cls._read(keys, name)
             layers = read_layers(keys, name, spec.kinds[0])
@@ -140,9 +138,19 @@ class ModelSpec:
         return (Layers(self.num_hidden_layers, attention, DenseMlp(self.intermediate_size)),)
 
     def check_timed(self) -> None:
-        """ScenarioError, with the reason and the ways out, unless cost models can time the model's steps."""
+        """ScenarioError, with the reason and the ways out, unless a roofline can time the model's steps."""
         if self.untimed:
             raise ScenarioError(self.untimed)
+
+    def check_runs(self) -> None:
+        """ScenarioError, with the ways out, unless the model can be run and measured here: dense, in 16 or 32 bits."""
+        self.check_timed()
+        if self.quantised != Quantisation():
+            raise ScenarioError(
+                f"{self.name}: its weights are quantised ({self.quantised}), which cannot be run here. Remove"
+                " quantization_config from a copy of the file: that is the model with 16-bit weights. A deployment's"
+                " profile, or a roofline, can time it in a simulation."
+            )
 
     @property
     def q_size(self) -> int:
@@ -193,13 +201,15 @@ class ModelSpec:
 
     @property
     def matmul_flops_per_token(self) -> int:
-        """FLOPs of the layers' matmuls; the output projection costs 2 × `head_parameters` more for a sampled token."""
-        return 2 * self.num_hidden_layers * self.layer_matmul_parameters
+        """FLOPs of the layers' matmuls, of experts those that a token goes through; the output projection costs
+        2 × `head_parameters` more for a sampled token."""
+        return 2 * sum(each.count * each.active_weights(self.hidden_size) for each in self.kinds)
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """FLOPs of one query token reading one key: scores and weighted sum, all heads and layers."""
-        return 4 * self.num_hidden_layers * self.q_size
+        """FLOPs of one query token reading one key: scores and weighted sum, all heads and layers. Of layers with a
+        window too, whose pairs beyond it are none."""
+        return 2 * sum(each.count * each.attention.pair_size for each in self.kinds)
 
     def same_shape(self, other: ModelSpec) -> bool:
         """Whether steps of both are the same work: all is equal but the name and the longest context."""
@@ -257,7 +267,8 @@ class Efficiencies:
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One GPU. Bandwidths are bytes/s in one direction; `peak_flops` is dense 16-bit with 32-bit accumulation."""
+    """One GPU. Bandwidths are bytes/s in one direction; `peak_flops` is dense 16-bit with 32-bit accumulation,
+    `fp8_flops` dense FP8; None: not known, or it has none."""
 
     name: str
     memory_bytes: int
@@ -268,3 +279,4 @@ class GpuSpec:
     peer_latency_ns: int
     efficiencies: Efficiencies
     source: str
+    fp8_flops: float | None = None

@@ -52,9 +52,9 @@ def checkpoint_names() -> Iterable[str]:
 
 
 def load_model(name_or_path: str) -> ModelSpec:
-    """The model of that name or path, as by `read_model`; ScenarioError too if no cost model can time its steps."""
+    """The model of that name or path, as by `read_model`; ScenarioError too if it cannot be run and measured here."""
     model = read_model(name_or_path)
-    model.check_timed()
+    model.check_runs()
     return model
 
 

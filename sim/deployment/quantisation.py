@@ -55,6 +55,10 @@ class Quantisation:
 
     __post_init__ = check_ranges
 
+    def __str__(self) -> str:
+        named = (("weights", self.weights), ("attention", self.attention), ("moe", self.experts), ("kv", self.kv))
+        return ", ".join(f"{name} {dtype}" for name, dtype in named if dtype) or "none"
+
 
 def read_quantisation(config: Mapping[str, object], name: str) -> Quantisation:
     """The types that a parsed config.json states. ScenarioError, headed `name`, for a method that is not known."""

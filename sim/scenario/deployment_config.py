@@ -36,11 +36,13 @@ _MULTIPLIED = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int8": "int8
 @dataclass(frozen=True, slots=True)
 class GpuSheet(Config):
     """A GPU by the user's own figures, for which there are no tables: bytes of memory, bytes/s of memory and of the
-    links to the host and to its peers, dense bf16 FLOP/s. Step times are those of its roofline."""
+    links to the host and to its peers, dense FLOP/s in bf16, and in FP8 where it multiplies that. Step times are those
+    of its roofline."""
 
     memory: Size
     bandwidth: Bandwidth
     bf16: Flops
+    fp8: Flops | None = None
     kind: Literal["sheet"] = "sheet"
     name: str = "own-gpu"
     host_link: Bandwidth = 32e9
@@ -55,6 +57,7 @@ class GpuSheet(Config):
             peak_flops=self.bf16,
             host_link=self.host_link,
             peer_link=self.peer_link,
+            fp8_flops=self.fp8,
         )
 
 
@@ -112,14 +115,12 @@ class DeploymentConfig(Config):
 
     def _check_sheet(self) -> None:
         """ValueError for what no roofline knows, which is all that there is of a sheet."""
-        stated = [
-            name for name in ("weights", "moe", "kv", "activations") if getattr(self, name) not in (None, "bfloat16")
-        ]
+        stated = [name for name in ("moe", "activations") if getattr(self, name) not in (None, "bfloat16")]
         stated += [name for name in ("ep", "dp_attention") if getattr(self, name) > 1]
         if stated:
             raise ValueError(
                 f"{stated[0]} {getattr(self, stated[0])} has no step times on a GPU of a sheet, whose roofline is of"
-                " dense models in 16 bits. Name a GPU with kernel tables, or write cost: {kind: linear, ...} or a"
+                " dense models. Name a GPU with kernel tables, or write cost: {kind: linear, ...} or a"
                 " profile."
             )
         if self.version:
@@ -183,9 +184,7 @@ class DeploymentConfig(Config):
         if stated is not None and stated.mode != "serial":
             raise ScenarioError("deployment.host.mode: a roofline's host is serial. Leave mode out.")
         host = None if stated is None else HostCost(stated.base, stated.per_sequence, stated.per_token)
-        its = Roofline(deployment.model, deployment.gpu, tp=self.tp, pp=self.pp, host=host, block_size=block_size)
-        its.deployment = deployment
-        return its
+        return Roofline(deployment.model, deployment.gpu, host=host, block_size=block_size, deployment=deployment)
 
 
 ScenarioCost = CostConfig | DeploymentConfig

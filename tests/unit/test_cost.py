@@ -11,9 +11,11 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import Config
 from batchsim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
+from batchsim.cost.cost_error import Unknown
 from batchsim.cost.roofline import KernelCosts
 from batchsim.cost.work import TIME_TERMS, columns_of, prefill_pairs, work_columns
 from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.record import STEP_DTYPE
 from batchsim.kernel.types import Batch, Request, Sequence
@@ -134,7 +136,7 @@ def test_step_is_kernels_and_what_is_beside_them() -> None:
     terms = ROOFLINE.explain(columns_of(batch))
     host_ns = ROOFLINE.host_part.ns(batch)
     assert host_ns == 600_000 + 66 * 2_000 == terms["host"][0]
-    elementwise = KernelCosts.of(LLAMA, H200, 1).other_per_token * (64 + 2000)
+    elementwise = KernelCosts.of(Deployment(LLAMA), H200).other_per_token * (64 + 2000)
     assert ROOFLINE.step_ns(batch) == pytest.approx(ROOFLINE.kernel_ns(batch) + host_ns + elementwise)
 
 
@@ -192,7 +194,7 @@ def test_padding_is_not_useful_work() -> None:
 
 def test_two_gpus_halve_the_matmuls_and_pay_for_talking() -> None:
     """Arithmetic and weight bytes halve with tp 2; the all-reduces appear in what is neither."""
-    one, two = KernelCosts.of(LLAMA, H200, 1), KernelCosts.of(LLAMA, H200, 2)
+    one, two = (KernelCosts.of(Deployment(LLAMA, tp=tp), H200) for tp in (1, 2))
     assert two.layers[0] == one.layers[0] / 2
     assert two.layers[2] == one.layers[2] / 2
     assert two.head[2] == one.head[2] / 2
@@ -201,7 +203,7 @@ def test_two_gpus_halve_the_matmuls_and_pay_for_talking() -> None:
     assert (one.other_constant, two.other_constant) == (0, 2 * 32 * H200.peer_latency_ns)
     # Ring of two: each sends its half once to sum and once to share, twice a layer.
     sent = 32 * 2 * 4096 * 2 / H200.peer_link * 1e9
-    slow = KernelCosts.of(LLAMA, replace(H200, peer_link=H200.peer_link / 2), 2)
+    slow = KernelCosts.of(Deployment(LLAMA, tp=2), replace(H200, peer_link=H200.peer_link / 2))
     assert slow.other_per_token - two.other_per_token == pytest.approx(sent)
     both = Roofline(LLAMA, H200, tp=2).deployment
     assert (both.num_gpus, both.peak_flops, both.memory_bandwidth) == (
@@ -292,3 +294,30 @@ def test_columns_of_recorded_steps_are_wide() -> None:
     steps["num_prefill_tokens"] = 70_000, 4
     tokens = work_columns(steps)["num_prefill_tokens"]
     assert (tokens * tokens).tolist() == [4_900_000_000, 16]
+
+
+def test_quantised_matrices_are_read_in_their_bytes_and_multiplied_in_what_the_gpu_has():
+    """FP8 halves the bytes, and the arithmetic where the GPU multiplies it; INT4 a quarter of the bytes alone."""
+    plain = KernelCosts.of(Deployment(LLAMA), H200)
+    fp8, int4 = (KernelCosts.of(Deployment(LLAMA, weight_dtype=dtype), H200) for dtype in ("fp8", "int4"))
+    assert fp8.layers[0] == pytest.approx(plain.layers[0] / 2)
+    assert fp8.layers[2] == pytest.approx(plain.layers[2] * H200.peak_flops / H200.fp8_flops)
+    assert fp8.head == plain.head and fp8.layers[1] == plain.layers[1]
+    assert (
+        int4.layers[0] == pytest.approx(plain.layers[0] * (0.5 + 2.5 / 128) / 2) and int4.layers[2] == plain.layers[2]
+    )
+    a100 = GPUS["a100"]
+    old, older = (KernelCosts.of(Deployment(LLAMA, weight_dtype=dtype), a100) for dtype in ("fp8", "bfloat16"))
+    assert old.layers[2] == older.layers[2]
+    assert KernelCosts.of(Deployment(LLAMA, kv_dtype="fp8"), H200).kv_per_token == plain.kv_per_token / 2
+
+
+def test_a_roofline_of_a_deployment_has_its_types_and_no_error_it_knows():
+    """What was not in the fit is named; a cost without a host is of the same deployment."""
+    its = Deployment(LLAMA, H200, weight_dtype="fp8", kv_dtype="fp8")
+    cost = Roofline(LLAMA, H200, deployment=its)
+    assert cost.error == Unknown("weights fp8, kv fp8 not in the fit")
+    assert cost.without_host().deployment == its and cost.step_ns(BATCHES["mixed"]) < ROOFLINE.step_ns(BATCHES["mixed"])
+    terms = cost.explain(columns_of(BATCHES["mixed"]))
+    total = sum(terms[name][0] for name in TIME_TERMS)
+    assert total == pytest.approx(cost.step_ns(BATCHES["mixed"]), abs=2)

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.cost.work import WORK_COLUMNS, useful_flops_bytes
 from batchsim.deployment.catalog import MODELS, read_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
@@ -181,8 +183,10 @@ def test_parameters_of_mixtures_of_experts_are_those_published(config: Mapping[s
 def test_parameters_of_further_families_are_those_of_their_cards(
     config: Mapping[str, object], parameters: float
 ) -> None:
-    """To the digits of the model cards of Kimi-K2, Llama-4-Maverick (the part that writes) and MiniMax-M2.5."""
+    """To the digits of the model cards of Kimi-K2, Llama-4-Maverick (the part that writes), MiniMax-M2.5 and
+    GLM-5."""
     assert model(config).num_parameters == pytest.approx(parameters, rel=0.005)
+    assert read_model("zai-org/GLM-5").num_parameters == pytest.approx(744e9, rel=0.001)
 
 
 @pytest.mark.parametrize(
@@ -292,6 +296,28 @@ def test_what_cannot_be_split_is_refused(knobs: dict[str, object], complaint: st
     """One line names the knob and the numbers."""
     with pytest.raises(ScenarioError, match=complaint):
         Deployment(model(QWEN_235B | {"moe_intermediate_size": 1504}), **knobs)  # pyright: ignore[reportArgumentType]
+
+
+def test_work_is_that_of_the_experts_a_token_goes_through() -> None:
+    """The active parameters of the model cards: 22 B of Qwen3-235B-A22B, 37 B of DeepSeek-V3, the output matrix in."""
+    for config, active in ((QWEN_235B, 22e9), (DEEPSEEK, 37e9), (GPT_OSS, 5.1e9), (MIXTRAL, 12.9e9)):
+        spec = model(config)
+        found = spec.matmul_flops_per_token / 2 + spec.head_parameters
+        assert found == pytest.approx(active, rel=0.03), spec.model_type
+    assert model(DEEPSEEK).attention_flops_per_pair == 2 * 61 * 128 * (128 + 64 + 128)
+    assert MODELS["qwen3-8b"].attention_flops_per_pair == 4 * 36 * 32 * 128
+
+
+def test_a_step_reads_the_experts_that_its_tokens_go_through() -> None:
+    """One token reads 8 of 128 experts, many tokens nearly all; matrices in FP8 are one byte, the output's two."""
+    its = Deployment(model(QWEN_235B), tp=4)
+    experts, attention = 94 * 128 * 3 * 4096 * 1536, 94 * 2 * 4096 * (64 + 4) * 128
+    every = attention + 2 * 151936 * 4096
+    assert its.read_bytes() == (every, experts, 8 / 128)
+    work = dict.fromkeys(WORK_COLUMNS, np.zeros(3, dtype=np.int64))
+    work |= {"num_decode": np.array([0, 1, 256]), "num_decode_tokens": np.array([0, 1, 256])}
+    read = useful_flops_bytes(its, work | {"context_tokens": np.array([0, 1000, 0])})[1]
+    assert read.tolist() == pytest.approx([0, every + experts / 16 + 1000 * 192_512, every + experts])
 
 
 def test_a_model_without_experts_has_none_to_divide() -> None:

@@ -132,3 +132,14 @@ def test_a_sheets_host_is_stated_as_a_rooflines_is() -> None:
     with pytest.raises(ScenarioError, match="a roofline's host is serial"):
         Setup.of(scenario("deployment.host={base: 2ms, mode: overlapped}"))
     assert replace(OWN, name="x").spec().source == "as stated in the scenario"
+
+
+def test_a_sheets_roofline_times_dense_models_in_their_types() -> None:
+    """FP8 weights and KV are of its own cost and memory, their error unknown; experts are still refused."""
+    typed = scenario("deployment.weights=fp8", "deployment.kv=fp8", "deployment.gpu.fp8=1979TFLOP/s")
+    plain, quantised = Setup.of(scenario()), Setup.of(typed)
+    assert isinstance(quantised.cost, Roofline) and quantised.cost.gpu.fp8_flops == 1979e12
+    assert quantised.cost.deployment.types.mlp == "fp8"
+    assert quantised.kv.tokens > 2 * plain.kv.tokens
+    with pytest.raises(ScenarioError, match="moe fp8 has no step times on a GPU of a sheet, whose roofline"):
+        scenario("deployment.moe=fp8")

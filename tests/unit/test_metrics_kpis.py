@@ -9,6 +9,7 @@ import pytest
 
 from batchsim.cost.work import useful_flops_bytes, work_columns
 from batchsim.deployment.catalog import load_model
+from batchsim.deployment.deployment import Deployment
 from batchsim.drive.fleet.fleet_plan import DRAINING, STARTING, UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.live import VirtualClock, live
@@ -186,7 +187,7 @@ def test_what_was_found_in_the_cache_is_no_work():
     assert records.steps["cached_tokens"].tolist() == [0, 0, 64, 0]
     assert records.steps["num_prefill_tokens"].tolist() == [100, 0, 36, 0]
     model = load_model("llama-3.1-8b")
-    flops, _ = useful_flops_bytes(model, work_columns(records.steps))
+    flops, _ = useful_flops_bytes(Deployment(model), work_columns(records.steps))
     less = 64 * model.matmul_flops_per_token + 64 * 65 // 2 * model.attention_flops_per_pair
     assert flops[0] - flops[2] == pytest.approx(less)
     values = measure(inputs_of(records, num_blocks=50, block_size=64, has_prefix_cache=True)).values

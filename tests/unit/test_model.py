@@ -88,7 +88,6 @@ def test_tied_embeddings_are_counted_once() -> None:
         ({"kv_lora_rank": 512}, "qk_nope_head_dim is missing"),
         ({"kv_lora_rank": 512, "linear_attn_config": {"head_dim": 128}}, "linear_attn_config means linear attention"),
         ({"kv_lora_rank": 512, "index_topk_freq": 4}, "index_topk_freq means layers that share an index"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"sliding_window": 4096}, "sliding_window is 4096"),
         (
@@ -148,13 +147,13 @@ slo: ttft<1s @ 99%
                 "num_experts_per_tok": 8,
                 "quantization_config": {"quant_method": "fp8"},
             },
-            "n_routed_experts means a mixture of experts and quantization_config means quantised weights, ",
+            "n_routed_experts means a mixture of experts, ",
             "",
         ),
         (
-            {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            "quantization_config means quantised weights, ",
-            "Or remove quantization_config from a copy of the file: that is the model with 16-bit weights.",
+            {"mlp_bias": True},
+            "mlp_bias means biases on the MLP matrices, ",
+            "Or remove mlp_bias from a copy of the file: that is the model with no biases.",
         ),
         (
             {"model_type": "moe", "text_config": {"num_local_experts": 16, "num_experts_per_tok": 1}},
@@ -173,6 +172,16 @@ def test_a_refused_model_is_told_why_and_the_ways_out(change: dict[str, object],
     assert message.startswith(f"my/config.json: {complaint}") and message.endswith(copy)
     assert "cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of" in message
     assert ("model_type" in message) is ("model_type" in complaint)
+
+
+def test_a_quantised_model_is_timed_but_not_run(tmp_path: Path) -> None:
+    """Whoever would run or measure it is told how it could; a roofline knows its types."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(
+        ScenarioError, match=r"weights are quantised \(weights fp8, attention fp8, moe fp8\), which cannot"
+    ):
+        load_model(str(tmp_path))
+    read_model(str(tmp_path)).check_timed()
 
 
 def test_the_ways_out_of_a_refused_model_work(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def targets(profile: Profile, ceilings: dict[str, float]) -> list[dict[str, Any]
         rows.append(_row(f"decode of {sequences} at context {CONTEXT}", whole_ns / 1e6, "ms", bound, at_most=True))
     tokens = min(hull.max_tokens, hull.max_chunk_context)
     step = columns([StepShape("C", (), ((0, tokens),))])
-    flops = float(useful_flops_bytes(profile.model, step)[0][0]) / float(cost.kernel_ns(step)[0]) * 1e9
+    flops = float(useful_flops_bytes(profile.deployment, step)[0][0]) / float(cost.kernel_ns(step)[0]) * 1e9
     share = flops / ceilings["matmul_flops"]
     rows.append(_row(f"matmul ceiling in a prefill of {tokens}", 100 * share, "%", 100 * PREFILL_SHARE, at_most=False))
     if host_shares:
