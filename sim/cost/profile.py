@@ -143,12 +143,6 @@ class StepCosts:
         if self.transfer is not None:
             self.transfer.check_end("transfer")
 
-    def chunk_ns(self, chunks: int, tokens: int, pairs: int) -> float:
-        """ns of the attention of `chunks` with `tokens` and `pairs` in all: equal to `chunks_ns`, bit for bit."""
-        if self.chunk_grid is None:
-            return float(self.chunk_attention.ns(chunks, tokens, pairs))
-        return self.chunk_grid.at_one(tokens, pairs / tokens) if tokens else 0.0
-
     def chunks_ns(self, chunks: NDArray[Any], tokens: NDArray[Any], pairs: NDArray[Any]) -> NDArray[np.float64]:
         """ns of the attention of a step's chunks, of arrays of one a step."""
         if self.chunk_grid is None:
@@ -370,19 +364,12 @@ def check_model(profile: Profile, model: ModelSpec) -> None:
 
 
 def work_of(model: ModelSpec) -> dict[str, Any]:
-    """What of a model its kernels depend on, by name: hidden size, vocabulary, the kinds of its layers, and the type
-    of a model with latent attention, which may choose keys by an indexer that the kinds do not show.
+    """What of a model its kernels depend on, by name: hidden size, vocabulary and the kinds of its layers.
 
     Biases, norms and how matrices are tied cost no time that tables tell apart.
     """
     layers = [(each.count, *(_sizes(part) for part in (each.attention, each.mlp))) for each in model.kinds]
-    latent = any(each.attention.kind == "latent" for each in model.kinds)
-    return {
-        "hidden_size": model.hidden_size,
-        "vocab_size": model.vocab_size,
-        "layers": layers,
-        "model_type": model.model_type if latent else "",
-    }
+    return {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size, "layers": layers}
 
 
 def _sizes(part: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from batchsim.cost.profile import TABLES, Profile, check_model, load_profile, pr
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 from batchsim.tables import find
 from batchsim.tables.build import knots_of, name_of, setup_of
 from batchsim.tables.compare import MEDIAN, P95, within
@@ -24,6 +25,7 @@ from tests.unit.test_cost import BATCHES
 
 NAMES = profile_names(TABLES)
 LLAMA = Deployment(MODELS["llama-3.1-70b"], GPUS["h100"], "vllm", tp=4, weight_dtype="fp8")
+WINDOWED = replace(LLAMA.model, layers=(Layers(80, GroupedAttention(64, 8, 128, window=4_096), DenseMlp(28_672)),))
 shipped = cache(load_profile)
 needs_tables = pytest.mark.skipif(version() is None, reason="the kernel tables are not installed: batchsim[gpus]")
 
@@ -178,7 +180,7 @@ def test_a_profile_of_several_gpus_is_no_plain_cost() -> None:
     with pytest.raises(CalibrationError, match=r"is of a deployment on 4 GPUs\. Write it as deployment: \{engine"):
         ProfileConfig("llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8").build(MODELS["llama-3.1-70b"])
     one = ProfileConfig("llama-3.1-8b-h100-vllm-0.24.0").build(MODELS["llama-3.1-8b"])
-    assert one.describe().startswith("cost: kernel tables of vllm 0.24.0, weights bfloat16, kv bfloat16 (aiconfig")
+    assert one.describe().startswith("cost: kernel tables of vllm 0.24.0, weights bfloat16, kv bfloat16 (aiconf")
     assert "follows them to ±" in one.describe() and one.describe().endswith("; host assumed)")
 
 
@@ -190,6 +192,13 @@ def test_only_what_costs_time_must_be_the_models() -> None:
     with pytest.raises(CalibrationError, match=r"with layers .* mine has"):
         check_model(profile, replace(model, name="mine", intermediate_size=1_024))
     assert json.dumps(work_of(model))  # plain, since keys are made of it
+
+
+def test_decodes_beside_chunks_cost_what_others_timed() -> None:
+    """Where one kernel serves both, decode attention is slower beside chunks; the file says whose timings those are."""
+    slower = {name for name in NAMES if shipped(name).costs.beside > 1}
+    assert slower == {name for name in NAMES if "-l40s-vllm" in name or "-rtx_pro_6000_server-vllm" in name}
+    assert all(any("others' timings" in note for note in shipped(name).notes) for name in slower)
 
 
 # ---- knots
@@ -225,14 +234,25 @@ def test_a_deployment_that_is_not_shipped_is_built(tmp_path: Path) -> None:
 
 
 @needs_tables
+def test_a_model_that_the_tables_do_not_know_is_timed_by_its_shape() -> None:
+    """One of plain layers needs no config of theirs: Llama's shape under another vocabulary costs what it does."""
+    known = Tables(replace(LLAMA, weight_dtype=""))
+    other = Tables(replace(LLAMA, weight_dtype="", model=replace(LLAMA.model, vocab_size=128_000)))
+    assert (known.model_id, other.model_id) == ("meta-llama/Meta-Llama-3.1-70B", "a plain LlamaForCausalLM")
+    assert other.layers(300) == known.layers(300)
+    assert other.chunk_attention(512, 256.5) == known.chunk_attention(512, 256.5)
+    assert 0 < other.head(8) < known.head(8)
+
+
+@needs_tables
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"gpu": GPUS["rtx4090"]}, "no kernel tables of vllm on rtx4090"),
         ({"engine": "vlm"}, "no kernel tables of 'vlm'. Did you mean vllm"),
-        ({"weight_dtype": "mxfp8"}, "deployment.weights: no kernel tables of mxfp8"),
+        ({"kv_dtype": "nvfp4"}, "deployment.kv: no kernel tables of nvfp4"),
         ({"gpu": GPUS["a100"]}, "cannot time llama-3.1-70b: "),
-        ({"model": replace(LLAMA.model, hidden_size=4_096, head_dim=64)}, "has no model of the shape of llama-3.1-70b"),
+        ({"model": WINDOWED}, "has no model of the shape of llama-3.1-70b"),
     ],
 )
 def test_what_the_tables_lack_is_named(change: dict[str, object], message: str) -> None:
