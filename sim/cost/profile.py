@@ -364,19 +364,12 @@ def check_model(profile: Profile, model: ModelSpec) -> None:
 
 
 def work_of(model: ModelSpec) -> dict[str, Any]:
-    """What of a model its kernels depend on, by name: hidden size, vocabulary, the kinds of its layers, and the type
-    of a model with latent attention, which may choose keys by an indexer that the kinds do not show.
+    """What of a model its kernels depend on, by name: hidden size, vocabulary and the kinds of its layers.
 
     Biases, norms and how matrices are tied cost no time that tables tell apart.
     """
     layers = [(each.count, *(_sizes(part) for part in (each.attention, each.mlp))) for each in model.kinds]
-    latent = any(each.attention.kind == "latent" for each in model.kinds)
-    return {
-        "hidden_size": model.hidden_size,
-        "vocab_size": model.vocab_size,
-        "layers": layers,
-        "model_type": model.model_type if latent else "",
-    }
+    return {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size, "layers": layers}
 
 
 def _sizes(part: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any, cast
 from batchsim.base.errors import CalibrationError, ScenarioError, nearest
 from batchsim.cost.profile import work_of
 from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.layers import Experts, GroupedAttention
 from batchsim.deployment.model import ModelSpec
 
 PACKAGE = "aiconfigurator-core"
@@ -374,15 +375,48 @@ def _model_folder(model: ModelSpec, weight_dtype: str) -> Iterator[tuple[str, st
     A folder, since the package would ask the network for what it does not call its own.
     """
     known = {name: config for name, config in _configs().items() if _same(config, name, model)}
+    if not known and (plain := _plain_config(model)):
+        known = {f"a plain {plain['architectures'][0]}": plain}
     if not known:
         raise NoTablesError(
             f"model: {PACKAGE} has no model of the shape of {model.name}, so no graph of kernels. {WAYS_OUT}"
         )
     mark = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8"}.get(weight_dtype, "")
-    name = min(known, key=lambda each: (each != model.name, mark not in each, len(each), each))
+    others = {each: config.get("model_type") != model.model_type for each, config in known.items()}
+    name = min(known, key=lambda each: (each != model.name, others[each], mark not in each, len(each), each))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(known[name]), encoding="utf-8")
         yield name, folder
+
+
+def _plain_config(model: ModelSpec) -> dict[str, Any] | None:
+    """The config.json of a decoder of that shape whose layers are alike, with full grouped attention and one MLP or a
+    mixture without shared experts: for these the tables need no model of their own. None for any other."""
+    first, *others = model.kinds
+    attention, mlp = first.attention, first.mlp
+    if others or not isinstance(attention, GroupedAttention) or attention.window or getattr(mlp, "shared_width", 0):
+        return None
+    normed = model.model_type.startswith("qwen3")  # with a norm of queries and keys, which the tables time
+    experts = isinstance(mlp, Experts)
+    kind = {(True, False): "Qwen3", (True, True): "Qwen3Moe", (False, False): "Llama", (False, True): "Mixtral"}
+    config: dict[str, Any] = {
+        "architectures": [f"{kind[normed, experts]}ForCausalLM"],
+        "model_type": {"Qwen3Moe": "qwen3_moe"}.get(kind[normed, experts], kind[normed, experts].lower()),
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "intermediate_size": mlp.width,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
+    if isinstance(mlp, Experts):
+        count = "num_experts" if normed else "num_local_experts"
+        config |= {count: mlp.count, "num_experts_per_tok": mlp.per_token, "moe_intermediate_size": mlp.width}
+    return config
 
 
 def _same(config: dict[str, Any], name: str, model: ModelSpec) -> bool:

@@ -16,6 +16,7 @@ from batchsim.cost.profile import TABLES, Profile, check_model, load_profile, pr
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 from batchsim.tables import find
 from batchsim.tables.build import knots_of, name_of, setup_of
 from batchsim.tables.compare import MEDIAN, P95, within
@@ -24,6 +25,7 @@ from tests.unit.test_cost import BATCHES
 
 NAMES = profile_names(TABLES)
 LLAMA = Deployment(MODELS["llama-3.1-70b"], GPUS["h100"], "vllm", tp=4, weight_dtype="fp8")
+WINDOWED = replace(LLAMA.model, layers=(Layers(80, GroupedAttention(64, 8, 128, window=4_096), DenseMlp(28_672)),))
 shipped = cache(load_profile)
 needs_tables = pytest.mark.skipif(version() is None, reason="the kernel tables are not installed: batchsim[gpus]")
 
@@ -232,14 +234,25 @@ def test_a_deployment_that_is_not_shipped_is_built(tmp_path: Path) -> None:
 
 
 @needs_tables
+def test_a_model_that_the_tables_do_not_know_is_timed_by_its_shape() -> None:
+    """One of plain layers needs no config of theirs: Llama's shape under another vocabulary costs what it does."""
+    known = Tables(replace(LLAMA, weight_dtype=""))
+    other = Tables(replace(LLAMA, weight_dtype="", model=replace(LLAMA.model, vocab_size=128_000)))
+    assert (known.model_id, other.model_id) == ("meta-llama/Meta-Llama-3.1-70B", "a plain LlamaForCausalLM")
+    assert other.layers(300) == known.layers(300)
+    assert other.chunk_attention(512, 256.5) == known.chunk_attention(512, 256.5)
+    assert 0 < other.head(8) < known.head(8)
+
+
+@needs_tables
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"gpu": GPUS["rtx4090"]}, "no kernel tables of vllm on rtx4090"),
         ({"engine": "vlm"}, "no kernel tables of 'vlm'. Did you mean vllm"),
-        ({"weight_dtype": "mxfp8"}, "deployment.weights: no kernel tables of mxfp8"),
+        ({"kv_dtype": "nvfp4"}, "deployment.kv: no kernel tables of nvfp4"),
         ({"gpu": GPUS["a100"]}, "cannot time llama-3.1-70b: "),
-        ({"model": replace(LLAMA.model, hidden_size=4_096, head_dim=64)}, "has no model of the shape of llama-3.1-70b"),
+        ({"model": WINDOWED}, "has no model of the shape of llama-3.1-70b"),
     ],
 )
 def test_what_the_tables_lack_is_named(change: dict[str, object], message: str) -> None:
