@@ -60,7 +60,6 @@ ROOMS = {
     "cost": _room(2, "numpy"),
     "workload": _room(2, "numpy"),
     "policies.families": _room(3, pure=True),
-    "tables": _room(3, "numpy", inside="aiconfigurator_core"),
     "policies.systems": _room(4, pure=True),
     "policies": _room(5, pure=True),
     "drive": _room(6, of_file="resolved:numpy saturation:numpy simulate:simpy", pure=True, impure="live source"),

@@ -147,7 +147,7 @@ def with_drafter(cost: Cost, config: DraftersConfig | None, speculation: Specula
     if own is None or speculation is None:
         return cost
     if isinstance(cost, Scaled):
-        return Scaled(with_drafter(cost.cost, config, speculation), cost.factor)
+        return Scaled(with_drafter(cost.cost, config, speculation), cost.factor, cost.anchor)
     passes = 1 if speculation.method == "ngram" else speculation.num_drafts
     model = _model(own, cost.deployment, speculation.method)
     return Drafted(cost, Drafter(own, passes, model, branches=speculation.branches))

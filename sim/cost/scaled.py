@@ -15,10 +15,14 @@ from batchsim.kernel.types import Batch
 
 @dataclass(frozen=True, slots=True)
 class Scaled(Cost):
-    """The cost model `cost` with all its times, swaps and estimates too, multiplied by `factor`."""
+    """The cost model `cost` with all its times, swaps and estimates too, multiplied by `factor`.
+
+    `anchor`: the measured point that the factor was fitted to; "": it is stated in the scenario.
+    """
 
     cost: Cost
     factor: float
+    anchor: str = ""
 
     def step_ns(self, batch: Batch) -> int:
         return round(self.factor * self.cost.step_ns(batch)) or 1
@@ -35,10 +39,13 @@ class Scaled(Cost):
         return {name: ns * self.factor if name in TIME_TERMS else ns for name, ns in terms.items()}
 
     def describe(self) -> str:
-        return f"{self.cost.describe()} × {self.factor:g}: every step's time stretched"
+        why = f"anchored to {self.anchor}" if self.anchor else "every step's time stretched"
+        return f"{self.cost.describe()} × {self.factor:.4g}: {why}"
 
     def sources(self) -> list[str]:
-        return [*self.cost.sources(), f"cost_factor: every step's time × {self.factor:g}, as stated in the scenario"]
+        why = f"anchor: every step's time × {self.factor:.4g}, fitted to {self.anchor}"
+        stated = f"cost_factor: every step's time × {self.factor:g}, as stated in the scenario"
+        return [*self.cost.sources(), why if self.anchor else stated]
 
     @property
     def stages(self) -> int:
@@ -53,7 +60,7 @@ class Scaled(Cost):
         return self.cost.overlap_known
 
     def without_host(self) -> Cost:
-        return Scaled(self.cost.without_host(), self.factor)
+        return Scaled(self.cost.without_host(), self.factor, self.anchor)
 
     def head_ns(self, rows: int) -> float:
         return self.factor * self.cost.head_ns(rows)

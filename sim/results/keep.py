@@ -13,6 +13,7 @@ from typing import Any
 from batchsim.base.errors import NobodyToMeasure
 from batchsim.base.files import write_text
 from batchsim.base.units import format_duration
+from batchsim.cost.presets import ways_there
 from batchsim.drive.fleet.fleet_plan import UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.kernel.record import CAP_CUT, FINISHED, Recorder
@@ -206,6 +207,7 @@ def heading(setup: Setup) -> str:
         deployed,
         cost,
         _others_kernels(setup),
+        *_presets(setup),
         _hidden_host(setup),
         f"measured at: {measured_at(setup)}",
         *dict.fromkeys(_defaults(setup.scenario)),
@@ -219,6 +221,14 @@ def _others_kernels(setup: Setup) -> str:
     engine = cost.engine if isinstance(cost, DeploymentConfig) else ""
     others = [spec.label for spec in setup.scenario.specs if engine and spec.kind in ENGINES and spec.kind != engine]
     return f"{', '.join(dict.fromkeys(others))}: with {engine}'s kernels" if others else ""
+
+
+def _presets(setup: Setup) -> Iterator[str]:
+    """The presets of the deployment's engine in the modes that policies have, with their evidence."""
+    cost = setup.scenario.cost
+    if isinstance(cost, DeploymentConfig):
+        found = [cost.preset(spec.config) for spec in setup.scenario.specs]
+        yield from dict.fromkeys(str(preset) for preset in found if preset is not None)
 
 
 def _hidden_host(setup: Setup) -> str:
@@ -267,7 +277,11 @@ def _describe_replicas(setup: Setup) -> str:
 
 def measured_at(setup: Setup) -> str:
     """Where latencies are taken: at the engine, or at the client where the scenario models the way there."""
-    return "engine" if setup.scenario.file.workload.frontend == Frontend() else "client, front end modelled"
+    frontend = setup.scenario.file.workload.frontend
+    for engine, (request_ns, per_token_ns) in ways_there().items():
+        if frontend == Frontend(request_ns, per_token_ns):
+            return f"client, front end by the preset of {engine}"
+    return "engine" if frontend == Frontend() else "client, front end modelled"
 
 
 # ---- tables

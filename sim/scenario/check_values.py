@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,6 +14,7 @@ from pydantic_core import ErrorDetails
 from batchsim.base.errors import ScenarioError, cut, nearest
 from batchsim.base.plain import kind_of
 from batchsim.scenario.config import ScenarioFile
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
 from batchsim.workload.tagged import OTHER
@@ -115,7 +117,8 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
             shown = cut(json.dumps(item["input"]), 60)
             advice = str(item["msg"]).removeprefix("Input should be ").removesuffix(" type")
             or_auto = ", or auto" if kind is ScenarioFile and len(full) == 2 and full[0] == "load" else ""
-            return f"{name} is {shown}. Write {_WORDS.get(advice, advice)}{or_auto}."
+            named = "the name of a GPU, or its sheet as " if full and full[-1] == "gpu" else ""
+            return f"{name} is {shown}. Write {named}{_WORDS.get(advice, advice)}{or_auto}."
 
 
 def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:
@@ -130,6 +133,8 @@ def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:
         value = value.get(key) if isinstance(value, dict) else None
         kind = _chosen(kind, value)
     names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    if kind is DeploymentConfig:
+        names.remove("kind")  # which no scenario writes
     return ["deployment", *names] if "cost" in names else names
 
 
@@ -137,6 +142,9 @@ def _chosen(kind: Any, value: Any) -> Any:
     """The member of a union that `value` names by its kind; an optional or annotated type without its wrapping."""
     if get_origin(kind) is Annotated:
         return _chosen(get_args(kind)[0], value)
+    given = [member for member in get_args(kind) if member is not NoneType]
+    if get_origin(kind) in (Union, UnionType) and len(given) == 1:
+        return _chosen(given[0], value)
     members = [member for member in get_args(kind) if is_dataclass(member) or get_origin(member) is Annotated]
     if is_dataclass(kind) or not members or get_origin(kind) in (dict, tuple, list):
         return kind

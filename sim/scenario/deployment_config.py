@@ -8,15 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, cut
 from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
-from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size
+from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size, format_duration
 from batchsim.cost import Calibrated, Cost, CostConfig, HostCost, Roofline
 from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.presets import Preset, preset_of
 from batchsim.cost.profile_config import StatedHost
 from batchsim.deployment.catalog import load_gpu, sheet_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.tables.find import profile_of
 from batchsim.workload.tagged import OrWord
 
@@ -66,6 +68,9 @@ class Anchor(Config):
     concurrency: PositiveInt
     tpot: PositiveDuration
 
+    def __str__(self) -> str:
+        return f"tpot {format_duration(self.tpot)} at concurrency {self.concurrency}"
+
 
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig(Config):
@@ -73,7 +78,7 @@ class DeploymentConfig(Config):
     meant; "": the newest there are.
 
     `tp`, `pp`, `ep`, `dp_attention` are as in `Deployment`. `weights`, `moe`, `kv`: types of weights, of experts' and
-    of the KV cache; "" is the checkpoint's. `activations`: the type in which matrices are multiplied; "" is the one
+    of the KV cache; None is the checkpoint's. `activations`: the type in which matrices are multiplied; None is the one
     that goes with the weights. `host` replaces the host's time, `anchor` fits step times to a measured point, `draft`
     says what drafting costs, and `extrapolate` continues the curves beyond what the profile covers.
     """
@@ -86,10 +91,10 @@ class DeploymentConfig(Config):
     pp: Degree = 1
     ep: Degree = 1
     dp_attention: Degree = 1
-    weights: WeightType | Literal[""] = ""
-    moe: WeightType | Literal[""] = ""
-    kv: KvType | Literal[""] = ""
-    activations: Literal["", "bfloat16", "float16", "fp8", "int8", "nvfp4"] = ""
+    weights: WeightType | None = None
+    moe: WeightType | None = None
+    kv: KvType | None = None
+    activations: Literal["bfloat16", "float16", "fp8", "int8", "nvfp4"] | None = None
     host: StatedHost | None = None
     anchor: Anchor | None = None
     draft: DraftersConfig | None = None
@@ -97,7 +102,9 @@ class DeploymentConfig(Config):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.activations and self.activations != (its := _MULTIPLIED.get(self.weights, "bfloat16")):
+        if self.version and not self.version[0].isdigit():
+            raise ValueError(f"version is {cut(self.version)!r}. Write the engine's, like 0.24, or leave it out.")
+        if self.activations and self.activations != (its := _MULTIPLIED.get(self.weights or "", "bfloat16")):
             weights = f"{self.weights} weights" if self.weights else "weights of which no type is stated"
             raise ValueError(
                 f"activations {self.activations}: kernels multiply {weights} in {its}. Leave activations out, or state"
@@ -108,7 +115,7 @@ class DeploymentConfig(Config):
 
     def _check_sheet(self) -> None:
         """ValueError for what no roofline knows, which is all that there is of a sheet."""
-        stated = [name for name in ("moe", "activations") if getattr(self, name) not in ("", "bfloat16")]
+        stated = [name for name in ("moe", "activations") if getattr(self, name) not in (None, "bfloat16")]
         stated += [name for name in ("ep", "dp_attention") if getattr(self, name) > 1]
         if stated:
             raise ValueError(
@@ -132,6 +139,8 @@ class DeploymentConfig(Config):
 
     def deployment(self, model: ModelSpec) -> Deployment:
         """`model` as this engine runs it. ScenarioError if it cannot be split so, or the GPU is not known."""
+        if self.moe is not None and not any(kind.mlp.kind == "experts" for kind in model.kinds):
+            raise ScenarioError(f"moe: {model.name} has no experts of type {self.moe}. Leave moe out.")
         return Deployment(
             model,
             self.gpu_spec(),
@@ -141,9 +150,9 @@ class DeploymentConfig(Config):
             pp=self.pp,
             ep=self.ep,
             dp_attention=self.dp_attention,
-            weight_dtype=self.weights,
-            moe_dtype=self.moe,
-            kv_dtype=self.kv,
+            weight_dtype=self.weights or "",
+            moe_dtype=self.moe or "",
+            kv_dtype=self.kv or "",
         )
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Cost:
@@ -152,8 +161,6 @@ class DeploymentConfig(Config):
         ScenarioError or CalibrationError, in one line with the ways out, where there are none.
         """
         deployment = self.deployment(model)
-        if self.anchor is not None:
-            raise ScenarioError("deployment.anchor: step times cannot be fitted to a measured point yet. Leave it out.")
         if isinstance(self.gpu, str):
             host = None if self.host is None else self.host.term()
             return Calibrated(
@@ -164,6 +171,12 @@ class DeploymentConfig(Config):
                 max_model_len=max_model_len,
             )
         return self._roofline(deployment, block_size)
+
+    def preset(self, policy: PolicyConfig) -> Preset | None:
+        """The host, and how slow kernels are in the engine, under a policy; None where that is stated or not known."""
+        if self.host is not None or not isinstance(self.gpu, str):
+            return None
+        return preset_of(self.engine, policy.traits.loop.over(self.pp).is_ahead)
 
     def _roofline(self, deployment: Deployment, block_size: int) -> Roofline:
         assert deployment.gpu is not None, "a sheet is a GPU"

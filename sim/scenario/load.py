@@ -21,6 +21,7 @@ from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
 from batchsim.cost import long_form
+from batchsim.cost.presets import ways_there
 from batchsim.deployment.startup_log import read_kv_tokens
 from batchsim.kernel.policy_config import Device
 from batchsim.policies.named_policy import find_policy
@@ -237,6 +238,22 @@ def _lengthen(document: Document) -> None:
         block = document.value.get(key)
         if isinstance(block, dict) and isinstance(block.get("router"), str):
             block["router"] = {"kind": block["router"]}
+    _take_frontend(document)
+
+
+def _take_frontend(document: Document) -> None:
+    """Writes `workload.frontend: ENGINE` out: the way from a client to that engine, as its preset has it."""
+    workload = document.value.get("workload")
+    if not isinstance(workload, dict) or not isinstance(name := workload.get("frontend"), str):
+        return
+    ways = ways_there()
+    if name not in ways:
+        where = document.where(("workload", "frontend"))
+        raise ScenarioError(
+            f"{where}: workload.frontend is {shown(name)}. {nearest(name, ways)} Or write it out: {{request: 15ms}}."
+        )
+    request_ns, per_token_ns = ways[name]
+    workload["frontend"] = {"request": f"{request_ns}ns", "per_prompt_token": f"{per_token_ns}ns"}
 
 
 def _read_logs(document: Document, folder: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.cost import Cost, Scaled, with_drafter
+from batchsim.cost.presets import under_preset
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
@@ -21,6 +22,7 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
+from batchsim.scenario.anchor import anchored_factor
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults
 from batchsim.scenario.replicas_config import ReplicasConfig
@@ -70,27 +72,36 @@ class Setup:
             cost = file.cost.build(model, block_size=file.kv.block_size, max_model_len=longest)
             if cost.deployment is not None:
                 cost.deployment.check_one_scheduler()
-            stretched = cost if file.cost_factor == 1 else Scaled(cost, file.cost_factor)
-            setup = cls(scenario, _resolved(scenario, model, cost), stretched, _kv_budget(scenario, model, cost))
+            setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost, cost.stages)
             with scenario.at("cost"):
                 setup.cost_under(spec.config)
+        with scenario.at("cost"):
+            setup = _anchored(setup)
+        if file.cost_factor != 1:
+            setup = replace(setup, cost=Scaled(setup.cost, file.cost_factor))
         return setup if file.replicas is None else replace(setup, groups=_groups(setup, file.replicas))
 
     def cost_under(self, config: PolicyConfig) -> Cost:
-        """The step times of an engine under a policy: `cost`, with its drafter where that takes time.
+        """The step times of an engine under a policy: `cost` with the preset of a deployment's engine in the policy's
+        mode, and with its drafter where that takes time.
 
         ScenarioError where its draft model cannot be timed.
         """
-        return with_drafter(self.cost, self.scenario.cost.draft, config.traits.speculation)
+        return with_drafter(self._preset_cost(config), self.scenario.cost.draft, config.traits.speculation)
+
+    def _preset_cost(self, config: PolicyConfig) -> Cost:
+        stated = self.scenario.cost
+        return under_preset(self.cost, stated.preset(config)) if isinstance(stated, DeploymentConfig) else self.cost
 
     @property
     def cost_text(self) -> str:
         """The cost in words, with what drafting costs."""
         draft = self.scenario.cost.draft
-        return self.cost.describe() + ("" if draft is None else f" · drafting: {draft}")
+        cost = self._preset_cost(self.scenario.specs[0].config)
+        return cost.describe() + ("" if draft is None else f" · drafting: {draft}")
 
     def group_of(self, replica: int) -> Group:
         """The group of a replica by its number; where all are alike, also of those an autoscaler adds."""
@@ -251,6 +262,20 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
         )
     streams = cores[0].scheduler.streams
     return Run(point, workload, fleet.records, streams, fleet.end_ns, workload.window_ns, fleet.spans)
+
+
+def _anchored(setup: Setup) -> Setup:
+    """`setup` with the factor on step times by which its deployment meets its measured point, if it states one."""
+    stated = setup.scenario.cost
+    if not isinstance(stated, DeploymentConfig) or stated.anchor is None:
+        return setup
+    specs = [spec for spec in setup.scenario.specs if spec.kind == stated.engine]
+    if not specs:
+        raise ScenarioError(
+            f"anchor: {stated.anchor} was measured under {stated.engine}, which no policy is. Add {stated.engine}."
+        )
+    factor = anchored_factor(setup, specs[0], stated.anchor.concurrency, stated.anchor.tpot)
+    return replace(setup, cost=Scaled(setup.cost, factor, str(stated.anchor)))
 
 
 def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:

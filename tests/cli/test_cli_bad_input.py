@@ -326,6 +326,14 @@ ARGUMENTS = {
     "init_over_a_file": (["init", "-o", "s.yaml"], "s.yaml", "--force"),
     "init_unknown_model": (["init", "-o", "n.yaml", "--model", "qwen3-8"], "Did you mean qwen3-8b?"),
     "init_unknown_gpu": (["init", "-o", "n.yaml", "--gpu", "h1000"], "Did you mean h100"),
+    "init_unknown_engine": (["init", "-o", "n.yaml", "--engine", "vlm"], "--engine vlm", "Did you mean vllm?"),
+    "init_of_two_lines": (["init", "-o", "n.yaml", "--from-vllm", "vllm serve m", "--tp", "2"], "Give one"),
+    "init_of_an_unknown_flag": (
+        ["init", "-o", "n.yaml", "--from-vllm", "vllm serve m --prot 1"],
+        "Did you mean --port?",
+    ),
+    "init_of_no_flag": (["init", "-o", "n.yaml", "--from-trtllm", "trtllm-serve m x"], "is the value of no flag"),
+    "show_of_nothing": (["show", "nowhere.yaml"], "nowhere.yaml: no such scenario"),
     "init_in_no_folder": (["init", "-o", "no/n.yaml"], "cannot be written"),
     "init_missing_trace": (["init", "-o", "n.yaml", "--trace", "no.csv"], "no such file"),
     "set_of_a_loaded_rate": (

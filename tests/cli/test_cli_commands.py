@@ -247,6 +247,35 @@ def test_init_from_lengths_only(here: Path) -> None:
     table("n.yaml", "--set", "load.mean_rate=[2/s]", "--set", "seeds=1")
 
 
+def test_init_writes_the_deployment_of_a_command_line(here: Path) -> None:
+    """Of a model whose profile is shipped: it runs, what was left untold is told, and `show` prints the line back."""
+    line = "vllm serve meta-llama/Llama-3.1-70B -tp 4 --quantization fp8 --max-num-seqs 64 --port 80"
+    result = batchsim("init", "--from-vllm", f"{line} --attention-backend X", "--gpu", "h100_sxm", "-o", "n.yaml")
+    assert (result.exit_code, result.stdout) == (0, "n.yaml   next: batchsim run n.yaml\n")
+    assert "- without effect on timing: --port\n" in result.stderr
+    assert "! chooses among kernels that the tables do not tell apart: --attention-backend\n" in result.stderr
+    found = yaml.safe_load(Path("n.yaml").read_text())
+    assert found["deployment"] == {"engine": "vllm", "gpu": "h100_sxm", "tp": 4, "weights": "fp8"}
+    assert found["policies"] == {"vllm": {"max_num_seqs": 64}}
+    shown = done("show", "n.yaml")
+    own = "vllm serve meta-llama/Llama-3.1-70B --tensor-parallel-size 4 --quantization fp8 --max-num-seqs 64"
+    assert shown.splitlines()[-1] == own
+    assert "cost: kernel tables of vllm" in shown and "policy vllm: " in shown
+    assert json.loads(done("show", "n.yaml", "--json"))["command"]["line"] == own
+    assert "vllm serve" not in done("show", "s.yaml")  # of which the cost is stated
+    table("n.yaml", "--set", "load.mean_rate=[1/s]", "--set", "seeds=1", "--set", "workload.duration=30s")
+
+
+def test_init_writes_a_deployment_where_asked_for_its_gpus(here: Path) -> None:
+    """By the model, the GPU and their number; vllm's unless another engine is named."""
+    done("init", "--model", "llama-3.1-70b", "--gpu", "h100", "--tp", "8", "-o", "n.yaml")
+    found = yaml.safe_load(Path("n.yaml").read_text())
+    assert found["deployment"] == {"engine": "vllm", "gpu": "h100", "tp": 8}
+    Setup.of(load_scenario("n.yaml"))
+    done("init", "--engine", "sglang", "-o", "m.yaml")
+    assert yaml.safe_load(Path("m.yaml").read_text())["deployment"] == {"engine": "sglang", "gpu": "h200"}
+
+
 def test_init_replaces_only_when_forced(here: Path) -> None:
     """An existing file stays unless --force is given."""
     assert batchsim("init", "-o", "s.yaml").exit_code == 2

@@ -110,8 +110,8 @@ def test_the_types_and_engines_are_those_of_deployments_and_policies() -> None:
     """Each type that may be stated has bytes, and each engine a policy of its name."""
     schema = scenario_schema()["$defs"]["DeploymentConfig"]["properties"]
     for key in ("weights", "moe", "kv"):
-        named = [value for each in schema[key]["anyOf"] for value in each.get("enum", [each.get("const")])]
-        assert {*named} - {""} <= {*ELEMENT_BYTES}, key
+        named = [value for each in schema[key]["anyOf"] for value in each.get("enum", ())]
+        assert {"fp8", "bfloat16"} <= {*named} <= {*ELEMENT_BYTES}, key
     assert {*ENGINES} <= {*POLICIES}
 
 

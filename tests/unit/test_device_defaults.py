@@ -12,6 +12,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.cli.lists import policies
 from batchsim.drive.resolved import Resolved
 from batchsim.kernel.policy_config import Device
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.results.keep import heading
 from batchsim.scenario import Scenario
@@ -37,6 +38,17 @@ GIB = 2**30
 
 def scenario(*overrides: str, text: str = SCENARIO) -> Scenario:
     return parse_scenario(text, "some.yaml", Path(), overrides)
+
+
+@pytest.mark.parametrize(
+    ("gib", "stated", "tokens"),
+    [(19.9, {}, 2048), (20, {}, 4096), (59.9, {}, 4096), (60, {}, 8192), (159.9, {}, 8192), (160, {}, 16384),
+     (160, {"chunked_prefill_size": -1}, None)],
+)  # fmt: skip
+def test_sglang_cuts_prompts_by_the_gpus_memory(gib: float, stated: dict[str, Any], tokens: int | None) -> None:
+    """As its server does on start, unless told."""
+    found = SglangConfig.device_defaults(Device("any", int(gib * GIB), 4096), stated)
+    assert found.get("chunked_prefill_size") == tokens
 
 
 def limits(found: Scenario) -> tuple[int, int]:
@@ -128,7 +140,8 @@ def test_policies_tells_which_knobs_go_by_the_gpu(capsys: pytest.CaptureFixture[
     """Beside the defaults that hold where none is known."""
     policies(as_json=True)
     rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {name for name, row in rows.items() if "by_gpu" in row} == {"vllm"}
+    assert {name for name, row in rows.items() if "by_gpu" in row} == {"vllm", "sglang"}
+    assert rows["sglang"]["by_gpu"] == ["chunked_prefill_size"]
     assert set(rows["vllm"]["by_gpu"]) == {"max_num_seqs", "max_num_batched_tokens"}
     policies(as_json=False)
     text = " ".join(capsys.readouterr().out.split())

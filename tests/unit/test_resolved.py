@@ -31,6 +31,7 @@ SHORT = {  # what makes a shipped scenario a matter of a second
     "offline": ["workload.requests=60"],
     "claims": ["workload.requests=60"],
     "live-demo": [],
+    "deployment": ["workload.duration=20s", "workload.warmup=1s"],
     "mooncake-prefix": ["workload.requests=30"],
     "long-context": ["workload.duration=90s", "workload.warmup=1s"],
     "speculative": ["workload.duration=3s", "workload.warmup=1s", "load={users: [1, 16]}"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.plain import to_plain
@@ -53,7 +53,7 @@ def shown_deployment(scenario: Scenario) -> ShownDeployment:
         title, kv = heading(setup), str(setup.kv)
     except CalibrationError as error:
         missing = str(error)
-    policies = {spec.name: to_plain(spec.config) for spec in scenario.specs}
+    policies = {spec.name: cast("dict[str, Any]", to_plain(spec.config)) for spec in scenario.specs}
     command = command_of(scenario) if isinstance(scenario.cost, DeploymentConfig) else None
     return ShownDeployment(title, kv, missing, policies, command)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from batchsim.base.errors import ScenarioError
 from batchsim.deployment.catalog import hugging_face_id
 from batchsim.scenario.command_lines.flags import Engine, Keys, Read, Written, read_line, write_line
@@ -16,9 +14,7 @@ from batchsim.scenario.deployment_config import DeploymentConfig
 SERVERS: dict[str, Engine] = {engine.name: engine for engine in (VLLM, SGLANG, TENSORRT_LLM)}
 """By the name that a deployment has for the engine."""
 
-_TOLD = ("tp", "pp", "ep", "dp_attention", "weights", "kv")
-_UNTOLD = ("moe", "activations")
-_DEFAULTS: dict[str, Any] = {"tp": 1, "pp": 1, "ep": 1, "dp_attention": 1, "weights": "", "kv": ""}
+_TOLD = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv", "activations")
 
 
 def read_command(line: str, engine: str) -> Read:
@@ -55,11 +51,8 @@ def keys_of(scenario: Scenario) -> Keys:
     config, file, plain = deployment_of(scenario), scenario.file, scenario.plain
     found: Keys = {"model": hugging_face_id(file.model)}
     for name in _TOLD:
-        if (value := getattr(config, name)) != _DEFAULTS[name]:
+        if (value := getattr(config, name)) not in (None, 1):
             found[f"deployment.{name}"] = value
-    for name in _UNTOLD:
-        if getattr(config, name):
-            found[f"deployment.{name}"] = getattr(config, name)
     for key in ("max_model_len", "max_waiting"):
         if (value := getattr(file, key)) is not None:
             found[key] = value

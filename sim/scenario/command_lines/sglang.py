@@ -27,7 +27,12 @@ _OF_CHECKPOINT = (
 )
 _QUANTISED = one_of(fp8="fp8", w8a8_fp8="fp8", w8a8_int8="int8", **dict.fromkeys(_OF_CHECKPOINT.split()))
 _KV = one_of(auto=None, fp8_e4m3="fp8", fp8_e5m2="fp8", bf16="bfloat16", bfloat16="bfloat16")
-_KV_SHOWN = {"fp8": "fp8_e4m3"}
+
+
+def _kv_text(dtype: str) -> str:
+    return "fp8_e4m3" if dtype == "fp8" else dtype
+
+
 _SIXTEEN = one_of(auto=None, half=None, float16=None, bfloat16=None)
 
 _FLAGS = (
@@ -38,7 +43,7 @@ _FLAGS = (
     Flag("deployment.ep", "--ep-size", ("--ep", "--expert-parallel-size")),
     Flag("deployment.weights", "--quantization", read=_QUANTISED),
     Flag("deployment.weights", "--dtype", read=_SIXTEEN),
-    Flag("deployment.kv", "--kv-cache-dtype", read=_KV, show=lambda kv: _KV_SHOWN.get(kv, kv)),
+    Flag("deployment.kv", "--kv-cache-dtype", read=_KV, show=_kv_text),
     Flag("max_model_len", "--context-length"),
     Flag("kv.utilisation", "--mem-fraction-static", read=share, show=as_share),
     Flag("kv.block_size", "--page-size"),

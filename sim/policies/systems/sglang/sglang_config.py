@@ -5,12 +5,13 @@ Source: python/sglang/srt/arg_groups/fields/schedule.py, memory_hook.py and vali
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from batchsim.base.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range
 from batchsim.kernel.engine_loop import OVERLAP, SYNC
-from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.kernel.policy_config import Device, PolicyConfig, Traits
 from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, Laws
 from batchsim.policies.systems.sglang.speculative_args import (
     MAX_RUNNING_REQUESTS,
@@ -20,12 +21,15 @@ from batchsim.policies.systems.sglang.speculative_args import (
 )
 
 DraftTokens = Annotated[int, Range(1, MAX_DRAFTS)]
+_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
+"""Below so many GiB of a GPU's memory: the tokens of a prompt that a step computes. Above all: 16,384."""
 SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
 
 
 @dataclass(frozen=True)
 class SglangConfig(PolicyConfig):
-    """Knobs by SGLang's names, with its defaults, `chunked_prefill_size` for a GPU of 60 to 160 GB.
+    """Knobs by SGLang's names, with its defaults; `chunked_prefill_size` by the GPU (`device_defaults`), and that of an
+    H100 or H200 where none is known.
 
     `chunked_prefill_size` -1 (or 0): off; else a multiple of the KV block. `max_running_requests` null: 512 times the
     KV tokens by max_model_len, from 2048 to 4096; any value is cut to half the KV tokens. Scheduling overlaps with the
@@ -81,6 +85,15 @@ class SglangConfig(PolicyConfig):
                 "disable_consecutive_prefill_overlap: true has no effect with disable_overlap_schedule. Remove one"
             )
         speculation_of(self)  # refuses arguments that do not go together
+
+    @classmethod
+    def device_defaults(cls, device: Device, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """`chunked_prefill_size` on `device`, unless stated.
+
+        Source: python/sglang/srt/arg_groups/memory_hook.py of the 0.5.23 wheel, `handle_gpu_memory_settings`.
+        """
+        tokens = next((size for gib, size in _CHUNKS if device.memory_bytes < gib * 2**30), 16384)
+        return {} if "chunked_prefill_size" in stated else {"chunked_prefill_size": tokens}
 
     @property
     def traits(self) -> Traits:
