@@ -5,7 +5,9 @@ process just before and after, since machines drift: `share_of_simpy` is request
 bare timeout. The medians are printed; the peak of memory is that of the first repeat, before anything is packed. Full
 records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
-counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written. The last line is of a
+counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written; `point-imported` and
+`point-tables` are the same at the costs of two profiles of one model and GPU, one made of the shapes of single kernels,
+one of a deployment: where a profile came from is to make no difference. The last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
 each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
 how much more two processes can do is the machine's. The medians of both are printed. A row of `COMPARED` is to run at
@@ -188,7 +190,11 @@ ROWS = {
     "ray_serve": of_system("ray_serve"),
 }
 
-COMPARED = {"vllm-async": ("vllm", 0.9), "steps-256-drafts": ("steps-256-vllm", 0.25)}
+COMPARED = {
+    "vllm-async": ("vllm", 0.9),
+    "steps-256-drafts": ("steps-256-vllm", 0.25),
+    "point-tables": ("point-imported", 0.9),
+}
 """Rows whose share per bare timeout is to be, of that of the row named, no less than so much."""
 
 
@@ -240,12 +246,18 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
 
 
 POINT = "point-1x"
+POINTS = {
+    POINT: (),
+    "point-imported": ("cost={kind: profile, profile: h200-llama-3.1-8b-aiconfigurator, extrapolate: true}",),
+    "point-tables": ("cost={kind: profile, profile: llama-3.1-8b-h200-vllm-0.24.0, extrapolate: true}",),
+}
+"""Rows of one point each, with the changes to `azure-conv`."""
 POINT_REPEATS = 5
 
 
-def measure_point(traces: Path) -> list[dict[str, float]]:
+def measure_point(name: str, traces: Path) -> list[dict[str, float]]:
     """Wall times of a point of `azure-conv`, the policy `continuous`: simulated, measured and packed, written."""
-    scenario = load_scenario("azure-conv", trace_folders=[traces])
+    scenario = load_scenario("azure-conv", trace_folders=[traces], overrides=POINTS[name])
     setup = Setup.of(scenario)
     point = next(point for point in scenario.points() if point.spec.kind == "continuous")
     setup.workload(point.load, point.seed)  # reads the trace
@@ -320,7 +332,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, default=os.environ.get("BATCHSIM_TRACES"), help=f"holds {TRACE}")
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
-    parser.add_argument("--row", choices=[*ROWS, POINT, SWEEP], help="run one row here and print its repeats as JSON")
+    parser.add_argument("--row", choices=[*ROWS, *POINTS, SWEEP], help="run one row here and print its repeats as JSON")
     options = parser.parse_args()
     for needed in (TRACE, MOONCAKE):
         if options.traces is None or not (Path(options.traces) / needed).exists():
@@ -330,8 +342,8 @@ def main() -> None:
     if options.row == SWEEP:
         print(json.dumps(measure_sweep()))
         return
-    if options.row == POINT:
-        print(json.dumps(measure_point(Path(options.traces))))
+    if options.row in POINTS:
+        print(json.dumps(measure_point(options.row, Path(options.traces))))
         return
     if options.row:
         print(json.dumps(measure(options.row, Path(options.traces))))
@@ -358,18 +370,19 @@ def main() -> None:
         )
     rows.insert(0, {"name": "simpy-timeouts", "steps_per_s": statistics.median(bare), "share_of_simpy": 1.0})
     print(f"| simpy-timeouts | | {rows[0]['steps_per_s']:,.0f} | | | | | 1 |")
+    parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
+    print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
+    for name in POINTS:
+        command = [sys.executable, __file__, "--row", name, "--traces", str(options.traces)]
+        point = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        print(
+            f"{name}, s: simulated {point['simulate_s']:.2f}, measured {point['measure_s']:.2f}, written"
+            f" {point['write_s']:.2f}; {point['share_of_simpy']:.4f} requests per bare timeout"
+        )
+        rows.append({"name": name, **point})
     shares = {row["name"]: row["share_of_simpy"] for row in rows}
     for name, (other, least) in COMPARED.items():
         print(f"{name}: {shares[name] / shares[other]:.2f} of {other}; no less than {least:g} is wanted")
-    parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
-    print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
-    command = [sys.executable, __file__, "--row", POINT, "--traces", str(options.traces)]
-    point = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    print(
-        f"{POINT}, s: simulated {point['simulate_s']:.2f}, measured {point['measure_s']:.2f}, written"
-        f" {point['write_s']:.2f}; {point['share_of_simpy']:.4f} requests per bare timeout"
-    )
-    rows.append({"name": POINT, **point})
     command = [sys.executable, __file__, "--row", SWEEP, "--traces", str(options.traces)]
     sweep = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(

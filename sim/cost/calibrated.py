@@ -16,6 +16,7 @@ from batchsim.base.errors import CalibrationError, ExtrapolationError
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, error_of
+from batchsim.cost.interpolation import GridReader
 from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from batchsim.cost.roofline import HOST_LINK_SHARE
@@ -48,6 +49,7 @@ class Calibrated(Cost):
     """
 
     __slots__ = (
+        "_chunk_grid",
         "_head",
         "_latest",
         "_layers",
@@ -82,6 +84,8 @@ class Calibrated(Cost):
         self.block_bytes = (block_size or profile.block_size) * self.deployment.kv_bytes_per_token
         self._layers: dict[int, float] = {}
         self._head: dict[int, float] = {}
+        grid = profile.costs.chunk_grid
+        self._chunk_grid = None if grid is None else GridReader(grid)
         longest = max_model_len or int(profile.hull.max_context) + 1
         self._most = max(longest - 1, 1) if profile.origin == "measured" else None
         most_context = inf if extrapolate else profile.hull.max_context
@@ -127,7 +131,7 @@ class Calibrated(Cost):
         ns, done = 0.0, 0
         while done < num_tokens:
             n = num_tokens - done if self.extrapolate else min(hull.max_tokens, num_tokens - done)
-            kernel = costs.in_situ * costs.chunk_ns(1, n, n * done + n * (n + 1) // 2) + self._matmuls(n, 1)
+            kernel = costs.in_situ * self._chunk_attention(1, n, n * done + n * (n + 1) // 2) + self._matmuls(n, 1)
             ns += self.host.with_kernels(max(kernel, costs.launch_ns), 1, n)
             done += n
         return int(ns)
@@ -156,11 +160,17 @@ class Calibrated(Cost):
             self._check(rows + chunks, self.profile.hull.max_sequences, *_SEQUENCES)
             self._check(rows + tokens, self.profile.hull.max_tokens, *_TOKENS)
             self._check(longest, self.profile.hull.max_chunk_context, *_CHUNK)
-        chunk = costs.chunk_ns(chunks, tokens, padded_pairs(pairs, chunks, prefill, pad))
+        chunk = self._chunk_attention(chunks, tokens, padded_pairs(pairs, chunks, prefill, pad))
         kernel = costs.in_situ * chunk + attention + self._matmuls(rows + tokens, rows + chunks)
         alone = 0.0 if rows else costs.prefill_ns
         sequences = rows + batch.num_decode - batch.num_decode_tokens + chunks
         return self.host.with_kernels(max(kernel, costs.launch_ns) + alone, sequences, prefill)
+
+    def _chunk_attention(self, chunks: int, tokens: int, pairs: int) -> float:
+        """ns of the attention of `chunks` with `tokens` and `pairs` in all, back to back: as `StepCosts.chunks_ns`."""
+        if self._chunk_grid is not None:
+            return self._chunk_grid.at(tokens, pairs / tokens) if tokens else 0.0
+        return float(self.profile.costs.chunk_attention.ns(chunks, tokens, pairs))
 
     def _drafts_ns(self, batch: Batch) -> float:
         """ns that the attention of draft tokens adds to that of the decodes they belong to."""

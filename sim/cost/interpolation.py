@@ -93,19 +93,38 @@ class Grid:
         second = ns[j, k] * left + ns[j, m] * right
         return first * (1 - down) + second * down
 
-    def at_one(self, sequences: float, context: float) -> float:
-        """ns at one pair: equal to `at`, bit for bit."""
-        i, j, down = _between_one(self.sequences, sequences)
-        k, m, right = _between_one(self.context, context)
-        left = 1 - right
-        first = self.ns[i][k] * left + self.ns[i][m] * right
-        second = self.ns[j][k] * left + self.ns[j][m] * right
-        return first * (1 - down) + second * down
-
     def row(self, sequences: float) -> list[float]:
         """ns at `sequences` and each of the grid's contexts: equal to `at`, bit for bit."""
         i, j, down = _between_one(self.sequences, sequences)
         return [above * (1 - down) + below * down for above, below in zip(self.ns[i], self.ns[j], strict=True)]
+
+
+class GridReader:
+    """A grid read at one pair after another; which of its rows a number of sequences lies between is found once."""
+
+    __slots__ = ("_grid", "_knots", "_rows")
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._knots = grid.context
+        self._rows: dict[int, tuple[tuple[float, ...], tuple[float, ...], float]] = {}
+
+    def at(self, sequences: int, context: float) -> float:
+        """ns at one pair: equal to `Grid.at`, bit for bit."""
+        rows = self._rows.get(sequences)
+        if rows is None:
+            i, j, down = _between_one(self._grid.sequences, sequences)
+            rows = self._rows[sequences] = self._grid.ns[i], self._grid.ns[j], down
+        above, below, down = rows
+        knots = self._knots
+        if len(knots) == 1:
+            return above[0] * (1 - down) + below[0] * down
+        k = bisect_right(knots, context, 1, len(knots) - 1) - 1
+        past = context - knots[k]
+        right = past / (knots[k + 1] - knots[k]) if past > 0 else 0.0
+        left = 1 - right
+        first = above[k] * left + above[k + 1] * right
+        return first * (1 - down) + (below[k] * left + below[k + 1] * right) * down
 
 
 def _table(x: NDArray[Any]) -> NDArray[np.int64] | None:

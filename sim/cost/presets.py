@@ -42,7 +42,7 @@ _HIDDEN = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=False)
 _SILICON = "aiconfigurator-core's silicon_sample.csv, half of its deployments"
 
 PRESETS = (
-    Preset("vllm", True, 1.1, _HIDDEN, 15_000_000, 9_000, f"342 points of vLLM 0.12 to 0.19 in {_SILICON}"),
+    Preset("vllm", True, 1.1, _HIDDEN, 13_000_000, 6_000, f"342 points of vLLM 0.12 to 0.19 in {_SILICON}"),
     Preset(
         "vllm",
         False,

@@ -143,12 +143,6 @@ class StepCosts:
         if self.transfer is not None:
             self.transfer.check_end("transfer")
 
-    def chunk_ns(self, chunks: int, tokens: int, pairs: int) -> float:
-        """ns of the attention of `chunks` with `tokens` and `pairs` in all: equal to `chunks_ns`, bit for bit."""
-        if self.chunk_grid is None:
-            return float(self.chunk_attention.ns(chunks, tokens, pairs))
-        return self.chunk_grid.at_one(tokens, pairs / tokens) if tokens else 0.0
-
     def chunks_ns(self, chunks: NDArray[Any], tokens: NDArray[Any], pairs: NDArray[Any]) -> NDArray[np.float64]:
         """ns of the attention of a step's chunks, of arrays of one a step."""
         if self.chunk_grid is None:

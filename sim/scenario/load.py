@@ -250,7 +250,7 @@ def _take_frontend(document: Document) -> None:
     if name not in ways:
         where = document.where(("workload", "frontend"))
         raise ScenarioError(
-            f"{where}: workload.frontend is {shown(name)}. {nearest(name, ways)} Or write it out: {{request: 15ms}}."
+            f"{where}: workload.frontend is {shown(name)}. {nearest(name, ways)} Or write it out: {{request: 13ms}}."
         )
     request_ns, per_token_ns = ways[name]
     workload["frontend"] = {"request": f"{request_ns}ns", "per_prompt_token": f"{per_token_ns}ns"}

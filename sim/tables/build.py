@@ -44,6 +44,15 @@ _GRAPHS = {
 Sources: vLLM `compilation.cudagraph_capture_sizes` up to 512, SGLang `--cuda-graph-max-bs` 256, TensorRT-LLM
 `cuda_graph_config` with padding up to 128."""
 
+_BESIDE = {("vllm", "rtx_pro_6000_server"): 1.5, ("vllm", "l40s"): 1.8}
+"""The attention of decodes beside a chunk over that of decodes alone, by engine and GPU, where somebody measured it:
+the tables sum both as if each ran alone, and one kernel for all (FlashAttention 2) gives decodes the tiles of prompts.
+
+Source: the attention tables of github.com/casys-kaist/LLMServingSim (profiler/perf), Llama-3.1-8B in bf16 under vLLM,
+with one chunk's own attention taken off. RTX PRO 6000 @ 0d3de68: median of 25, 8 to 128 decodes of 923 to 4,671 tokens
+beside a chunk of 410 (1.2 to 3.0). RTX 4090 @ a09fa56, the chip of an L40S: median of 15, 8 to 128 decodes of 1,024 to
+4,096 tokens beside a chunk of 256 (1.7 to 3.9). Engines with a kernel for either (TensorRT-LLM's, FlashInfer's) sum."""
+
 
 def build_profile(tables: Tables) -> Profile:
     """The profile of the deployment that `tables` answers for, without a comparison."""
@@ -66,6 +75,7 @@ def build_profile(tables: Tables) -> Profile:
         host=_HOST,
         swap=None,
         chunk_grid=chunks,
+        beside=_BESIDE.get((its.engine, its.gpu.name if its.gpu else ""), 1.0),
         transfer=_curve([(n, tables.transfer(n)) for n in (1, 64, 1_024, 8_192, MAX_TOKENS)]) if its.pp > 1 else None,
     )
     shares = tables.provenance()
@@ -91,7 +101,7 @@ def build_profile(tables: Tables) -> Profile:
         costs=costs,
         hull=Hull(most, MAX_TOKENS * groups, float(longest), longest),
         missing=("num_blocks", "host", "swap", f"energy: the tables have the {known}"),
-        notes=_notes(tables),
+        notes=_notes(tables, costs.beside),
         setup=setup_of(its, tables.backend),
     )
 
@@ -211,10 +221,12 @@ def _short(ns: float) -> float:
     return float(f"{ns:.5g}")
 
 
-def _notes(tables: Tables) -> tuple[str, ...]:
+def _notes(tables: Tables, beside: float) -> tuple[str, ...]:
     notes = [f"kernels as the tables have them: {tables.modes}; graph of {tables.model_id}"]
     if tables.deployment.dp_attention > 1:
         notes.append("dp_attention: tokens and sequences of a step are taken as divided evenly among the groups")
     if tables.compound:
         notes.append("attention is timed as one block with its projections: what grows with keys is told apart")
+    if beside != 1:
+        notes.append(f"decode attention beside chunks × {beside:g}: others' timings of one model; the tables only sum")
     return tuple(notes)

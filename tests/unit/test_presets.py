@@ -77,7 +77,7 @@ def test_the_preset_reaches_below_a_stretched_cost():
 def test_the_way_to_an_engine_goes_by_its_name():
     """`workload.frontend: vllm` is written out, and the heading says whose preset it is."""
     setup = setup_of("workload.frontend=vllm")
-    assert setup.scenario.file.workload.frontend == Frontend(15 * MS, 9_000)
+    assert setup.scenario.file.workload.frontend == Frontend(13 * MS, 6_000)
     assert measured_at(setup) == "client, front end by the preset of vllm"
     assert measured_at(setup_of("workload.frontend={request: 1ms}")) == "client, front end modelled"
     with pytest.raises(ScenarioError, match=r"frontend is 'vlm'. Did you mean vllm"):

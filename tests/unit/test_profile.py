@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import CalibrationError
+from batchsim.cost.interpolation import GridReader
 from batchsim.cost.profile import (
     ChunkCost,
     Curve,
@@ -225,7 +226,10 @@ def test_one_pair_of_a_grid_equals_that_of_many() -> None:
     grid = Grid((1, 7, 64), (1.0, 30.0, 1000.0), ((1.1, 20.3, 700.7), (3.3, 50.1, 3e3), (9.7, 400.3, 8e4)))
     pairs = [(b, x) for b in (1, 2, 7, 63, 64, 200) for x in (0.0, 1.0, 17.3, 30.0, 999.9, 5e4)]
     many = grid.at(np.array([b for b, _ in pairs]), np.array([x for _, x in pairs]))
-    assert [grid.at_one(b, x) for b, x in pairs] == many.tolist()
+    reader = GridReader(grid)
+    assert [reader.at(b, x) for b, x in pairs] == many.tolist() == [reader.at(b, x) for b, x in pairs]
+    flat = Grid((1, 7), (5.0,), ((1.1,), (3.3,)))
+    assert GridReader(flat).at(4, 9.0) == flat.at(np.array([4]), np.array([9.0]))[0]
 
 
 def test_what_a_measured_profile_lacks_is_not_written() -> None:
@@ -233,10 +237,10 @@ def test_what_a_measured_profile_lacks_is_not_written() -> None:
     written = json.loads(PROFILE.to_json())
     assert not {"setup"} & written.keys() and not {"chunk_grid", "beside", "transfer"} & written["costs"].keys()
     costs = replace(COSTS, chunk_grid=COSTS.decode_attention, beside=1.5, transfer=COSTS.head)
-    tables = replace(PROFILE, costs=costs, setup=EngineSetup("sglang", "0.5.14", tp=8, ep=8, kv_dtype="fp8"))
+    tables = replace(PROFILE, costs=costs, setup=EngineSetup("sglang", "0.5.14", tp=8, pp=2, kv_dtype="fp8"))
     assert Profile.from_json(tables.to_json(), "tables.json") == tables
     its = tables.deployment
-    assert (its.engine, its.version, its.tp, its.ep, its.kv_dtype) == ("sglang", "0.5.14", 8, 8, "fp8")
+    assert (its.engine, its.version, its.tp, its.pp, its.kv_dtype) == ("sglang", "0.5.14", 8, 2, "fp8")
 
 
 def test_a_row_of_a_grid_is_its_values_at_every_context() -> None:

@@ -178,7 +178,7 @@ def test_a_profile_of_several_gpus_is_no_plain_cost() -> None:
     with pytest.raises(CalibrationError, match=r"is of a deployment on 4 GPUs\. Write it as deployment: \{engine"):
         ProfileConfig("llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8").build(MODELS["llama-3.1-70b"])
     one = ProfileConfig("llama-3.1-8b-h100-vllm-0.24.0").build(MODELS["llama-3.1-8b"])
-    assert one.describe().startswith("cost: kernel tables of vllm 0.24.0, weights bfloat16, kv bfloat16 (aiconfig")
+    assert one.describe().startswith("cost: kernel tables of vllm 0.24.0, weights bfloat16, kv bfloat16 (aiconf")
     assert "follows them to ±" in one.describe() and one.describe().endswith("; host assumed)")
 
 
@@ -190,6 +190,13 @@ def test_only_what_costs_time_must_be_the_models() -> None:
     with pytest.raises(CalibrationError, match=r"with layers .* mine has"):
         check_model(profile, replace(model, name="mine", intermediate_size=1_024))
     assert json.dumps(work_of(model))  # plain, since keys are made of it
+
+
+def test_decodes_beside_chunks_cost_what_others_timed() -> None:
+    """Where one kernel serves both, decode attention is slower beside chunks; the file says whose timings those are."""
+    slower = {name for name in NAMES if shipped(name).costs.beside > 1}
+    assert slower == {name for name in NAMES if "-l40s-vllm" in name or "-rtx_pro_6000_server-vllm" in name}
+    assert all(any("others' timings" in note for note in shipped(name).notes) for name in slower)
 
 
 # ---- knots

@@ -1,0 +1,46 @@
+"""What aiconfigurator says of a measured point by itself: its `cli_estimate` of an aggregated deployment."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tests.silicon.rows import Row
+
+_MODELS = {
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
+}
+"""Its names of models, where they differ from those of the points."""
+
+
+def own_estimate(row: Row) -> tuple[float, float] | None:
+    """(TTFT, TPOT) in ms, of the same types, GPUs and version of tables as are simulated; None where it has none.
+
+    Needs the packages `aiconfigurator` and `aiconfigurator-core`.
+    """
+    from aiconfigurator.cli.api import cli_estimate  # not a dependency of anything but this comparison
+
+    logging.disable(logging.CRITICAL)
+    weights, moe = row.types
+    for kv in dict.fromkeys((row.kv, "")):  # in 16 bits where it has no kernels for a cache in 8, as when simulated
+        types = {"gemm_quant_mode": weights, "moe_quant_mode": moe, "kvcache_quant_mode": kv}
+        try:
+            found: Any = cli_estimate(
+                _MODELS.get(row.model, row.model),
+                row.gpu,
+                mode="agg",
+                backend_name=row.backend,
+                isl=row.isl,
+                osl=row.osl,
+                batch_size=row.concurrency,
+                tp_size=row.tp,
+                moe_tp_size=row.moe_tp,
+                moe_ep_size=row.ep,
+                **{name: dtype for name, dtype in types.items() if dtype},
+            )
+        except Exception:
+            continue
+        return float(found.ttft), float(found.tpot)
+    return None

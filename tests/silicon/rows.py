@@ -1,0 +1,182 @@
+"""The measured points: which there are, which half may be looked at, and what their clients did.
+
+They are those of `systems/silicon_sample.csv` in `aiconfigurator-core` (Apache-2.0, NVIDIA), measured by others.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from math import ceil
+
+MODELS = {
+    "deepseek-ai/DeepSeek-V3": "deepseek-ai/DeepSeek-R1",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-R1",
+    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-ai/DeepSeek-R1",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Llama-3.1-8B-Instruct",
+    "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
+    "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B",
+}
+"""The model that checkpoints of other names, or of fewer bits, count as."""
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
+"""Our names of the engines."""
+MAX_CONCURRENCY, MAX_TP, MAX_TTFT_MS = 256, 8, 20_000
+"""Points beyond these are left out: of other set-ups, or of a client that waited for something else."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured point. `gap`: its client is not known, and its lengths are exact; `concurrency` requests at a time
+    with prompts of `isl` and answers of `osl` tokens at most; TTFT and TPOT in ms. Types are as the file has them.
+    """
+
+    id: str
+    gap: bool
+    engine: str
+    version: str
+    model: str
+    gpu: str
+    precision: str
+    gemm: str
+    moe: str
+    tp: int
+    ep: int
+    moe_tp: int
+    concurrency: int
+    isl: int
+    osl: int
+    ttft_ms: float
+    tpot_ms: float
+
+    @property
+    def backend(self) -> str:
+        """The engine as the file has it."""
+        return next(theirs for theirs, ours in ENGINES.items() if ours == self.engine)
+
+    @property
+    def deployment(self) -> str:
+        """What halves are made of: repeats and loads of one deployment are never in both."""
+        return f"{self.model}|{self.gpu}|{self.backend}|{self.precision}|tp{self.tp}"
+
+    @property
+    def kv(self) -> str:
+        """The type of the KV cache: recipes of checkpoints of 8 and 4 bits keep it in 8."""
+        return "fp8" if self.precision in ("fp8", "fp4") else ""
+
+    @property
+    def types(self) -> tuple[str, str]:
+        """Types of weights and experts; "": the checkpoint's own, as of gpt-oss, of which there is one checkpoint."""
+        return ("", "") if self.model.startswith("openai/") else (self.gemm, self.moe)
+
+
+def is_given(deployment: str) -> bool:
+    """Whether a deployment is of the half that may be looked at, fitted to and chosen by: its SHA-256 is even."""
+    return int(hashlib.sha256(deployment.encode()).hexdigest(), 16) % 2 == 0
+
+
+def given_rows() -> list[Row]:
+    """The points of the GIVEN half that are not left out, each once. FileNotFoundError without the package."""
+    rows: dict[tuple[object, ...], Row] = {}
+    for row in _rows():
+        if is_given(row.deployment):
+            rows.setdefault((row.deployment, row.ep, row.isl, row.osl, row.concurrency, row.ttft_ms, row.tpot_ms), row)
+    return list(rows.values())
+
+
+def _rows() -> Iterator[Row]:
+    """Points of one engine that serves prompts and answers alike, but for those that are left out."""
+    try:
+        text = (resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv").read_text()
+    except ModuleNotFoundError:
+        raise FileNotFoundError(
+            "aiconfigurator-core, which has the points, is not installed. See README, gpus."
+        ) from None
+    for plain in csv.DictReader(text.splitlines()):
+        if plain["mode"] != "agg" or (plain["backend"], plain["model_path"]) == ("trtllm", "openai/gpt-oss-120b"):
+            continue  # gpt-oss ran there with experts of another type than the row says
+        row = _row(plain)
+        within = row.concurrency <= MAX_CONCURRENCY and row.tp <= MAX_TP and row.ttft_ms <= MAX_TTFT_MS
+        if within and int(plain["attention_dp_size"] or 1) == 1:
+            yield row
+
+
+def _row(plain: dict[str, str]) -> Row:
+    source = plain["silicon_data_source"]
+    stated = re.search(r"silicon_concurrency=(\d+)", source)
+    tp, ep = int(plain["tp_size"]), int(plain["moe_ep_size"] or 1) or 1
+    return Row(
+        id=plain["id"],
+        gap="gap" in source,
+        engine=ENGINES[plain["backend"]],
+        version=plain["backend_version"],
+        model=MODELS.get(plain["model_path"], plain["model_path"]),
+        gpu=plain["system"],
+        precision=plain["precision"],
+        gemm=plain["gemm_quant_mode"],
+        moe=plain["moe_quant_mode"],
+        tp=tp,
+        ep=ep,
+        moe_tp=int(plain["moe_tp_size"] or 0) or tp // ep,
+        concurrency=int(stated[1]) if stated else int(plain["batch_size"]),
+        isl=int(plain["isl"]),
+        osl=int(plain["osl"]),
+        ttft_ms=float(plain["silicon_ttft_ms"]),
+        tpot_ms=float(plain["silicon_tpot_ms"]),
+    )
+
+
+def scenario_text(row: Row, *, kv: str | None = None, factor: float = 1.0) -> str:
+    """The scenario of a point: what its client did, and its engine under the engine's own policy.
+
+    Ten requests a client, all clients at once, lengths uniform in 0.8 to 1 of the greatest (exact for `gap`), no prefix
+    caching. `kv` is another type of the KV cache, `factor` stretches all steps.
+    """
+    weights, moe = row.types
+    types = {"weights": weights, "moe": moe, "kv": row.kv if kv is None else kv}
+    stated = "".join(f", {name}: {dtype}" for name, dtype in types.items() if dtype)
+    policy = {
+        "vllm": f"max_num_seqs: {row.concurrency}, max_num_batched_tokens: 8192, enable_prefix_caching: false",
+        "sglang": "disable_radix_cache: true",
+        "tensorrt_llm": f"max_batch_size: {row.concurrency}, max_num_tokens: {max(8192, row.isl + 256)},"
+        " enable_block_reuse: false",
+    }[row.engine]
+    return f"""
+model: {CHECKPOINTS[row.model]}
+deployment: {{engine: {row.engine}, gpu: {row.gpu}, tp: {row.tp}, ep: {row.ep}{stated}}}
+workload:
+  arrivals: {{kind: closed_loop, users: {row.concurrency}, think_time: 0s, shared_list: true, ramp: 0s}}
+  lengths: {{prompt: {_law(row.isl, row.gap)}, output: {_law(row.osl, row.gap)}}}
+  output_cap: exact
+  requests: {10 * row.concurrency}
+  frontend: {row.engine}
+policies: {{{row.engine}: {{{policy}}}}}
+max_model_len: {row.isl + row.osl + 256}
+cost_factor: {factor!r}
+slo: ttft<1s @ 99%
+seeds: 1
+"""
+
+
+def _law(tokens: int, exact: bool) -> str:
+    if exact:
+        return f"{{kind: fixed, tokens: {tokens}}}"
+    return f"{{kind: uniform, min: {ceil(0.8 * tokens)}, max: {tokens}}}"
+
+
+CHECKPOINTS = {
+    "deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-R1",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-3.1-70B": "meta-llama/Llama-3.1-70B",
+    "MiniMaxAI/MiniMax-M2.5": "MiniMaxAI/MiniMax-M2.5",
+    "moonshotai/Kimi-K2.5": "moonshotai/Kimi-K2.5",
+    "openai/gpt-oss-120b": "openai/gpt-oss-120b",
+    "Qwen/Qwen3-32B": "Qwen/Qwen3-32B",
+    "Qwen/Qwen3-235B-A22B": "Qwen/Qwen3-235B-A22B",
+    "Qwen/Qwen3.5-397B-A17B": "Qwen/Qwen3.5-397B-A17B",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
+}
+"""The models of the points by the names of the catalog."""
