@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished
@@ -34,15 +33,13 @@ class Wait(Enum):
 ENTER, SETTLE, THROUGH, LAND = Wait
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """Launch the step `batch`, without waiting for its end; None: the scheduler was asked and had nothing to run."""
 
     batch: Batch | None
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(NamedTuple):
     """The host is at work until `until_ns`, and nobody enters; a driver in real time, whose host has worked, goes on.
 
     `work`: `launch` the step just scheduled, `process` the results of the oldest call in flight, or `nap`.
@@ -164,6 +161,9 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             now_ns = yield Busy(now_ns + executor.host_ns(batch)[0], "launch")
             now_ns = yield Launch(batch)
             queue.append(ran)
+            if ran and len(core.in_flight.steps) < sum(queue):  # a leap has landed the oldest
+                queue.popleft()
+                continue
         if len(queue) >= depth or not (ran or core.has_entered):
             if has_results := queue.popleft():
                 now_ns = yield LAND
@@ -209,7 +209,7 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
             apart = batch.apart and last is not None
             if not apart:
                 now_ns = yield Launch(batch)
-        if last is not None:
+        if last is not None and len(core.in_flight.steps) > (batch is not None and not apart):  # else a leap landed it
             now_ns = yield LAND
             now_ns = yield Busy(now_ns + core.in_flight.steps[0].process_ns, "process")
             if apart:

@@ -14,7 +14,10 @@ ENGINE = (
     " unit/test_fleet unit/test_live unit/test_attribution unit/test_policy_errors"
 )
 CACHE = "unit/test_prefix_cache unit/test_kv policies/test_vllm unit/test_naive_vllm conformance:vllm"
-AHEAD = "policies/test_vllm_pipelines unit/test_naive_vllm golden/test_ahead_recordings conformance:vllm"
+AHEAD = (
+    "policies/test_leaps_ahead policies/test_vllm_pipelines unit/test_naive_vllm golden/test_ahead_recordings"
+    " conformance:vllm"
+)
 DRAFTS = "unit/test_naive_vllm_drafts unit/test_acceptance golden/test_ahead_recordings conformance:vllm"
 RADIX = (
     "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_sglang_drafts"
