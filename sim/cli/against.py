@@ -38,7 +38,7 @@ def against(
     from batchsim.check.validation.against import compare
     from batchsim.report.pictures.against_plots import draw_against
     from batchsim.report.text.against_text import markdown, report, to_json
-    from batchsim.results.keep import heading
+    from batchsim.results.heading import heading
     from batchsim.results.provenance import provenance
     from batchsim.scenario.point import Setup
 
