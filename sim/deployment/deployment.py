@@ -169,7 +169,8 @@ class Deployment:
     def kv_bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers, while it is in their windows, on each GPU that shares a
         layer; fewer KV heads than these are replicated."""
-        return ceil(sum(stage.full_bytes + stage.windowed_bytes for stage in self.stages()))
+        element = ELEMENT_BYTES[self.types.kv]
+        return ceil(sum(each.count * each.attention.kv_bytes(self.tp, element) for each in self.model.kinds))
 
     def stages(self) -> list[Stage]:
         """What the GPUs of each stage hold, from first to last."""
@@ -260,16 +261,19 @@ class Deployment:
         if (found := blocks(stage)) >= 1:
             return KvBudget(int(found), block_size, terms)
         missing = (1 - found) * (stage.full_bytes + stage.windowed_bytes) * block_size
-        fitting = next((tp for tp in (2, 4, 8) if tp > self.tp and self._fits(tp, share, reserve_bytes)), None)
+        step = {"step_tokens": step_tokens, "step_requests": step_requests}
+        degrees = (tp for tp in (2, 4, 8) if tp > self.tp)
+        fitting = next((tp for tp in degrees if self._fits(tp, share, block_size, reserve_bytes, step)), None)
         advice = f"It fits with tp: {fitting}." if fitting else "Use a smaller model or a GPU with more memory."
         raise ScenarioError(
             f"{model.name} on {gpu.name}: {missing / 1e9:.1f} GB short of one KV block: {terms}. {advice}"
         )
 
-    def _fits(self, tp: int, share: float, reserve_bytes: int | None) -> bool:
+    def _fits(self, tp: int, share: float, block_size: int, reserve_bytes: int | None, step: dict[str, int]) -> bool:
         """Whether on `tp` GPUs there is room for one KV block beside weights and reserve."""
         try:
-            replace(self, tp=tp).derive_kv(utilisation=share, reserve_bytes=reserve_bytes)
+            wider = replace(self, tp=tp)
+            wider.derive_kv(utilisation=share, block_size=block_size, reserve_bytes=reserve_bytes, **step)
         except ScenarioError:
             return False
         return True

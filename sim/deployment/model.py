@@ -38,10 +38,14 @@ _DROPPABLE = {"attention_bias": "no biases", "mlp_bias": "no biases"}
 """Keys of a config.json without which the roofline can time its model, and what the model then has instead."""
 
 _STATED = (
-    "State them: cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of the"
+    "state them: cost: {kind: linear, base: ..., per_token: ...} and kv: {tokens: ...}, and for model any name of the"
     " catalog, of which only the longest context counts then."
 )
-_STATED_INSTEAD = _STATED.replace("State them", "Or state step times and KV memory")
+_WAYS_OUT = (
+    "A deployment on a GPU of the catalog may have them from kernel tables: deployment: {engine: vllm, gpu: h200_sxm,"
+    f" tp: 8}}. Or {_STATED}"
+)
+_STATED_INSTEAD = _STATED.replace("state them", "Or state step times and KV memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ def _untimed(config: Mapping[str, object], name: str) -> str:
         if all(key in _DROPPABLE for key in found):
             instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in found))
             way = f" Or remove {' and '.join(found)} from a copy of the file: that is the model with {instead}."
-        return f"{name}: {meanings}, whose step times cannot be derived. {_STATED}{way}"
+        return f"{name}: {meanings}, whose step times cannot be derived. {_WAYS_OUT}{way}"
     if not isinstance(model_type, str) or model_type not in _TIMED:
         known = ", ".join(_TIMED)
         why = f"model_type {model_type!r} is none of the known {known}"
@@ -234,7 +238,7 @@ def _untimed(config: Mapping[str, object], name: str) -> str:
         why = f"{window}: sliding windows are not modelled"
     else:
         return ""
-    return f"{name}: {why}, so its step times cannot be derived. {_STATED}"
+    return f"{name}: {why}, so its step times cannot be derived. {_WAYS_OUT}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 from batchsim.base.errors import NobodyToMeasure
 from batchsim.base.files import write_text
 from batchsim.base.units import format_duration
-from batchsim.cost.presets import ways_there
+from batchsim.cost.presets import Preset, ways_there
 from batchsim.drive.fleet.fleet_plan import UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.kernel.record import CAP_CUT, FINISHED, Recorder
@@ -225,10 +225,12 @@ def _others_kernels(setup: Setup) -> str:
 
 def _presets(setup: Setup) -> Iterator[str]:
     """The presets of the deployment's engine in the modes that policies have, with their evidence."""
-    cost = setup.scenario.cost
-    if isinstance(cost, DeploymentConfig):
-        found = [cost.preset(spec.config) for spec in setup.scenario.specs]
-        yield from dict.fromkeys(str(preset) for preset in found if preset is not None)
+    found: list[Preset | None] = []
+    for each in [group.setup for group in setup.groups] or [setup]:
+        for scenario in each.scenario.variants or (each.scenario,):
+            if isinstance(cost := scenario.cost, DeploymentConfig):
+                found += [cost.preset(spec.config) for spec in scenario.specs]
+    yield from dict.fromkeys(str(preset) for preset in found if preset is not None)
 
 
 def _hidden_host(setup: Setup) -> str:

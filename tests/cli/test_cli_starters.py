@@ -85,5 +85,5 @@ def test_a_trace_whose_longest_request_fits_nowhere_is_refused(tmp_path: Path) -
     """The line has both numbers of tokens."""
     (tmp_path / "my.csv").write_text("a,b\n5,2_000_000\n".replace("_", ""))
     trace = TraceConfig(str(tmp_path / "my.csv"), columns=Columns("a", "b"))
-    with pytest.raises(ScenarioError, match=r"takes 2,000,005 tokens of KV memory, and up to 8 GPUs have 1,385,008\."):
+    with pytest.raises(ScenarioError, match=r"takes 2,000,005 tokens of KV memory, and up to 8 GPUs have 1,384,960\."):
         starter_text("llama-3.1-70b", "h100", tmp_path, trace, inspect_trace(trace, tmp_path))

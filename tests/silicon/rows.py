@@ -22,6 +22,8 @@ MODELS = {
     "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B",
 }
 """The model that checkpoints of other names, or of fewer bits, count as."""
+DENSE = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B")
+"""Those without experts, of which the points state a type nevertheless."""
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 """Our names of the engines."""
 MAX_CONCURRENCY, MAX_TP, MAX_TTFT_MS = 256, 8, 20_000
@@ -69,8 +71,9 @@ class Row:
 
     @property
     def types(self) -> tuple[str, str]:
-        """Types of weights and experts; "": the checkpoint's own, as of gpt-oss, of which there is one checkpoint."""
-        return ("", "") if self.model.startswith("openai/") else (self.gemm, self.moe)
+        """Types of weights and experts; "": none, or the checkpoint's own, as of gpt-oss, of which there is one."""
+        own = self.model.startswith("openai/")
+        return "" if own else self.gemm, "" if own or self.model in DENSE else self.moe
 
 
 def is_given(deployment: str) -> bool:

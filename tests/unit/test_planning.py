@@ -12,6 +12,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.metrics.intervals import Interval, half_width
 from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.plan_markdown import sentence_text
+from batchsim.report.page.plan_text import plan_text
 from batchsim.report.page.sections import recommendation
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Setup
@@ -137,6 +138,20 @@ def test_without_room_above_the_target_the_report_says_so(replay: Scenario, tmp_
         chosen["headroom"] = headroom
         assert said in sentence_text(recommendation(tables, "$")[1])
     assert "too few" in [row["what"] for row in tables["assumptions"]]
+
+
+def test_a_plan_ends_with_the_command_of_the_deployment_that_it_recommends(replay: Scenario, tmp_path: Path) -> None:
+    """So that it can be tried; it stands among the assumptions of every GPU."""
+    sheet = "{kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}"
+    offer = f"{{price: 2/h, kv_tokens: 100000, deployment: {{engine: vllm, gpu: {sheet}, tp: 2}}}}"
+    tables = plan_tables(
+        with_plan(replay, f"plan.gpus={{one: {offer}}}", "slo=ttft<9s @ 10%"), out=tmp_path / "results"
+    )
+    line = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --num-gpu-blocks-override 6250"
+    assert plan_text(tables, "$").splitlines()[-1] == line
+    assert {"what": "command on one", "assumed": line} in tables["assumptions"]
+    tables["assumptions"] = []
+    assert not plan_text(tables, "$").splitlines()[-1].startswith("vllm")
 
 
 def test_one_seed_below_the_objective_decides() -> None:

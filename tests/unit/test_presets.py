@@ -99,3 +99,15 @@ def test_an_anchor_needs_a_policy_of_its_engine():
     """The point was measured under the deployment's engine, not under another's scheduler."""
     with pytest.raises(ScenarioError, match=r"concurrency 4 was measured under vllm, which no policy is. Add vllm"):
         setup_of("deployment.anchor={concurrency: 4, tpot: 12ms}", "policies={tgi: {}}")
+
+
+def test_groups_and_varied_deployments_name_all_their_presets():
+    """A fleet of two engines' deployments has one of each in its heading; so has a key that is varied."""
+    groups = "{a: {count: 1}, b: {count: 1, deployment: {engine: vllm, gpu: h200}}}"
+    fleet = setup_of(
+        f"replicas={{router: round_robin, groups: {groups}}}", "policies={vllm: {async_scheduling: false}}"
+    )
+    sync, ahead = (preset_of("vllm", ahead=ahead) for ahead in (False, True))
+    assert heading(fleet).count(str(sync)) == 1 and str(ahead) not in heading(fleet)
+    varied = setup_of("vary={policies.vllm.async_scheduling: [true, false]}", "policies={vllm: {}}")
+    assert all(heading(varied).count(str(preset)) == 1 for preset in (sync, ahead))

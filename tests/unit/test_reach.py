@@ -99,6 +99,21 @@ def test_a_law_is_judged_by_what_is_drawn(tmp_path: Path) -> None:
         check(tmp_path, *law, "seeds=3")
 
 
+def test_a_deployments_profile_is_asked_as_any_other(tmp_path: Path) -> None:
+    """A prompt that a policy takes whole is beyond the steps that its kernels were timed in; said once, before any."""
+    its = (
+        "model=qwen3-8b",
+        "cost=null",
+        "deployment={engine: vllm, gpu: h100}",
+        PROMPT + "{kind: fixed, tokens: 39000}",
+    )
+    with pytest.raises(
+        ScenarioError, match=r"static, the longest .* 39000 tokens in a step asked; .* up to 32768\. Let"
+    ):
+        check(tmp_path, *its)
+    check(tmp_path, *its, "deployment.extrapolate=true")
+
+
 def test_users_of_a_closed_loop_are_asked_for_their_first_prompt(tmp_path: Path) -> None:
     """It is known before they send it."""
     loop = ("workload.arrivals={kind: closed_loop, users: 2, think_time: 1s}", "load={users: [2]}")

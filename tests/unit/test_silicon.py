@@ -52,7 +52,7 @@ def test_a_point_is_simulated_as_its_clients_asked():
     assert workload.arrivals == ClosedLoop(4, 0, shared_list=True, ramp=0) and workload.requests == 40
     assert workload.lengths == Lengths(UniformTokens(80, 100), UniformTokens(8, 10))
     assert workload.frontend.request > 0 and isinstance(stated, DeploymentConfig)
-    assert (stated.engine, stated.tp, stated.weights, stated.kv) == ("vllm", 8, "fp8", "fp8")
+    assert (stated.engine, stated.tp, stated.weights, stated.kv) == ("vllm", 8, "fp8", "fp8") and not stated.moe
     assert scenario.specs[0].config.traits.max_num_seqs == 4
     exact = parse_scenario(scenario_text(replace(ROW, gap=True)), "a", Path(), ()).file.workload
     assert exact.lengths == Lengths(FixedTokens(100), FixedTokens(10))
@@ -93,7 +93,7 @@ def test_a_deployment_is_anchored_by_itself():
 def test_the_loop_of_a_point_is_a_limited_client():
     """The form that any scenario can use."""
     text = scenario_text(ROW).replace(
-        "deployment: {engine: vllm, gpu: h100_sxm, tp: 8, ep: 1, weights: fp8, moe: fp8, kv: fp8}",
+        "deployment: {engine: vllm, gpu: h100_sxm, tp: 8, ep: 1, weights: fp8, kv: fp8}",
         "cost: {kind: constant, step: 5ms}\nkv: {tokens: 9999}",
     )
     workload = Setup.of(parse_scenario(text, "a", Path(), ())).workload(1.0, 0)

@@ -6,6 +6,7 @@ from batchsim.report.layout import fit
 from batchsim.report.page.cells import COLUMNS, Row, Tables
 from batchsim.report.page.plan_markdown import sentence_text
 from batchsim.report.page.sections import recommendation
+from batchsim.study.planning.assumptions import COMMAND
 
 
 def plan_text(tables: Tables, currency: str) -> str:
@@ -33,7 +34,13 @@ def plan_text(tables: Tables, currency: str) -> str:
         elif row["holds"] is None:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
-    return "\n".join(fit(line) for line in lines)
+    return "\n".join([*(fit(line) for line in lines), *_command(tables)])  # a command is to be copied as it is
+
+
+def _command(tables: Tables) -> list[str]:
+    """The command line that starts a replica of the recommended deployment, where it is one."""
+    chosen = {f"{COMMAND} {row['gpu']}" for row in tables.get("recommendation", [])}
+    return [row["assumed"] for row in tables.get("assumptions", []) if row["what"] in chosen]
 
 
 def _one_less(row: Row) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from batchsim.results.keep import measured_at
 from batchsim.results.provenance import provenance
+from batchsim.scenario.command_lines.engines import command_of
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.study.planning.batches import BATCHES
 from batchsim.study.planning.demand import minutes
 from batchsim.study.planning.fleet_search import FIRST_GUESS, LIGHT
@@ -15,6 +17,8 @@ from batchsim.study.planning.make import CURVE, Planned
 from batchsim.study.planning.money import HOURS_A_MONTH, watts
 from batchsim.study.planning.probe import PLANNED, Ask
 
+COMMAND = "command on"
+"""What the row begins with that has the command line of a deployment; the name of its GPU follows."""
 _ENERGY = "joules a step of its profile, while steps run; idle power is left out"
 
 
@@ -55,6 +59,8 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         rows.append((f"price of {name}", f"{plan.currency} {offer.price:g} an hour{gpus}: the scenario's number"))
         if setup.deployment_text:
             rows.append((f"deployment on {name}", setup.deployment_text))
+        if isinstance(setup.scenario.cost, DeploymentConfig):
+            rows.append((f"{COMMAND} {name}", command_of(setup.scenario).line))
         rows.append((f"step times of {name}", setup.cost_text.removeprefix("cost: ")))
         error = setup.cost.error
         rows.append((f"their error on {name}", f"{error}: {error.source}"))
