@@ -124,6 +124,12 @@ def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:
             where = document.where(("vary", key))
             message = str(error).removeprefix(f"--set {override}: ")
             raise ScenarioError(f"{where}: vary {key}, value {value}: {message}") from None
+        if [*found[-1].file.policies] != [*scenario.file.policies]:
+            own, its = ", ".join(scenario.file.policies), ", ".join(found[-1].file.policies)
+            raise ScenarioError(
+                f"{document.where(('vary', key))}: vary {key}, value {value}: the policy would be {its}, not {own}, since"
+                f" none is stated. Write policies, like {{{own}: {{}}, {its}: {{}}}}."
+            )
     return tuple(found)
 
 

@@ -135,7 +135,8 @@ class Setup:
     @property
     def deployment_text(self) -> str:
         """The engine, how it divides the model and its types, in words; "" where `cost_text` says it, or none does."""
-        deployment, profile = self.cost.deployment, self.cost.profile
+        its_cost = self.cost.cost if isinstance(self.cost, Scaled) else self.cost
+        deployment, profile = its_cost.deployment, its_cost.profile
         if not isinstance(self.scenario.cost, DeploymentConfig) or deployment is None:
             return ""
         if profile is None or profile.setup is None:

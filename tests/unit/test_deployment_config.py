@@ -68,6 +68,13 @@ def test_set_and_vary_reach_into_a_deployment() -> None:
     assert [spec.kind for spec in whole.specs] == ["sglang"]
     varied = scenario("vary={deployment.tp: [1, 2, 4]}")
     assert [each.cost.num_gpus for each in varied.variants] == [1, 2, 4]
+    engines = "vary={deployment.engine: [vllm, sglang]}"
+    with pytest.raises(
+        ScenarioError, match=r"value sglang: the policy would be sglang, not vllm, .* \{vllm: \{\}, sgl"
+    ):
+        scenario(engines)
+    both = scenario(engines, "policies={vllm: {}, sglang: {}}")
+    assert [len(each.specs) for each in both.variants] == [2, 2]
     assert (
         scenario("cost=h200", "policies={continuous: {max_num_seqs: 8, max_num_batched_tokens: 64}}").cost.num_gpus == 1
     )
@@ -97,6 +104,7 @@ def test_a_heading_says_engine_degrees_and_types() -> None:
     older = heading(Setup.of(scenario(*tables, "deployment.version=0.10")))
     assert "on h100 × 4 · 0.24.0 is the nearest to 0.10, as asked for · cost: kernel tables of vllm 0.24.0" in older
     assert "nearest" not in heading(Setup.of(scenario(*tables, "deployment.version=0.24")))
+    assert heading(Setup.of(scenario(*tables, "cost_factor=1.1"))).count("tp 4, weights fp8") == 1
 
 
 def test_a_gpu_with_kernel_tables_needs_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
