@@ -35,6 +35,7 @@ SGLANG = (
     "policies/test_sglang policies/test_sglang_clip policies/test_sglang_memory policies/test_sglang_naive"
     " policies/test_sglang_batch policies/test_sglang_parts policies/test_sglang_overlap conformance:sglang"
 )
+TENSORRT_DRAFTS = "policies/test_tensorrt_llm_drafts policies/test_tensorrt_llm_drafts_naive conformance:tensorrt_llm"
 SGLANG_DRAFTS = (
     "policies/test_sglang_drafts policies/test_sglang_drafts_naive policies/test_sglang_drafts_overlap"
     " conformance:sglang"
@@ -55,7 +56,7 @@ TESTS = {
     "sim/kv/free_queue.py": CACHE,
     "sim/kv/prefix_cache.py": CACHE,
     "sim/kv/radix_*.py": RADIX,
-    "sim/kv/reuse_tree.py": REUSE,
+    "sim/kv/reuse_tree.py": f"{REUSE} {TENSORRT_DRAFTS}",
     "sim/metrics/*.py": MEASURES,
     "sim/metrics/measure.py": f"{MEASURES} unit/test_precision",
     "sim/metrics/latencies.py": f"{MEASURES} unit/test_metric_table",
@@ -94,6 +95,8 @@ TESTS = {
     "sim/policies/systems/tgi/*.py": TGI,
     "sim/policies/systems/triton/*.py": TRITON,
     "sim/policies/systems/tensorrt_llm/*.py": REUSE,
+    "sim/policies/systems/tensorrt_llm/tensorrt_llm_drafts.py": TENSORRT_DRAFTS,
+    "sim/policies/systems/tensorrt_llm/decoding_config.py": f"{TENSORRT_DRAFTS} unit/test_report_plots",
     "sim/policies/systems/vllm/vllm.py": f"{CACHE} {AHEAD}",
     "sim/policies/systems/vllm/cohorts.py": AHEAD,
     "sim/policies/systems/vllm/vllm_drafts.py": DRAFTS,
