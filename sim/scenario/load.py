@@ -127,8 +127,8 @@ def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:
         if [*found[-1].file.policies] != [*scenario.file.policies]:
             own, its = ", ".join(scenario.file.policies), ", ".join(found[-1].file.policies)
             raise ScenarioError(
-                f"{document.where(('vary', key))}: vary {key}, value {value}: the policy would be {its}, not {own}, since"
-                f" none is stated. Write policies, like {{{own}: {{}}, {its}: {{}}}}."
+                f"{document.where(('vary', key))}: vary {key}, value {value}: the policy would be {its}, not {own},"
+                f" since none is stated. Write policies, like {{{own}: {{}}, {its}: {{}}}}."
             )
     return tuple(found)
 
