@@ -4,7 +4,7 @@ model that walks Vidur's own lists, on random workloads."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from stepping import Run, run
 from test_vllm import arrival
 from test_vllm_pipelines import Stages, answered, timeline
-from whole_batches import blocked
+from whole_batches import Listed, blocked
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.engine_loop import EngineLoop
-from batchsim.kernel.record import STATE_NAMES
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.drive.fleet.fleet_plan import FleetPlan
+from batchsim.drive.fleet.routing import RoundRobin, RoundRobinConfig
+from batchsim.drive.fleet.simulate_fleet import simulate_fleet
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.engine_loop import EVENTS, EngineLoop
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.record import STATE_NAMES, Recorder
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.types import Arrival, Batch, Idle, Request
 from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
@@ -31,7 +38,18 @@ POLICIES: dict[str, tuple[type, Callable[..., Any]]] = {
 }
 
 
-class Uneven(Stages):
+class Hosted(Stages):
+    """`host`: ns of the host to launch a step and to process its results."""
+
+    def __init__(self, stages: int, host: tuple[int, int]) -> None:
+        super().__init__(stages)
+        self.host = host
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return self.host
+
+
+class Uneven(Hosted):
     """The second stage is the slowest; the first one's time grows with the tokens."""
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
@@ -42,13 +60,6 @@ class Uneven(Stages):
         return sum(self.stages_ns(batch))
 
     step_ns = device_ns
-
-
-class BusyHost(Stages):
-    """The host takes 3 ns to launch a step, and 2 to process its results."""
-
-    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return 3, 2
 
 
 def pipeline(
@@ -110,7 +121,7 @@ def test_a_call_in_vain_takes_no_place_and_no_time() -> None:
 
 def test_the_host_launches_and_processes_beside_the_stages() -> None:
     """Launched at 3, through at 23, processed by 25: the next token is launched at 28."""
-    result = pipeline("orca", [arrival(0, 0, 2, prompt=4)], cost=BusyHost(2))
+    result = pipeline("orca", [arrival(0, 0, 2, prompt=4)], cost=Hosted(2, (3, 2)))
     assert result.records.lanes["launched_ns"].tolist() == [3, 28]
     assert answered(result) == [(25, 50)]
 
@@ -163,13 +174,30 @@ def test_prompts_beside_decodes_in_flight_merge_their_batches() -> None:
     ]  # fmt: skip
 
 
+def test_who_is_given_up_while_ready_does_not_come_back() -> None:
+    """As above, but request 0, which stands still from 20 to 30, is given up at 25."""
+    arrivals = [arrival(0, 0, 3, prompt=4), arrival(1, 0, 3, prompt=4), arrival(2, 15, 2, prompt=4)]
+    arrivals[0] = replace(arrivals[0], cancel_ns=25)
+    result = pipeline("vllm_v0", arrivals, max_tokens_in_batch=4)
+    assert timeline(result)[3:] == [(30, [(1, 1)]), (40, [(2, 1)]), (50, [(1, 1)])]
+
+
+def test_what_a_cancel_frees_is_taken_at_once() -> None:
+    """The only slot is given up at 5 and taken then, though its batch runs to 20."""
+    arrivals = [replace(arrival(0, 0, 3, prompt=4), cancel_ns=5), arrival(1, 0, 1, prompt=4)]
+    result = pipeline("orca", arrivals, blocks=2, max_tokens_per_request=8)
+    assert timeline(result) == [(0, [(0, 4)]), (5, [(1, 4)])]
+
+
 def test_a_prompt_that_finds_no_token_left_sits_out() -> None:
-    """sarathi: two decodes fill a chunk of 2, and the ready prompt has none until one of them has ended."""
-    arrivals = [arrival(0, 0, 3, prompt=1), arrival(1, 0, 2, prompt=1), arrival(2, 0, 1, prompt=5)]
-    result = pipeline("sarathi", arrivals, chunk_size=2)
+    """The host needs 25 ns for results, so that both prompts are ready at 70: the first one takes the chunk of 2, and
+    the second is in the next batch. At 140 a token of each makes one batch of two."""
+    arrivals = [arrival(0, 0, 2, prompt=5), arrival(1, 0, 1, prompt=5)]
+    result = pipeline("sarathi", arrivals, cost=Hosted(2, (0, 25)), chunk_size=2)
     assert timeline(result) == [
-        (0, [(0, 1), (1, 1)]), (0, [(2, 2)]), (20, [(0, 1), (1, 1)]), (30, [(2, 2)]), (40, [(0, 1)]), (50, [(2, 1)])
+        (0, [(0, 2)]), (0, [(1, 2)]), (70, [(0, 2)]), (70, [(1, 2)]), (140, [(0, 1), (1, 1)]), (185, [(0, 1)])
     ]  # fmt: skip
+    assert states(result, 1) == [(0, "prefill", ""), (70, "sat_out", "token_budget"), (70, "prefill", "")]
 
 
 def test_only_the_ready_are_preempted() -> None:
@@ -187,6 +215,34 @@ def test_a_cap_below_the_stages_is_refused() -> None:
     for kind in ("sarathi", "vllm_v0"):
         with pytest.raises(ScenarioError, match="batch_size_cap 2 over 3 stages leaves no request for a batch"):
             pipeline(kind, [arrival(0, 0, 1, prompt=4)], 3, batch_size_cap=2)
+
+
+class Told(Orca):
+    """Keeps when it was asked, and whether it was told then that nothing will come."""
+
+    def __init__(self, config: OrcaConfig, context: PolicyContext) -> None:
+        super().__init__(config, context)
+        self.told: list[tuple[int, bool]] = []
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        self.told.append((now_ns, drain))
+        return super().schedule(now_ns, drain)
+
+
+def test_a_replica_that_waits_for_a_step_may_still_bring_requests_to_another() -> None:
+    """Until 20 the answer of the first replica may cause a request for the second; from then on nothing can."""
+    loop = EVENTS.over(2)
+    policies = [Told(OrcaConfig(), PolicyContext(CountingKV(500, 4), 1000, loop=loop)) for _ in range(2)]
+    simulate_fleet(
+        lambda replica: EngineCore(
+            policies[replica], SimExecutor(Stages(2), 1000, loop), Recorder(), max_model_len=1000, loop=loop
+        ),
+        RoundRobin(RoundRobinConfig(), 0),
+        FleetPlan(2),
+        Listed([arrival(0, 0, 1, prompt=4), arrival(1, 0, 3, prompt=4)]),
+        feeds_back=True,
+    )
+    assert policies[1].told == [(0, False), (0, False), (20, True), (20, True), (40, True), (40, True)]
 
 
 # ---- the rules read literally
@@ -218,7 +274,17 @@ Items = list[tuple[One, int]]
 class Replica:
     """Vidur's replica: lists of requests, and stages that are busy until some time."""
 
-    def __init__(self, arrivals: list[Arrival], stages: int, blocks: int, cap: int, tokens: int, mark: float) -> None:
+    def __init__(
+        self,
+        arrivals: list[Arrival],
+        stages: int,
+        blocks: int,
+        cap: int,
+        tokens: int,
+        mark: float,
+        host: tuple[int, int],
+    ) -> None:
+        self.host = host
         self.coming = [One(each) for each in arrivals]
         self.all = list(self.coming)
         self.blocks, self.cap, self.tokens, self.watermark = blocks, cap, tokens, int(mark * blocks)
@@ -237,21 +303,28 @@ class Replica:
 
     def play(self) -> None:
         """Fills `rows`: of each batch when it was made, its requests, the preempted, the blocks free then."""
-        while self.coming or self.flying:
-            times = [one.request.arrival_ns for one in self.coming[:1]] + [end for end, _ in self.flying[:1]]
-            now = min(times)
-            while self.flying and self.flying[0][0] == now:
+        now = 0
+        while True:
+            if self.flying and self.flying[0][0] <= now:
+                now += self.host[1]
                 self.end(self.flying.pop(0)[1], now)
-            while self.coming and self.coming[0].request.arrival_ns == now:
+                continue
+            while self.coming and self.coming[0].request.arrival_ns <= now:
                 self.queue.append(self.coming.pop(0))
-            while len(self.flying) < len(self.busy):
+            times = [end for end, _ in self.flying[:1]]
+            if len(self.flying) < len(self.busy):
                 self.out = []
                 items = self.make()
                 if items or self.out:
                     self.rows.append((now, [(one.request.id, n) for one, n in items], self.out, self.free))
-                if not items:
-                    break
-                self.flying.append((self.through(items, now), items))
+                if items:
+                    now += self.host[0]
+                    self.flying.append((self.through(items, now), items))
+                    continue
+                times += [one.request.arrival_ns for one in self.coming[:1]]
+            if not times:
+                return
+            now = min(times)
 
     def through(self, items: Items, now: int) -> int:
         """When `items` leave the last stage, each of which they enter when it is free."""
@@ -390,9 +463,18 @@ def crowds(draw: st.DrawFn) -> list[Arrival]:
     cap=st.integers(3, 9),
     tokens=st.sampled_from([2, 6, 20, 64]),
     mark=st.sampled_from([0.0, 0.1, 0.5]),
+    host=st.sampled_from([(0, 0), (0, 0), (3, 2), (9, 21)]),
 )
 def test_every_batch_equals_that_of_the_plain_model(
-    kind: str, model: type[Replica], work: list[Arrival], stages: int, blocks: int, cap: int, tokens: int, mark: float
+    kind: str,
+    model: type[Replica],
+    work: list[Arrival],
+    stages: int,
+    blocks: int,
+    cap: int,
+    tokens: int,
+    mark: float,
+    host: tuple[int, int],
 ) -> None:
     """When it was made, batch order, tokens, preemptions, free blocks; and when each token came."""
     if kind == "orca":
@@ -402,8 +484,8 @@ def test_every_batch_equals_that_of_the_plain_model(
     else:
         tokens = max(tokens, 20)
         knobs = {"batch_size_cap": cap, "max_tokens_in_batch": tokens, "watermark_blocks_fraction": mark}
-    plain = model(work, stages, blocks, cap, tokens, mark)
+    plain = model(work, stages, blocks, cap, tokens, mark, host)
     plain.play()
-    result = pipeline(kind, work, stages, blocks, Uneven(stages), **knobs)
+    result = pipeline(kind, work, stages, blocks, Uneven(stages, host), **knobs)
     assert [(row.start_ns, row.items, row.preempted, row.free) for row in result.log] == plain.rows
     assert answered(result) == [(one.told_ns[0], one.told_ns[-1]) for one in plain.all]

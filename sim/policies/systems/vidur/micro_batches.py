@@ -11,7 +11,6 @@ from collections import deque
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import Batch, Sequence
 
 
@@ -22,11 +21,10 @@ class MicroBatches:
     together. `vain`: the last call found nothing to run, and nothing has happened since.
     """
 
-    def __init__(self, stages: int, kv: KVBlockManager) -> None:
+    def __init__(self, stages: int, block_size: int) -> None:
         self.ready: deque[Sequence] = deque()
         self.vain = False
-        self._kv = kv
-        self._idle = [DecodeGroup(kv.block_size) for _ in range(stages)]
+        self._idle = [DecodeGroup(block_size) for _ in range(stages)]
         self._in_flight: deque[tuple[list[Sequence], DecodeGroup | None]] = deque()
         self._num_rows = 0
 
@@ -62,8 +60,7 @@ class MicroBatches:
         group = decodes[0].group if decodes[0].group is not None else self._idle[0]
         chosen = set(decodes)
         for seq in [seq for seq in group.members if seq not in chosen]:
-            self._kv.allocate(seq, seq.num_computed_tokens)  # settles what it holds
-            group.leave(seq)
+            group.leave(seq)  # what it holds is settled: nobody's blocks grow with those of a whole group
         for seq in decodes:
             if seq.group is not group:
                 if seq.group is not None:

@@ -27,7 +27,7 @@ class VidurScheduler(FirstCome):
         self.batch_size_cap = batch_size_cap
         self.watermark_blocks = int(watermark_blocks_fraction * context.kv.num_blocks)
         stages = context.loop.stages
-        self.micro = MicroBatches(stages, context.kv) if stages > 1 else None
+        self.micro = MicroBatches(stages, context.kv.block_size) if stages > 1 else None
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         super().add(seq, now_ns)
