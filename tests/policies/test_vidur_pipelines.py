@@ -200,6 +200,15 @@ def test_a_prompt_that_finds_no_token_left_sits_out() -> None:
     assert states(result, 1) == [(0, "prefill", ""), (70, "sat_out", "token_budget"), (70, "prefill", "")]
 
 
+def test_a_prompt_behind_a_full_batch_sits_out() -> None:
+    """At 140 the decode of 0 fills the batch of one, and the prompt begun behind it is in the next."""
+    arrivals = [arrival(0, 0, 3, prompt=4), arrival(1, 0, 3, prompt=6)]
+    result = pipeline("sarathi", arrivals, cost=Hosted(2, (0, 25)), chunk_size=2, batch_size_cap=2)
+    assert timeline(result)[2:6] == [(70, [(0, 2)]), (70, [(1, 2)]), (140, [(0, 1)]), (140, [(1, 2)])]
+    sat_out = [row for row in states(result, 1) if row[1] == "sat_out"]
+    assert sat_out == [(70, "sat_out", "token_budget"), (140, "sat_out", "no_slot")]
+
+
 def test_only_the_ready_are_preempted() -> None:
     """At 30 request 1 lacks a block, and 0, in flight, is spared: 1 itself goes, and comes back when 0 has ended."""
     arrivals = [arrival(0, 0, 3, prompt=4), arrival(1, 0, 2, prompt=4)]
