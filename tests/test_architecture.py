@@ -59,6 +59,7 @@ ROOMS = {
     "kv": _room(2, pure=True),
     "cost": _room(2, "numpy"),
     "workload": _room(2, "numpy"),
+    "tables": _room(3, "numpy", inside="aiconfigurator_core"),
     "policies.families": _room(3, pure=True),
     "policies.systems": _room(4, pure=True),
     "policies": _room(5, pure=True),

@@ -188,7 +188,7 @@ def _finish(
     from batchsim.report.pictures.validation_plots import write_pictures
     from batchsim.report.text.validation_text import markdown, report
     from batchsim.report.validation_report import Validation, to_json
-    from batchsim.results.keep import heading
+    from batchsim.results.heading import heading
     from batchsim.results.provenance import provenance
 
     made_live = runs[0][0].made

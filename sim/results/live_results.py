@@ -19,7 +19,8 @@ from batchsim.drive.live import lag_verdict, sent_lags_ns, tail_ns
 from batchsim.kernel.acceptance import DraftCounts
 from batchsim.metrics.measure import Measured, measure
 from batchsim.metrics.point_inputs import PointInputs
-from batchsim.results.keep import check_cohort, keep_measured, keep_run, measured_at, point_inputs
+from batchsim.results.heading import measured_at
+from batchsim.results.keep import check_cohort, keep_measured, keep_run, point_inputs
 from batchsim.results.provenance import identity, short_hash
 from batchsim.results.read import POINTS, Results
 from batchsim.scenario import Point

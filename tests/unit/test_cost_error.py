@@ -14,7 +14,7 @@ from batchsim.cost.profile import StatedHost, load_profile
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment
-from batchsim.results.keep import heading
+from batchsim.results.heading import heading
 from batchsim.results.provenance import identity, short_hash
 from batchsim.scenario import Point, load_scenario
 from batchsim.scenario.load import parse_scenario

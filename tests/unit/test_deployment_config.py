@@ -14,7 +14,7 @@ from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.quantisation import ELEMENT_BYTES
 from batchsim.policies.registry import POLICIES
-from batchsim.results.keep import heading
+from batchsim.results.heading import heading
 from batchsim.scenario import Scenario, scenario_schema
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, GpuSheet
 from batchsim.scenario.load import parse_scenario

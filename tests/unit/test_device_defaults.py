@@ -14,7 +14,7 @@ from batchsim.drive.resolved import Resolved
 from batchsim.kernel.policy_config import Device
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from batchsim.results.keep import heading
+from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup

@@ -16,7 +16,7 @@ from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.kernel.policy_config import DraftMethod, Speculation
 from batchsim.kernel.types import Batch
 from batchsim.results.fleet_inputs import cost_terms
-from batchsim.results.keep import heading
+from batchsim.results.heading import heading
 from batchsim.results.provenance import cost_sources
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup, simulate_point

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from batchsim.report.pictures.palette import PolicyStyle, kind_styles
 from batchsim.report.pictures.style import GREY, figure, house_style, put_around, save
 from batchsim.report.text.capacity_text import capacity_in_words
-from batchsim.results.keep import heading
+from batchsim.results.heading import heading
 from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity
 from batchsim.study.capacity.search import most_margin, probes
 

@@ -12,7 +12,7 @@ from batchsim.cost import CostError, Unknown
 from batchsim.metrics.intervals import Difference
 from batchsim.metrics.table import METRICS
 from batchsim.report.layout import aligned, fit
-from batchsim.results.keep import heading
+from batchsim.results.heading import heading
 from batchsim.study.capacity.find import USE, CapacityStudy, PolicyCapacity
 from batchsim.study.capacity.search import Capacity, probes, unmeasured
 from batchsim.study.capacity.study import AT_SHARE, QUICK

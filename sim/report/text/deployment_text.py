@@ -8,7 +8,7 @@ from typing import Any, cast
 from batchsim.base.errors import CalibrationError
 from batchsim.base.plain import to_plain
 from batchsim.report.layout import fit
-from batchsim.results.keep import heading
+from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
 from batchsim.scenario.command_lines.engines import command_of
 from batchsim.scenario.command_lines.flags import OPTIONS_FILE, Written

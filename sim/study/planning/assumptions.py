@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from batchsim.results.keep import measured_at
+from batchsim.results.heading import measured_at
 from batchsim.results.provenance import provenance
 from batchsim.scenario.command_lines.engines import command_of
 from batchsim.scenario.deployment_config import DeploymentConfig

@@ -1,0 +1,107 @@
+"""The line that heads what a run prints: scenario, model, deployment, cost, and what came by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batchsim.cost.presets import Preset, ways_there
+from batchsim.scenario import Scenario
+from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
+from batchsim.scenario.point import Setup
+from batchsim.workload.workload_config import Frontend
+
+
+def heading(setup: Setup) -> str:
+    """Scenario, model, GPU and cost in one line; no model where its shape plays no part."""
+    gpu = "" if setup.gpu is None else f" on {setup.gpu.name}" + (f" × {setup.num_gpus}" if setup.num_gpus > 1 else "")
+    deployed = setup.deployment_text
+    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(setup.model.dtype, setup.model.dtype)
+    says_types = isinstance(setup.scenario.cost, DeploymentConfig)
+    name = setup.model.name if says_types else f"{setup.model.name} {dtype}"
+    model, cost = f"{name}{gpu}", setup.cost_text
+    if setup.groups:
+        model, deployed, cost = name, "", _describe_replicas(setup)
+    model = model if setup.shape_counts else ""
+    facts = (
+        setup.scenario.name,
+        model,
+        deployed,
+        cost,
+        _others_kernels(setup),
+        *_presets(setup),
+        _hidden_host(setup),
+        f"measured at: {measured_at(setup)}",
+        *dict.fromkeys(_defaults(setup.scenario)),
+    )
+    return " · ".join(filter(None, facts))
+
+
+def _others_kernels(setup: Setup) -> str:
+    """Which policies are of another engine than the one whose kernels the steps are timed with."""
+    cost = setup.scenario.cost
+    engine = cost.engine if isinstance(cost, DeploymentConfig) else ""
+    others = [spec.label for spec in setup.scenario.specs if engine and spec.kind in ENGINES and spec.kind != engine]
+    return f"{', '.join(dict.fromkeys(others))}: with {engine}'s kernels" if others else ""
+
+
+def _presets(setup: Setup) -> Iterator[str]:
+    """The presets of the deployment's engine in the modes that policies have, with their evidence."""
+    found: list[Preset | None] = []
+    for each in [group.setup for group in setup.groups] or [setup]:
+        for scenario in each.scenario.variants or (each.scenario,):
+            if isinstance(cost := scenario.cost, DeploymentConfig):
+                found += [cost.preset(spec.config) for spec in scenario.specs]
+    yield from dict.fromkeys(str(preset) for preset in found if preset is not None)
+
+
+def _hidden_host(setup: Setup) -> str:
+    """That nobody measured how much of the host's part of a step lies beside the device, and for whom that counts."""
+    ahead: list[str] = []
+    for each in [group.setup for group in setup.groups] or [setup]:
+        for scenario in each.scenario.variants or (each.scenario,):
+            loops = {spec.label: spec.config.traits.loop.over(each.cost.stages) for spec in scenario.specs}
+            ahead += [label for label, loop in loops.items() if loop.is_ahead and not each.cost.overlap_known]
+    return f"{', '.join(dict.fromkeys(ahead))}: host all beside the device, not measured" if ahead else ""
+
+
+def _defaults(scenario: Scenario) -> Iterator[str]:
+    """The defaults that policies have because of the GPU, by GPU where that is what the scenario varies."""
+    for each in scenario.variants or (scenario,):
+        owners: dict[str, list[str]] = {}
+        for spec in each.specs:
+            knobs = ", ".join(f"{name} {value}" for name, value in spec.by_device.items())
+            owners.setdefault(knobs, []).append(spec.label)
+        owners.pop("", None)
+        if each.device is not None and owners:
+            texts = (f"{', '.join(dict.fromkeys(labels))} {knobs}" for knobs, labels in owners.items())
+            yield f"by default on {each.device.name}: {'; '.join(texts)}"
+
+
+def _describe_replicas(setup: Setup) -> str:
+    """How many replicas of which kind, at what cost, behind which router."""
+    config = setup.scenario.file.replicas
+    assert config is not None, "asked of several replicas"
+    kinds = []
+    for group in setup.groups:
+        gpu = "" if group.setup.gpu is None else group.setup.gpu.name
+        gpu += f" × {group.setup.num_gpus}" if group.setup.num_gpus > 1 else ""
+        count = f"{group.count}" if config.autoscaler is None else f"{config.autoscaler.min} to {config.autoscaler.max}"
+        noun = "replica" if count == "1" else "replicas"
+        what = " ".join(filter(None, (count, group.name, noun, f"on {gpu}" if gpu else "")))
+        kinds.append(" · ".join(filter(None, (what, group.setup.deployment_text, group.setup.cost_text))))
+    varied = setup.scenario.vary_key.startswith("replicas.router")
+    router = "" if config.router is None or varied else f" · router {config.router.kind}"
+    scaler = "" if config.autoscaler is None else f" · autoscaler by {config.autoscaler.kind}"
+    times = "once" if len(config.failures) == 1 else f"{len(config.failures)} times"
+    lost = "sent again" if config.lost == "retry" else "lost"
+    fails = f" · a replica fails {times}, what it held is {lost}" if config.failures else ""
+    return " · ".join(kinds) + router + scaler + fails
+
+
+def measured_at(setup: Setup) -> str:
+    """Where latencies are taken: at the engine, or at the client where the scenario models the way there."""
+    frontend = setup.scenario.file.workload.frontend
+    for engine, (request_ns, per_token_ns) in ways_there().items():
+        if frontend == Frontend(request_ns, per_token_ns):
+            return f"client, front end by the preset of {engine}"
+    return "engine" if frontend == Frontend() else "client, front end modelled"
