@@ -56,6 +56,7 @@ ROOMS = {
     "kernel": _room(1, of_file="record:numpy acceptance:numpy draft_group:numpy", pure=True),
     "deployment": _room(1, pure=True),
     "workload.traces": _room(1, "numpy", inside="pyarrow"),
+    "check.measured": _room(2, "numpy", pure=True),
     "kv": _room(2, pure=True),
     "cost": _room(2, "numpy"),
     "workload": _room(2, "numpy"),

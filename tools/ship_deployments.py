@@ -18,7 +18,7 @@ from batchsim.deployment.catalog import load_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.tables.compare import HEAD, line, within
 from batchsim.tables.find import build
-from batchsim.tables.handle import model_spec
+from batchsim.tables.models import model_spec
 
 LLAMA_8B, LLAMA_70B, LLAMA_405B = (f"meta-llama/Meta-Llama-3.1-{size}" for size in ("8B", "70B", "405B"))
 QWEN_8B, QWEN_32B, QWEN_30B, QWEN_235B = (f"Qwen/Qwen3-{size}" for size in ("8B", "32B", "30B-A3B", "235B-A22B"))

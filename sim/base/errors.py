@@ -87,6 +87,10 @@ class TraceError(BatchsimError):
     """A trace file cannot be read as asked."""
 
 
+class MeasuredError(BatchsimError):
+    """The file of a measured run cannot be read, or its run not be replayed."""
+
+
 class CalibrationError(BatchsimError):
     """A cost profile cannot be made or read."""
 

@@ -13,6 +13,7 @@ from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import option
+from batchsim.cli.against import against as compare_files
 from batchsim.cli.common import check_loads, check_out, check_output, one_line_errors, read_scenario, require_torch
 from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, load_runner, prepare_machine
 
@@ -37,6 +38,17 @@ def validate(
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="DIR", help="Judge the live runs saved there; runs nothing.")
     ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A measured run of a real engine to compare with; runs nothing. Repeatable."),
+    ] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="Of --against: the runs whose name holds this; all by default. Repeatable."),
+    ] = None,
+    shift: Annotated[
+        bool, typer.Option(help="Of --against: also by which load it is off; 17 simulations a run.")
+    ] = True,
     name: Annotated[str | None, typer.Option(help="Of the files; the scenario's by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for validation-NAME.*")] = Path("results/reference"),
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON here.")] = None,
@@ -48,17 +60,39 @@ def validate(
     Latencies, step times, the shift along the load axis and the first step that differs, with the spread of the live
     runs beside each. By default at 50 % and 80 % of every policy's saturation.
 
+    With --against nothing runs live: the requests of a benchmark's file (vllm bench serve, SGLang, guidellm, aiperf,
+    inference-perf, a table of your own) are simulated, whatever the scenario's workload and load.
+
     Examples: batchsim validate live-demo --set cost=my-cpu.json; batchsim validate chat --device cuda --policy vllm
-    --at 50%,80%,95%; batchsim validate chat --from campaign/
+    --at 50%,80%,95%; batchsim validate chat --from campaign/; batchsim validate mine.yaml --against result.json
     """
     from batchsim.check.validation.compare_runs import ValidationSetup
     from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan, planned
     from batchsim.scenario.point import Setup
 
-    shares = None if at is None else parse_shares(at)
-    stated = None if loads is None else parse_loads(loads)
     if name and "/" in name:
         raise ScenarioError(f"--name {name}: is the name of files in --out, not a path. Write it without /.")
+    if against:
+        if at is not None or loads is not None or from_ is not None:
+            raise ScenarioError("--against: the file says the loads. Drop --at, --loads and --from.")
+        compare_files(
+            scenario,
+            against,
+            parts=part or [],
+            policies=policy or [],
+            shift=shift,
+            set_=set_,
+            name=name,
+            out=out,
+            json_file=json_file,
+            traces=traces,
+            allow_code=allow_code,
+        )
+        return
+    if part:
+        raise ScenarioError(f"--part {part[0]}: names runs of --against. Add that, or drop it.")
+    shares = None if at is None else parse_shares(at)
+    stated = None if loads is None else parse_loads(loads)
     loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
     if loaded.load_name != "mean_rate" and loads is None and from_ is None:
         check_loads(loaded)  # without saturations to take shares of, the loads must be stated

@@ -209,9 +209,13 @@ class Calibrated(Cost):
         if asked <= limit:
             return
         profile, needed = self.profile, ceil(asked)
-        first = f"Recalibrate with {option} {needed}" if profile.origin == "measured" else f"Use cost: {profile.gpu}"
         if profile.setup is not None:
-            first = f"Let policy or workload ask for no more ({option[2:].replace('-', '_')})"
+            raise ExtrapolationError(
+                f"{needed} {what} asked; the kernel tables of {profile.name} were asked up to {limit:.0f}. Let policy"
+                " or workload ask for no more",
+                "pass --set deployment.extrapolate=true",
+            )
+        first = f"Recalibrate with {option} {needed}" if profile.origin == "measured" else f"Use cost: {profile.gpu}"
         raise ExtrapolationError(
             f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. {first}",
             "pass --set cost.extrapolate=true",
@@ -369,9 +373,10 @@ class Calibrated(Cost):
         parts = f"{format_duration(host.base)} + {format_duration(host.per_sequence)} a sequence"
         parts += f" + {format_duration(host.per_token)} a prompt token" if host.per_token else ""
         swap = "as measured" if p.costs.swap is not None and not p.costs.swap.assumed else "assumed from the host link"
+        reached = "measured" if p.setup is None else "asked of the tables"
         return [
             f"profile {p.name} ({digest}): {p.origin}, executor {p.executor}",
-            f"measured up to {hull.max_sequences} decodes with {hull.max_context:,.0f} mean context tokens,"
+            f"{reached} up to {hull.max_sequences} decodes with {hull.max_context:,.0f} mean context tokens,"
             f" {hull.max_tokens:,} tokens a step, prompts of {hull.max_chunk_context:,}{beyond}",
             f"host: {parts}, {host.mode}" + (" (assumed)" if host.assumed else ""),
             f"swap: {swap}" if p.costs.swap is not None or self.deployment.gpu is not None else "swap: not known",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
 from batchsim.base.errors import ScenarioError, nearest
 from batchsim.deployment.model import Efficiencies, GpuSpec
@@ -136,8 +137,14 @@ def sheet_gpu(
     peer_link: float,
     fp8_flops: float | None = None,
 ) -> GpuSpec:
-    """A GPU by figures of the user's own, in the units of `GpuSpec`; taken to reach the shares of an L40S."""
-    efficiencies = _unfitted(name, "l40s")
+    """A GPU by figures of the user's own, in the units of `GpuSpec`; taken to reach the shares of that fitted board
+    whose bandwidth and FLOP/s are nearest, by their ratios."""
+
+    def distance(board: str) -> float:
+        _, bandwidth, flops, *_ = _BOARDS[board]
+        return abs(log(memory_bandwidth / bandwidth)) + abs(log(peak_flops / flops))
+
+    efficiencies = _unfitted(name, min(_FITS, key=distance))
     links = (host_link, peer_link, _PEER_LATENCY_NS)
     source = "as stated in the scenario"
     return GpuSpec(name, memory_bytes, memory_bandwidth, peak_flops, *links, efficiencies, source, fp8_flops)

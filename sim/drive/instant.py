@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished
@@ -34,15 +33,13 @@ class Wait(Enum):
 ENTER, SETTLE, THROUGH, LAND = Wait
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """Launch the step `batch`, without waiting for its end; None: the scheduler was asked and had nothing to run."""
 
     batch: Batch | None
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(NamedTuple):
     """The host is at work until `until_ns`, and nobody enters; a driver in real time, whose host has worked, goes on.
 
     `work`: `launch` the step just scheduled, `process` the results of the oldest call in flight, or `nap`.
@@ -76,7 +73,7 @@ def crank(
     the step, waits for its end and sends that. `drains` says whether no arrival will come until this engine acts, which
     a scheduler is told; by default `driver.is_over`. `settles`: SETTLE is yielded. Both are for several engines.
     """
-    loop = {"sync": _sync, "batch_queue": _batch_queue, "overlap": _overlap}[core.loop.kind]
+    loop = {"sync": _sync, "batch_queue": _batch_queue, "overlap": _overlap, "events": _events}[core.loop.kind]
     return loop(core, driver, drains or driver.is_over, settles)
 
 
@@ -164,6 +161,9 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             now_ns = yield Busy(now_ns + executor.host_ns(batch)[0], "launch")
             now_ns = yield Launch(batch)
             queue.append(ran)
+            if ran and len(core.in_flight.steps) < sum(queue):  # a leap has landed the oldest
+                queue.popleft()
+                continue
         if len(queue) >= depth or not (ran or core.has_entered):
             if has_results := queue.popleft():
                 now_ns = yield LAND
@@ -209,7 +209,7 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
             apart = batch.apart and last is not None
             if not apart:
                 now_ns = yield Launch(batch)
-        if last is not None:
+        if last is not None and len(core.in_flight.steps) > (batch is not None and not apart):  # else a leap landed it
             now_ns = yield LAND
             now_ns = yield Busy(now_ns + core.in_flight.steps[0].process_ns, "process")
             if apart:
@@ -221,3 +221,41 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         elif isinstance(work, Idle) and (core.has_work or not driver.is_over()):
             yield _until_a_timer(work, core.next_timer_ns)
         last = batch
+
+
+def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
+    """Vidur's replica: at each arrival and at each end of a step the scheduler is asked for one step after another,
+    until it has none or as many are in flight as there are stages. A call that had nothing to run takes no place.
+
+    Source: vidur/scheduler/replica_scheduler/base_replica_scheduler.py (7d47513a), `on_schedule`, and vidur/events/*.
+    """
+    executor, depth, steps = core.executor, core.loop.depth, core.in_flight.steps
+    while True:
+        now_ns = yield ENTER
+        if not (core.has_work or steps) and driver.is_over():
+            yield THROUGH
+            continue
+        if steps and steps[0].end_ns <= now_ns:
+            now_ns = yield LAND
+            now_ns = yield Busy(now_ns + steps[0].process_ns, "process")
+            events = core.complete(now_ns)
+            if events:
+                driver.tell(events, now_ns)
+            continue
+        events = _enter(core, driver, now_ns)
+        if not events and settles:
+            yield SETTLE
+            events = _enter(core, driver, now_ns)
+        if events:
+            continue
+        if len(steps) == depth:
+            yield LAND
+            continue
+        work = _ask(core, driver, drains, now_ns)
+        if type(work) is Batch and (work.chunks or work.num_decode):
+            yield Busy(now_ns + executor.host_ns(work)[0], "launch")
+            yield Launch(work)
+        elif steps:
+            yield _until_a_timer(Idle(steps[0].end_ns), core.next_timer_ns)
+        elif isinstance(work, Idle) and (core.has_work or not driver.is_over()):
+            yield _until_a_timer(work, core.next_timer_ns)

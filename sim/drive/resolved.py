@@ -66,8 +66,8 @@ class ResolvedPolicy:
         speculation = self.config.traits.speculation
         if speculation is not None and speculation.lookup is None:
             raise ScenarioError(
-                f"{self.name}: no draft model runs here, so that its drafts can only be simulated. Use method ngram, or"
-                " leave speculative_config out."
+                f"{self.name}: no draft model runs here, and no search but vllm's, so that its drafts can only be"
+                " simulated. Use method ngram of vllm, or no drafts."
             )
 
 
@@ -157,7 +157,7 @@ class Resolved:
         if stages > 1 and not policy.config.traits.pipelines:
             raise ScenarioError(
                 f"{policy.kind} runs one batch at a time, which leaves {stages - 1} of {stages} stages idle and is not"
-                " simulated. Set pp to 1, or use vllm."
+                " simulated. Set pp to 1, or use vllm, orca, sarathi or vllm_v0."
             )
         make = find_policy(policy.kind, allow_code=True)[1]  # whoever made this object was asked
         try:

@@ -121,9 +121,7 @@ class _Run:
         end_ns = core.execute(batch, now_ns)
         if not self.leaps:
             return end_ns
-        timer_ns, next_ns = core.next_timer_ns, self.env.peek()
-        horizon_ns = next_ns if timer_ns is None else min(next_ns, timer_ns)
-        return leap(core, self.executor, batch, end_ns, horizon_ns)
+        return leap(core, self.executor, batch, end_ns, self._horizon_ns())
 
     def _launch(self, batch: Batch, now_ns: int) -> int:
         """Launches the step, and after it identical ones; returns the time at which the host is through with that."""
@@ -131,9 +129,12 @@ class _Run:
         core.execute(batch, now_ns)
         if not self.leaps or core.loop.stages > 1:
             return now_ns
-        timer_ns, next_ns = core.next_timer_ns, self.env.peek()
-        horizon_ns = next_ns if timer_ns is None else min(next_ns, timer_ns)
-        return leap_ahead(core, self.executor, batch, now_ns, horizon_ns)
+        return leap_ahead(core, self.executor, batch, now_ns, self._horizon_ns, self.tell)
+
+    def _horizon_ns(self) -> float:
+        """When something next happens besides what this engine does, in ns."""
+        timer_ns, next_ns = self.core.next_timer_ns, self.env.peek()
+        return next_ns if timer_ns is None else min(next_ns, timer_ns)
 
     def _rest(self, idle: Idle) -> Generator[simpy.Event, Any, None]:
         """Waits until the next arrival or the time of `idle`."""

@@ -63,7 +63,7 @@ class EngineCore:
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
-        self.journal = Journal(recorder, per_chunk_ns, ahead=self._ahead)
+        self.journal = Journal(recorder, per_chunk_ns, ahead=self._ahead, told=loop.kind == "events")
         self.in_flight = StepsInFlight(loop)
         self._sending: set[Sequence] = set()  # handed over, their KV kept until it is sent
         self._fruitless = 0  # preemptions since the last token
@@ -357,7 +357,7 @@ class EngineCore:
         for seq in batch.preempted:
             if seq.num_lost_tokens:
                 self.in_flight.lose(seq)
-                seq.num_lost_tokens = 0
+                seq.num_lost_tokens = seq.num_rejected_tokens = 0
 
     def _verify(self, batch: Batch, verified: Verified | None) -> None:
         """Moves the members of a group that verifies drafts on by what they got; None: that is known as it lands."""

@@ -7,7 +7,7 @@ its results are there, what was rejected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,9 +213,9 @@ class DraftGroup(DecodeGroup):
         self.rows = np.array([rows[seq] for seq in self.sequences], np.int64)
         self.num_rows, self.most_rows = int(np.add.reduce(self.rows)), MAX_GAIN
 
-    def ask(self, rows: Ints, lookahead: int, max_model_len: int) -> None:
+    def ask(self, rows: Ints, lookahead: int, max_model_len: int, base: Ints | None = None) -> None:
         """Sets how many rows each member computes in the next step, and the KV blocks that these need, with room for
-        `lookahead` tokens more."""
+        `lookahead` tokens more; beyond the `base` tokens of each, or its computed ones."""
         self.rows = rows
         if not len(rows):
             self._places_due, self._tokens_due, self._num_due, self.num_rows = rows, self._block, 0, 0
@@ -229,7 +229,7 @@ class DraftGroup(DecodeGroup):
                 due = (self.computed + np.array(more) > self.room).nonzero()[0]
                 self._places_due, self._tokens_due, self._num_due = due, self._block, len(due)
                 return
-        tokens = self.computed + (rows + lookahead)
+        tokens = (self.computed if base is None else base) + (rows + lookahead)
         due = (tokens > self.room).nonzero()[0]
         most = np.minimum(tokens[due], max_model_len)
         need = np.maximum(most - self.room[due] + self.block_size - 1, 0) // self.block_size
@@ -258,6 +258,19 @@ class DraftGroup(DecodeGroup):
             self._places_due, self._num_due = self._places_due[:0], 0
             self._tokens_due = self._block
 
+    def rewind(self, lookahead: int) -> list[tuple[Sequence, int]]:
+        """Takes from the members the room beyond their computed tokens and `lookahead` more, in whole KV blocks.
+
+        Returns who has how many blocks to give back, in the engine's order.
+        """
+        spare = (self.room - self.computed - lookahead) // self.block_size
+        places = spare.nonzero()[0]
+        if not len(places):
+            return []
+        self.room[places] -= spare[places] * self.block_size
+        given = [(self.sequences[p], n) for p, n in zip(places.tolist(), spare[places].tolist(), strict=True)]
+        return sorted(given, key=lambda of: of[0].order)
+
     def blocks_held(self, seq: Sequence) -> int:
         return int(self._columns[4, seq.phase]) // self.block_size
 
@@ -276,8 +289,9 @@ class DraftGroup(DecodeGroup):
         return self.computed - self.rejected if self._late else self.computed
 
     def sum_to_come(self, most: int) -> int:
-        """Tokens that the members may still get by the client's caps, at most `most` each, summed over members."""
-        return int(np.add.reduce(np.minimum(self.limit - self.computed - 1, most)))
+        """Tokens that the members may still get by the client's caps and what is known, at most `most` each, summed
+        over members."""
+        return int(np.add.reduce(np.minimum(self.limit - self.computed + self.unknown - 1, most)))
 
     def verify(self, drafting: DraftRows, verified: Verified | None, *, ahead: bool) -> None:
         """The step asked for is launched; with `ahead` its drafts count as accepted until it lands. EngineCore only.
@@ -313,10 +327,11 @@ class DraftGroup(DecodeGroup):
             else:
                 seq.num_rejected_tokens += count
 
-    def land(self, drafting: DraftRows, sampled: Iterable[Sequence]) -> None:
+    def land(self, drafting: DraftRows, sampled: Iterable[Sequence], lost: Container[Sequence] = ()) -> None:
         """Takes off what a step, whose results are there, rejected, also of members that have left. EngineCore only.
 
-        `sampled`: the sequences whose prompt ended with the step, one token each, after padding.
+        `sampled`: the sequences whose prompt ended with the step, one token each, after padding. `lost`: those whose
+        tokens of the step were taken off as they were preempted.
         """
         sequences, rows, verified = drafting.sequences, drafting.rows, drafting.verified
         assert verified is not None, "it was launched"
@@ -326,13 +341,19 @@ class DraftGroup(DecodeGroup):
         else:
             mine = [i for i, seq in enumerate(sequences) if seq.group is self]
             self._take_off([sequences[i].phase for i in mine], rejected[mine], rows[mine])
-            self._take_off_left((seq, n) for seq, n in zip(sequences, rejected.tolist(), strict=True) if n)
+            taken = zip(sequences, rejected.tolist(), strict=True)
+            self._take_off_left((seq, n) for seq, n in taken if n and seq not in lost)
         for seq in sampled:
             more = drafting.padding.get(seq, 0)
             if seq.group is self:
                 self._take_off([seq.phase], np.array([more]), np.array([1 + more]))
             elif more and seq.num_rejected_tokens:
                 self._take_off_left([(seq, more)])
+
+    def land_first(self, seq: Sequence) -> None:
+        """Notes that the token with which the prompt of the member `seq` ended, in a step without decodes, is known.
+        EngineCore only."""
+        self.unknown[seq.phase] -= 1
 
     def _take_off(self, places: slice | list[int], rejected: Ints, rows: Ints) -> None:
         self.computed[places] -= rejected

@@ -8,12 +8,16 @@ client has had differ by the steps in flight.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Set as AbstractSet
 
+from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.journal import Journal
 from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
+
+_NOBODY: frozenset[Sequence] = frozenset()
 
 
 class LaunchedStep:
@@ -44,9 +48,9 @@ class LaunchedStep:
         self.process_ns = process_ns
         self.landing: Callable[[], Landed] | None = None
         self.launched_ns = 0
-        self.lost: set[Sequence] = set()
+        self.lost: AbstractSet[Sequence] = _NOBODY
         self.wasted_tokens = 0
-        self.decodes: list[Sequence] = []
+        self.decodes: Collection[Sequence] = ()
 
 
 class StepsInFlight:
@@ -70,15 +74,33 @@ class StepsInFlight:
         """
         free_ns = self._free_ns
         start_ns = end_ns = max(now_ns, free_ns[0])
-        for stage, duration_ns in enumerate(result.stages_ns or (result.duration_ns,)):
-            end_ns = max(end_ns, free_ns[stage]) + duration_ns
-            free_ns[stage] = end_ns
-        self.steps.append(LaunchedStep(batch, result.finished, end_ns, process_ns))
-        for seq in result.finished:
-            self._finishing[seq] = seq.num_output_tokens - _num_rejected(seq)
+        if result.stages_ns is None:
+            end_ns = free_ns[0] = start_ns + result.duration_ns
+        else:
+            for stage, duration_ns in enumerate(result.stages_ns):
+                if free_ns[stage] > end_ns:
+                    end_ns = free_ns[stage]
+                end_ns += duration_ns
+                free_ns[stage] = end_ns
+        step = LaunchedStep(batch, result.finished, end_ns, process_ns)
+        self.steps.append(step)
+        if result.finished:
+            self.note_last(result.finished)
         if result.landing is not None:
-            self.steps[-1].landing, self.steps[-1].launched_ns = result.landing, now_ns
+            step.landing, step.launched_ns = result.landing, now_ns
         return start_ns, end_ns
+
+    def note_last(self, finished: list[Sequence]) -> None:
+        """Notes that the step that was just launched, its counters moved on, has the last tokens of `finished`."""
+        for seq in finished:
+            self._finishing[seq] = seq.num_output_tokens - _num_rejected(seq)
+
+    def stand_in(self, landed: LaunchedStep, group: DecodeGroup) -> None:
+        """Puts `landed`, just taken out, back as the oldest, for a leap with `group` to say which step it is."""
+        landed.finished, landed.lost = [], _NOBODY
+        if landed.batch.chunks:
+            landed.batch = Batch(group, [], 0)
+        self.steps.appendleft(landed)
 
     def leapt(self, group_step: int) -> None:
         """Notes that the two steps in flight are now the last two of the group's, whose count is `group_step`."""
@@ -139,9 +161,17 @@ class StepsInFlight:
         flight = self.steps.popleft()
         batch, group = flight.batch, flight.batch.decodes
         if batch.drafting is not None and isinstance(group, DraftGroup):
-            group.land(batch.drafting, batch.sampled)
+            group.land(batch.drafting, batch.sampled, flight.lost)
+        else:
+            for seq in batch.sampled:
+                if isinstance(seq.group, DraftGroup):
+                    seq.group.land_first(seq)
         if batch.sampled:
             batch.sampled = [seq for seq in batch.sampled if seq in alive and seq not in flight.lost]
+        if flight.decodes:
+            flight.decodes = [seq for seq in flight.decodes if seq in alive and seq not in flight.lost]
+        if not flight.finished:
+            return flight
         ended: list[Sequence] = []
         for seq in flight.finished:
             if seq in flight.lost:
@@ -154,8 +184,6 @@ class StepsInFlight:
             if seq.num_wasted_tokens:
                 self.waste(seq)
         flight.finished = ended
-        if flight.decodes:
-            flight.decodes = [seq for seq in flight.decodes if seq in alive and seq not in flight.lost]
         return flight
 
     def waste(self, seq: Sequence) -> None:
@@ -167,7 +195,7 @@ class StepsInFlight:
         """Notes that nobody gets what is in flight of `seq`, which lives on: all of it is computed in vain."""
         for flight, tokens, _ in list(self._rows(seq)):
             flight.wasted_tokens += tokens
-            flight.lost.add(seq)
+            flight.lost |= {seq}
         self._finishing.pop(seq, None)
 
     def output_tokens_of(self, seq: Sequence) -> int:

@@ -65,12 +65,16 @@ class _Life:
 
 
 class Journal:
-    """The open requests of one engine and the rows they leave. `lives` holds them in order of entering."""
+    """The open requests of one engine and the rows they leave. `lives` holds them in order of entering.
 
-    def __init__(self, recorder: Recorder, per_chunk_ns: int, *, ahead: bool = False) -> None:
+    `told`: a prompt that has no chunk in a step sits out only where the policy says so: else a chunk is in flight.
+    """
+
+    def __init__(self, recorder: Recorder, per_chunk_ns: int, *, ahead: bool = False, told: bool = False) -> None:
         self.recorder = recorder
         self.per_chunk_ns = per_chunk_ns
         self._ahead = ahead
+        self._told = told
         self.lives: dict[Sequence, _Life] = {}
         self.prefilling: dict[Sequence, None] = {}  # had a chunk in the last step, and are not done
 
@@ -162,7 +166,7 @@ class Journal:
             row(now_ns, seq.request.id, seq.state)
         if len(prefilling) > len(batch.chunks):
             running = {seq for seq, _ in batch.chunks}
-            for seq in [seq for seq in prefilling if seq not in running]:
+            for seq in [seq for seq in prefilling if seq not in running and (seq in reasons or not self._told)]:
                 del prefilling[seq]
                 seq.state = SAT_OUT
                 row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("token_budget", None)))

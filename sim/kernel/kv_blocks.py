@@ -67,6 +67,14 @@ class KVBlockManager(Protocol):
         ...
 
 
+class Rewinds(KVBlockManager, Protocol):
+    """A manager for engines that free the KV of rejected drafts at once."""
+
+    def give_back(self, seq: Sequence, count: int) -> None:
+        """Frees the last `count` blocks of `seq`, which is told by the group, if it is in one, that it may do so."""
+        ...
+
+
 class BlockTables(KVBlockManager, Protocol):
     """A manager that knows which blocks hold what, as a live executor needs it."""
 
@@ -149,6 +157,11 @@ class CountingKV(Pins):
             return False
         self.num_free -= need
         return True
+
+    def give_back(self, seq: Sequence, count: int) -> None:
+        self.num_free += count
+        if seq.group is None:
+            seq.num_blocks -= count
 
     def free(self, seq: Sequence) -> None:
         if self._pinned and self.is_kept(seq):
@@ -236,6 +249,12 @@ class TableKV(Pins):
         for seq in due:
             self._tables[seq].append(self._free.pop())
         return True
+
+    def give_back(self, seq: Sequence, count: int) -> None:
+        table = self._tables[seq]
+        self._free += table[: -count - 1 : -1]
+        del table[-count:]
+        seq.num_blocks = len(table)
 
     def free(self, seq: Sequence) -> None:
         if self._pinned and self.is_kept(seq):

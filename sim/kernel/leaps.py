@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.record import LANE_BYTES, MISSING, PROCESSED_AT, pack_lane, pack_processed, pack_step
+from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.record import pack_lane, pack_step
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch
+from batchsim.kernel.types import Batch, Sequence
+
+Tell = Callable[[list[EngineEvent], int], None]
+"""Passes on what happened, at a time in ns."""
 
 
 def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, horizon_ns: float) -> int:
@@ -39,50 +45,110 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
     return end_ns
 
 
-def leap_ahead(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int, horizon_ns: float) -> int:
+def leap_ahead(
+    core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int, horizon: Callable[[], float], tell: Tell | None
+) -> int:
     """As `leap`, of an engine that has just launched `batch` at `now_ns` while the step before it is in flight: as
-    long as the host would be through with the oldest step before `horizon_ns`, and neither it nor the next ends
-    anybody. Returns when the host launched the last step, in ns.
+    long as the host would be through with the oldest step before the `horizon`, in ns.
+
+    Where nobody waits, the oldest step may have prompts, or end somebody and `tell` of it (None: it may not): it lands,
+    even if the scheduler then has to be asked, so that one step is in flight. Returns until when the host was at work,
+    in ns.
     """
-    steps, group, scheduler = core.in_flight.steps, batch.decodes, core.scheduler
-    if len(steps) != 2 or group is None or batch.chunks or steps[0].batch.chunks or not batch.num_decode:
+    flight, group, scheduler = core.in_flight, batch.decodes, core.scheduler
+    steps = flight.steps
+    if len(steps) != 2 or group is None or batch.chunks or not batch.num_decode or core.tells_tokens:
         return now_ns
-    if core.has_arrivals:  # came while the host was at work, and enters next
+    # The row of the oldest may be drained. What came during the launch enters next.
+    if core.recorder.num_processed < 0 or core.has_arrivals or steps[1].landing is not None:
         return now_ns
-    oldest, latest, recorder = *steps, core.recorder
-    if oldest.finished or latest.finished or latest.landing is not None or oldest.batch.decodes is not group:
-        return now_ns
-    if recorder.num_processed < 0:  # the row of the oldest is drained
-        return now_ns
-    quiet = executor.quiet_steps(batch)
+    horizon_ns = min(horizon(), MAX_TIME_NS)
+    while True:
+        oldest, latest = steps
+        called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+        if called_ns >= horizon_ns or (latest.finished and _ends_by_length(core, latest.finished)):
+            return now_ns
+        finished = oldest.finished
+        if finished or oldest.batch.chunks:
+            if scheduler.num_waiting or (finished and tell is None):
+                return now_ns
+            if all(map(finished.__contains__, group.members)):  # nobody is left to go on
+                return now_ns
+            now_ns = called_ns
+            events = core.complete(now_ns)
+            if events:
+                assert tell is not None, events
+                tell(events, now_ns)
+                horizon_ns = min(horizon(), MAX_TIME_NS)
+                if now_ns >= horizon_ns or core.has_arrivals:
+                    return now_ns
+            batch.regroup()
+            if not scheduler.repeat(batch, now_ns):
+                return now_ns
+            flight.stand_in(oldest, group)
+        elif oldest.batch.decodes is not group or not scheduler.repeat(batch, called_ns):
+            return now_ns
+        now_ns = _launch_on(core, executor, batch, called_ns, horizon_ns)
+        if not oldest.finished:
+            return now_ns
+
+
+def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns: int, horizon_ns: float) -> int:
+    """Launches `batch` once more as the oldest of two steps has landed at `called_ns`, and on, until one is the oldest
+    that ends somebody, the scheduler has to be asked or the `horizon_ns` is reached. Returns when it did so last."""
+    (oldest, latest), group, recorder, scheduler = core.in_flight.steps, batch.decodes, core.recorder, core.scheduler
+    assert group is not None
+    repeat, kv, step_ns, advance = scheduler.repeat, scheduler.kv, executor.duration_ns, group.advance
     launch_ns, process_ns = executor.host_ns(batch)
-    kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
-    rows, lanes, num_decode, pad_rows = recorder.step_rows, recorder.lane_rows, batch.num_decode, batch.pad_decode_rows
-    waiting, running = scheduler.num_waiting, scheduler.num_running
-    horizon_ns = min(horizon_ns, MAX_TIME_NS)
-    oldest_ns, through_ns, wasted_tokens = oldest.end_ns, oldest.process_ns, oldest.wasted_tokens
-    latest_ns = latest.end_ns
-    at = recorder.num_processed * LANE_BYTES + PROCESSED_AT
-    while quiet:
-        called_ns = (now_ns if now_ns > oldest_ns else oldest_ns) + through_ns
-        if called_ns >= horizon_ns or not repeat(batch, called_ns):
-            break
-        quiet -= 1
+    num_decode, pad_rows, rows, pack = batch.num_decode, batch.pad_decode_rows, recorder.step_rows, pack_step
+    waiting, running, quiet = scheduler.num_waiting, scheduler.num_running, executor.quiet_steps(batch)
+    latest_ns, through_ns = latest.end_ns, latest.process_ns  # of the step that is the oldest after the next launch
+    ends, ended = _NOBODY, latest.finished  # by the oldest, by the latest step
+    # The row of the host's part of a step is written as the step has landed: where the next but one is launched.
+    lanes, wasted_tokens, next_wasted_tokens = recorder.lane_rows, oldest.wasted_tokens, latest.wasted_tokens
+    asked_ns, launched_ns, last_asked_ns, now_ns = recorder.take_last_lanes()
+    while True:
+        lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
+        asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
         now_ns = called_ns + launch_ns
         start_ns = now_ns if now_ns > latest_ns else latest_ns
-        duration_ns = step_ns(batch)
-        advance()
-        pack_processed(lanes, at, called_ns, wasted_tokens)
-        at += LANE_BYTES
-        lanes += pack_lane(called_ns, now_ns, MISSING, 0)
-        rows += pack_step(
+        called_ns = start_ns + through_ns
+        if ended:
+            ends, ended = ended, _NOBODY
+        if quiet:
+            quiet -= 1
+            duration_ns = step_ns(batch)
+            advance()
+        else:
+            result = executor.execute(batch)
+            duration_ns, ended = result.duration_ns, result.finished
+            advance()
+            core.in_flight.note_last(ended)
+            quiet = executor.quiet_steps(batch)
+        # Columns in the order of STEP_COLUMNS; unrolled here as in `leap`.
+        rows += pack(
             start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
             num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
         )  # fmt: skip
         oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-        through_ns, wasted_tokens = process_ns, 0
-    recorder.num_processed = (at - PROCESSED_AT) // LANE_BYTES
-    oldest.end_ns, oldest.process_ns, oldest.wasted_tokens = oldest_ns, through_ns, wasted_tokens
-    latest.end_ns = latest_ns
+        if ends or called_ns >= horizon_ns or (ended and _ends_by_length(core, ended)) or not repeat(batch, called_ns):
+            break
+        through_ns, wasted_tokens, next_wasted_tokens = process_ns, next_wasted_tokens, 0
+    recorder.put_last_lanes((asked_ns, launched_ns), (last_asked_ns, now_ns))
+    oldest.end_ns, oldest.process_ns, oldest.finished = oldest_ns, through_ns, ends
+    oldest.wasted_tokens, latest.wasted_tokens = next_wasted_tokens, 0
+    latest.end_ns, latest.process_ns, latest.finished = latest_ns, process_ns, ended
     core.in_flight.leapt(group.step)
     return now_ns
+
+
+_NOBODY: list[Sequence] = []
+
+
+def _ends_by_length(core: EngineCore, finished: list[Sequence]) -> bool:
+    """Whether the last token of any of `finished` is the last it may have, which a scheduler knows beforehand."""
+    for seq in finished:
+        request = seq.request
+        if seq.num_output_tokens >= min(seq.max_output_tokens, core.max_model_len - request.prompt_tokens):
+            return True
+    return False

@@ -91,8 +91,9 @@ class Scheduler(Protocol):
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         """Commits one more step identical to `batch`, just made, starting at `now_ns`; False leaves all unchanged.
 
-        Asked only when nothing arrived or ended since. False is always a correct answer; True must equal what
-        `complete` and `schedule` would have done.
+        Asked only when nothing arrived since, nor ended as far as the scheduler can know; ahead of results also when
+        the step before `batch` has just been completed and nobody waits. False is always a correct answer; True must
+        equal what `complete` and `schedule` would have done.
         """
         ...
 

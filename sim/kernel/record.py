@@ -139,10 +139,10 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
-pack_processed = struct.Struct("<qq").pack_into
+_TWO_CALLS, _PROCESSED = struct.Struct("<qq16xqq"), struct.Struct("<qq")
 LANE_BYTES = _LANE.size
 PROCESSED_AT = 16
-"""Bytes of a row of lanes, and the first of those that `pack_processed` fills in: the columns from `processed_ns`."""
+"""Bytes of a row of lanes, and the first of those that are filled in later: the columns from `processed_ns`."""
 PACK_BYTES = 1 << 23
 """Bytes of rows of steps beyond which the first half of them is packed, before the next step."""
 
@@ -334,6 +334,20 @@ class Recorder:
         self._packed.append((len(rows), {name: _packed(column) for name, column in columns(rows).items()}))
         del self.step_rows[:size]
 
+    def take_last_lanes(self) -> tuple[int, int, int, int]:
+        """Takes out the last two rows of the host's part; returns, for each of these steps, when the scheduler was
+        asked and when the host was through with that, in ns."""
+        first = len(self.lane_rows) - 2 * LANE_BYTES
+        found: tuple[int, int, int, int] = _TWO_CALLS.unpack_from(self.lane_rows, first)
+        del self.lane_rows[first:]
+        return found
+
+    def put_last_lanes(self, *calls: tuple[int, int]) -> None:
+        """Writes the rows of the host's part of steps in flight, of each as `launched`, behind those processed."""
+        self.num_processed = len(self.lane_rows) // LANE_BYTES
+        for called_ns, launched_ns in calls:
+            self.launched(called_ns, launched_ns)
+
     def landed(self, back: int, launched_ns: int, start_ns: int, duration_ns: int) -> None:
         """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""
         if (at := len(self.step_rows) - back * _STEP.size) >= 0:
@@ -349,7 +363,7 @@ class Recorder:
     def processed(self, now_ns: int, wasted_tokens: int) -> None:
         """Notes that the oldest step not processed yet is so at `now_ns`."""
         if self.num_processed >= 0:
-            pack_processed(self.lane_rows, self.num_processed * LANE_BYTES + PROCESSED_AT, now_ns, wasted_tokens)
+            _PROCESSED.pack_into(self.lane_rows, self.num_processed * LANE_BYTES + PROCESSED_AT, now_ns, wasted_tokens)
         self.num_processed += 1
 
     def cut_last_steps(self, count: int, now_ns: int) -> None:

@@ -267,6 +267,14 @@ class Batch:
         self.pad_context_tokens += self.pad_decode_rows
         self.joined = self.left = ()
 
+    def regroup(self) -> None:
+        """Turns this decode-only batch into that of a step before, had the members who left the group since not been in
+        it. O(1); before `again`."""
+        group = self.decodes
+        assert group is not None
+        self.num_decode = self.num_decode_tokens = len(group.members)
+        self.context_tokens = group.total_context_tokens - self.num_decode
+
     def items(self) -> Iterator[tuple[Sequence, int]]:
         """Every sequence of the step with its scheduled tokens, in batch order. O(batch log batch)."""
         chunks, drafting = self.chunks, self.drafting

@@ -170,8 +170,10 @@ class BlockHashKV(Pins):
     def publish(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
         """Publishes the full blocks of the first `num_tokens` tokens of `seq`: their last ones have become known.
 
-        The last `unknown` of all its tokens are not.
+        The last `unknown` of all its tokens are not. Of who shares no tokens that is seen as its blocks are given back.
         """
+        if not self._num_sharing:
+            return
         self._deal()
         self._publish_to(self._held[seq], seq, num_tokens, unknown)
 

@@ -75,9 +75,7 @@ class ReuseTreeKV(Pins):
         return -(-num_tokens // self.block_size)
 
     def held(self, seq: Sequence) -> int:
-        if seq.group is None:
-            return seq.num_blocks
-        return max(seq.num_blocks, -(-seq.num_computed_tokens // self.block_size))
+        return seq.num_blocks if seq.group is None else seq.group.blocks_held(seq)
 
     # ---- the tree
 
@@ -155,6 +153,15 @@ class ReuseTreeKV(Pins):
             self.num_free -= need
             self._due += group.members_due()
         return True
+
+    def give_back(self, seq: Sequence, count: int) -> None:
+        """Frees the last `count` blocks of `seq`, which hold rejected drafts and are not in the tree."""
+        self._deal()
+        table = self._held[seq]
+        self._queue.put_last(table[: -count - 1 : -1])
+        del table[-count:]
+        self.num_free += count
+        seq.num_blocks = len(table)
 
     def free(self, seq: Sequence, unknown: int = 0) -> None:
         """Gives back the blocks of `seq`, which may come back and find them. Before it leaves the group.

@@ -97,9 +97,10 @@ def _token_runs_ahead(
     lo = np.where(after_a_chunk, by_start, np.searchsorted(called, spans.start_ns))
     at_end = np.searchsorted(called, spans.end_ns)  # the call at which it left
     hi = np.where(spans.is_last, np.searchsorted(processed, spans.end_ns) + 1, at_end)
-    # A prompt may end in the step before the one that it sits out.
+    # A prompt may end in the step before the one that it sits out, or in flight as it is preempted.
     before = processed[np.maximum(at_end - 1, 0)]
-    hidden = computes & ~spans.is_last & (following == SAT_OUT) & (requests["first_token_ns"][spans.request] == before)
+    leaves = ~spans.is_last & ((following == SAT_OUT) | (following == PREEMPTED))
+    hidden = computes & leaves & (requests["first_token_ns"][spans.request] == before)
     sampled = computes & np.where(spans.is_last, finished, following == DECODE) | hidden
     in_flight = decodes & ~spans.is_last & (following == PREEMPTED) & (before > spans.end_ns)
     count = np.concatenate((np.zeros(1, np.int64), np.cumsum(decoded, dtype=np.int64)))  # decode steps before each step

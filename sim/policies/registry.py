@@ -10,8 +10,8 @@ from batchsim.policies.systems.hf_static import HfStatic, HfStaticConfig
 from batchsim.policies.systems.ray_serve import RayServe, RayServeConfig
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
-from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_drafts import TensorrtLlmWithDrafts
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 from batchsim.policies.systems.tgi.tgi import Tgi
 from batchsim.policies.systems.tgi.tgi_config import TgiConfig
@@ -35,7 +35,7 @@ POLICIES = {
     "faster_transformer": (FasterTransformerConfig, FasterTransformer),
     "hf_static": (HfStaticConfig, HfStatic),
     "sglang": (SglangConfig, SglangWithDrafts),
-    "tensorrt_llm": (TensorrtLlmConfig, TensorrtLlm),
+    "tensorrt_llm": (TensorrtLlmConfig, TensorrtLlmWithDrafts),
     "tgi": (TgiConfig, Tgi),
     "ray_serve": (RayServeConfig, RayServe),
     "tf_serving": (TfServingConfig, TfServing),

@@ -14,6 +14,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.sglang.speculative_args import METHODS
+from batchsim.policies.systems.tensorrt_llm.decoding_config import by_names_of_vllm
 from batchsim.results.read import Results, scenario_of, varied
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
@@ -128,12 +129,17 @@ def systems_note(results: Results) -> str:
 
 
 def speculation(results: Results, policy: str) -> Mapping[str, Any]:
-    """How `policy` drafts tokens, as its scenario states it: the `speculative_config` of vLLM, of SGLang the `method`
-    alone, by vLLM's name; empty if it does not."""
+    """How `policy` drafts tokens, as its scenario states it: a `speculative_config` of vLLM, or a choice of several; of
+    SGLang the `method` alone; empty if it does not."""
     own = knobs(results, policy)
     if algorithm := own.get("speculative_algorithm"):
         return {"method": METHODS[algorithm]}
-    return own.get("speculative_config") or {}
+    its = own.get("speculative_config") or {}
+    choices = its.get("best_of") or [its]
+    if not all("decoding_type" in choice for choice in choices):
+        return its
+    named = [by_names_of_vllm(choice) for choice in choices]
+    return named[0] if "best_of" not in its else {**its, "best_of": named}
 
 
 def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:

@@ -16,7 +16,8 @@ from math import inf
 from batchsim.cost.profile import ChunkCost, Curve, EngineSetup, Grid, HostTerm, Hull, Profile, StepCosts
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.quantisation import Quantisation
-from batchsim.tables.handle import PACKAGE, Tables, gemm_dtype, has_experts, version
+from batchsim.tables.handle import Tables, version
+from batchsim.tables.modes import PACKAGE, gemm_dtype, has_experts
 
 BUILDER = 1
 """Of this file: what it makes of the same tables. A higher number makes kept profiles anew."""

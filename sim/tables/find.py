@@ -15,7 +15,8 @@ from batchsim.cost.profile import TABLES, Profile, load_profile, profile_names, 
 from batchsim.deployment.deployment import Deployment
 from batchsim.tables.build import BUILDER, build_profile, marks_of, setup_of
 from batchsim.tables.compare import held_out, within
-from batchsim.tables.handle import PACKAGE, WAYS_OUT, Tables, nearest_version, version
+from batchsim.tables.handle import Tables, nearest_version, version
+from batchsim.tables.modes import PACKAGE, WAYS_OUT
 
 
 def profile_of(deployment: Deployment, *, cache_folder: Path | None = None) -> Profile:

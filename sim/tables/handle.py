@@ -7,60 +7,20 @@ divided evenly.
 
 from __future__ import annotations
 
-import json
 import logging
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
-from itertools import product
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from batchsim.base.errors import CalibrationError, ScenarioError, nearest
-from batchsim.cost.profile import work_of
+from batchsim.base.errors import nearest
 from batchsim.deployment.deployment import Deployment
-from batchsim.deployment.layers import Experts, GroupedAttention
-from batchsim.deployment.model import ModelSpec
+from batchsim.tables.models import model_folder
+from batchsim.tables.modes import PACKAGE, WAYS_OUT, NoTablesError, gemm_dtype, has_experts, modes_of
 
-PACKAGE = "aiconfigurator-core"
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 """The tables' names of engines by ours."""
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "a100": "a100_sxm"}
 """The tables' names of GPUs by ours, where they differ."""
 _ATTENTION = frozenset({"context_attention", "generation_attention"})
 """Ops that are attention and nothing else. Others that depend on the context are whole blocks, projections included."""
-
-_GEMM = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8", "fp8_static"), "fp8_block": ("fp8_block",),
-         "int8": ("sq", "int8_wo"), "int4": ("int4_wo",), "nvfp4": ("nvfp4", "nvfp4_wo", "w4a16_nvfp4"),
-         "mxfp4": ("bfloat16",)}  # fmt: skip
-_MOE = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8",), "fp8_block": ("fp8_block",),
-        "int4": ("int4_wo",), "nvfp4": ("nvfp4", "nvfp4_wo"),
-        "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "w4a16_mxfp4_cutlass", "w4a8_mxfp4_mxfp8_trtllm")}  # fmt: skip
-_KV = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8",), "int8": ("int8",)}
-"""Modes of the tables for a type of weights, of experts and of the KV cache, the likeliest first: the first for which
-there is data is what the engine has kernels for on that GPU. Checkpoints in mxfp4 keep all but experts in 16 bits."""
-_FMHA = {"fp8": ("bfloat16", "fp8")}
-"""Types in which attention computes over a KV cache of that type; bfloat16 elsewhere. Engines convert keys of 8 bits on
-reading unless their kernels attend in 8 bits, as SGLang's do; for latent attention in fp8 the tables have no data."""
-
-
-class NoTablesError(CalibrationError):
-    """The tables do not answer for this deployment."""
-
-
-@dataclass(frozen=True)
-class Modes:
-    """How the tables name the types of a deployment: matmuls, experts, KV cache, and in what attention computes."""
-
-    gemm: str
-    moe: str
-    kv: str
-    fmha: str
-
-    def __str__(self) -> str:
-        return f"gemm {self.gemm}, moe {self.moe}, kv {self.kv}, attention in {self.fmha}"
 
 
 def version() -> str | None:
@@ -72,16 +32,6 @@ def version() -> str | None:
         return of(PACKAGE)
     except PackageNotFoundError:
         return None
-
-
-def has_experts(model: ModelSpec) -> bool:
-    return any(kind.mlp.kind == "experts" for kind in model.kinds)
-
-
-def gemm_dtype(deployment: Deployment) -> str:
-    """The type of the matrices through which all tokens go: of the MLPs, where there are such, else of attention."""
-    mlps = any(kind.mlp.kind == "dense" or kind.mlp.shared_width for kind in deployment.model.kinds)
-    return deployment.types.mlp if mlps else deployment.types.attention
 
 
 class Tables:
@@ -98,8 +48,8 @@ class Tables:
         self.engine = _engine(deployment)
         self.backend = _nearest(deployment.version, _versions(self.system, self.engine), deployment)
         problems: list[str] = []
-        with _model_folder(deployment.model, gemm_dtype(deployment)) as (self.model_id, folder):
-            for self.modes in _modes(deployment):
+        with model_folder(deployment.model, gemm_dtype(deployment)) as (self.model_id, folder):
+            for self.modes in modes_of(deployment):
                 try:
                     self._open(folder)
                     break
@@ -326,26 +276,6 @@ def _number(version: str) -> int:
     return (first * 1_000 + second) * 1_000 + third
 
 
-def _modes(deployment: Deployment) -> Iterator[Modes]:
-    """The modes of the tables that the deployment's types may mean, the likeliest first."""
-    weights, experts, kv = gemm_dtype(deployment), deployment.types.experts, deployment.types.kv
-    asked = [("weights", weights, _GEMM), ("kv", kv, _KV)]
-    asked += [("moe", experts, _MOE)] if has_experts(deployment.model) else []
-    for what, dtype, known in asked:
-        if dtype not in known:
-            types = ", ".join(known)
-            raise NoTablesError(f"deployment.{what}: no kernel tables of {dtype}. Known are {types}. {WAYS_OUT}")
-    choices = (_GEMM[weights], _MOE.get(experts, ("bfloat16",)), _KV[kv], _FMHA.get(kv, ("bfloat16",)))
-    for gemm, moe, cached, fmha in product(*choices):
-        yield Modes(gemm, moe, cached, fmha)
-
-
-WAYS_OUT = (
-    "Ways out: a GPU's sheet (cost: {kind: roofline, gpu: ...}), stated times (cost: {kind: linear, ...}), or a profile"
-    " of your own engine (batchsim calibrate)."
-)
-
-
 def _lacking(deployment: Deployment, backend: str, problems: list[str]) -> str:
     assert deployment.gpu is not None
     first = "; ".join(dict.fromkeys(problems))
@@ -363,94 +293,3 @@ def _short(problem: str) -> str:
 def _errors() -> tuple[type[Exception], ...]:
     """What the package raises for a deployment that it has no answer for."""
     return (ValueError, KeyError, AssertionError, NotImplementedError, RuntimeError, OSError)
-
-
-# ---- models
-
-
-@contextmanager
-def _model_folder(model: ModelSpec, weight_dtype: str) -> Iterator[tuple[str, str]]:
-    """(id, folder with config.json) of the model of the tables that has the shape of `model`.
-
-    A folder, since the package would ask the network for what it does not call its own.
-    """
-    known = {name: config for name, config in _configs().items() if _same(config, name, model)}
-    if not known and (plain := _plain_config(model)):
-        known = {f"a plain {plain['architectures'][0]}": plain}
-    if not known:
-        raise NoTablesError(
-            f"model: {PACKAGE} has no model of the shape of {model.name}, so no graph of kernels. {WAYS_OUT}"
-        )
-    mark = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8"}.get(weight_dtype, "")
-    others = {each: config.get("model_type") != model.model_type for each, config in known.items()}
-    name = min(known, key=lambda each: (each != model.name, others[each], mark not in each, len(each), each))
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(known[name]), encoding="utf-8")
-        yield name, folder
-
-
-def _plain_config(model: ModelSpec) -> dict[str, Any] | None:
-    """The config.json of a decoder of that shape whose layers are alike, with full grouped attention and one MLP or a
-    mixture without shared experts: for these the tables need no model of their own. None for any other."""
-    first, *others = model.kinds
-    attention, mlp = first.attention, first.mlp
-    if others or not isinstance(attention, GroupedAttention) or attention.window or getattr(mlp, "shared_width", 0):
-        return None
-    normed = model.model_type.startswith("qwen3")  # with a norm of queries and keys, which the tables time
-    experts = isinstance(mlp, Experts)
-    kind = {(True, False): "Qwen3", (True, True): "Qwen3Moe", (False, False): "Llama", (False, True): "Mixtral"}
-    config: dict[str, Any] = {
-        "architectures": [f"{kind[normed, experts]}ForCausalLM"],
-        "model_type": {"Qwen3Moe": "qwen3_moe"}.get(kind[normed, experts], kind[normed, experts].lower()),
-        "hidden_size": model.hidden_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "intermediate_size": mlp.width,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.max_position_embeddings,
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-    }
-    if isinstance(mlp, Experts):
-        count = "num_experts" if normed else "num_local_experts"
-        config |= {count: mlp.count, "num_experts_per_tok": mlp.per_token, "moe_intermediate_size": mlp.width}
-    return config
-
-
-def _same(config: dict[str, Any], name: str, model: ModelSpec) -> bool:
-    try:
-        return work_of(spec_of(config, name)) == work_of(model)
-    except ScenarioError:
-        return False
-
-
-def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
-    """The shape in a config.json of the tables."""
-    return ModelSpec.from_config(config, name)
-
-
-@cache
-def _configs() -> dict[str, dict[str, Any]]:
-    """The config.json of every model of the tables by its id."""
-    from importlib import resources
-
-    folder = resources.files("aiconfigurator_core") / "model_configs"
-    end = "_config.json"
-    files = {item.name: item for item in folder.iterdir() if item.name.endswith(end)}
-    return {
-        name.removesuffix(end).replace("--", "/", 1): cast("dict[str, Any]", json.loads(item.read_text("utf-8")))
-        for name, item in sorted(files.items())
-        if not name.endswith("_hf_quant_config.json")
-    }
-
-
-def models() -> list[str]:
-    """The ids of the models of the tables."""
-    return list(_configs())
-
-
-def model_spec(model_id: str) -> ModelSpec:
-    """The shape of the tables' model of that id. ScenarioError if it is not understood."""
-    return spec_of(_configs()[model_id], model_id)

@@ -22,6 +22,7 @@ from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stre
 from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 
 MAX_MODEL_LEN = 400
@@ -180,6 +181,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(*(values(part) for part in get_args(hint)), max_size=2)
     if hint is SpeculativeConfig:
         return drafts()
+    if hint is DecodingConfig:
+        return drafts_of_tensorrt_llm()
     if is_dataclass(hint):
         return knobs(hint).map(lambda drawn: made(hint, drawn)).filter(lambda config: config is not None)
     simple = {int: st.integers(0, 40), bool: st.booleans(), float: st.floats(0.0, 0.3), type(None): st.none()}
@@ -195,12 +198,21 @@ def drafts(draw: st.DrawFn) -> SpeculativeConfig:
 
 
 @st.composite
+def drafts_of_tensorrt_llm(draw: st.DrawFn) -> DecodingConfig:
+    """The same by TensorRT-LLM's names; most often a drafter in the model, which may overlap."""
+    kind = draw(st.sampled_from(["Eagle3", "Eagle3", "MTP", "Draft_Target", "NGram"]))
+    found = draw(st.sampled_from([1.0, 0.6])) if kind == "NGram" else 1.0
+    number = {"num_nextn_predict_layers" if kind == "MTP" else "max_draft_len": draw(st.integers(1, 6))}
+    return DecodingConfig(kind, draw(st.sampled_from([0.0, 0.7, 1.0])), found=found, **number)
+
+
+@st.composite
 def drafts_of_sglang(draw: st.DrawFn) -> dict[str, Any]:
     """The same by SGLang's arguments, which are knobs of the policy itself; often none."""
     algorithm = draw(st.sampled_from([None, "EAGLE", "STANDALONE", "NGRAM"]))
     if algorithm is None:
         return {}
-    drawn = {"speculative_algorithm": algorithm, "disable_overlap_schedule": True}
+    drawn = {"speculative_algorithm": algorithm, "disable_overlap_schedule": draw(st.booleans())}
     drawn["acceptance"] = draw(st.sampled_from([0.0, 0.7, 1.0]))
     if algorithm == "NGRAM":
         return drawn | {"enable_mixed_chunk": False, "speculative_num_draft_tokens": draw(st.integers(2, 12))}

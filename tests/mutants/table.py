@@ -14,7 +14,10 @@ ENGINE = (
     " unit/test_fleet unit/test_live unit/test_attribution unit/test_policy_errors"
 )
 CACHE = "unit/test_prefix_cache unit/test_kv policies/test_vllm unit/test_naive_vllm conformance:vllm"
-AHEAD = "policies/test_vllm_pipelines unit/test_naive_vllm golden/test_ahead_recordings conformance:vllm"
+AHEAD = (
+    "policies/test_leaps_ahead policies/test_vllm_pipelines unit/test_naive_vllm golden/test_ahead_recordings"
+    " conformance:vllm"
+)
 DRAFTS = "unit/test_naive_vllm_drafts unit/test_acceptance golden/test_ahead_recordings conformance:vllm"
 RADIX = (
     "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_sglang_drafts"
@@ -32,7 +35,10 @@ SGLANG = (
     "policies/test_sglang policies/test_sglang_clip policies/test_sglang_memory policies/test_sglang_naive"
     " policies/test_sglang_batch policies/test_sglang_parts policies/test_sglang_overlap conformance:sglang"
 )
-SGLANG_DRAFTS = "policies/test_sglang_drafts policies/test_sglang_drafts_naive conformance:sglang"
+SGLANG_DRAFTS = (
+    "policies/test_sglang_drafts policies/test_sglang_drafts_naive policies/test_sglang_drafts_overlap"
+    " conformance:sglang"
+)
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
     "sim/kernel/core.py": ENGINE,
@@ -67,14 +73,19 @@ TESTS = {
     ),
     "sim/policies/families/first_come.py": "policies/test_continuous policies/test_tgi conformance:continuous",
     "sim/policies/systems/vidur/vidur_scheduler.py": (
-        "policies/test_sarathi policies/test_vllm_v0 policies/test_orca conformance:sarathi conformance:vllm_v0"
+        "policies/test_sarathi policies/test_vllm_v0 policies/test_orca policies/test_vidur_pipelines"
+        " conformance:sarathi conformance:vllm_v0"
     ),
+    "sim/policies/systems/vidur/micro_batches.py": "policies/test_vidur_pipelines conformance:sarathi",
     "sim/policies/families/closed_batches.py": "policies/test_tf_serving policies/test_ray_serve policies/test_triton"
     " conformance:ray_serve",
     "sim/policies/families/static.py": BATCHES,
     "sim/policies/systems/faster_transformer.py": "policies/test_hf_static conformance:faster_transformer",
     "sim/policies/systems/hf_static.py": "policies/test_hf_static conformance:hf_static",
-    "sim/policies/systems/vidur/sarathi.py": "policies/test_sarathi policies/test_vidur_naive conformance:sarathi",
+    "sim/policies/systems/vidur/sarathi.py": (
+        "policies/test_sarathi policies/test_vidur_naive policies/test_vidur_pipelines conformance:sarathi"
+    ),
+    "sim/policies/systems/vidur/orca.py": "policies/test_orca policies/test_vidur_pipelines conformance:orca",
     "sim/policies/systems/acceptance_law.py": "unit/test_acceptance policies/test_sglang_drafts",
     "sim/policies/systems/sglang/*.py": SGLANG,
     "sim/policies/systems/sglang/sglang_drafts.py": SGLANG_DRAFTS,
@@ -88,7 +99,9 @@ TESTS = {
     "sim/policies/systems/vllm/vllm_drafts.py": DRAFTS,
     "sim/policies/systems/vllm/speculative_config.py": f"{DRAFTS} policies/test_config_bounds",
     "sim/policies/systems/vllm/vllm_config.py": f"{CACHE} policies/test_config_bounds",
-    "sim/policies/systems/vidur/vllm_v0.py": "policies/test_vllm_v0 policies/test_vidur_naive conformance:vllm_v0",
+    "sim/policies/systems/vidur/vllm_v0.py": (
+        "policies/test_vllm_v0 policies/test_vidur_naive policies/test_vidur_pipelines conformance:vllm_v0"
+    ),
 }
 
 

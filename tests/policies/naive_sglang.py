@@ -271,6 +271,8 @@ class Naive:
         work = self.prefill()
         if work:
             self.batch = Group([row for row, _ in work])
+            if self.mixes and self.running.rows:
+                self.take_off()
             if self.mixes and self.running.rows and self.grow():
                 self.riding = self.running.rows
                 for row in self.riding:
@@ -279,11 +281,16 @@ class Naive:
                 work += [(row, 1) for row in self.riding]
                 self.running = Group([], self.running.full)
             return work, True
-        self.decode()
+        if not self.decode():
+            return [], False
         self.riding = self.running.rows
         return [(row, self.width) for row in self.running.rows], False
 
     # ---- decode
+
+    def take_off(self) -> bool:
+        """Takes those off the running whose last token is surely on its way; whether there were any."""
+        return False
 
     def due(self, rows: list[Row]) -> int:
         return sum(row.computed % self.page == 0 for row in rows)
@@ -298,12 +305,16 @@ class Naive:
             row.pages = self.ceil(row.computed + 1) // self.page
         return True
 
-    def decode(self) -> None:
+    def decode(self) -> bool:
+        """Lets the running decode; whether they do."""
+        waits = self.take_off()
         if not self.running.rows:
-            return
+            return False
         if self.grow():
             self.ratio = max(self.ratio - self.start * (1 - 0.14) / 600, self.start * 0.14)
-            return
+            return True
+        if waits:
+            return False
         sign = -1 if self.config.schedule_low_priority_values_first else 1
 
         def worth(row: Row) -> tuple[int, int, int]:
@@ -321,7 +332,7 @@ class Naive:
         self.running.rows, self.running.full = stay, False
         generated = sum(row.generated for row in stay) + 20 * len(stay)
         self.ratio = min(generated / (sum(row.cap for row in stay) + 1), 1.0)
-        self.grow()
+        return self.grow()
 
     def retract(self, row: Row, num_left: int) -> None:
         self.memory.drop(row)

@@ -6,10 +6,12 @@ Whether the draft of a token is right is a function of request and position, giv
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from naive_sglang import Memory, Naive, Row
+from naive_sglang import Group, Memory, Naive, Row
+from naive_systems import Step
 
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
@@ -104,3 +106,87 @@ class NaiveDrafts(Naive):
             self.allocated[row] = self.wanted(row)
             row.pages = self.ceil(self.allocated[row]) // self.page
         return True
+
+
+@dataclass(eq=False)
+class Launched:
+    """A step in flight. `ends` are the rows whose prompt ends with it, and the decodes of it; `end_ns`: its end."""
+
+    ends: list[tuple[Row, int]]
+    riding: list[Row]
+    alone: bool
+    end_ns: int
+
+
+class OverlappedDrafts(NaiveDrafts):
+    """One run of `arrivals` in SGLang's overlapped loop: 3 ns to launch a step, 2 to process its results.
+
+    A prompt's chunk counts as computed when it is launched, tokens when they are processed; so do those decodes
+    computed, which are given pages by what is known.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.flying: Launched | None = None
+        self.ended_ns: dict[int, int] = {}
+
+    def steps(self) -> list[Step]:
+        free_ns = 0
+        while True:
+            for row in [row for row in self.to_come if row.arrival_ns <= self.now_ns]:
+                self.to_come.remove(row)
+                self.enter(row)
+            flying, launched = self.flying, None
+            work, is_prefill = self.next_batch()
+            if not (work or flying or self.retracted):
+                work, is_prefill = self.next_batch()
+            if work or self.retracted:
+                ids = [(row.id, n) for row, n in work]
+                free = self.memory.available() // self.page
+                self.log.append((self.now_ns, ids, [row.id for row in self.retracted], free))
+            was_retracted, self.retracted = bool(self.retracted), []
+            if work:
+                self.now_ns += 3
+                cost = 10 + sum(2 if row in self.riding else n for row, n in work)
+                free_ns = max(self.now_ns, free_ns) + cost
+                launched = self.launch(work, is_prefill, free_ns)
+            self.last = self.batch if work and is_prefill else Group()
+            if flying is not None:
+                self.now_ns = max(self.now_ns, flying.end_ns) + 2
+                self.process(flying)
+            elif not work and not was_retracted:
+                if self.waiting:
+                    self.waiting.pop(0)  # it would wait for ever
+                elif not self.to_come:
+                    return self.log
+                else:
+                    self.ratio = self.start
+                    self.now_ns = self.to_come[0].arrival_ns
+            self.flying = launched
+
+    def launch(self, work: list[tuple[Row, int]], is_prefill: bool, end_ns: int) -> Launched:
+        ends: list[tuple[Row, int]] = []
+        for row, n in work:
+            if row not in self.riding:
+                row.computed += n
+                if row is self.chunked:
+                    continue
+            ends.append((row, n))
+        return Launched(ends, list(self.riding), not is_prefill, end_ns)
+
+    def process(self, step: Launched) -> None:
+        self.riding, self.alone = step.riding, step.alone
+        for row, n in step.ends:
+            if row not in self.memory.holders:
+                continue  # ended in the step before, or retracted since
+            self.advance(row, n if row in step.riding else 0)
+            if row.done:
+                self.ended_ns[row.id] = self.now_ns
+
+    def take_off(self) -> bool:
+        flying = [] if self.flying is None else [row for row, _ in self.flying.ends]
+        stay = [row for row in self.running.rows if row not in flying or row.generated + 1 < row.cap]
+        found = len(stay) < len(self.running.rows)
+        if found:
+            self.running.rows, self.running.full = stay, False
+        return found

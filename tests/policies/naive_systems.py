@@ -166,13 +166,15 @@ class Blocks(Protocol):
     block_size: int
 
 
-def micro_batch(engine: Blocks, config: TensorrtLlmConfig, fitting: list[Row]) -> list[tuple[Row, int]]:
+def micro_batch(
+    engine: Blocks, config: TensorrtLlmConfig, fitting: list[Row], of_decode: int = 1
+) -> list[tuple[Row, int]]:
     """The second stage of TensorRT-LLM: who of `fitting` runs, with how many tokens, in batch order."""
     contexts: list[tuple[Row, int]] = []
     decodes: list[tuple[Row, int]] = []
     used = 0
     for row in fitting:
-        n = 1 if row.decodes else 0 if config.enable_chunked_prefill else row.known
+        n = of_decode if row.decodes else 0 if config.enable_chunked_prefill else row.known
         if used + n > config.max_num_tokens:
             break
         used += n

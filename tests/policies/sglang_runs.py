@@ -13,7 +13,6 @@ from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.radix_cache import RadixKV
-from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
 
@@ -39,9 +38,9 @@ def overlapped(
     config = SglangConfig(**{"chunked_prefill_size": -1, **knobs})
     setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": max_model_len}
     setting |= {"kv": RadixKV if config.traits.prefix_cache else CountingKV, "loop": OVERLAP, "cost": HostCost()}
-    done = run(Sglang, config, arrivals, **setting)
+    done = run(SglangWithDrafts, config, arrivals, **setting)
     for how in ("leap", "step"):
-        other = run(Sglang, config, arrivals, how=how, **setting)
+        other = run(SglangWithDrafts, config, arrivals, how=how, **setting)
         for table in ("requests", "steps", "states", "lanes"):
             assert getattr(done.records, table).tobytes() == getattr(other.records, table).tobytes(), (how, table)
     return done

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchsim.base.ranges import numbers_of
-from batchsim.kernel.engine_loop import EngineLoop
+from batchsim.kernel.engine_loop import EVENTS, EngineLoop
 from batchsim.kernel.policy_config import Traits
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.vllm.vllm_config import ASYNCHRONOUS, SYNCHRONOUS
@@ -101,9 +101,9 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
         {"enable_prefix_caching": False},
         Traits(1024, 8192, knobs=(*BUDGET, "long_prefill_token_threshold"), loop=ASYNCHRONOUS, pipelines=True),
     ),
-    ("orca", {"batch_size_cap": 3}, Traits(3)),
-    ("sarathi", {"batch_size_cap": 3}, Traits(3)),
-    ("vllm_v0", {"batch_size_cap": 3}, Traits(3)),
+    ("orca", {"batch_size_cap": 3}, Traits(3, loop=EVENTS, pipelines=True)),
+    ("sarathi", {"batch_size_cap": 3}, Traits(3, loop=EVENTS, pipelines=True)),
+    ("vllm_v0", {"batch_size_cap": 3}, Traits(3, loop=EVENTS, pipelines=True)),
     ("faster_transformer", {"batch_size_cap": 3}, Traits(3)),
     ("hf_static", {"batch_size": 3}, Traits(3, waits_for=3, knobs=("batch_size",))),
     ("hf_static", {"batch_size": 3, "wait_for_full": False}, Traits(3, knobs=("batch_size",))),

@@ -205,7 +205,6 @@ def test_before_it_grows_it_evicts_a_page_more_for_each_decode(computed: int, ca
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"speculative_num_steps": 3}, "speculative_num_steps 3 needs speculative_algorithm"),
     ({"acceptance": 0.5}, "acceptance is of draft tokens: it needs speculative_algorithm"),
-    ({**EAGLE, "acceptance": 0.5, "disable_overlap_schedule": False}, "scheduling overlaps is not simulated yet"),
     ({"speculative_algorithm": "DFLASH", "acceptance": 0.5}, "DFLASH is not simulated yet"),
     (EAGLE, "needs to be told how many drafts are right"),
     ({"speculative_algorithm": "EAGLE3", "acceptance": 0.5}, "EAGLE3 needs speculative_num_steps"),

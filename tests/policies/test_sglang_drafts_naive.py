@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_sglang_drafts import NaiveDrafts
+from naive_sglang_drafts import NaiveDrafts, OverlappedDrafts
 from naive_systems import Step
-from stepping import run
+from stepping import HostCost, run
 from test_sglang_naive import KNOBS, texts
 from whole_batches import MAX_MODEL_LEN
 
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.record import FINISHED
 from batchsim.kernel.types import Arrival, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
@@ -56,8 +58,8 @@ class Luck:
 
     def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
         counts = []
-        for seq, n in zip(group.sequences, drafts.tolist(), strict=True):
-            first, most = seq.num_computed_tokens + 1, min(n, self.depth)
+        for seq, context, n in zip(group.sequences, group.context.tolist(), drafts.tolist(), strict=True):
+            first, most = context + 1, min(n, self.depth)
             counts.append(next((j for j in range(most) if not right(seq.request.id, first + j)), most))
         return np.array(counts, np.int64)
 
@@ -69,10 +71,17 @@ def compared(config: SglangConfig, arrivals: list[Arrival], blocks: int, page: i
     """The steps, after proving them those of the plain loops."""
     kv = RadixKV if config.traits.prefix_cache else CountingKV
     assert config.drafting is not None
-    luck = Luck(config.drafting.depth)
-    log = run(SglangWithDrafts, config, arrivals, kv=kv, blocks=blocks, block_size=page, luck=luck).log
-    found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in log]
-    assert found == NaiveDrafts(config, arrivals, blocks, page, MAX_MODEL_LEN, right).steps()
+    setting: dict[str, Any] = {"kv": kv, "blocks": blocks, "block_size": page, "luck": Luck(config.drafting.depth)}
+    loop = config.traits.loop
+    done = run(SglangWithDrafts, config, arrivals, loop=loop, cost=HostCost() if loop.is_ahead else None, **setting)
+    found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in done.log]
+    naive = OverlappedDrafts if loop.is_ahead else NaiveDrafts
+    told = naive(config, arrivals, blocks, page, MAX_MODEL_LEN, right)
+    assert found == told.steps()
+    if isinstance(told, OverlappedDrafts):
+        rows = done.records.requests
+        ends = {row["request_id"]: row["last_token_ns"] for row in rows if row["outcome"] == FINISHED}
+        assert ends == told.ended_ns
     return found
 
 
@@ -84,7 +93,7 @@ def configs(draw: st.DrawFn) -> SglangConfig:
     if knobs["enable_priority_scheduling"]:
         knobs["schedule_policy"] = "fcfs"
     knobs["disable_radix_cache"] &= knobs["schedule_policy"] != "shortest-prefill-first"
-    return SglangConfig(**knobs, **drafts, disable_overlap_schedule=True, acceptance=0.6)
+    return SglangConfig(**knobs, **drafts, disable_overlap_schedule=draw(st.booleans()), acceptance=0.6)
 
 
 @settings(max_examples=200, deadline=None)

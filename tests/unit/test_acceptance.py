@@ -196,6 +196,10 @@ SGLANG = (
     "sglang: {disable_overlap_schedule: true, speculative_algorithm: EAGLE3, speculative_num_steps: 3,"
     " speculative_eagle_topk: 1, acceptance: LAW}"
 )
+TENSORRT_LLM = (
+    "tensorrt_llm: {disable_overlap_scheduler: true,"
+    " speculative_config: {decoding_type: NGram, max_draft_len: 3, acceptance: LAW}}"
+)
 
 
 def setup_of(tmp_path: Path, law: str, policy: str = VLLM) -> Setup:
@@ -209,7 +213,7 @@ def run_of(tmp_path: Path, law: str, policy: str = VLLM) -> Records:
     return simulate_point(setup, setup.scenario.points()[0]).records
 
 
-@pytest.mark.parametrize("policy", [VLLM, SGLANG])
+@pytest.mark.parametrize("policy", [VLLM, SGLANG, TENSORRT_LLM])
 def test_a_scenario_says_what_drafts_are_worth(tmp_path: Path, policy: str) -> None:
     """With all right 100 tokens take 25 steps after the first, with none of them 100; the answers are as long."""
     for law, steps in (("1.0", 26), ("[0, 0, 0]", 101)):
@@ -228,12 +232,15 @@ def test_a_law_of_no_class_is_refused(tmp_path: Path) -> None:
             run_of(tmp_path, law)
 
 
-def test_no_drafts_of_a_model_on_a_real_executor(tmp_path: Path) -> None:
-    """They are refused in one line, which names the method that needs no model."""
-    setup = setup_of(tmp_path, "0.5")
+@pytest.mark.parametrize("policy", [VLLM, TENSORRT_LLM])
+def test_no_drafts_of_a_model_on_a_real_executor(tmp_path: Path, policy: str) -> None:
+    """They are refused in one line, which names the method that needs no model; so is another engine's search."""
+    setup = setup_of(tmp_path, "0.5", policy)
     point = setup.scenario.points()[0]
     workload, kv = setup.workload(point.load, 0), setup.new_kv(point.spec.config)
-    with pytest.raises(ScenarioError, match=r"vllm: no draft model runs here.* Use method ngram"):
+    with pytest.raises(
+        ScenarioError, match=r": no draft model runs here, and no search but.* Use method ngram of vllm"
+    ):
         setup.resolved.engine(resolved_policy(point.spec), workload, kv, cast("Executor", object()), None)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.work import WORK_COLUMNS, useful_flops_bytes
-from batchsim.deployment.catalog import MODELS, read_model
+from batchsim.deployment.catalog import MODELS, read_model, sheet_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.quantisation import Quantisation, read_quantisation
@@ -397,3 +397,17 @@ def test_the_file_beside_a_modelopt_checkpoint_is_read(tmp_path: Path) -> None:
     assert read_model(str(tmp_path)).quantised == Quantisation("fp8", "fp8", "fp8", "fp8")
     (tmp_path / "config.json").write_text(json.dumps(plain | {"quantization_config": FP8_BLOCK}))
     assert read_model(str(tmp_path)).quantised.kv == ""
+
+
+@pytest.mark.parametrize(
+    ("memory_bandwidth", "peak_flops", "like"),
+    [(1.008e12, 165e12, "l40s"), (3e12, 900e12, "h100"), (2e12, 300e12, "a100"), (8e12, 2e15, "h200")],
+)
+def test_a_sheet_is_taken_to_reach_the_shares_of_the_nearest_board(
+    memory_bandwidth: float, peak_flops: float, like: str
+) -> None:
+    """Of those that a roofline was fitted to; its error stays unknown."""
+    links = {"host_link": 32e9, "peer_link": 32e9}
+    gpu = sheet_gpu("x", memory_bytes=24 * 10**9, memory_bandwidth=memory_bandwidth, peak_flops=peak_flops, **links)
+    assert gpu.efficiencies.fitted_on == f"nothing of x, assumed to reach the same shares as {like}"
+    assert gpu.efficiencies.error_p95 is None

@@ -136,6 +136,24 @@ def test_steps_of_a_policy_that_drafts_hold_its_drafter(path: str, ahead: str) -
         assert terms["draft"].tolist() == drafting.tolist()
 
 
+@pytest.mark.parametrize(
+    ("spec", "passes"),
+    [("{decoding_type: Eagle3, max_draft_len: 2, acceptance: 0.5}", 2), ("{decoding_type: MTP, acceptance: 0.5}", 0)],
+)
+@pytest.mark.parametrize("waits", ["true", "false"])
+def test_tensorrt_llm_s_drafters_go_by_their_methods(path: str, spec: str, passes: int, waits: str) -> None:
+    """Two passes a step of Eagle3's; of MTP's nothing is said, so that it takes no time."""
+    eagle = f"{{kind: tensorrt_llm, disable_overlap_scheduler: {waits}, speculative_config: {spec}}}"
+    setup = Setup.of(load_scenario(path, overrides=(f"policies.eagle={eagle}",)))
+    point = next(point for point in setup.scenario.points() if point.spec.label == "eagle")
+    records = simulate_point(setup, point).records
+    sequences = records.steps["num_decode"].astype(int) + records.steps["num_chunks"]
+    drafting = passes * (300_000 + 2_000 * sequences)
+    assert records.steps["duration_ns"].tolist() == (5_000_000 + drafting).tolist()
+    assert records.steps["num_accepted_tokens"].sum() > 0
+    assert cost_terms(setup, records, point.spec.config)["draft"].tolist() == drafting.tolist()
+
+
 def test_the_head_of_a_run_and_its_sources_say_what_drafting_costs(path: str, tmp_path: Path) -> None:
     """By method; a draft model of a file beside the scenario has a digest of its shape, which a change of it moves."""
     setup = Setup.of(load_scenario(path))

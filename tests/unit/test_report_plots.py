@@ -18,7 +18,7 @@ from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 from batchsim.report.pictures import closeup, plots
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import figure, frame, growth_notes
-from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, sweeps, systems_note
+from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, speculation, sweeps, systems_note
 
 
 def axes() -> Any:
@@ -164,6 +164,37 @@ def test_a_system_not_simulated_as_shipped_is_told(kind: str, knobs: dict[str, A
     assert systems_note(results) == words
     results.manifest["live"] = {}
     assert systems_note(results) == words * (FREE_DRAFTS not in words), "a live run has drafted, and counted"
+
+
+@pytest.mark.parametrize(
+    ("stated", "read"),
+    [
+        (
+            {"decoding_type": "MTP", "acceptance": 0.7},
+            {"method": "mtp", "num_speculative_tokens": 1, "acceptance": 0.7},
+        ),
+        (
+            {
+                "best_of": [
+                    {"decoding_type": "NGram", "max_draft_len": n, "acceptance": 0.5, "found": 0.3} for n in (2, 4)
+                ]
+            },
+            {
+                "best_of": [
+                    {"method": "ngram", "num_speculative_tokens": n, "acceptance": 0.5, "found": 0.3} for n in (2, 4)
+                ]
+            },
+        ),
+        (None, {}),
+    ],
+)
+def test_drafts_of_tensorrt_llm_are_read_by_the_names_of_vllm(stated: Any, read: dict[str, Any]) -> None:
+    """One config or a choice of them; by these names a cost is asked for the drafter's time."""
+    results = sample_results({"a": ("a", "tensorrt_llm", 9.0)}, knobs={"speculative_config": stated})
+    assert speculation(results, "a") == read
+    results.scenario["cost"] = {"draft": {"mtp": {"layers": 1}, "ngram": {"base": "1ms"}}}
+    assert (STATED_DRAFTS in systems_note(results)) is (stated is not None)
+    assert FREE_DRAFTS not in systems_note(results)
 
 
 def test_drafts_that_cost_time_are_told_apart_from_those_that_are_free() -> None:

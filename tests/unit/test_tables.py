@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchsim.base.errors import CalibrationError
+from batchsim.base.errors import CalibrationError, ExtrapolationError
 from batchsim.cost import Calibrated, ProfileConfig
 from batchsim.cost.profile import TABLES, Profile, check_model, load_profile, profile_names, work_of
 from batchsim.cost.work import TIME_TERMS, columns_of
@@ -20,8 +20,9 @@ from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 from batchsim.tables import find
 from batchsim.tables.build import knots_of, name_of, setup_of
 from batchsim.tables.compare import MEDIAN, P95, within
-from batchsim.tables.handle import NoTablesError, Tables, nearest_version, version
-from tests.unit.test_cost import BATCHES
+from batchsim.tables.handle import Tables, nearest_version, version
+from batchsim.tables.modes import NoTablesError
+from tests.unit.test_cost import BATCHES, step
 
 NAMES = profile_names(TABLES)
 LLAMA = Deployment(MODELS["llama-3.1-70b"], GPUS["h100"], "vllm", tp=4, weight_dtype="fp8")
@@ -182,6 +183,18 @@ def test_a_profile_of_several_gpus_is_no_plain_cost() -> None:
     one = ProfileConfig("llama-3.1-8b-h100-vllm-0.24.0").build(MODELS["llama-3.1-8b"])
     assert one.describe().startswith("cost: kernel tables of vllm 0.24.0, weights bfloat16, kv bfloat16 (aiconf")
     assert "follows them to ±" in one.describe() and one.describe().endswith("; host assumed)")
+
+
+def test_a_step_beyond_what_the_tables_were_asked_is_refused() -> None:
+    """In one line with the limit and the way out that a deployment has."""
+    cost = Calibrated(shipped("llama-3.1-8b-h100-vllm-0.24.0"))
+    with pytest.raises(ExtrapolationError) as caught:
+        cost.step_ns(step([1_000] * 1_025))
+    expected = (
+        "1025 decode sequences asked; the kernel tables of llama-3.1-8b-h100-vllm-0.24.0 were asked up to 1024. Let"
+    )
+    assert str(caught.value).startswith(expected) and "pass --set deployment.extrapolate=true" in str(caught.value)
+    assert "asked of the tables up to 1024 decodes" in cost.sources()[1]
 
 
 def test_only_what_costs_time_must_be_the_models() -> None:

@@ -393,11 +393,11 @@ def _metric_error(name: str, predicted: Measured, measured: Sequence[Measured]) 
     if not values or len(values) < len(measured):
         return MetricError(name, simulated, None, None, None, few)
     live = float(np.mean(values))
-    error = None if simulated is None else _relative(simulated - live, live)
-    spread = _relative((max(values) - min(values)) / 2, live) if len(values) > 1 else None
+    error = None if simulated is None else relative(simulated - live, live)
+    spread = relative((max(values) - min(values)) / 2, live) if len(values) > 1 else None
     return MetricError(name, simulated, live, error, spread, few)
 
 
-def _relative(part: float, whole: float) -> float | None:
+def relative(part: float, whole: float) -> float | None:
     """part / whole; 0 of anything is 0, and a share of 0 is None."""
     return 0.0 if part == 0 else part / whole if whole else None

@@ -107,19 +107,21 @@ class Engine:
         end_ns = core.execute(batch, now_ns)
         if not fleet.leap:
             return end_ns
-        timer_ns, horizon_ns = core.next_timer_ns, fleet.horizon_ns()
-        horizon_ns = horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
-        return leap(core, self.executor, batch, end_ns, horizon_ns)
+        return leap(core, self.executor, batch, end_ns, self._horizon_ns())
 
     def _launch(self, batch: Batch, now_ns: int) -> int:
         """Launches the step, and after it identical ones; returns when the host is through with that, in ns."""
-        core, fleet = self.core, self.fleet
+        core = self.core
         core.execute(batch, now_ns)
-        if not fleet.leap or core.loop.stages > 1:
+        if not self.fleet.leap or core.loop.stages > 1:
             return now_ns
-        timer_ns, horizon_ns = core.next_timer_ns, fleet.horizon_ns()
-        horizon_ns = horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
-        return leap_ahead(core, self.executor, batch, now_ns, horizon_ns)
+        # Who is answered is told when it is time: other engines and routers are not ahead of it.
+        return leap_ahead(core, self.executor, batch, now_ns, self._horizon_ns, None)
+
+    def _horizon_ns(self) -> float:
+        """When something next happens besides what this engine does, in ns."""
+        timer_ns, horizon_ns = self.core.next_timer_ns, self.fleet.horizon_ns()
+        return horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
 
     def _through(self) -> None:
         """Retires the replica if it drains, and ends the run if all is done: this engine has nothing left to do."""

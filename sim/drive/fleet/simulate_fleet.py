@@ -140,7 +140,9 @@ class Fleet:
         if clients.streams or clients.pending or clients.held:
             return False
         return not self.feeds_back or not any(
-            other.alive and other.wake is None and other.core.has_work for other in self._engines if other is not engine
+            other.alive and (other.wake is None or other.core.in_flight.steps) and other.core.has_work
+            for other in self._engines
+            if other is not engine
         )
 
     def rouse_undrained(self) -> None:

@@ -84,7 +84,7 @@ class FirstCome:
         """Takes `seq` out of the running and frees its blocks."""
         self.kv.free(seq)
         if seq.group is not None:
-            self.group.leave(seq)
+            seq.group.leave(seq)
         self.partial.pop(seq, None)
         del self.running[seq]
 

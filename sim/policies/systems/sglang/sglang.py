@@ -100,7 +100,7 @@ class Sglang:
             self._forget(seq)
             return []
         if seq is not self.adder.chunked and self._cache is not None:
-            self._cache.insert(seq)
+            self._cache.insert(seq, self._computed(seq))
         self._leave(seq)
         return []
 
@@ -279,6 +279,10 @@ class Sglang:
 
     def _kept(self, seq: Sequence) -> int:
         """How many tokens of `seq`, which has its last one, are offered to the tree."""
+        return self._computed(seq)
+
+    def _computed(self, seq: Sequence) -> int:
+        """How many tokens of `seq` SGLang counts as computed."""
         return seq.num_computed_tokens
 
     def _leave(self, seq: Sequence) -> None:

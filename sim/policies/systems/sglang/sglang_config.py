@@ -39,7 +39,7 @@ class SglangConfig(PolicyConfig):
 
     With a `speculative_algorithm` each decode verifies `speculative_num_draft_tokens` tokens a step, its own among
     them, and `max_running_requests` null is 48. Supposed in a simulation: `acceptance`, a law, or one by request class,
-    in which "" stands for all other classes. The time that drafting takes is not simulated.
+    in which "" stands for all other classes.
     """
 
     schedule_policy: Literal[

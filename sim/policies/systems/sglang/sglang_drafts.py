@@ -1,20 +1,23 @@
 """SGLang 0.5.23, prefill first, radix cache; with `speculative_algorithm` decodes verify draft tokens.
 
-Without it: `batchsim.policies.systems.sglang.sglang`. With it, in an engine whose loop waits for results, a decode
-gains one token and as many as drafts are right.
+Without it: `batchsim.policies.systems.sglang.sglang`. With it a decode gains one token and as many as drafts are right.
 Rule: as `sglang`, but a decode step needs pages, for each sequence, for twice the tokens that it verifies beyond the
 computed ones; pages that a rejected draft leaves empty stay with the sequence and count toward its next step. That need
 decides who is retracted; admission goes by what the caps leave, and knows nothing of drafts. max_tokens cuts no draft.
 In a mixed step decodes verify nothing, and have the pages all the same. Where a sequence ends before the last token it
 was accepted, the tree gets its last output token's KV too; where it ends in a mixed step, not that of the last but one.
 With the EAGLE family a page in the tree depends on the token behind it, so that a prefix loses its last token.
+Overlapping, a decode's tokens count as computed when it is known which are right, not when they are launched: the step
+in flight writes into one half of the pages in reserve, the next one into the other. Of what is in flight one token is
+foreseen: who reaches its cap with it is not decoded, who does with a burst, or ends, verifies once more in vain.
 Source: python/sglang/srt/speculative/eagle_utils.py (eagle_prepare_for_decode), mem_cache/{allocation,
-allocation_sizing,common,radix_cache}.py, managers/schedule_batch.py and managers/scheduler_components/
-batch_result_processor.py of the 0.5.23 wheel.
-Simplifies: the drafter takes neither time nor memory: steps verify only. SGLang aborts a request that, alone, has no
-pages for a step; here its output cap is lowered to what it has pages for. Adaptive numbers of drafts, FROZEN_KV_MTP,
-DFLASH, DSPARK and UNO are not simulated, nor are drafts where scheduling overlaps: what it overlaps with are the
-drafter's passes, and whether the host waits for the verification before them is the attention backend's to say.
+allocation_sizing,common,radix_cache}.py, managers/{scheduler,schedule_batch,overlap_utils}.py and
+managers/scheduler_components/batch_result_processor.py of the 0.5.23 wheel.
+Simplifies: the drafter's own time is the cost's to say, its memory none. SGLang aborts a request that, alone, has no
+pages for a step; here its output cap is lowered to what it has pages for. Overlapping, the host waits before a launch
+for what the step before verified under NGRAM, and with attention backends that want lengths on the host, as FlashInfer:
+its part of the launch is taken to be done by then, so that the GPU does not wait for it. Adaptive numbers of drafts,
+FROZEN_KV_MTP, DFLASH, DSPARK and UNO are not simulated.
 """
 
 from __future__ import annotations
@@ -35,22 +38,26 @@ _NO_LIMIT = 1 << 62  # SGLang keeps rows that reach beyond the model's length
 
 
 class DraftingBatch(RunningBatch):
-    """A RunningBatch whose decodes verify `width` tokens each, and have pages for `reserve` beyond the computed."""
+    """A RunningBatch whose decodes verify `width` tokens each, and have pages for `reserve` beyond the computed, as far
+    as these are known."""
 
-    __slots__ = ("_fresh", "_ignoring", "_lookahead", "_width")
+    __slots__ = ("_firsts", "_fresh", "_ignoring", "_lookahead", "_width")
     group: DraftGroup  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, kv: KVBlockManager, cache: RadixKV | None, width: int, reserve: int) -> None:
-        super().__init__(kv, cache)
+    def __init__(
+        self, kv: KVBlockManager, cache: RadixKV | None, width: int, reserve: int, *, ahead: bool = False
+    ) -> None:
+        super().__init__(kv, cache, ahead=ahead)
         self._width, self._lookahead = width, reserve - width
         self._fresh: dict[Sequence, None] = {}  # have not grown yet: their last page may be their prompt's, not full
         self._ignoring: dict[Sequence, None] = {}  # ignore the end of their text
+        self._firsts: list[Sequence] = []  # whose first token is in flight, and all tokens before it are known
 
     def _new_group(self, block_size: int) -> DecodeGroup:
         return DraftGroup(block_size)
 
     def join(self, seq: Sequence) -> None:
-        self.group.join(seq)
+        self.group.join(seq, unknown=int(self._ahead))
         self._fresh[seq] = None
         if seq.request.ignore_eos:
             self._ignoring[seq] = None
@@ -59,6 +66,20 @@ class DraftingBatch(RunningBatch):
         self.group.leave(seq)
         self._fresh.pop(seq, None)
         self._ignoring.pop(seq, None)
+
+    def await_results(self, batch: Batch | None) -> None:
+        self._firsts = [] if batch is None else [seq for seq in batch.sampled if seq.group is self.group]
+
+    def in_flight(self, seq: Sequence) -> int:
+        return int(self.group.unknown[seq.phase]) if seq.group is self.group else 0
+
+    def take_off_capped(self) -> bool:
+        ending = self.group.last_in_flight()
+        for seq in ending:
+            self._kv.allocate(seq, seq.num_computed_tokens)  # settles what it holds
+            self._off(seq)
+            self.capped.add(seq)
+        return bool(ending)
 
     def rows_of(self, *, riding: bool) -> DraftRows:
         """The rows of the decodes in a step of their own, or `riding` along with prompts."""
@@ -69,7 +90,8 @@ class DraftingBatch(RunningBatch):
     # ---- what they may still need
 
     def reserved_for(self, seq: Sequence, ratio: float) -> float:
-        tokens = min(seq.max_output_tokens - seq.num_output_tokens, CLIP_MAX_NEW_TOKENS)
+        known = seq.num_output_tokens - self.in_flight(seq)
+        tokens = min(seq.max_output_tokens - known, CLIP_MAX_NEW_TOKENS)
         return float(tokens) if seq.request.ignore_eos else tokens * ratio
 
     def _reserved_at_once(self, ratio: float) -> float:
@@ -80,8 +102,11 @@ class DraftingBatch(RunningBatch):
     # ---- pages
 
     def blocks_due(self) -> int:
-        group = self.group
-        group.ask(group.alike(self._width), self._lookahead, _NO_LIMIT)
+        group, base = self.group, None
+        if self._ahead:
+            base = group.computed - group.unknown
+            base[[seq.phase for seq in self._firsts if seq.group is group]] += 1
+        group.ask(group.alike(self._width), self._lookahead, _NO_LIMIT, base)
         return group.blocks_due()
 
     def grow(self) -> bool:
@@ -122,7 +147,7 @@ class SglangWithDrafts(Sglang):
             self._cache.lookahead = drafting.key_lookahead
 
     def _new_batch(self) -> RunningBatch:
-        return DraftingBatch(self.kv, self._cache, self._width, self._reserve)
+        return DraftingBatch(self.kv, self._cache, self._width, self._reserve, ahead=self._ahead)
 
     def _most_output(self, prompt: int) -> int:
         # Before its last step a sequence has prompt + cap - 2 tokens computed. The first token needs no decode.
@@ -141,10 +166,14 @@ class SglangWithDrafts(Sglang):
         drafting = batch.drafting
         if drafting is not None and finished and self._cache is not None:
             assert drafting.verified is not None, "it was executed"
-            unseen = drafting.verified.accepted + 1 > drafting.verified.gained
-            of_group = [seq for seq in finished if seq.group is not None]
-            self._left_over = {seq: -1 if batch.chunks else int(unseen[seq.phase]) for seq in of_group}
+            unseen = (drafting.verified.accepted + 1 > drafting.verified.gained).tolist()
+            ended = set(finished)
+            rows = zip(drafting.sequences, unseen, strict=True)
+            self._left_over = {seq: -1 if batch.chunks else int(more) for seq, more in rows if seq in ended}
         return super().complete(batch, finished, now_ns)
 
     def _kept(self, seq: Sequence) -> int:
-        return seq.num_computed_tokens + self._left_over.pop(seq, 0)
+        return self._computed(seq) + self._left_over.pop(seq, 0)
+
+    def _computed(self, seq: Sequence) -> int:
+        return seq.num_computed_tokens - self.batch.in_flight(seq)

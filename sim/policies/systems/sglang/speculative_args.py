@@ -65,11 +65,6 @@ def drafting_of(config: SglangConfig) -> Drafting | None:
         return None
     if algorithm not in METHODS:
         raise ValueError(f"speculative_algorithm: {algorithm} is not simulated yet. Choose from {', '.join(METHODS)}")
-    if not config.disable_overlap_schedule:
-        raise ValueError(
-            f"speculative_algorithm: {algorithm} in an engine whose scheduling overlaps is not simulated yet. Set"
-            " disable_overlap_schedule: true"
-        )
     if config.acceptance is None:
         raise ValueError(
             f"speculative_algorithm: {algorithm} needs to be told how many drafts are right. State acceptance, such as"

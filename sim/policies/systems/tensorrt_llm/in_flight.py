@@ -39,9 +39,13 @@ class InFlight:
         while caps and caps[0][0] <= group.step:
             _, _, epoch, seq = heappop(caps)
             if seq.epoch == epoch:
-                self._kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
-                group.leave(seq)
+                self.step_aside(seq)
                 self.ending[seq] = None
+
+    def step_aside(self, seq: Sequence) -> None:
+        """Takes `seq` out of the group, with its blocks."""
+        self._kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
+        self._group.leave(seq)
 
     def let_decode(self, sampled: Iterable[Sequence], partial: dict[Sequence, None]) -> None:
         """Moves those of `sampled` that are in `partial`, their prompts done, from there into the group."""

@@ -49,6 +49,8 @@ class TensorrtLlm:
 
     evidence = "recorded"
     streams = True
+    _each = 1  # tokens of a decode and step
+    _extra = 0  # tokens beyond its own for which a sequence holds blocks
 
     def __init__(self, config: TensorrtLlmConfig, context: PolicyContext) -> None:
         kv = context.kv
@@ -67,13 +69,13 @@ class TensorrtLlm:
         self._cache = kv if isinstance(kv, ReuseTreeKV) and config.enable_block_reuse else None
         self.max_model_len = context.max_model_len
         self.events: list[Event] = []
-        self.group = DecodeGroup(kv.block_size)
+        self.group = self._new_group()
         self.waiting = Waiting()
         self.running: dict[Sequence, None] = {}
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self.left_out: dict[Sequence, None] = {}  # running, decode, but found no tokens in the last step
         self._ahead = context.loop.is_ahead
-        self._in_flight = InFlight(self.group, kv, self.max_model_len, ahead=self._ahead)
+        self._in_flight = self._new_in_flight()
         self._evicts = config.capacity_scheduler_policy == "MAX_UTILIZATION"
         self._static = config.capacity_scheduler_policy == "STATIC_BATCH"
         self._to_come = 0  # blocks that the running will still take if they reach their caps
@@ -82,6 +84,12 @@ class TensorrtLlm:
         self._prefixes = Prefixes(None, ())  # of the last step
         self._stopped: tuple[Sequence, str] | None = None  # who did not fit in the last step, and why
         self._blocked: tuple[Sequence, str, int | None] | None = None
+
+    def _new_group(self) -> DecodeGroup:
+        return DecodeGroup(self.kv.block_size)
+
+    def _new_in_flight(self) -> InFlight:
+        return InFlight(self.group, self.kv, self.max_model_len, ahead=self._ahead)
 
     @property
     def num_waiting(self) -> int:
@@ -115,13 +123,15 @@ class TensorrtLlm:
         self._prefixes = Prefixes(self._cache if self.config.waits_for_prefixes else None, self.partial)
         if self._evicts and not self._undisturbed():
             contexts: Iterable[Sequence] = self._with_tokens(self._fit_by_pausing(preempted))
+        elif not self._seat_decodes():
+            contexts = ()
         elif self._static and (self.group.members or self._in_flight.ending):
             contexts = ()
             self.events.extend(Event("sat_out", seq, "batch_running") for seq in self.partial)
         else:
             contexts = self._contexts()
-        # Decodes fit, no more than the tokens of an earlier step, but for those that `_with_tokens` has left out.
-        chunks = self._micro_batch(contexts, self.config.max_num_tokens - len(self.group))
+        # Decodes fit, but for those that have been left out.
+        chunks = self._micro_batch(contexts, self.config.max_num_tokens - self._each * len(self.group))
         cached = self._start(chunks)
         room = self._grow_group()
         assert room, f"{self.kv.num_free} blocks free, {self.group.blocks_due()} kept for the decodes"
@@ -131,9 +141,13 @@ class TensorrtLlm:
             return IDLE
         tokens = sum([n for _, n in chunks])
         batch = Batch(self.group, chunks, tokens, preempted=preempted, cached=cached, layout="chunks_first")
+        self._ask(batch)
         if self._ahead:
             self._in_flight.batch = batch
         return batch
+
+    def _ask(self, batch: Batch) -> None:
+        """Says of the step `batch`, just made, what its decodes compute: a token each."""
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         if batch.preempted or self.partial or self.left_out:
@@ -150,16 +164,19 @@ class TensorrtLlm:
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         if not self._ahead:
             self._store(batch.sampled, 1)  # before the token of this step is known
-        for seq in finished:
-            if seq in self.running:
-                self._end(seq, seq.num_wasted_tokens)
-            else:
-                self._forget(seq)  # paused with its last token in flight
+        self._end_finished(finished)
         if self._ahead:
             self._store(batch.sampled, 0)
         else:
             self._in_flight.let_decode(batch.sampled, self.partial)
         return finished
+
+    def _end_finished(self, finished: list[Sequence]) -> None:
+        for seq in finished:
+            if seq in self.running:
+                self._end(seq, seq.num_wasted_tokens)
+            else:
+                self._forget(seq)  # paused with its last token in flight
 
     def _store(self, sampled: Iterable[Sequence], but: int) -> None:
         """Stores the prompts that were computed to their ends, but for their last `but` tokens."""
@@ -172,12 +189,16 @@ class TensorrtLlm:
 
     def _undisturbed(self) -> bool:
         """MAX_UTILIZATION: whether nobody is paused or left out: all that is started comes first and fits. O(1)."""
-        if self.left_out or self._due() > self.kv.num_free:
+        if self.left_out or self._each * len(self.group) > self.config.max_num_tokens or self._due() > self.kv.num_free:
             return False
         head, started = self.waiting.head(), self._started
         while started and started[0][2] not in self.running:
             heappop(started)
         return head is None or not started or head.order > started[0][2].order
+
+    def _seat_decodes(self) -> bool:
+        """Whether all that decode find tokens in this step: one each is no more than what an earlier step took."""
+        return True
 
     def _contexts(self) -> Iterator[Sequence]:
         """The prompts whose KV fits beside the decodes, by arrival; no more is looked at than is asked for."""
@@ -250,16 +271,19 @@ class TensorrtLlm:
 
     def _blocks_for_step(self, seq: Sequence) -> int:
         if seq not in self.running:
-            return self.kv.blocks_for(seq.num_tokens)
+            return self.kv.blocks_for(seq.num_tokens + self._extra)
         if seq in self.partial:  # holds the blocks of its whole prompt
             return 0
+        return self._blocks_to_decode(seq)
+
+    def _blocks_to_decode(self, seq: Sequence) -> int:
         return int(seq.num_computed_tokens % self.kv.block_size == 0)
 
     # ---- stage 2: who runs in this step
 
     def _with_tokens(self, fitting: list[Sequence]) -> list[Sequence]:
-        """The prompts of `fitting` for which tokens are left. Without chunks, tokens go by arrival until someone finds
-        too few: decodes from there on are left out of this step, those before are in it again.
+        """The prompts of `fitting` for which tokens are left. Tokens go by arrival, with chunks those of decodes alone,
+        until someone finds too few: decodes from there on are left out of this step, those before are in it again.
         """
         left, whole = self.config.max_num_tokens, not self.config.enable_chunked_prefill
         contexts: list[Sequence] = []
@@ -267,8 +291,10 @@ class TensorrtLlm:
             if seq in self._in_flight.ending:
                 continue
             decodes = seq in self.running and seq not in self.partial
-            if whole:
-                left -= 1 if decodes else seq.num_tokens
+            if decodes:
+                left -= self._each
+            elif whole:
+                left -= seq.num_tokens
             if left < 0:
                 if decodes:
                     self._leave_out(seq)
@@ -281,8 +307,7 @@ class TensorrtLlm:
 
     def _leave_out(self, seq: Sequence) -> None:
         if seq not in self.left_out:
-            self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
-            self.group.leave(seq)
+            self._in_flight.step_aside(seq)
             self.left_out[seq] = None
             self.events.append(Event("sat_out", seq, "token_budget"))
 
@@ -304,17 +329,24 @@ class TensorrtLlm:
     def _refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a request that could never run; None if it could."""
         budget, prompt = self.config.max_num_tokens, seq.request.prompt_tokens
-        if self._evicts:
-            refusal = never_fits(self.kv, seq, self.max_model_len)
-            if refusal is not None:
-                return refusal
-        elif self._blocks_at_end(seq) > self.kv.num_blocks:
-            detail = f"{self._blocks_at_end(seq)} KV blocks to completion, {self.kv.num_blocks} in the pool"
-            return Event("rejected", seq, "never_fits", detail=detail)
+        refusal = self._never_fits(seq)
+        if refusal is not None:
+            return refusal
         if self.config.enable_chunked_prefill or prompt <= budget:
             return None
         detail = f"prompt of {prompt} tokens in one step, max_num_tokens {budget}"
         return Event("rejected", seq, "over_token_budget", detail=detail)
+
+    def _never_fits(self, seq: Sequence) -> Event | None:
+        if self._evicts:
+            return never_fits(self.kv, seq, self.max_model_len)
+        return self._more_than_all(seq)
+
+    def _more_than_all(self, seq: Sequence) -> Event | None:
+        if self._blocks_at_end(seq) <= self.kv.num_blocks:
+            return None
+        detail = f"{self._blocks_at_end(seq)} KV blocks to completion, {self.kv.num_blocks} in the pool"
+        return Event("rejected", seq, "never_fits", detail=detail)
 
     def _start(self, chunks: Chunks) -> list[tuple[Sequence, int]]:
         """Allocates the prompts that start, as far as they are not cached, and shortens their chunks to what is left.
@@ -326,10 +358,10 @@ class TensorrtLlm:
             if seq in self.running:
                 continue
             if self._cache is None:
-                fits = self.kv.allocate(seq, seq.num_tokens)
+                fits = self.kv.allocate(seq, seq.num_tokens + self._extra)
             else:
                 hit = self._cache.lookup(seq)
-                fits = self._cache.admit(seq, seq.num_tokens, hit)
+                fits = self._cache.admit(seq, seq.num_tokens + self._extra, hit)
                 if hit:
                     seq.start_from_cache(hit)
                     cached.append((seq, hit))
@@ -361,10 +393,14 @@ class TensorrtLlm:
             self.group.leave(seq)
         seq.reset_computed()
         if not self.config.enable_chunked_prefill:
-            if seq.num_tokens > self.config.max_num_tokens:
-                seq.lose_in_flight(unknown)
-            seq.cut_output(self.config.max_num_tokens)
+            self._cut_to_step(seq, unknown)
         self.waiting.put_back(seq)
+
+    def _cut_to_step(self, seq: Sequence, unknown: int) -> None:
+        """Cuts the paused `seq` to what it may come back with, the tokens of one step."""
+        if seq.num_tokens > self.config.max_num_tokens:
+            seq.lose_in_flight(unknown)
+        seq.cut_output(self.config.max_num_tokens)
 
     def _end(self, seq: Sequence, unknown: int) -> None:
         """Ends `seq`, the last `unknown` of whose tokens are in flight."""

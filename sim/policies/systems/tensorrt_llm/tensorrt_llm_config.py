@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from batchsim.base.ranges import PositiveInt, Range
 from batchsim.kernel.engine_loop import OVERLAP, SYNC
 from batchsim.kernel.policy_config import PolicyConfig, Traits
+from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class TensorrtLlmConfig(PolicyConfig):
     `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. Nor is a cache in host
     memory simulated (`host_cache_size`, 0 there too). `enable_prefix_aware_scheduling` needs block reuse; null: on with
     it. Off, nobody waits for a prompt that is being computed; the versions of 2025 have no such knob and always wait.
-    Scheduling overlaps with the GPU's work unless `disable_overlap_scheduler`.
+    Scheduling overlaps with the GPU's work unless `disable_overlap_scheduler`. `speculative_config`: decodes verify
+    draft tokens.
     """
 
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
@@ -31,6 +33,7 @@ class TensorrtLlmConfig(PolicyConfig):
     enable_partial_reuse: bool = False
     host_cache_size: Annotated[int, Range(0, 10**15)] = 0
     disable_overlap_scheduler: bool = False
+    speculative_config: DecodingConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +53,16 @@ class TensorrtLlmConfig(PolicyConfig):
             )
         if self.enable_prefix_aware_scheduling and not self.enable_block_reuse:
             raise ValueError("enable_prefix_aware_scheduling: true needs enable_block_reuse: true")
+        drafting = self.speculative_config
+        if drafting is None:
+            return
+        if not self.disable_overlap_scheduler:
+            drafting.refuse_overlap()
+        if self.max_num_tokens <= drafting.num_drafts:
+            raise ValueError(
+                f"max_num_tokens {self.max_num_tokens} must be at least {1 + drafting.num_drafts}, the tokens of a"
+                " decode and its drafts"
+            )
 
     @property
     def traits(self) -> Traits:
@@ -58,6 +71,7 @@ class TensorrtLlmConfig(PolicyConfig):
             prefix_cache="reuse" if self.enable_block_reuse else "",
             knobs=("max_batch_size", "max_num_tokens"),
             loop=SYNC if self.disable_overlap_scheduler else OVERLAP,
+            speculation=None if self.speculative_config is None else self.speculative_config.speculation,
         )
 
     @property

@@ -5,7 +5,8 @@ a strict first-come queue, each with its whole prompt, up to `batch_size_cap` me
 of `max_tokens_per_request` tokens is free, which it keeps to its end: there is no token cap and no preemption.
 Source: vidur/scheduler/replica_scheduler/orca_replica_scheduler.py, equal to a recording of it (`batchsim conform`);
 the rule is that of Yu et al., Orca (OSDI 2022), section 4.
-Simplifies: one pipeline stage; a slot is rounded up to whole blocks, where Vidur rounds down and writes beyond it.
+In a pipeline each stage has a batch of up to `batch_size_cap`, so that the slots alone bound how many run.
+Simplifies: a slot is rounded up to whole blocks, where Vidur rounds down and writes beyond it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
+from batchsim.kernel.engine_loop import EVENTS
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.policies.systems.vidur.micro_batches import MicroBatches
 from batchsim.policies.systems.vidur.vidur_scheduler import VidurScheduler
 
 
@@ -29,7 +32,7 @@ class OrcaConfig(PolicyConfig):
 
     @property
     def traits(self) -> Traits:
-        return Traits(max_num_seqs=self.batch_size_cap)
+        return Traits(max_num_seqs=self.batch_size_cap, loop=EVENTS, pipelines=True)
 
 
 class Orca(VidurScheduler):
@@ -53,7 +56,7 @@ class Orca(VidurScheduler):
         detail = f"{tokens} tokens need KV, max_tokens_per_request {self.slot_tokens}"
         return Event("rejected", seq, "never_fits", detail=detail) if tokens > self.slot_tokens else None
 
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+    def next_batch(self) -> Batch | Idle:
         chunks: list[tuple[Sequence, int]] = []
         reason = ""
         while self.waiting and not (reason := self.obstacle(self.slot_tokens)):
@@ -63,6 +66,20 @@ class Orca(VidurScheduler):
         if not (chunks or self.group.members):
             return IDLE
         return Batch(self.group, chunks, sum([n for _, n in chunks]))
+
+    def next_micro_batch(self, micro: MicroBatches) -> Batch:
+        ready, cap = micro.ready, self.batch_size_cap
+        decodes = [ready.popleft() for _ in range(min(cap, len(ready)))]
+        chunks: list[tuple[Sequence, int]] = []
+        reason = ""
+        while self.waiting:
+            reason = "no_slot" if len(decodes) + len(chunks) == cap else self.kv_obstacle(self.slot_tokens)
+            if reason:
+                break
+            seq = self.admit(self.slot_tokens)
+            chunks.append((seq, seq.request.prompt_tokens))
+        self.note_blocked(reason)
+        return micro.launch(decodes, chunks, [])
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         batch.again()  # slots stay as they are while nobody ends, so a blocked head stays blocked

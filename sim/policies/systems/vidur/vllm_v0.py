@@ -6,8 +6,8 @@ step's prompts times the longest of them stays within `max_tokens_in_batch`, and
 Each decode needs a free block, else the last admitted one is preempted by recompute, at last itself.
 Source: vidur/scheduler/replica_scheduler/vllm_replica_scheduler.py, equal to a recording of it (`batchsim conform`);
 the rule is that of Kwon et al., PagedAttention (SOSP 2023).
-Simplifies: one pipeline stage, no swapping; see
-`sim/policies/systems/vidur/vidur_scheduler.py` for where Vidur would wait for ever. So it
+In a pipeline a batch has at most `batch_size_cap` shared out among the stages; decodes come in order of arrival.
+Simplifies: no swapping; see `sim/policies/systems/vidur/vidur_scheduler.py` for where Vidur would wait for ever. So it
 would for a preempted one that has outgrown `max_tokens_in_batch`: here it comes in when nothing else runs.
 Rejected: a prompt longer than `max_tokens_in_batch` (`over_token_budget`), and what cannot fit the pool (`never_fits`).
 """
@@ -17,9 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchsim.base.ranges import PositiveInt, ShareBelowOne
+from batchsim.kernel.engine_loop import EVENTS
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.policies.systems.vidur.micro_batches import MicroBatches, micro_batch_size
 from batchsim.policies.systems.vidur.vidur_scheduler import VidurScheduler
 
 
@@ -33,7 +35,7 @@ class VllmV0Config(PolicyConfig):
 
     @property
     def traits(self) -> Traits:
-        return Traits(max_num_seqs=self.batch_size_cap)
+        return Traits(max_num_seqs=self.batch_size_cap, loop=EVENTS, pipelines=True)
 
 
 class VllmV0(VidurScheduler):
@@ -44,6 +46,7 @@ class VllmV0(VidurScheduler):
     def __init__(self, config: VllmV0Config, context: PolicyContext) -> None:
         super().__init__(context, config.batch_size_cap, config.watermark_blocks_fraction)
         self.config = config
+        self._most = micro_batch_size("vllm_v0", config.batch_size_cap, context.loop.stages)
 
     def refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a sequence that could not end even alone, or whose prompt no step holds."""
@@ -52,7 +55,7 @@ class VllmV0(VidurScheduler):
         too_long = Event("rejected", seq, "over_token_budget", detail=detail) if prompt > most else None
         return super().refusal(seq) or too_long
 
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+    def next_batch(self) -> Batch | Idle:
         chunks: list[tuple[Sequence, int]] = []
         reason = self._admit(chunks)
         if chunks:
@@ -65,13 +68,24 @@ class VllmV0(VidurScheduler):
             return IDLE
         return Batch(self.group, [], 0, preempted=[event.seq for event in preemptions])
 
+    def next_micro_batch(self, micro: MicroBatches) -> Batch:
+        chunks: list[tuple[Sequence, int]] = []
+        reason = self._admit(chunks)
+        if chunks:
+            self.note_blocked(reason)
+            return micro.launch([], chunks, [])
+        micro.by_arrival()
+        decodes, _, preempted = self.take_ready(micro, self._most)
+        self.note_blocked("preemption" if preempted else reason)
+        return micro.launch(decodes, [], preempted)
+
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> str:
         """Admits from the head of the queue, into `chunks`; returns why the next one does not fit, "" if nobody is
         left."""
         longest = 0
         while self.waiting:
             tokens = self.waiting[0].num_tokens
-            reason = self.obstacle(tokens)
+            reason = self.obstacle(tokens) or ("no_slot" if len(chunks) == self._most else "")
             if reason:
                 return reason
             longest = max(longest, tokens)

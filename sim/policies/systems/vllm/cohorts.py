@@ -43,8 +43,9 @@ class Cohorts:
 
     def at_their_caps(self) -> list[Sequence]:
         """The members of this call's group whose tokens in flight are the last that they may have."""
-        group = self.group
-        return [seq for seq, epoch in self._caps.pop((group, group.step), ()) if seq.epoch == epoch]
+        group = self._groups[0]
+        due = self._caps.pop((group, group.step), None)
+        return [seq for seq, epoch in due if seq.epoch == epoch] if due is not None else []
 
     def launched(self, batch: Batch) -> None:
         """Takes note that `batch` is in flight from now on."""

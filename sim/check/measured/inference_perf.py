@@ -1,0 +1,86 @@
+"""Lifecycle reports of inference-perf: a list of requests, or the aggregates of a stage or of the whole run."""
+
+from __future__ import annotations
+
+from batchsim.check.measured.build import Row, check_row, requests_of
+from batchsim.check.measured.run import MISSING, OF, Client, MeasuredRun
+from batchsim.check.measured.values import Node
+
+FORM = "inference-perf"
+_LATE_S = 0.01
+_HALVED = "TPOT from the means of E2E, TTFT and output length: the tool counts chunks' tokens anew, up to twice as many"
+
+
+def is_requests(items: list[object]) -> bool:
+    return bool(items) and isinstance(items[0], dict) and {"start_time", "end_time", "info"} <= items[0].keys()
+
+
+def is_aggregates(data: dict[str, object]) -> bool:
+    return "load_summary" in data and "successes" in data
+
+
+def read_requests(node: Node, source: str) -> MeasuredRun:
+    """The run of `per_request_lifecycle_metrics.json`."""
+    requests = requests_of(node, [_row(one) for one in node.items()])
+    note = "when the client meant to send is not in the file"
+    return MeasuredRun(source, FORM, "", Client(), requests.figures(), requests, notes=(note,))
+
+
+def _row(node: Node) -> Row:
+    sent, ended = node.of("start_time").ns(), node.of("end_time").ns()
+    if node.has("error"):
+        return Row(0, 0, ok=False, sent=sent)
+    info = node.of("info")
+    asked, answer = info, info
+    if info.has("response_metrics"):  # from 0.5 on
+        asked, answer = info.of("request_metrics").of("text"), info.of("response_metrics")
+    usage = answer.of("server_usage") if answer.has("server_usage") else answer
+    counted = usage.maybe("completion_tokens", Node.tokens)
+    times = [time.ns() for time in answer.maybe("output_token_times", Node.items) or []]
+    row = Row(
+        asked.of("input_tokens").tokens(),
+        answer.of("output_tokens").tokens() if counted is None else counted,
+        sent=sent,
+        first=times[0] if times else MISSING,
+        last=ended,
+        chunks=len(set(times)) if times else MISSING,
+    )
+    return check_row(node, row)
+
+
+def read_aggregates(node: Node, source: str) -> MeasuredRun:
+    """The run of `stage_N_lifecycle_metrics.json` or `summary_lifecycle_metrics.json`."""
+    load, good = node.of("load_summary"), node.of("successes")
+    if not good.of("count").count(low=0):
+        node.bad("successes.count is 0: no request ended well", "Look at its failures.")
+    latency = good.of("latency")
+    found: dict[str, float] = {}
+    for name, key in (("ttft", "time_to_first_token"), ("e2e", "request_latency")):
+        for of in OF:
+            word = "median" if of == "p50" else of
+            value = latency.of(key).maybe(word, Node.number) if latency.has(key) else None
+            if value is not None:
+                found[f"{name}_{of}_s"] = value
+    output = good.of("output_tokens" if good.has("output_tokens") else "output_len").of("mean").number()
+    prompt = good.of("prompt_tokens" if good.has("prompt_tokens") else "prompt_len").of("mean").number()
+    if {"ttft_mean_s", "e2e_mean_s"} <= found.keys() and output > 1:
+        if found["e2e_mean_s"] < found["ttft_mean_s"]:
+            node.bad(f"mean request_latency {found['e2e_mean_s']:g} s is below mean TTFT {found['ttft_mean_s']:g} s")
+        found["tpot_mean_s"] = (found["e2e_mean_s"] - found["ttft_mean_s"]) / (output - 1)
+    if good.has("throughput"):
+        rates = {"throughput_rps": "requests_per_sec", "output_tokens_per_s": "output_tokens_per_sec"}
+        found |= {name: good.of("throughput").of(key).number() for name, key in rates.items()}
+    most, rate = load.maybe("concurrency", Node.count), load.maybe("requested_rate", Node.number)
+    client = Client("closed", max_concurrency=most) if most else Client("open" if rate else "unknown", rate or None)
+    means = {"requests": good.of("count").number(), "prompt_tokens": prompt, "output_tokens": output}
+    sent = load.maybe("achieved_rate", Node.number) or rate
+    notes = [_HALVED, *_late(load)]
+    return MeasuredRun(
+        source, FORM, "", client, found, means=means | ({"sent_rps": sent} if sent else {}), notes=tuple(notes)
+    )
+
+
+def _late(load: Node) -> list[str]:
+    """A line where the client sent late on average."""
+    delay = load.of("schedule_delay").maybe("mean", lambda x: x.number(low=-1e9)) if load.has("schedule_delay") else 0.0
+    return [f"the client was late: by {delay:.3g} s on average"] if delay and delay > _LATE_S else []

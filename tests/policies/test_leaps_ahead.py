@@ -1,0 +1,42 @@
+"""Leaps of engines that schedule ahead: how often the scheduler is really asked. Records are those of stepping.
+
+Times in ns with HostCost: a step is 10 on the GPU, 1 a prefill token, 2 a decode; 3 to launch, 2 to process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stepping import HostCost, Run, run
+
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+
+
+def leapt(arrivals: str, **knobs: Any) -> Run:
+    """The run with leaps; one that steps leaves the same records."""
+    config = VllmConfig(async_scheduling=True, enable_prefix_caching=False, **{"max_num_seqs": 8, **knobs})
+    setting: dict[str, Any] = {"cost": HostCost(), "loop": config.traits.loop, "max_model_len": 1000}
+    leaping, stepping = (run(Vllm, config, arrivals, how=how, **setting) for how in ("leap", "step"))
+    for table in ("requests", "steps", "states", "lanes"):
+        assert getattr(leaping.records, table).tobytes() == getattr(stepping.records, table).tobytes(), table
+    return leaping
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "knobs", "calls"),
+    [
+        pytest.param("0:4->300/600", {}, 2, id="alone"),
+        pytest.param("0:4->100/600 0:4->300/600", {}, 2, id="one ends before the other"),
+        pytest.param("0:4->100 0:4->300/600", {}, 3, id="one ends by length"),
+        pytest.param("0:4->300/600 900:4->300/600", {}, 4, id="one comes later"),
+        pytest.param("0:4->100/600 0:4->300/600 0:4->300/600", {"max_num_seqs": 2}, 5, id="one waits"),
+    ],
+)
+def test_the_scheduler_is_asked_for_each_prompt_and_the_step_after_it(
+    arrivals: str, knobs: dict[str, Any], calls: int
+) -> None:
+    """Not after an end by a stop token, unless somebody waits; but for the first step without who ended by length,
+    which is known before."""
+    assert len(leapt(arrivals, **knobs).log) == calls

@@ -1,0 +1,263 @@
+"""Measured runs replayed in simulation: known truths come back, whatever the client did; what cannot be replayed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchsim.base.errors import MeasuredError
+from batchsim.check.measured.read import read_measured
+from batchsim.check.measured.run import FIGURES, MISSING, Client, MeasuredRequests, MeasuredRun
+from batchsim.check.validation.against import Comparison, compare
+from batchsim.check.validation.replay import replay, simulated_requests
+from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.workload.traces.trace_rows import HashIds
+
+SCENARIO = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 10ms, per_token: 20us, per_sequence: 500us, per_context_token: 0us}
+kv: {tokens: 16000}
+max_model_len: 2000
+workload:
+  arrivals: {kind: poisson, mean_rate: 1/s}
+  lengths: {prompt: {kind: fixed, tokens: 1}, output: {kind: fixed, tokens: 1}}
+  output_cap: exact
+  requests: 1
+policies:
+  vllm: {max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: true, async_scheduling: false}
+load: {mean_rate: [1/s]}
+slo: ttft<1s @ 99%
+seeds: 1
+"""
+
+
+@cache
+def engine(*changes: tuple[str, str]) -> Setup:
+    """The engine of SCENARIO with texts of it replaced."""
+    text = SCENARIO
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return Setup.of(parse_scenario(text, "mine.yaml", Path()))
+
+
+def asked(count: int = 60, gap_s: float = 0.05, client: Client | None = None, output: int = 9) -> MeasuredRun:
+    """Requests that were asked for, their measured times not known yet."""
+    rng = np.random.default_rng(3)
+    sent = np.rint(np.cumsum(rng.exponential(gap_s, count)) * 1e9).astype(np.int64)
+    nothing = np.full(count, MISSING)
+    requests = MeasuredRequests(
+        sent_ns=sent - sent[0],
+        intended_ns=None,
+        ttft_ns=nothing,
+        e2e_ns=nothing,
+        prompt_tokens=rng.integers(20, 200, count),
+        output_tokens=rng.integers(2, output, count),
+        ok=np.full(count, True),
+        chunks=nothing,
+    )
+    return MeasuredRun("asked", "tidy table", "", client or Client("open"), {}, requests)
+
+
+def measured(setup: Setup, run: MeasuredRun) -> MeasuredRun:
+    """`run` as `setup`'s engine serves it: the truth that a comparison has to find."""
+    (spec,) = setup.scenario.specs
+    found = simulated_requests(replay(setup, run).simulate(spec))
+    assert run.requests is not None
+    requests = replace(found, hash_ids=run.requests.hash_ids)
+    return replace(run, requests=requests, figures=requests.figures())
+
+
+def compared(setup: Setup, *runs: MeasuredRun, shift: bool = False) -> Comparison:
+    return compare(setup, setup.scenario.specs[0], runs, shift=shift)
+
+
+CLIENTS = {
+    "open": Client("open"),
+    "open_limited": Client("open", max_concurrency=3),
+    "closed": Client("closed", max_concurrency=5),
+    "closed_hardly_full": Client("closed", max_concurrency=40),
+    "at_once": Client("at_once"),
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+def test_the_same_engine_shows_no_error(client: Client) -> None:
+    """Every figure of every kind of client to the last digit, and no request that parts."""
+    found = compared(engine(), measured(engine(), asked(client=client)))
+    assert {error.name: error.error for error in found.errors} == dict.fromkeys(FIGURES, 0.0)
+    assert found.parting is None
+
+
+def test_a_closed_loop_that_begins_slowly_is_replayed_as_it_began() -> None:
+    """Five users begin within 2 s, when the first have long been answered: each of their sendings is kept."""
+    ramp = (
+        (
+            "arrivals: {kind: poisson, mean_rate: 1/s}",
+            "arrivals: {kind: closed_loop, users: 5, think_time: 0s, shared_list: true, ramp: 2s}",
+        ),
+        ("tokens: 1}, output: {kind: fixed, tokens: 1}", "tokens: 90}, output: {kind: fixed, tokens: 12}"),
+        ("requests: 1\n", "requests: 120\n"),
+        ("load: {mean_rate: [1/s]}", "load: {users: [5]}"),
+    )
+    setup = engine(*ramp)
+    truth = simulated_requests(simulate_point(setup, setup.scenario.points()[0]))
+    assert truth.sent_ns is not None
+    truth = truth.picked(np.argsort(truth.sent_ns, kind="stable"))
+    run = MeasuredRun("file", "tidy table", "", Client("closed", max_concurrency=5), truth.figures(), truth)
+    assert {error.name: error.error for error in compared(engine(), run).errors} == dict.fromkeys(FIGURES, 0.0)
+
+
+def test_a_slower_engine_shows_by_how_much_and_which_load_would_do() -> None:
+    """Steps 10 % longer in truth: TPOT of requests alone is 9.1 % short; more load would make up for it."""
+    slow = engine(("base: 10ms", "base: 11ms"), ("per_token: 20us", "per_token: 22us"), ("500us", "550us"))
+    alone = compared(engine(), measured(slow, asked(20, gap_s=50.0)))
+    assert alone.error("tpot_mean_s").error == pytest.approx(1 / 1.1 - 1, abs=1e-9)
+    busy = compared(engine(), measured(slow, asked(200, gap_s=0.012)), shift=True)
+    shift = busy.shifts["e2e_mean_s"]
+    assert shift is not None and 0.02 < shift < 0.2
+    shifted = simulated_requests(busy.replays[0].simulate(engine().scenario.specs[0], 1 + shift)).figures()
+    assert shifted["e2e_mean_s"] == pytest.approx(busy.error("e2e_mean_s").live, rel=0.02)
+
+
+def test_a_closed_loop_is_shifted_by_its_users() -> None:
+    """Measured with 44 users, replayed with 40: a tenth more."""
+    truth = measured(engine(), asked(400, gap_s=1e-6, client=Client("closed", max_concurrency=44)))
+    told = replace(truth, client=Client("closed", max_concurrency=40))
+    assert compared(engine(), told, shift=True).shifts["e2e_mean_s"] == pytest.approx(0.1, abs=0.005)
+
+
+def test_shared_prompts_are_replayed() -> None:
+    """Blocks of 16 that stand in an earlier prompt are found in the cache again: without them prompts take longer."""
+    run = asked(20, gap_s=1.0)
+    assert run.requests is not None
+    prompts = np.full(20, 160)
+    ids = HashIds.of(16, np.tile(np.arange(10), 20), np.arange(21) * 10)
+    run = replace(run, requests=replace(run.requests, prompt_tokens=prompts, hash_ids=ids))
+    truth = measured(engine(), run)
+    assert truth.requests is not None
+    assert compared(engine(), truth).error("ttft_mean_s").error == 0
+    bare = replace(truth, requests=replace(truth.requests, hash_ids=None))
+    assert (compared(engine(), bare).error("ttft_mean_s").error or 0) > 0.1
+
+
+def test_aggregates_are_played_as_so_many_requests_of_the_mean_lengths() -> None:
+    """At the rate that was sent, exactly; a closed loop has all waiting from the start."""
+    means = {"requests": 50.0, "prompt_tokens": 100.4, "output_tokens": 8.0, "sent_rps": 10.0}
+    run = MeasuredRun("file", "tidy table", "", Client("open", 10.0), {"ttft_mean_s": 0.02}, None, means)
+    played = replay(engine(), run)
+    found = simulated_requests(played.simulate(engine().scenario.specs[0]))
+    assert found.sent_ns is not None and set(found.prompt_tokens.tolist()) == {100}
+    assert int(found.sent_ns[-1]) == pytest.approx(49 / 10 * 1e9, abs=2)
+    assert compared(engine(), run).parting is None
+    loop = replay(engine(), replace(run, client=Client("closed", max_concurrency=4)))
+    assert loop.limit == 4 and not loop.open
+
+
+def test_repeats_are_one_comparison_with_their_spread() -> None:
+    """Half of the range of two files, over their mean; errors are of the means."""
+    one = measured(engine(), asked(40))
+    other = replace(one, figures={name: 1.1 * value for name, value in one.figures.items()})
+    error = compared(engine(), one, other).error("e2e_mean_s")
+    assert error.spread == pytest.approx(0.05 / 1.05) and error.error == pytest.approx(1 / 1.05 - 1)
+
+
+def test_failed_requests_are_not_replayed_and_no_figures() -> None:
+    """Without lengths they are left out, and the note says how many."""
+    truth = measured(engine(), asked(30, gap_s=2.0))
+    assert truth.requests is not None
+    ok, output = truth.requests.ok.copy(), truth.requests.output_tokens.copy()
+    ok[[3, 7]], output[[3, 7]] = False, 0
+    requests = replace(truth.requests, ok=ok, output_tokens=output)
+    found = compared(engine(), replace(truth, requests=requests, figures=requests.figures()))
+    assert found.error("e2e_mean_s").error == pytest.approx(0, abs=1e-12)
+    assert found.notes == ["failed requests that are not replayed, as nobody knows how long the engine had them: 2"]
+
+
+def test_requests_that_were_cut_off_load_the_engine_and_are_no_figures() -> None:
+    """With tokens on both sides they are replayed; the simulation's are over the others alone."""
+    truth = measured(engine(), asked(30))
+    assert truth.requests is not None
+    ok = np.arange(30) % 2 == 0
+    requests = replace(truth.requests, ok=ok)
+    found = compared(engine(), replace(truth, requests=requests, figures=requests.figures()))
+    assert len(found.simulated[0]) == 30
+    assert {error.name: error.error for error in found.errors} == dict.fromkeys(FIGURES, 0.0)
+
+
+# ---- where they part
+
+
+def test_the_first_request_that_parts_is_named_with_its_cause() -> None:
+    """Its own prompt where nothing was in flight; its decoding where only that is slower."""
+    run = asked(10, gap_s=50.0)
+    prompt = compared(engine(), measured(engine(("per_token: 20us", "per_token: 200us")), run)).parting
+    assert prompt is not None and (prompt.latency, prompt.cause) == ("ttft", "prompt")
+    assert "1 in flight when it was sent on both sides" in prompt.text
+    decode = compared(engine(), measured(engine(("per_context_token: 0us", "per_context_token: 40us")), run)).parting
+    assert decode is not None and (decode.latency, decode.cause) == ("tpot", "decode")
+    assert decode.measured_s > 1.1 * decode.simulated_s
+
+
+def test_a_request_may_part_by_what_others_did() -> None:
+    """More in flight on one side, waiting for a slot of the batch, or lost its KV blocks: each has its word."""
+    truth = measured(engine(("base: 10ms", "base: 10.9ms")), asked(200, gap_s=0.025))
+    load = compared(engine(), truth).parting
+    assert load is not None and load.cause == "load" and "small differences before have added up" in load.text
+    two = asked(2, gap_s=0.001)
+    queue = compared(engine(("max_num_seqs: 8", "max_num_seqs: 1")), measured(engine(), two)).parting
+    assert queue is not None and queue.cause == "queue" and "it waited" in queue.text
+    grows = asked(2, gap_s=0.001, output=400)
+    tight = compared(engine(("tokens: 16000", "tokens: 480")), measured(engine(), grows)).parting
+    assert tight is not None and tight.cause == "preempted"
+
+
+# ---- what cannot be replayed
+
+
+def test_a_run_that_the_engine_could_not_have_served_is_refused() -> None:
+    """Longer than max_model_len; a prompt shorter than the shared prefix of the scenario; a run without a rate."""
+    run = measured(engine(), asked())
+    with pytest.raises(MeasuredError, match="is beyond max_model_len 100 of the scenario"):
+        replay(engine(("max_model_len: 2000", "max_model_len: 100")), run)
+    prefix = ("  requests: 1\n", "  requests: 1\n  shared_prefix: {groups: 2, added_tokens: 150}\n")
+    with pytest.raises(MeasuredError, match=r"tokens cannot hold shared_prefix\.added_tokens 150"):
+        replay(engine(prefix), run)
+    assert run.requests is not None
+    bare = replace(run, client=Client(), requests=replace(run.requests, sent_ns=None))
+    with pytest.raises(MeasuredError, match="tells neither when requests were sent nor at which rate"):
+        replay(engine(), bare)
+    with pytest.raises(MeasuredError, match="does not say its output_tokens"):
+        replay(engine(), replace(run, requests=None, means={"requests": 3, "prompt_tokens": 5}))
+
+
+def test_a_simulation_written_as_a_file_comes_back_through_its_reader(tmp_path: Path) -> None:
+    """As a result of vllm bench serve and as a table: no error but that of whole nanoseconds."""
+    truth = measured(engine(), asked(30, gap_s=1e-6, client=Client("closed", max_concurrency=4))).requests
+    assert truth is not None and truth.sent_ns is not None
+    lists = {
+        "input_lens": truth.prompt_tokens.tolist(),
+        "output_lens": truth.output_tokens.tolist(),
+        "ttfts": (truth.ttft_ns / 1e9).tolist(),
+        "itls": [[(end - first) / 1e9] for first, end in zip(truth.ttft_ns, truth.e2e_ns, strict=True)],
+        "start_times": (truth.sent_ns / 1e9).tolist(),
+        "errors": [""] * len(truth),
+    }
+    head = {"backend": "vllm", "model_id": "x", "request_throughput": 1.0, "completed": 30, "total_input_tokens": 1}
+    head |= {"total_output_tokens": 1, "request_rate": "inf", "max_concurrency": 4}
+    (tmp_path / "result.json").write_text(json.dumps(head | lists))
+    with (tmp_path / "table.csv").open("w") as file:
+        rows = zip(truth.sent_ns, truth.prompt_tokens, truth.output_tokens, truth.ttft_ns, truth.e2e_ns, strict=True)
+        csv.writer(file).writerows([("sent_ns", "prompt_tokens", "output_tokens", "ttft_ns", "e2e_ns"), *rows])
+    for name in ("result.json", "table.csv"):
+        (run,) = read_measured(tmp_path / name)
+        assert run.client == Client("closed", max_concurrency=4)
+        found = compared(engine(), run)
+        assert max(abs(error.error or 0) for error in found.errors) < 1e-6
