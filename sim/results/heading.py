@@ -1,4 +1,4 @@
-"""What heads everything said of a scenario: its model, GPUs and cost, and all that was not stated but decided."""
+"""The line that heads what a run prints: scenario, model, deployment, cost, and what came by default."""
 
 from __future__ import annotations
 

@@ -1,0 +1,156 @@
+"""What a scenario writes in short, written out before it is checked, and what --set changes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from batchsim.base.errors import ScenarioError, nearest, shown
+from batchsim.cost import long_form
+from batchsim.cost.presets import ways_there
+from batchsim.deployment.startup_log import read_kv_tokens
+from batchsim.policies.registry import POLICIES
+from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
+from batchsim.scenario.document import Path as Keys
+
+_DEPLOYMENT = "{engine: vllm, gpu: h100_sxm, tp: 4}"  # as an example
+
+
+def override(document: Document, text: str) -> None:
+    """Applies one `a.b=value` of --set to the document."""
+    keys, equals, value = text.partition("=")
+    path = tuple(keys.strip().split("."))
+    if not equals or not all(path):
+        raise ScenarioError(f"--set {text}: not of the form key.key=value. Write for example --set seeds=1.")
+    if len(path) > MAX_DEPTH:
+        raise ScenarioError(f"--set {text}: nested deeper than {MAX_DEPTH} levels. No scenario needs that.")
+    parsed = read_document(value, f"--set {text}").value
+    if path[-1] in TEXTS and isinstance(parsed, int | float):
+        parsed = value.strip()
+    path = _unwritten(document, path)
+    at = document.value
+    for i, key in enumerate(path[:-1]):
+        if at.get(key) is None:
+            at[key] = {}
+        at = at[key]
+        if not isinstance(at, dict):
+            raise ScenarioError(f"--set {text}: {'.'.join(path[: i + 1])} has no keys. Set it as a whole.")
+    at[path[-1]] = parsed
+    document.overrides[path] = f"--set {text}"
+    for renamed in [each for each in document.renamed if each[: len(path)] == path]:
+        del document.renamed[renamed]
+
+
+def _unwritten(document: Document, path: tuple[str, ...]) -> tuple[str, ...]:
+    """`path` with the keys that a renamed one stands under; a renamed mapping that is to be replaced gives way."""
+    for renamed, key in document.renamed.items():
+        written = (*renamed[:-1], key)
+        if path == written:
+            del document.at(renamed[:-1])[renamed[-1]], document.renamed[renamed]
+            return path
+        if path[: len(written)] == written:
+            return (*map(str, renamed), *path[len(written) :])
+    return path
+
+
+def lengthen(document: Document) -> None:
+    """Writes every `deployment` as a cost of that kind, and every `cost: NAME` and `router: NAME` out, so that --set
+    can change a part of it."""
+    for path, owner in costs(document.value):
+        _take_deployment(document, path, owner)
+        cost = owner.get("cost")
+        if isinstance(cost, str):
+            try:
+                owner["cost"] = long_form(cost)
+            except ScenarioError as error:
+                raise ScenarioError(f"{document.where((*path, 'cost'))}: {error}") from None
+    for key in ("replicas", "plan"):
+        block = document.value.get(key)
+        if isinstance(block, dict) and isinstance(block.get("router"), str):
+            block["router"] = {"kind": block["router"]}
+    _take_frontend(document)
+
+
+def _take_frontend(document: Document) -> None:
+    """Writes `workload.frontend: ENGINE` out: the way from a client to that engine, as its preset has it."""
+    workload = document.value.get("workload")
+    if not isinstance(workload, dict) or not isinstance(name := workload.get("frontend"), str):
+        return
+    ways = ways_there()
+    if name not in ways:
+        where = document.where(("workload", "frontend"))
+        raise ScenarioError(
+            f"{where}: workload.frontend is {shown(name)}. {nearest(name, ways)} Or write it out: {{request: 13ms}}."
+        )
+    request_ns, per_token_ns = ways[name]
+    workload["frontend"] = {"request": f"{request_ns}ns", "per_prompt_token": f"{per_token_ns}ns"}
+
+
+def read_logs(document: Document, folder: Path) -> None:
+    """Writes `tokens` in the place of every `kv.log`, a path from the scenario's folder or from the current one."""
+    for path, owner in costs(document.value):
+        kv = owner.get("kv")
+        if not isinstance(kv, dict) or not isinstance(log := kv.get("log"), str) or not log:
+            continue
+        try:
+            if kv.get("tokens") is not None:
+                raise ScenarioError("kv.tokens is not read beside kv.log, which says it. Write one of them.")
+            kv["tokens"] = read_kv_tokens(folder / log if (folder / log).is_file() else Path(log))
+            del kv["log"]
+        except ScenarioError as error:
+            raise ScenarioError(f"{document.where((*path, 'kv'))}: {error}") from None
+
+
+def _take_deployment(document: Document, path: Keys, owner: dict[str, Any]) -> None:
+    """Moves the `deployment` of `owner`, which stands at `path`, to `cost`. ScenarioError where there is a cost too."""
+    block, where = owner.get("deployment"), document.where((*path, "deployment"))
+    if owner.get("cost") is None and block is not None:
+        name = ".".join(map(str, (*path, "deployment")))
+        if not isinstance(block, dict):
+            raise ScenarioError(f"{where}: {name} is {shown(block)}. Write its keys: {_DEPLOYMENT}.")
+        if "kind" in block:
+            raise ScenarioError(f"{where}: {name}.kind is not a field of {name}. Leave it out: {_DEPLOYMENT}.")
+        document.rename((*path, "deployment"), "cost")
+        block["kind"] = "deployment"
+    elif block is not None:
+        raise ScenarioError(
+            f"{where}: deployment and cost are both given, and a deployment says what steps cost. Keep one of them."
+        )
+    for key in ("deployment", "cost"):
+        if key in owner and owner[key] is None:  # which says nothing
+            del owner[key]
+
+
+def name_policy(plain: dict[str, Any]) -> None:
+    """Writes the policy of the deployment's engine where no policies are given."""
+    cost = plain.get("cost")
+    if "policies" not in plain and isinstance(cost, dict) and cost.get("kind") == "deployment":
+        engine = cost.get("engine")
+        plain["policies"] = {engine: {}} if isinstance(engine, str) and engine in POLICIES else {}
+
+
+def costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
+    """Each mapping that may hold a `cost`, after its keys: the scenario, its plan's GPUs, its replicas' groups."""
+    yield (), plain
+    for key, kinds in (("plan", "gpus"), ("replicas", "groups")):
+        owner = plain.get(key)
+        found = owner.get(kinds) if isinstance(owner, dict) else None
+        if isinstance(found, dict):
+            for name, entry in found.items():
+                if isinstance(entry, dict):
+                    yield (key, kinds, name), entry
+
+
+def place_files(cost: Any, folder: Path) -> None:
+    """Rewrites the paths of a profile and of draft models to start from the current folder, where their files stand
+    beside the scenario."""
+    if not isinstance(cost, dict):
+        return
+    draft = cost.get("draft")
+    drafters = list(draft.values()) if isinstance(draft, dict) else []
+    for owner, key in ((cost, "profile"), *((drafter, "model") for drafter in drafters if isinstance(drafter, dict))):
+        path = owner.get(key)
+        if isinstance(path, str) and path.endswith(".json") and os.path.isfile(folder / path):
+            owner[key] = str(folder / path)
