@@ -13,7 +13,7 @@ Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,al
 cf6abc45, 0a949d31 and 1ce9149b; the overlap of the PyTorch backend: _executor_loop_overlap in tensorrt_llm/_torch/
 pyexecutor/py_executor.py (00043967), scheduler/scheduler.py there (002f3cc3).
 Simplifies: tokens_per_block (32 there) is the pool's block size; more than 16 chunks or decodes of a step keep their
-order, which std::sort scrambles there. No beams, drafts, attention windows, pipelining. GPU memory only, no block found
+order, which std::sort scrambles there. No beams, attention windows, pipelining. GPU memory only, no block found
 in part; the cache as sim/kv/reuse_tree.py says: above all, no block is lost with the one above it. A cancel takes
 effect at once. What a paused request has in flight is told as it comes, not with its next token, and may be its last,
 past which that backend goes on.
