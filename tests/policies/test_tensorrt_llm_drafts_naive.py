@@ -81,7 +81,7 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
     return done
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(knobs=RUNS, arrivals=CROWDS, blocks=st.integers(12, 18))
 def test_every_call_with_drafts_is_that_of_the_naive_loop(
     knobs: dict[str, Any], arrivals: list[Arrival], blocks: int
