@@ -35,7 +35,7 @@ from batchsim.deployment import catalog
 from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
 
-GPUS = {name: gpu for name, gpu in catalog.GPUS.items() if gpu.efficiencies.compared}
+GPUS = {gpu.name: gpu for gpu in catalog.GPUS.values() if gpu.efficiencies.compared}
 """The GPUs of the catalog that are in the tables."""
 FITTED_ON = ("llama-3.1-8b", "qwen3-14b")
 GEMM_FIELDS = ("matmul", "weights", "gemm_ns")

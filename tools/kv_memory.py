@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from batchsim.base.files import read_json
+from batchsim.base.files import read_bytes, read_json, read_text, write_bytes
 from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.memory import Reserve
@@ -56,13 +56,12 @@ def room_of(deployment: Deployment, share: float | None, *, kept: int | None = N
 
 def startups() -> Iterator[tuple[str, ...]]:
     """A row of text for each start-up: what was said, what is derived, the error."""
-    with (REFERENCE / "startups.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            name = row["model"]
-            spec = MODELS[name] if name in MODELS else read_model(str(REFERENCE / "models" / f"{name}.json"))
-            gpu = gpu_of(row["gpu"], int(row["memory_mib"]) * 2**20)
-            its = Deployment(spec, gpu, row["engine"], row["version"], tp=int(row["tp"]))
-            yield (f"{row['engine']} {row['version']}", name, f"{row['gpus']} × {row['gpu']}", *_compared(row, its))
+    for row in csv.DictReader(read_text(REFERENCE / "startups.csv").splitlines()):
+        name = row["model"]
+        spec = MODELS[name] if name in MODELS else read_model(str(REFERENCE / "models" / f"{name}.json"))
+        gpu = gpu_of(row["gpu"], int(row["memory_mib"]) * 2**20)
+        its = Deployment(spec, gpu, row["engine"], row["version"], tp=int(row["tp"]))
+        yield (f"{row['engine']} {row['version']}", name, f"{row['gpus']} × {row['gpu']}", *_compared(row, its))
 
 
 def _compared(row: Mapping[str, str], its: Deployment) -> tuple[str, ...]:
@@ -116,7 +115,7 @@ def estimates(scratch: str) -> Iterator[Estimate | str]:
         )
         used, folder = its.types, Path(scratch) / name.replace("/", "--")
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_bytes(_config_of(name).read_bytes())
+        write_bytes(folder / "config.json", read_bytes(_config_of(name)))
         try:
             found: dict[str, Any] = estimate_kv_cache(
                 str(folder),

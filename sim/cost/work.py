@@ -166,7 +166,7 @@ def useful_flops_bytes(its: Deployment, columns: Columns) -> tuple[NDArray[np.fl
     busy = useful.tokens + columns["pad_decode_rows"] + columns["pad_prefill_tokens"] > 0
     flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows
     flops = flops + model.attention_flops_per_pair * (useful.pairs + useful.context)
-    every, routed, share = its.read_bytes()
+    every, routed, share = its.step_bytes()
     read = every * busy + routed * (1 - (1 - share) ** useful.tokens) if routed else every * busy
     kv = ceil(sum(each.count * each.attention.kv_bytes(1, ELEMENT_BYTES[its.types.kv]) for each in model.kinds))
     return flops * 1.0, read + kv * useful.context * 1.0

@@ -152,7 +152,7 @@ class Deployment:
         padded = kind == "mxfp4" and self.engine == "vllm"
         return ELEMENT_BYTES[kind] * (-(-hidden // 256) * 256 / hidden if padded else 1)
 
-    def read_bytes(self) -> tuple[float, float, float]:
+    def step_bytes(self) -> tuple[float, float, float]:
         """(Bytes of the matrices that every step reads, bytes of all routed experts, the share of these that a token
         goes through), of all GPUs together, copies left out."""
         model, types = self.model, self.types

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.files import read_json, write_text
 from batchsim.cost.profile import work_of
 from batchsim.deployment.layers import Experts, GroupedAttention
 from batchsim.deployment.model import ModelSpec
@@ -34,7 +35,7 @@ def model_folder(model: ModelSpec, weight_dtype: str) -> Iterator[tuple[str, str
     others = {each: config.get("model_type") != model.model_type for each, config in known.items()}
     name = min(known, key=lambda each: (each != model.name, others[each], mark not in each, len(each), each))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(known[name]), encoding="utf-8")
+        write_text(Path(folder, "config.json"), json.dumps(known[name]))
         yield name, folder
 
 
@@ -89,7 +90,7 @@ def _configs() -> dict[str, dict[str, Any]]:
     end = "_config.json"
     files = {item.name: item for item in folder.iterdir() if item.name.endswith(end)}
     return {
-        name.removesuffix(end).replace("--", "/", 1): cast("dict[str, Any]", json.loads(item.read_text("utf-8")))
+        name.removesuffix(end).replace("--", "/", 1): cast("dict[str, Any]", read_json(str(item)))
         for name, item in sorted(files.items())
         if not name.endswith("_hf_quant_config.json")
     }

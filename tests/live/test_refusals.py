@@ -63,7 +63,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "eps": ({"rms_norm_eps": 0}, "rms_norm_eps is 0. Write a number above 0"),
     "theta": ({"rope_theta": "10000"}, "rope_theta is '10000'"),
     "end of text": ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
-    "window": ({"sliding_window": 64}, "sliding windows are not modelled"),
+    "window": ({"sliding_window": 64}, "sliding_window is 64: write layer_types"),
 }
 
 

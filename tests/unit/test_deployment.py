@@ -313,7 +313,7 @@ def test_a_step_reads_the_experts_that_its_tokens_go_through() -> None:
     its = Deployment(model(QWEN_235B), tp=4)
     experts, attention = 94 * 128 * 3 * 4096 * 1536, 94 * 2 * 4096 * (64 + 4) * 128
     every = attention + 2 * 151936 * 4096
-    assert its.read_bytes() == (every, experts, 8 / 128)
+    assert its.step_bytes() == (every, experts, 8 / 128)
     work = dict.fromkeys(WORK_COLUMNS, np.zeros(3, dtype=np.int64))
     work |= {"num_decode": np.array([0, 1, 256]), "num_decode_tokens": np.array([0, 1, 256])}
     read = useful_flops_bytes(its, work | {"context_tokens": np.array([0, 1000, 0])})[1]
