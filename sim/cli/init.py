@@ -31,7 +31,7 @@ def init(
         str | None,
         typer.Option(help="Catalog name, Hugging Face id, or path of a config.json.", show_default=_MODEL),
     ] = None,
-    gpu: Annotated[str, typer.Option(help="Catalog name of the GPU.")] = _GPU,
+    gpu: Annotated[str | None, typer.Option(help="Catalog name of the GPU.", show_default=_GPU)] = None,
     engine: Annotated[
         str | None, typer.Option(help="Write a deployment of vllm (with --tp alone), sglang or tensorrt_llm.")
     ] = None,
@@ -47,6 +47,7 @@ def init(
     Example: batchsim init --from-vllm "vllm serve meta-llama/Llama-3.1-70B -tp 4 --kv-cache-dtype fp8" --gpu h100_sxm
     """
     from batchsim.cli.starter import deployed_text, starter_text
+    from batchsim.scenario.command_lines.engines import of_checkpoint
     from batchsim.workload.traces.inspect import inspect_trace
 
     if output.exists() and not force:
@@ -60,12 +61,16 @@ def init(
     deployed = read or (None if engine is tp is None else _of_options(engine or "vllm", model or _MODEL, tp))
     figures = None if config is None else inspect_trace(config, Path())
     if deployed is None:
-        text = starter_text(model or _MODEL, gpu, output.parent, config, figures)
+        text = starter_text(model or _MODEL, gpu or _GPU, output.parent, config, figures)
     else:
-        keys = deployed.keys if model is None else {**deployed.keys, "model": model}
-        text = deployed_text(keys, deployed.engine, gpu, output.parent, config, figures)
+        deployed = of_checkpoint(deployed, model or deployed.keys["model"])
+        text = deployed_text(deployed.keys, deployed.engine, gpu or _GPU, output.parent, config, figures)
         _check(text, output.parent)
         _tell(deployed)
+        if read and gpu is None:
+            typer.echo(f"! no command names the GPU: {_GPU}. Name yours with --gpu.", err=True)
+        if read and (its := read.keys["model"]) != deployed.keys["model"]:
+            typer.echo(f"! --model {model} in the place of the command's {its}", err=True)
     with writing(output, "Give another path with -o."):
         write_text(output, text)
     typer.echo(f"{output}   next: batchsim run {output}")

@@ -266,6 +266,13 @@ def test_init_writes_the_deployment_of_a_command_line(here: Path) -> None:
     table("n.yaml", "--set", "load.mean_rate=[1/s]", "--set", "seeds=1", "--set", "workload.duration=30s")
 
 
+def test_init_of_a_command_line_tells_what_the_line_did_not_say(here: Path) -> None:
+    """A GPU that is assumed, and a model in the place of the line's own."""
+    told = batchsim("init", "--from-vllm", "vllm serve /models/mine", "--model", "llama-3.1-8b", "-o", "n.yaml").stderr
+    assert "! no command names the GPU: h200. Name yours with --gpu.\n" in told
+    assert "! --model llama-3.1-8b in the place of the command's /models/mine\n" in told
+
+
 def test_init_writes_a_deployment_where_asked_for_its_gpus(here: Path) -> None:
     """By the model, the GPU and their number; vllm's unless another engine is named."""
     done("init", "--model", "llama-3.1-70b", "--gpu", "h100", "--tp", "8", "-o", "n.yaml")

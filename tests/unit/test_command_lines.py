@@ -11,7 +11,14 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.cli.starter import deployed_text
 from batchsim.policies.registry import POLICIES
-from batchsim.scenario.command_lines.engines import SERVERS, command_of, keys_of, read_command, write_command
+from batchsim.scenario.command_lines.engines import (
+    SERVERS,
+    command_of,
+    keys_of,
+    of_checkpoint,
+    read_command,
+    write_command,
+)
 from batchsim.scenario.command_lines.flags import OPTIONS_FILE
 from batchsim.scenario.load import parse_scenario
 from tests.unit.test_deployment_config import SHEET, TEXT
@@ -237,6 +244,33 @@ def test_a_line_that_cannot_be_taken_says_why(
         read_command(line, engine)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith((".", "?"))
+
+
+@pytest.mark.parametrize("flag", ["--port 80", "-O3", "--served-model-name a b", "--seed -1"])
+def test_a_flag_without_effect_takes_no_other_flag_as_its_value(flag: str) -> None:
+    """One of one hyphen after it counts, and so does the model."""
+    assert read_command(f"vllm serve m {flag} -tp 4", "vllm").keys == {"model": "m", "deployment.tp": 4}
+    if "name" not in flag:
+        assert read_command(f"vllm serve {flag} m", "vllm").keys == {"model": "m"}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_checkpoint_is_quantised_only_as_its_config_says(engine: str) -> None:
+    """`awq` of a model that is known in 16 bits is refused, `fp8` of one in FP8 by blocks is what it has already."""
+
+    def weights(model: str, method: str) -> str | None:
+        head = "vllm serve" if engine == "vllm" else "sglang serve --model"
+        return of_checkpoint(read_command(f"{head} {model} --quantization {method}", engine), model).keys.get(
+            "deployment.weights"
+        )
+
+    with pytest.raises(ScenarioError, match="--quantization awq is of a checkpoint that is quantised so"):
+        weights("llama-3.1-8b", "awq")
+    with pytest.raises(ScenarioError, match="fp8 is not how openai/gpt-oss-20b is quantised"):
+        weights("openai/gpt-oss-20b", "fp8")
+    assert weights("deepseek-ai/DeepSeek-V3", "fp8") is None
+    assert weights("openai/gpt-oss-20b", "mxfp4") is None
+    assert weights("llama-3.1-8b", "fp8") == "fp8"
 
 
 def test_what_no_flag_says_is_told() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from batchsim.base.errors import ScenarioError
-from batchsim.deployment.catalog import hugging_face_id
+from batchsim.deployment.catalog import hugging_face_id, read_model
 from batchsim.scenario.command_lines.flags import Engine, Keys, Read, Written, read_line, write_line
 from batchsim.scenario.command_lines.sglang import SGLANG
 from batchsim.scenario.command_lines.tensorrt_llm import TENSORRT_LLM
@@ -20,6 +22,31 @@ _TOLD = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv", "activations"
 def read_command(line: str, engine: str) -> Read:
     """What the command line of `engine` says to a scenario. Raises what `read_line` raises."""
     return read_line(line, SERVERS[engine])
+
+
+def of_checkpoint(read: Read, model: str) -> Read:
+    """`read` with `model` as its checkpoint, whose own types stand where its flag names the same method.
+
+    ScenarioError where that flag says of the checkpoint what its config.json does not, or the model is not known.
+    """
+    keys, flag = {**read.keys, "model": model}, read.quantised
+    if not flag and keys.get("deployment.weights") != "fp8":
+        return replace(read, keys=keys)
+    its = read_model(model).quantised
+    types = {its.weights, its.attention, its.experts} - {""}
+    title = SERVERS[read.engine].title
+    if flag and not types:
+        raise ScenarioError(
+            f"{title}: {flag} is of a checkpoint that is quantised so, and what is known of {model} is not quantised."
+            " Give the checkpoint's own config.json: --model PATH."
+        )
+    if not flag and types - {"fp8", "fp8_block"}:
+        raise ScenarioError(
+            f"{title}: fp8 is not how {model} is quantised ({its}), and engines refuse another way. Leave it out."
+        )
+    if not flag and types:
+        del keys["deployment.weights"]  # the engine reads the checkpoint's scales, by tensor or by block
+    return replace(read, keys=keys)
 
 
 def write_command(keys: Keys, engine: str) -> Written:

@@ -17,10 +17,18 @@ from batchsim.base.errors import ScenarioError, cut, nearest
 Keys = dict[str, Any]
 _INT = re.compile(r"[+-]?\d+\Z", re.ASCII)
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)\Z", re.ASCII)
+_LEVEL = re.compile(r"-O[0-3]\Z")  # its value is within the name
+_FLAG = re.compile(r"--?[A-Za-z]")  # no negative number
+_CAPTURED = ("--cuda-graph-sizes", "--cudagraph-capture-sizes", "--cuda-graph-bs")
+_CAPTURED += ("--cuda-graph-bs-decode", "--cuda-graph-bs-prefill")
+_LISTS = (*_CAPTURED, "--served-model-name", "--middleware", "--api-key")
+"""Flags that take one value or several; all others of those that are not simulated take one."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 OPTIONS_FILE = "options.yaml"
 SAME = "without effect on timing"
 UNTOLD = "chooses among kernels that the tables do not tell apart"
+CHECKPOINTS = "as the checkpoint is quantised"
+"""What `--quantization` is read as where it only names what the checkpoint's config.json says."""
 
 
 def integer(text: str) -> int:
@@ -102,12 +110,14 @@ class Flag:
 @dataclass(frozen=True)
 class Read:
     """What a command line says: `keys` of a scenario; `same` are its words that do not change timing, `untold` those
-    that choose among kernels of which the tables have one."""
+    that choose among kernels of which the tables have one. `quantised` is the flag, with its value, that says of the
+    checkpoint how it is quantised; "" without one."""
 
     engine: str
     keys: Keys
     same: tuple[str, ...] = ()
     untold: tuple[str, ...] = ()
+    quantised: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,7 @@ def read_line(line: str, engine: Engine) -> Read:
     engine.settle(reader.keys)
     if "kv.tokens" in reader.keys and reader.keys.pop("kv.utilisation", None) is not None:
         reader.same += [flag.name for flag in engine.flags if flag.key == "kv.utilisation"]  # the tokens are stated
-    return Read(engine.name, reader.keys, tuple(reader.same), tuple(reader.untold))
+    return Read(engine.name, reader.keys, tuple(reader.same), tuple(reader.untold), reader.quantised)
 
 
 @dataclass(frozen=True)
@@ -222,13 +232,14 @@ def _after_head(line: str, engine: Engine, reader: _Reader) -> list[str]:
 
 
 class _Reader:
-    """Reads the words of a line one after another into `keys`, `same` and `untold`."""
+    """Reads the words of a line one after another into `keys`, `same`, `untold` and `quantised`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.flags, self.keys = engine.by_name(), Keys()
         self.same: list[str] = []
         self.untold: list[str] = []
+        self.quantised = ""
         self._given: dict[str, str] = {}
 
     def assign(self, word: str) -> None:
@@ -266,7 +277,10 @@ class _Reader:
             return 0
         if name in engine.model_flags:
             return 1
-        return next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
+        if _LEVEL.match(name):
+            return 0
+        most = len(rest) if name in _LISTS else 1
+        return next((i for i, word in enumerate(rest[:most]) if _FLAG.match(word)), min(most, len(rest)))
 
     def _set_model(self, model: str) -> None:
         if "model" in self.keys:
@@ -317,7 +331,9 @@ class _Reader:
             value = flag.read(text)
         except ValueError as error:
             raise ScenarioError(f"{self.engine.title}: {spelt} is {cut(text)!r}. Write {error}.") from None
-        if value is None:
+        if value is CHECKPOINTS:
+            self.quantised = f"{spelt} {text}"
+        if value in (None, CHECKPOINTS):
             self.same.append(spelt)
         else:
             self.put(flag.key, value, spelt)

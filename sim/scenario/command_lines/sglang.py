@@ -8,6 +8,7 @@ from __future__ import annotations
 from batchsim.base.errors import ScenarioError
 from batchsim.policies.systems.sglang.sglang_config import SIMULATED
 from batchsim.scenario.command_lines.flags import (
+    CHECKPOINTS,
     SAME,
     UNTOLD,
     Engine,
@@ -25,7 +26,7 @@ _TOKENS = with_suffix({"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "
 _OF_CHECKPOINT = (
     "awq awq_marlin gptq gptq_marlin compressed_tensors modelopt modelopt_fp8 modelopt_fp4 mxfp4 auto_round"
 )
-_QUANTISED = one_of(fp8="fp8", w8a8_fp8="fp8", w8a8_int8="int8", **dict.fromkeys(_OF_CHECKPOINT.split()))
+_QUANTISED = one_of(fp8="fp8", w8a8_fp8="fp8", w8a8_int8="int8", **dict.fromkeys(_OF_CHECKPOINT.split(), CHECKPOINTS))
 _KV = one_of(auto=None, fp8_e4m3="fp8", fp8_e5m2="fp8", bf16="bfloat16", bfloat16="bfloat16")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
 from batchsim.scenario.command_lines.flags import (
+    CHECKPOINTS,
     SAME,
     UNTOLD,
     Engine,
@@ -25,7 +26,7 @@ KV = one_of(auto=None, fp8="fp8", fp8_e4m3="fp8", fp8_e5m2="fp8", bfloat16="bflo
 _OF_CHECKPOINT = (
     "awq awq_marlin gptq gptq_marlin compressed_tensors modelopt modelopt_fp4 fbgemm_fp8 mxfp4 gpt_oss_mxfp4 auto_round"
 )
-QUANTISED = one_of(fp8="fp8", **dict.fromkeys(_OF_CHECKPOINT.split()))
+QUANTISED = one_of(fp8="fp8", **dict.fromkeys(_OF_CHECKPOINT.split(), CHECKPOINTS))
 SIXTEEN = one_of(auto=None, half=None, float16=None, bfloat16=None)
 
 _FLAGS = (
