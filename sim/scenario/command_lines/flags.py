@@ -124,7 +124,8 @@ class Read:
 class Engine:
     """The server of an engine: how its command line begins, where the model stands, and its flags.
 
-    `same` and `untold` are names of flags by whether they take values; `refused` says why a flag has no counterpart.
+    `same` and `untold` are names of flags by whether they take values; `refused` says why a flag has no counterpart,
+    `refused_values` the same by patterns of a flag with its value.
     `spell` brings flags into the one form that tables have. `settle` makes keys of what was read, and `unsettle` what
     was read of keys. `environment` matches variables that may stand before the command, by what they are. `options`
     reads the file of options that a flag names, and `option_lines` takes out of keys what only such a file can say.
@@ -144,6 +145,7 @@ class Engine:
     settle: Callable[[Keys], None]
     unsettle: Callable[[Keys], None]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    refused_values: Mapping[str, str] = field(default_factory=dict[str, str])
     model_first: bool = True
     options: Callable[[str], Keys] | None = None
     option_lines: Callable[[Keys], list[str]] | None = None
@@ -299,17 +301,24 @@ class _Reader:
         self._given[canonical] = spelt
         if flag is not None:
             self._set(flag, spelt, values)
+        elif why := self._refused(name, values):
+            raise ScenarioError(f"{title}: {' '.join((spelt, *values))} has no counterpart: {why}.")
         elif name in engine.model_flags:
             self._set_model(*values or self._missing(spelt))
         elif name in engine.same_switches | engine.same_values:
             self.same.append(spelt)
         elif name in engine.untold_switches | engine.untold_values:
             self.untold.append(spelt)
-        elif name in engine.refused:
-            raise ScenarioError(f"{title}: {spelt} has no counterpart: {engine.refused[name]}.")
         else:
             known = nearest(name, engine.names(), "Leave it out if it does not change timing.")
             raise ScenarioError(f"{title}: {cut(spelt)} is no flag that is known of {title}. {known}")
+
+    def _refused(self, name: str, values: list[str]) -> str | None:
+        """Why a flag with such values has no counterpart; None where it has."""
+        said, patterns = " ".join((name, *values)), self.engine.refused_values
+        return self.engine.refused.get(name) or next(
+            (patterns[each] for each in patterns if re.match(each, said)), None
+        )
 
     def _missing(self, spelt: str) -> list[str]:
         raise ScenarioError(f"{self.engine.title}: {spelt} has no value. Write one.")

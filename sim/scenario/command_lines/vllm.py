@@ -66,7 +66,7 @@ _SAME_SWITCHES = """
 _SAME_VALUES = """
 --host --port --uds --api-key --served-model-name --chat-template --chat-template-content-format --tokenizer
 --tokenizer-mode --tokenizer-revision --revision --code-revision --download-dir --load-format --hf-token
---hf-config-path --hf-overrides --config-format --generation-config --override-generation-config --tool-call-parser
+--hf-config-path --config-format --generation-config --override-generation-config --tool-call-parser
 --tool-parser-plugin
 --reasoning-parser --reasoning-parser-plugin --uvicorn-log-level --log-config-file --max-log-len --allowed-origins
 --allowed-methods --allowed-headers --ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --root-path --middleware
@@ -83,12 +83,15 @@ _UNTOLD_SWITCHES = """
 --no-disable-cascade-attn --enable-flashinfer-autotune
 """
 _UNTOLD_VALUES = """
---compilation-config -O -cc -O0 -O1 -O2 -O3 --attention-backend --attention-config --moe-backend --all2all-backend
+--compilation-config -O -cc -O1 -O2 -O3 --attention-backend --attention-config --moe-backend --all2all-backend
 --kernel-config --cuda-graph-sizes --cudagraph-capture-sizes --max-cudagraph-capture-size --max-seq-len-to-capture
 --optimization-level --linear-backend --mamba-ssm-cache-dtype --expert-placement-strategy
 """
+_EAGER = "the kernel tables time decodes with CUDA graphs, and without them steps are slower"
 _REFUSED = {
-    "--enforce-eager": "the kernel tables time decodes with CUDA graphs, and without them steps are slower",
+    "--enforce-eager": _EAGER,
+    "-O0": _EAGER,
+    "--hf-overrides": "it may change the model's shape. Write it into a copy of config.json and name that by --model",
     "--speculative-config": "no flag says how many drafts the model accepts. Leave it out here, and write"
     " policies.vllm.speculative_config with its acceptance in the scenario",
     "--cpu-offload-gb": "weights in host memory are not timed",
@@ -106,6 +109,10 @@ _REFUSED = {
     "--max-long-partial-prefills": "vLLM's V1 engine, which is simulated, has no such limit",
     "--headless": "that is a part of an engine on a further machine. Give the command of the first one",
     "--config": "options in a file are not read. Write them as flags",
+}
+_REFUSED_VALUES = {
+    r"(-O|--optimization-level) 0\Z": _EAGER,
+    r"(-O|-cc|--compilation-config) (0\Z|.*[\"']?cudagraph_mode[\"']?\s*:\s*[\"']?(NONE|0)\b)": _EAGER,
 }
 _ENVIRONMENT = {
     r"(CUDA_VISIBLE_DEVICES|HF_\w+|HUGGING\w+|TRANSFORMERS_\w+|OMP_NUM_THREADS|SAFETENSORS_\w+|VLLM_LOGGING_\w+"
@@ -158,4 +165,5 @@ VLLM = Engine(
     _settle,
     _unsettle,
     _ENVIRONMENT,
+    refused_values=_REFUSED_VALUES,
 )
