@@ -35,7 +35,8 @@ class Preset:
         return f"{self.engine} {'asynchronous' if self.ahead else 'synchronous'}"
 
     def __str__(self) -> str:
-        return f"host: preset {self.name} ({self.evidence})"
+        slower = f"; kernels × {self.in_situ:g}" if self.in_situ != 1 else ""
+        return f"host: preset {self.name} ({self.evidence}){slower}"
 
 
 _HIDDEN = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=False)
@@ -105,9 +106,8 @@ def under_preset(cost: Cost, preset: Preset | None) -> Cost:
     profile = cost.profile
     host = profile.costs.host if preset.host is None else preset.host
     costs = replace(profile.costs, in_situ=profile.costs.in_situ * preset.in_situ, host=host)
-    slower = f"; kernels × {preset.in_situ:g}" if preset.in_situ != 1 else ""
     return Calibrated(
-        replace(profile, costs=costs, notes=(*profile.notes, f"{preset}{slower}")),
+        replace(profile, costs=costs, notes=(*profile.notes, str(preset))),
         extrapolate=cost.extrapolate,
         block_size=cost.block_size,
         max_model_len=cost.max_model_len,

@@ -27,6 +27,7 @@ def heading(setup: Setup) -> str:
         model,
         deployed,
         cost,
+        _varied(setup.scenario),
         _others_kernels(setup),
         *_presets(setup),
         _hidden_host(setup),
@@ -34,6 +35,12 @@ def heading(setup: Setup) -> str:
         *dict.fromkeys(_defaults(setup.scenario)),
     )
     return " · ".join(filter(None, facts))
+
+
+def _varied(scenario: Scenario) -> str:
+    """That GPUs and costs differ by the value of the key that varies, where they may; those named are of the first."""
+    varied = scenario.vary_key.split(".")[0] in ("deployment", "cost", "model")
+    return f"GPU and cost are those of the first value of {scenario.vary_key}" if varied else ""
 
 
 def _others_kernels(setup: Setup) -> str:

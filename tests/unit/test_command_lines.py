@@ -307,7 +307,10 @@ def test_a_scenario_of_a_line_is_started_with_that_line(engine: str, tmp_path: P
     text = deployed_text(keys, engine, "GPU", tmp_path, None, None).replace("gpu: GPU", f"gpu: {SHEET}")
     scenario = parse_scenario(text, "some.yaml", tmp_path)
     assert keys_of(scenario) == keys
-    assert read_command(command_of(scenario).line, engine).keys == keys
+    written = command_of(scenario)
+    assert read_command(written.line, engine).keys == keys and written.unsaid == ()
+    both = parse_scenario(text, "some.yaml", tmp_path, (f"policies={{a: {{kind: {engine}}}, b: {{kind: {engine}}}}}",))
+    assert command_of(both).unsaid == ("policy b",)
 
 
 def _knob(engine: str) -> str:

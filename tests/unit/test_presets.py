@@ -54,6 +54,7 @@ def test_a_deployment_takes_the_preset_of_the_mode_of_each_policy():
         assert cost.profile.costs.host == preset.host
         assert cost.profile.costs.in_situ == preset.in_situ
         assert str(preset) in heading(setup) and any(str(preset) in line for line in cost.sources())
+        assert f"kernels × {preset.in_situ:g}" in str(preset) or preset.in_situ == 1
     kernels = [cost.without_host().recompute_ns(512) for cost in (ahead, sync)]
     assert kernels[0] == pytest.approx(1.1 * kernels[1], rel=1e-6)
 
@@ -111,3 +112,10 @@ def test_groups_and_varied_deployments_name_all_their_presets():
     assert heading(fleet).count(str(sync)) == 1 and str(ahead) not in heading(fleet)
     varied = setup_of("vary={policies.vllm.async_scheduling: [true, false]}", "policies={vllm: {}}")
     assert all(heading(varied).count(str(preset)) == 1 for preset in (sync, ahead))
+
+
+def test_a_heading_says_of_which_value_its_gpu_and_cost_are():
+    """Where what varies may change them; a knob of a policy does not."""
+    says = "GPU and cost are those of the first value of deployment.gpu"
+    assert says in heading(setup_of("vary={deployment.gpu: [h100_sxm, h200]}"))
+    assert "first value" not in heading(setup_of("vary={policies.vllm.max_num_seqs: [8, 16]}"))

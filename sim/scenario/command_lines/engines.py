@@ -10,7 +10,7 @@ from batchsim.scenario.command_lines.flags import Engine, Keys, Read, Written, r
 from batchsim.scenario.command_lines.sglang import SGLANG
 from batchsim.scenario.command_lines.tensorrt_llm import TENSORRT_LLM
 from batchsim.scenario.command_lines.vllm import VLLM
-from batchsim.scenario.config import Scenario
+from batchsim.scenario.config import PolicySpec, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
 
 SERVERS: dict[str, Engine] = {engine.name: engine for engine in (VLLM, SGLANG, TENSORRT_LLM)}
@@ -55,11 +55,12 @@ def write_command(keys: Keys, engine: str) -> Written:
 
 
 def command_of(scenario: Scenario) -> Written:
-    """The command line that starts the engine of a scenario's deployment, with the knobs of its own policy.
-
-    ScenarioError if the scenario has no deployment.
+    """The command line that starts the engine of a scenario's deployment, with the knobs of the first policy that is
+    its own; the others are unsaid. ScenarioError if the scenario has no deployment.
     """
-    return write_command(keys_of(scenario), deployment_of(scenario).engine)
+    written, own = write_command(keys_of(scenario), deployment_of(scenario).engine), _own_policy(scenario)
+    others = tuple(f"policy {spec.name}" for spec in scenario.specs if spec is not own)
+    return replace(written, unsaid=(*written.unsaid, *others))
 
 
 def deployment_of(scenario: Scenario) -> DeploymentConfig:
@@ -84,6 +85,12 @@ def keys_of(scenario: Scenario) -> Keys:
         if (value := getattr(file, key)) is not None:
             found[key] = value
     found |= {f"kv.{name}": value for name, value in (plain.get("kv") or {}).items()}
-    own = next((spec for spec in scenario.specs if spec.kind == config.engine), None)
+    own = _own_policy(scenario)
     found |= {f"policy.{knob}": value for knob, value in (own.knobs if own else {}).items()}
     return found
+
+
+def _own_policy(scenario: Scenario) -> PolicySpec | None:
+    """The first policy that is the deployment's engine's; None if there is none."""
+    engine = deployment_of(scenario).engine
+    return next((spec for spec in scenario.specs if spec.kind == engine), None)
