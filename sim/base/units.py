@@ -114,6 +114,14 @@ def parse_price_per_h(text: object) -> float:
     return value
 
 
+def parse_price_per_kwh(text: object) -> float:
+    """`"0.10/kWh"` as 0.1 units of money a kWh. ValueError on anything else."""
+    value, unit = _split(text, "price of energy", "0.10/kWh")
+    if unit != "/kWh" or value < 0:
+        raise ValueError(f"{text!r} is not a price of energy. Write the money for one kWh, like 0.10/kWh.")
+    return value
+
+
 def format_duration(ns: float) -> str:
     """A time for people, three significant digits: `1.23 s`, `48 ms`, `850 us`; whole seconds, and years from 2 on."""
     if abs(ns) >= 2 * YEAR_NS:
@@ -193,6 +201,8 @@ Flops = Annotated[float, Quantity(parse_flops, "989TFLOP/s"), Range(1e9, 1e18, s
 """Floating-point operations per second, written `989TFLOP/s`."""
 PricePerHour = Annotated[float, Quantity(parse_price_per_h, "3.50/h"), Range(0, 1e6, show=_with_unit("/h"))]
 """Money an hour, written `3.50/h`; which money is said elsewhere."""
+PricePerKwh = Annotated[float, Quantity(parse_price_per_kwh, "0.10/kWh"), Range(0, 1e6, show=_with_unit("/kWh"))]
+"""Money a kWh, written `0.10/kWh`; which money is said elsewhere."""
 Share = Annotated[float, Quantity(parse_share, "99%"), Range(0, 1, show=percent)]
 """A fraction from 0 to 1, written `99%`."""
 PartialShare = Annotated[Share, Range(0, 1, below=True, show=percent)]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD
-from batchsim.kernel.record import MISSING
+from batchsim.kernel.record import FINISHED, MISSING
 from batchsim.metrics.host_lane import ends_before_ns, host_waits_ns
-from batchsim.metrics.point_inputs import FleetInputs, PointInputs
+from batchsim.metrics.point_inputs import FleetInputs, PointInputs, between
 
 PAD_BOUND_SHARE = 1 / 3
 """From this share of padded token rows on, `padding` is named instead of a kernel term: our choice, half of the useful
@@ -77,6 +77,7 @@ def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[i
         **_host_kpis(inputs, span_ns),
         "mfu": _use(terms, "flops", inside, inputs.peak_of_steps("peak_flops"), duration_ns),
         "mbu": _use(terms, "bytes", inside, inputs.peak_of_steps("memory_bandwidth"), duration_ns),
+        **_energy_kpis(inputs, busy_ns, span_ns),
         "mean_batch": _ratio(total("num_decode", "num_chunks"), num_steps),
         **_draft_kpis(total("num_decode"), total("num_decode_tokens"), total("num_accepted_tokens"), useful),
         "num_steps": float(num_steps),
@@ -95,6 +96,19 @@ def _host_kpis(inputs: PointInputs, span_ns: tuple[int, int]) -> dict[str, float
     return {
         "host_bound_share": _ratio(int(np.maximum(waited_ns, 0).sum()), inputs.engine_ns(span_ns)),
         "wasted_tokens": float(records.lanes["wasted_tokens"][inside].sum()),
+    }
+
+
+def _energy_kpis(inputs: PointInputs, busy_ns: NDArray[np.int64], span_ns: tuple[int, int]) -> dict[str, float | None]:
+    """The metrics of energy while steps run, by name; None where their power is not known."""
+    if inputs.step_watts is None:
+        return {"power_w": None, "energy_j_per_output_token": None}
+    requests = inputs.records.requests
+    done = (requests["outcome"] == FINISHED) & between(requests["delivered_ns"], span_ns)
+    joules = float(inputs.step_watts @ busy_ns) / NS_PER_S
+    return {
+        "power_w": _ratio(joules, float(busy_ns.sum()) / NS_PER_S),
+        "energy_j_per_output_token": _ratio(joules, int(requests["output_tokens"][done].sum())),
     }
 
 

@@ -48,6 +48,7 @@ class PointInputs:
     `streams`: tokens are delivered as they are made, each piece `per_chunk_ns` later. A request is judged by the
     objective of its class where `class_slos` has one, else by `slo`. Classes in `class_names` are measured apart too.
     `cost_terms` is what `explain` of the cost model says of the steps; the peaks are of all GPUs together.
+    `step_watts` is the power of the GPUs in each step, None where it is not known.
     `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names. `intended_ns`: when
     each request offered, by its id, was to be sent, where its client may have kept it back.
     """
@@ -69,6 +70,7 @@ class PointInputs:
     class_names: tuple[str, ...] = ()
     has_prefix_cache: bool = False
     cost_terms: Mapping[str, NDArray[np.float64]] | None = None
+    step_watts: NDArray[np.float64] | None = None
     peak_flops: float | None = None
     memory_bandwidth: float | None = None
     fleet: FleetInputs | None = None

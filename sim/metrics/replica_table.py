@@ -78,6 +78,7 @@ def _of_replica(inputs: PointInputs, replica: int) -> PointInputs:
             replicas=of,
         ),
         cost_terms=None if terms is None else {name: values[steps] for name, values in terms.items()},
+        step_watts=None if inputs.step_watts is None else inputs.step_watts[steps],
         fleet=replace(fleet, spans=tuple(span for span in fleet.spans if span.replica == replica)),
         num_offered=None,
     )

@@ -31,7 +31,9 @@ STATISTICS = {
 """The statistics of each latency. A percentile is the smallest observation that at least that share of the
 observations does not exceed."""
 
-Unit = Literal["s", "requests/s", "tokens/s", "share", "requests", "tokens", "blocks", "steps", "replicas", "yes or no"]
+Unit = Literal[
+    "s", "requests/s", "tokens/s", "share", "requests", "tokens", "blocks", "steps", "replicas", "W", "J", "yes or no"
+]
 Better = Literal["lower", "higher", ""]
 Needs = Literal[
     "",
@@ -44,6 +46,7 @@ Needs = Literal[
     "draft tokens",
     "an engine ahead",
     "a GPU of the catalog",
+    "measured power",
     "replicas",
     "a steady run",
 ]
@@ -189,6 +192,14 @@ _ENGINE = (
         "a GPU of the catalog",
     ),
     Metric("mbu", "share", "higher", "bytes that the steps read / (bandwidth × their time)", "a GPU of the catalog"),
+    Metric("power_w", "W", "", "mean power of a replica's GPUs over busy time; idle is left out", "measured power"),
+    Metric(
+        "energy_j_per_output_token",
+        "J",
+        "lower",
+        "energy of busy time / output tokens of the requests completed in the span; idle is left out",
+        "measured power",
+    ),
     Metric("mean_batch", "requests", "", "sequences in a step: decodes + chunks, mean over the steps"),
     Metric(
         "acceptance_length",

@@ -1,15 +1,19 @@
-"""What the metrics need to know of replicas besides their records."""
+"""What the metrics need to know of the engines besides their records."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.base.units import NS_PER_S
 from batchsim.cost import Cost
 from batchsim.cost.work import work_columns
 from batchsim.drive.fleet.fleet_plan import UP
 from batchsim.kernel.policy_config import PolicyConfig
-from batchsim.kernel.record import Records
+from batchsim.kernel.record import Records, Replicas
 from batchsim.metrics.point_inputs import FleetInputs
 from batchsim.scenario.point import Run, Setup
 
@@ -22,8 +26,7 @@ def cost_terms(setup: Setup, records: Records, config: PolicyConfig) -> dict[str
     if records.replicas is None or len(setup.groups) == 1:
         one = setup.groups[0].setup if setup.groups else setup
         return _of_steps(one, config).explain(work_columns(records.step_columns))
-    of_step = np.array([setup.groups.index(setup.group_of(n)) for n in range(setup.num_engines)])
-    of_step = of_step[records.replicas.steps]
+    of_step = _groups_of_steps(setup, records.replicas)
     parts = []
     for number, group in enumerate(setup.groups):
         mine = np.flatnonzero(of_step == number)
@@ -35,6 +38,44 @@ def cost_terms(setup: Setup, records: Records, config: PolicyConfig) -> dict[str
             for mine, explained in parts:
                 terms[name][mine] = explained[name]
     return terms
+
+
+def _groups_of_steps(setup: Setup, replicas: Replicas) -> NDArray[np.int64]:
+    """The number of the group whose replica ran each step."""
+    return np.array([setup.groups.index(setup.group_of(n)) for n in range(setup.num_engines)])[replicas.steps]
+
+
+def watts(energy: Mapping[str, Any] | None, samples: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
+    """The power in W of the steps whose energy a profile measured, `decode` and `prefill`: joules over the step's time.
+
+    None where it measured none, or not the time of these steps.
+    """
+    found = {}
+    for name in ("decode", "prefill"):
+        entry = (energy or {}).get(name) or {}
+        joules, step = entry.get("joules"), entry.get("step") or {}
+        same = [sample for sample in samples if step and all(sample.get(key) == step[key] for key in step)]
+        if not joules or not same or not same[0].get("ns"):
+            return None
+        found[name] = joules / (same[0]["ns"] / NS_PER_S)
+    return found
+
+
+def step_watts(setup: Setup, records: Records) -> NDArray[np.float64] | None:
+    """The power in W of the GPUs in every step, by the profile of the replica that ran it; None unless all are known.
+
+    A step of decodes alone takes the power of the measured decode step, any other that of the measured prefill step.
+    """
+    known: list[dict[str, float]] = []
+    for one in [group.setup for group in setup.groups] or [setup]:
+        profile = one.cost.profile
+        power = None if profile is None else watts(profile.energy, profile.samples)
+        if power is None:
+            return None
+        known.append(power)
+    of_step = 0 if records.replicas is None or len(known) == 1 else _groups_of_steps(setup, records.replicas)
+    prompts = (records.step_columns["num_prefill_tokens"] > 0).astype(np.int64)
+    return np.array([[power["decode"], power["prefill"]] for power in known])[of_step, prompts]
 
 
 def _of_steps(setup: Setup, config: PolicyConfig) -> Cost:

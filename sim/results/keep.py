@@ -22,7 +22,7 @@ from batchsim.metrics.replica_table import replica_table
 from batchsim.metrics.slo import Slo, parse_slo
 from batchsim.results.checksums import file_facts, sealed
 from batchsim.results.failed import Failed, points_failed
-from batchsim.results.fleet_inputs import cost_terms, fleet_inputs, is_lasting
+from batchsim.results.fleet_inputs import cost_terms, fleet_inputs, is_lasting, step_watts
 from batchsim.results.frames import pack_tables
 from batchsim.results.heading import heading, measured_at
 from batchsim.results.point_files import PackedPoint, write_point
@@ -60,6 +60,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         class_names=tuple(file.workload.classes),
         has_prefix_cache=bool(traits.prefix_cache),
         cost_terms=cost_terms(setup, run.records, run.point.spec.config),
+        step_watts=step_watts(setup, run.records),
         peak_flops=None if deployment is None else deployment.peak_flops,
         memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,

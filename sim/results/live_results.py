@@ -55,7 +55,7 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
         inputs = point_inputs(setup, run)
         if setup.cost.profile is None or setup.cost.profile.origin != "measured":
             # A cost of another executor explains nothing of these steps.
-            inputs = replace(inputs, cost_terms=None, peak_flops=None, memory_bandwidth=None)
+            inputs = replace(inputs, cost_terms=None, step_watts=None, peak_flops=None, memory_bandwidth=None)
         result = keep_measured(run, _measured(played, inputs), home / POINTS / name)
         facts = {
             "heading": _heading(setup, played.made),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
-from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, Rate, Share, time_text
+from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, PricePerKwh, Rate, Share, time_text
 from batchsim.drive.fleet.fleet_plan import Replicas
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.scenario.deployment_config import ScenarioCost
@@ -94,6 +94,7 @@ class PlanConfig(Config):
     """The whole block. `currency` is what prices are in, `router` one of those of `replicas`.
 
     `window` is the length of the busiest stretch of the traffic, which all replicas are simulated on together.
+    `energy_price` comes on top of the prices of GPUs, where these do not hold the energy; None: no such column.
     """
 
     target: Target
@@ -102,6 +103,7 @@ class PlanConfig(Config):
     router: Annotated[RouterConfig, ByKind()]
     max_replicas: Replicas
     window: Annotated[Duration, Range(NS_PER_S, YEAR_NS, show=time_text)] = DEFAULT_WINDOW_NS
+    energy_price: PricePerKwh | None = None
     growth: Growth = field(default_factory=lambda: Growth(0.0, 0))
 
     def __post_init__(self) -> None:

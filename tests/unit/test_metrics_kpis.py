@@ -153,6 +153,14 @@ def test_what_is_not_defined_is_none():
     assert nothing["engine_busy_share"] == 0.0
 
 
+def test_energy_is_the_power_of_steps_over_their_time_within_the_window():
+    """600 W for 10 ms and 500 W for 30 and 10 of 20 ms: 26 J over 50 ms of steps, and over 4 tokens; else unknown."""
+    values = _values(step_watts=np.array([600.0, 500.0, 500.0, 500.0]))
+    assert values["power_w"] == pytest.approx(26 / 0.05)
+    assert values["energy_j_per_output_token"] == pytest.approx(26 / 4)
+    assert _values()["power_w"] is _values()["energy_j_per_output_token"] is None
+
+
 def test_mfu_is_work_over_peak_and_time():
     """FLOPs and bytes of the window's steps over peak × the steps' 60 ms."""
     terms = {"flops": np.array([1e12, 2e12, 3e12, 9e12]), "bytes": np.array([1e9, 1e9, 1e9, 9e9])}

@@ -57,6 +57,16 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
     [
         (", price: 3.50/h", "", "mine.yaml:17: plan.gpus.big.price is missing"),
         ("3.50/h", "3.50", "mine.yaml:17: plan.gpus.big.price: 3.5 is not a price. Write a number with a unit"),
+        (
+            "  currency: $",
+            "  currency: $\n  energy_price: 0.1",
+            "mine.yaml:15: plan.energy_price: 0.1 is not a price of",
+        ),
+        (
+            "  currency: $",
+            "  currency: $\n  energy_price: 1/h",
+            "mine.yaml:15: plan.energy_price: '1/h' is not a price of",
+        ),
         ("3.50/h", "-3/h", "mine.yaml:17: plan.gpus.big.price: '-3/h' is not a price"),
         ("h200-llama-3.1-8b-aiconfigurator", "h20", "mine.yaml:17: cost: h20 is not in the catalog"),
         ("rate: 300/s", "", "mine.yaml:12: plan.target: target: nothing is given"),

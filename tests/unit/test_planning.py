@@ -14,8 +14,10 @@ from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.plan_markdown import sentence_text
 from batchsim.report.page.plan_text import plan_text
 from batchsim.report.page.sections import recommendation
+from batchsim.results.fleet_inputs import watts
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Setup
+from batchsim.study.planning.assumptions import assumptions
 from batchsim.study.planning.batches import batch_attainments
 from batchsim.study.planning.demand import Variation, demand_of
 from batchsim.study.planning.fleet_search import ONE_SEED_DECIDES, smallest
@@ -26,12 +28,12 @@ from batchsim.study.planning.money import (
     shares_by_use,
     tier_replicas,
     tokens_per_month,
-    watts,
 )
 from batchsim.study.planning.plan_tables import plan_tables
 from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed, drive
 from batchsim.study.planning.tables import tables_of
 from batchsim.study.sweep.points import Sweep
+from tests.unit.test_profile import PROFILE as PROFILE_OF_LLAMA
 
 REPLAY = """\
 model: llama-3.1-8b
@@ -266,22 +268,49 @@ def test_a_search_that_found_more_for_fewer_classes_makes_no_negative_cost(repla
     assert [row["cost_per_month_tiered"] for row in rows] == [bill, 0]
 
 
-def test_energy_is_power_times_time(replay: Scenario, tmp_path: Path) -> None:
-    """Joules over the time of the profile's own steps are watts; none without both; kWh are those of the steps run."""
-    decode, prefill = {"block": "A", "decode": [9], "chunks": []}, {"block": "C", "decode": [], "chunks": [[9, 0]]}
-    energy = {"decode": {"step": decode, "joules": 5.0}, "prefill": {"step": prefill, "joules": 6.0}}
-    samples = [decode | {"ns": 10_000_000}, prefill | {"ns": 10_000_000}]
-    power = watts(energy, samples)
-    assert power == {"decode": pytest.approx(500), "prefill": pytest.approx(600)}
-    assert watts(None, samples) is None and watts(energy, samples[:1]) is None
+DECODE, PREFILL = {"block": "A", "decode": [9], "chunks": []}, {"block": "C", "decode": [], "chunks": [[9, 0]]}
+ENERGY = {"decode": {"step": DECODE, "joules": 5.0}, "prefill": {"step": PREFILL, "joules": 6.0}}
+SAMPLES = (DECODE | {"ns": 10_000_000}, PREFILL | {"ns": 10_000_000})
+
+
+def test_power_is_joules_over_the_time_of_the_same_step() -> None:
+    """Joules over the time of the profile's own steps are watts; none without both. 3.6 J each are 1 kWh a million."""
+    assert watts(ENERGY, SAMPLES) == {"decode": pytest.approx(500), "prefill": pytest.approx(600)}
+    assert watts(None, SAMPLES) is None and watts(ENERGY, SAMPLES[:1]) is None
+    assert energy_kwh(3.6) == 1 and energy_kwh(None) is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_plan_adds_the_energy_that_a_profile_measured(replay: Scenario, tmp_path: Path, known: bool) -> None:
+    """At 1000 a kWh the cost grows by a thousand times the kWh; power lies between that of both kinds of steps. A
+    profile without energy leaves all of it unknown, and the plan says so."""
+    profile = PROFILE_OF_LLAMA if not known else replace(PROFILE_OF_LLAMA, energy=ENERGY, samples=SAMPLES)
+    (tmp_path / "mine.json").write_text(profile.to_json())
+    cost = f"{{kind: profile, profile: {tmp_path / 'mine.json'}}}"
+    gpus = f"plan.gpus={{one: {{cost: {cost}, price: 2.00/h, kv_tokens: 16000}}}}"
+    scenario = with_plan(replay, gpus, "plan.energy_price=1000/kWh", "seeds=1")
+    planned = make_plan(scenario, Sweep(tmp_path / "results" / "energy"))
+    (row,), assumed = (
+        tables_of(planned)["configurations"],
+        {one["what"]: one["assumed"] for one in assumptions(planned)},
+    )
+    held = planned.held(0)
+    assert held is not None and row["cost_per_1m_output_tokens"] is not None
+    assert assumed["price of energy"].startswith("$ 1000 a kWh")
+    if not known:
+        assert row["energy_kwh_per_1m_output_tokens"] is row["cost_per_1m_with_energy"] is held.mean("power_w") is None
+        assert assumed["energy of one"] == "its profile has no power"
+        return
+    power, joules = held.mean("power_w"), held.mean("energy_j_per_output_token")
+    assert power is not None and 500 < power < 600 and joules is not None
+    assert row["energy_kwh_per_1m_output_tokens"] == pytest.approx(joules / 3.6)
+    assert row["cost_per_1m_with_energy"] == pytest.approx(row["cost_per_1m_output_tokens"] + 1000 * joules / 3.6)
+
+
+def test_one_class_used_all_of_the_steps(replay: Scenario, tmp_path: Path) -> None:
+    """The only class has the whole bill."""
     book = Book(demand_of(replay), Sweep(tmp_path / "results" / "s"))
     ask = Ask(GpuGroup("one", "continuous", 1))
     book.run([(ask, (0,))])
     folder = book.sweep.home / "points" / book.probe(ask).results[0]["point"]
-    same = energy_kwh({"decode": 360.0, "prefill": 360.0}, folder)
-    from batchsim.results.point_files import read_table
-
-    seconds = read_table(folder, "steps")["duration_ns"].sum() / 1e9
-    tokens = read_table(folder, "requests")["output_tokens"].sum()
-    assert same == pytest.approx(360 * seconds / 3.6e6 / (tokens / 1e6))
     assert shares_by_use(folder, ("",)) == {"": 1.0}

@@ -117,6 +117,9 @@ COLUMNS: dict[str, Column] = {
     "energy_kwh_per_1m_output_tokens": Column(
         "kWh per million output tokens", number, "while steps run, from the profile's measured power; idle is left out"
     ),
+    "cost_per_1m_with_energy": Column(
+        "cost with energy per million output tokens", money, "the same and that energy at the price of a kWh"
+    ),
     "saturation_rps": Column(
         "saturation, requests/s", number, "what one replica completes when all requests wait already"
     ),
@@ -185,7 +188,7 @@ _QUANTITIES = {  # a row of table `sureness` says by its `quantity` of what kind
     "cost_per_month": ("cost a month", money),
 }
 _MONEY = ("cost_per_month", "cost_per_hour", "cost_per_1m_output_tokens", "cost_per_month_tiered")
-_MONEY += ("cost_per_month_by_use",)
+_MONEY += ("cost_per_month_by_use", "cost_per_1m_with_energy")
 
 
 def heading(column: str, currency: str) -> str:

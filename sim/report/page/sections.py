@@ -40,6 +40,7 @@ HELD = (
     "cost_per_month",
     "cost_per_1m_output_tokens",
     "energy_kwh_per_1m_output_tokens",
+    "cost_per_1m_with_energy",
     "headroom",
     "replicas_if_fast",
     "replicas_if_slow",

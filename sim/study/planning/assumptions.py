@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from batchsim.results.fleet_inputs import watts
 from batchsim.results.heading import measured_at
 from batchsim.results.provenance import provenance
 from batchsim.scenario.command_lines.engines import command_of
@@ -14,7 +15,7 @@ from batchsim.study.planning.batches import BATCHES
 from batchsim.study.planning.demand import minutes
 from batchsim.study.planning.fleet_search import FIRST_GUESS, LIGHT
 from batchsim.study.planning.make import CURVE, Planned
-from batchsim.study.planning.money import HOURS_A_MONTH, watts
+from batchsim.study.planning.money import HOURS_A_MONTH
 from batchsim.study.planning.probe import PLANNED, Ask
 
 COMMAND = "command on"
@@ -68,6 +69,9 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         profile = setup.cost.profile
         measured = profile is not None and watts(profile.energy, profile.samples)
         rows.append((f"energy of {name}", _ENERGY if measured else "its profile has no power"))
+    if plan.energy_price is not None:
+        price = f"{plan.currency} {plan.energy_price:g} a kWh: the scenario's number"
+        rows.append(("price of energy", f"{price}, on top of the prices of GPUs, for the energy of steps alone"))
     for label, knobs in scenario.plain["policies"].items():
         rows.append((f"policy {label}", json.dumps(knobs or {}, ensure_ascii=False)))
     rows += [

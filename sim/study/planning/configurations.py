@@ -8,10 +8,9 @@ import numpy as np
 
 from batchsim.base.units import format_duration
 from batchsim.metrics.slo import parse_slo
-from batchsim.results.read import POINTS
 from batchsim.study.planning.fleet_search import Found
 from batchsim.study.planning.make import Planned
-from batchsim.study.planning.money import MILLION, energy_kwh, tokens_per_month, watts
+from batchsim.study.planning.money import MILLION, energy_kwh, tokens_per_month
 from batchsim.study.planning.probe import GroupProbe
 
 Row = dict[str, Any]
@@ -37,6 +36,7 @@ def configuration(planned: Planned, index: int) -> Row:
         "goodput_rps": None,
         "engine_busy_share": None,
         "energy_kwh_per_1m_output_tokens": None,
+        "cost_per_1m_with_energy": None,
         "saturation_rps": planned.saturation_rps[index],
         "replicas_if_fast": None,
         "replicas_if_slow": None,
@@ -52,7 +52,9 @@ def configuration(planned: Planned, index: int) -> Row:
     if index in planned.headroom:
         row["headroom"] = max((p.ask.change.traffic for p in planned.headroom[index] if p.met), default=1.0) - 1
     row |= {"goodput_rps": goodput_rps(planned, held), "engine_busy_share": held.mean("engine_busy_share")}
-    row["energy_kwh_per_1m_output_tokens"] = _energy(planned, held)
+    row["energy_kwh_per_1m_output_tokens"] = kwh = energy_kwh(held.mean("energy_j_per_output_token"))
+    if kwh is not None and plan.energy_price is not None:
+        row["cost_per_1m_with_energy"] = row["cost_per_1m_output_tokens"] + kwh * plan.energy_price
     if index in planned.at_error:
         fast, slow = planned.at_error[index]
         row |= {"replicas_if_fast": replicas_of(fast), "replicas_if_slow": replicas_of(slow)}
@@ -164,11 +166,3 @@ def _per_million(planned: Planned, month: float, probe: GroupProbe) -> float:
     rate = offered_rps(planned, probe) or 0.0
     tokens = tokens_per_month(rate, planned.demand.mean_share, output_tokens(planned, probe))
     return month / (tokens / MILLION)
-
-
-def _energy(planned: Planned, probe: GroupProbe) -> float | None:
-    profile = planned.book.setup(probe.ask).cost.profile
-    power = None if profile is None else watts(profile.energy, profile.samples)
-    if power is None:
-        return None
-    return energy_kwh(power, planned.book.sweep.home / POINTS / probe.results[0]["point"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from batchsim.base.units import NS_PER_S
 from batchsim.results.point_files import read_table
 from batchsim.scenario.plan_config import GpuOffer
 
@@ -45,35 +43,9 @@ def tier_replicas(counts: Sequence[int | None]) -> list[int]:
     return least[::-1]
 
 
-def watts(energy: Mapping[str, Any] | None, samples: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
-    """The power in W of the steps whose energy a profile measured, `decode` and `prefill`: joules over the step's time.
-
-    None where it measured none, or not the time of these steps.
-    """
-    found = {}
-    for name in ("decode", "prefill"):
-        entry = (energy or {}).get(name) or {}
-        joules, step = entry.get("joules"), entry.get("step") or {}
-        same = [sample for sample in samples if step and all(sample.get(key) == step[key] for key in step)]
-        if not joules or not same or not same[0].get("ns"):
-            return None
-        found[name] = joules / (same[0]["ns"] / NS_PER_S)
-    return found
-
-
-def energy_kwh(power_w: Mapping[str, float], folder: Path) -> float | None:
-    """kWh per million output tokens of a point while its steps run, idle time left out; None without output.
-
-    A step of decodes alone takes the power of the measured decode step, any other that of the measured prefill step.
-    """
-    requests, steps = read_table(folder, "requests"), read_table(folder, "steps")
-    tokens = float(np.asarray(requests["output_tokens"]).sum())
-    if not tokens:
-        return None
-    seconds = steps["duration_ns"].to_numpy() / NS_PER_S
-    prompts = steps["num_prefill_tokens"].to_numpy() > 0
-    joules = float(seconds[~prompts].sum()) * power_w["decode"] + float(seconds[prompts].sum()) * power_w["prefill"]
-    return joules / J_PER_KWH / (tokens / MILLION)
+def energy_kwh(joules_a_token: float | None) -> float | None:
+    """kWh per million tokens; None where joules a token are unknown."""
+    return None if joules_a_token is None else joules_a_token * MILLION / J_PER_KWH
 
 
 def shares_by_use(folder: Path, names: tuple[str, ...]) -> dict[str, float]:
