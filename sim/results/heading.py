@@ -44,20 +44,29 @@ def _varied(scenario: Scenario) -> str:
 
 
 def _others_kernels(setup: Setup) -> str:
-    """Which policies are of another engine than the one whose kernels the steps are timed with."""
-    cost = setup.scenario.cost
-    engine = cost.engine if isinstance(cost, DeploymentConfig) else ""
-    others = [spec.label for spec in setup.scenario.specs if engine and spec.kind in ENGINES and spec.kind != engine]
-    return f"{', '.join(dict.fromkeys(others))}: with {engine}'s kernels" if others else ""
+    """Which policies are of another engine than one with whose kernels their steps are timed."""
+    found: dict[str, list[str]] = {}
+    for scenario in _deployed(setup):
+        engine = scenario.cost.engine if isinstance(scenario.cost, DeploymentConfig) else ""
+        others = [spec.label for spec in scenario.specs if engine and spec.kind in ENGINES and spec.kind != engine]
+        found.setdefault(engine, []).extend(others)
+    return " · ".join(
+        f"{', '.join(dict.fromkeys(labels))}: with {engine}'s kernels" for engine, labels in found.items() if labels
+    )
+
+
+def _deployed(setup: Setup) -> Iterator[Scenario]:
+    """The scenario of each group of replicas and of each value that varies; the one that there is without them."""
+    for each in [group.setup for group in setup.groups] or [setup]:
+        yield from each.scenario.variants or (each.scenario,)
 
 
 def _presets(setup: Setup) -> Iterator[str]:
     """The presets of the deployment's engine in the modes that policies have, with their evidence."""
     found: list[Preset | None] = []
-    for each in [group.setup for group in setup.groups] or [setup]:
-        for scenario in each.scenario.variants or (each.scenario,):
-            if isinstance(cost := scenario.cost, DeploymentConfig):
-                found += [cost.preset(spec.config) for spec in scenario.specs]
+    for scenario in _deployed(setup):
+        if isinstance(cost := scenario.cost, DeploymentConfig):
+            found += [cost.preset(spec.config) for spec in scenario.specs]
     yield from dict.fromkeys(str(preset) for preset in found if preset is not None)
 
 

@@ -119,3 +119,12 @@ def test_a_heading_says_of_which_value_its_gpu_and_cost_are():
     says = "GPU and cost are those of the first value of deployment.gpu"
     assert says in heading(setup_of("vary={deployment.gpu: [h100_sxm, h200]}"))
     assert "first value" not in heading(setup_of("vary={policies.vllm.max_num_seqs: [8, 16]}"))
+
+
+def test_a_heading_names_each_engine_whose_kernels_another_ones_policy_has():
+    """Of a group of replicas and of a value that varies too."""
+    groups = "{a: {count: 1}, b: {count: 1, deployment: {engine: sglang, gpu: h100}}}"
+    fleet = setup_of("policies={vllm: {}}", f"replicas={{router: round_robin, groups: {groups}}}")
+    varied = setup_of("policies={vllm: {}}", "vary={deployment.engine: [vllm, sglang]}")
+    assert all(heading(setup).count("vllm: with sglang's kernels") == 1 for setup in (fleet, varied))
+    assert "with vllm's kernels" not in heading(fleet) and "with" not in heading(setup_of("policies={vllm: {}}"))
