@@ -21,10 +21,14 @@ ALIKE = 0.05
 """Workers of one engine differ by what else is on their GPUs; by more than this share they are of several."""
 
 
-def read_kv_tokens(path: Path) -> int:
+_TP = re.compile(r"\btensor_parallel_size=(\d+)")  # in what vLLM says of its configuration
+
+
+def read_kv_tokens(path: Path, engine: str = "", tp: object = None) -> int:
     """The tokens that the engine whose start-up log is at `path` has room for: the least of its workers'.
 
-    ScenarioError, in one line, where there is no such file, no line of a known engine, or those of several.
+    ScenarioError, in one line, where there is no such file, no line of a known engine, or those of several; and where
+    the log is of another engine than `engine`, or vLLM's of another number of GPUs than `tp`, where these are known.
     """
     try:
         text = read_text(path)
@@ -40,6 +44,11 @@ def read_kv_tokens(path: Path) -> int:
         )
     if len(engines) > 1:
         raise ScenarioError(f"kv.log: {path} has lines of {' and '.join(engines)}. Keep those of one engine.")
+    if engine in _LINES and engines[0] != engine:
+        raise ScenarioError(f"kv.log: {path} is of {engines[0]}, and the deployment is of {engine}. Give its own log.")
+    others = [n for n in _TP.findall(text) if tp is not None and n != str(tp)]
+    if others:
+        raise ScenarioError(f"kv.log: {path} is of tp {others[0]}, and the deployment has tp {tp}. Give its own log.")
     tokens = found[engines[0]]
     return tokens[-1] if engines[0] == "tensorrt_llm" else _least(tokens, path)
 

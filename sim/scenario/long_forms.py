@@ -97,7 +97,10 @@ def read_logs(document: Document, folder: Path) -> None:
         try:
             if kv.get("tokens") is not None:
                 raise ScenarioError("kv.tokens is not read beside kv.log, which says it. Write one of them.")
-            kv["tokens"] = read_kv_tokens(folder / log if (folder / log).is_file() else Path(log))
+            found = folder / log if (folder / log).is_file() else Path(log)
+            cost = next((its for key in ("deployment", "cost") if isinstance(its := owner.get(key), dict)), {})
+            engine = cost.get("engine")
+            kv["tokens"] = read_kv_tokens(found, *((str(engine), cost.get("tp", 1)) if engine else ()))
             del kv["log"]
         except ScenarioError as error:
             raise ScenarioError(f"{document.where((*path, 'kv'))}: {error}") from None

@@ -194,3 +194,14 @@ def test_weights_and_kv_of_a_token_are_those_of_aiconfigurator(tmp_path: Path) -
         assert each.deployment.kv_bytes_per_token == each.token_bytes, each.name
         known = not any(odd in each.name for odd in ("gpt-oss", "DeepSeek", "Kimi", "GLM"))
         assert each.deployment.weight_bytes == pytest.approx(each.weight_bytes, rel=0.012 if known else 0.16), each.name
+
+
+def test_a_log_of_another_deployment_is_refused(tmp_path: Path) -> None:
+    """Of another engine, or of another number of GPUs where the log says that."""
+    log = tmp_path / "start.log"
+    log.write_text("config: tensor_parallel_size=8, dtype\nGPU KV cache size: 1,600 tokens\n")
+    assert read_kv_tokens(log, "vllm", 8) == read_kv_tokens(log) == 1600
+    with pytest.raises(ScenarioError, match="is of tp 8, and the deployment has tp 4"):
+        read_kv_tokens(log, "vllm", 4)
+    with pytest.raises(ScenarioError, match="is of vllm, and the deployment is of sglang"):
+        read_kv_tokens(log, "sglang", 8)
