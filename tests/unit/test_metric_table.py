@@ -31,6 +31,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "a limit on sequences": {"max_num_seqs": None},
     "a prefix cache": {"has_prefix_cache": False},
     "a GPU of the catalog": {"peak_flops": None, "memory_bandwidth": None},
+    "measured power": {"step_watts": None},
     "a steady run": {"stationary": False},
     "draft tokens": {},  # the run has none; see `inputs`
     "an engine ahead": {},
@@ -70,6 +71,7 @@ def inputs(*, drafts: bool, ahead: bool) -> PointInputs:
         max_num_seqs=4,
         has_prefix_cache=True,
         cost_terms={"flops": work, "bytes": work},
+        step_watts=work,
         peak_flops=1e15,
         memory_bandwidth=1e12,
         stationary=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ from batchsim.base.errors import ScenarioError
 from batchsim.explain.causes import Objectives, slo_misses
 from batchsim.kernel.record import FINISHED, UNFINISHED
 from batchsim.metrics.attribution import attribute
+from batchsim.results.fleet_inputs import step_watts
 from batchsim.results.read import REPLICAS, Results
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import resolve
+from batchsim.scenario.point import Setup, resolve
 from batchsim.study.curves.run import run_scenario
+from tests.unit.test_profile import PROFILE
 
 SCENARIO = """
 model: llama-3.1-8b
@@ -67,6 +70,30 @@ def test_shares_of_the_replicas_sum_to_the_whole(tmp_path: Path, replicas: str) 
         assert point["engine_busy_share"] == pytest.approx(shares["engine_busy_share"].mean())
         assert (point["num_replicas_mean"], point["num_replicas_max"], point["retries"]) == (3, 3, 0)
         assert shares["kv_utilisation_peak"].max() == point["kv_utilisation_peak"]
+
+
+@pytest.mark.parametrize("watts", [900, None])
+def test_steps_take_the_power_of_their_own_replica(tmp_path: Path, watts: int | None) -> None:
+    """Of two kinds of replicas, 500 W and `watts` when they decode, a fifth more else; None makes all of it unknown."""
+    for name, power in (("a", 500), ("b", watts)):
+        energy = {
+            "decode": {"step": {"n": 1}, "joules": 0.01 * (power or 0)},
+            "prefill": {"step": {"n": 2}, "joules": 0.012 * (power or 0)},
+        }
+        samples = ({"n": 1, "ns": 10_000_000}, {"n": 2, "ns": 10_000_000})
+        profile = replace(PROFILE, energy=energy if power else None, samples=samples)
+        (tmp_path / f"{name}.json").write_text(profile.to_json(), encoding="utf-8")
+    costs = [f"cost: {{kind: profile, profile: {tmp_path / name}.json}}, kv: {{tokens: 5000}}" for name in "ab"]
+    groups = f"{{a: {{count: 1, {costs[0]}}}, b: {{count: 2, {costs[1]}}}}}"
+    replicas = f"replicas: {{router: round_robin, groups: {groups}}}\n"
+    results = ran(tmp_path, replicas, "policies.continuous.max_num_batched_tokens=512")
+    records = results.records("continuous", 1.0, 0)
+    found = step_watts(Setup.of(load_scenario(str(tmp_path / "some.yaml"))), records)
+    assert results.points["power_w"].isna().all() == (watts is None) == (found is None)
+    if found is not None and records.replicas is not None:
+        prompts = records.step_columns["num_prefill_tokens"] > 0
+        expected = np.where(records.replicas.steps == 0, 500, 900) * np.where(prompts, 1.2, 1.0)
+        assert found.tolist() == pytest.approx(expected.tolist()) and 0 < prompts.sum() < len(prompts)
 
 
 def test_group_metrics_are_those_of_all_its_requests(tmp_path: Path) -> None:
