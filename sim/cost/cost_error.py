@@ -53,7 +53,8 @@ def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostE
     regions of its own. Imported: what versions of one kernel differ by, and what the profile misses of its tables.
     """
     if profile.origin == "imported":
-        own = f"kernels differ so between versions of an engine; its host is {host or 'assumed'}"
+        its = host or ("assumed" if profile.costs.host.assumed else "a preset's")
+        own = f"kernels differ so between versions of an engine; its host is {its}"
         beside = float(profile.held_out["p50"]) if profile.held_out is not None else 0.0
         return symmetric(IMPORTED_SHARE + beside, own + _beyond(beyond))
     if host:

@@ -263,17 +263,19 @@ class Deployment:
         missing = (1 - found) * (stage.full_bytes + stage.windowed_bytes) * block_size
         step = {"step_tokens": step_tokens, "step_requests": step_requests}
         degrees = (tp for tp in (2, 4, 8) if tp > self.tp)
-        fitting = next((tp for tp in degrees if self._fits(tp, share, block_size, reserve_bytes, step)), None)
+        fitting = next((tp for tp in degrees if self._fits(tp, utilisation, block_size, reserve_bytes, step)), None)
         advice = f"It fits with tp: {fitting}." if fitting else "Use a smaller model or a GPU with more memory."
         raise ScenarioError(
             f"{model.name} on {gpu.name}: {missing / 1e9:.1f} GB short of one KV block: {terms}. {advice}"
         )
 
-    def _fits(self, tp: int, share: float, block_size: int, reserve_bytes: int | None, step: dict[str, int]) -> bool:
+    def _fits(
+        self, tp: int, utilisation: float | None, block_size: int, reserve_bytes: int | None, step: dict[str, int]
+    ) -> bool:
         """Whether on `tp` GPUs there is room for one KV block beside weights and reserve."""
         try:
             wider = replace(self, tp=tp)
-            wider.derive_kv(utilisation=share, block_size=block_size, reserve_bytes=reserve_bytes, **step)
+            wider.derive_kv(utilisation=utilisation, block_size=block_size, reserve_bytes=reserve_bytes, **step)
         except ScenarioError:
             return False
         return True

@@ -6,6 +6,7 @@ from a start-up log is better and takes the place of all this. Errors: `python -
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -119,9 +120,8 @@ def _any_reserve(version: str, model: ModelSpec, split: Split, step_tokens: int,
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """`0.21.1rc0` as (0, 21); the newest there can be for "", so that what engines do today is taken."""
-    numbers = version.split(".")[:2]
-    return tuple(int(n) for n in numbers) if version and all(n.isdigit() for n in numbers) else (10**6,)
+    """`0.21.1rc0` and `0.21rc1` as (0, 21); the newest there can be for "", so that what engines do today is taken."""
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:2]) if version else (10**6,)
 
 
 def _vllm_share(version: str, memory_bytes: int, num_gpus: int) -> float:

@@ -5,6 +5,7 @@ At load it takes the place of `cost`, as one of kind `deployment`; `model` stays
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -29,6 +30,7 @@ WeightType = Literal["bfloat16", "float16", "fp8", "fp8_block", "int8", "int4", 
 KvType = Literal["bfloat16", "float16", "fp8", "int8", "nvfp4"]
 Degree = Annotated[int, Range(1, 1024)]
 
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)?")
 _MULTIPLIED = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int8": "int8", "float16": "float16"}
 """The type in which kernels multiply weights of a type, where that is not bfloat16; the tables time no others."""
 
@@ -102,7 +104,7 @@ class DeploymentConfig(Config):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.version and not self.version[0].isdigit():
+        if self.version and not _VERSION.fullmatch(self.version):
             raise ValueError(f"version is {cut(self.version)!r}. Write the engine's, like 0.24, or leave it out.")
         if self.activations and self.activations != (its := _MULTIPLIED.get(self.weights or "", "bfloat16")):
             weights = f"{self.weights} weights" if self.weights else "weights of which no type is stated"

@@ -71,7 +71,7 @@ def _steps(profile: Profile, tables: Tables, queries: int, random: Random) -> It
         kind = ("decodes", "prompts", "both")[i % 3]
         rows = groups * _even(random, 1, 512)
         context = _even(random, 65, min(longest, 32_768))
-        chunk = _even(random, 16, _TOKENS)
+        chunk = _even(random, 16, min(_TOKENS, longest))
         chunks = _even(random, 1, max(1, min(8, _TOKENS // chunk)))
         prefix = random.choice([0, _even(random, 1, 16_384)])
         prefix = min(prefix, longest - chunk)

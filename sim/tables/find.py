@@ -15,7 +15,7 @@ from batchsim.cost.profile import TABLES, Profile, load_profile, profile_names, 
 from batchsim.deployment.deployment import Deployment
 from batchsim.tables.build import BUILDER, build_profile, marks_of, setup_of
 from batchsim.tables.compare import held_out, within
-from batchsim.tables.handle import Tables, nearest_version, version
+from batchsim.tables.handle import Tables, nearest_version, number_of, version
 from batchsim.tables.modes import PACKAGE, WAYS_OUT
 
 
@@ -29,7 +29,7 @@ def profile_of(deployment: Deployment, *, cache_folder: Path | None = None) -> P
 
     CalibrationError, in one line with the ways out, if there is none and the tables are not installed or do not answer.
     """
-    profile = _found(deployment, user_cache() if cache_folder is None else cache_folder)
+    profile = _found(deployment, cache_folder)
     version_of, asked = profile.setup.version if profile.setup else "", deployment.version
     other = asked and asked != version_of and not version_of.startswith(f"{asked}.")
     note = (
@@ -38,7 +38,7 @@ def profile_of(deployment: Deployment, *, cache_folder: Path | None = None) -> P
     return replace(profile, model=deployment.model, notes=profile.notes + (note if other else ()))
 
 
-def _found(deployment: Deployment, folder: Path) -> Profile:
+def _found(deployment: Deployment, folder: Path | None) -> Profile:
     """`profile_of` as it was made: with a model of another name, maybe."""
     shipped = {profile.setup.version: profile for profile in _shipped_of(deployment) if profile.setup}
     asked = deployment.version
@@ -46,7 +46,7 @@ def _found(deployment: Deployment, folder: Path) -> Profile:
     if exact:
         return shipped[exact[0]]
     if version() is not None:
-        return _built(deployment, folder)
+        return _built(deployment, user_cache() if folder is None else folder)
     if shipped:
         return shipped[nearest_version(asked, list(shipped))]
     gpu = "its GPU" if deployment.gpu is None else deployment.gpu.name
@@ -66,6 +66,7 @@ def key_of(deployment: Deployment) -> str:
     gpu = None if deployment.gpu is None else deployment.gpu.name
     shape = {
         "work": work_of(deployment.model),
+        "type": deployment.model.model_type,  # picks one of several graphs of kernels
         "positions": deployment.model.max_position_embeddings,
         "gpu": gpu,
         "setup": to_plain(setup_of(deployment, deployment.version)),
@@ -115,4 +116,4 @@ def _shipped_of(deployment: Deployment) -> list[Profile]:
         backend, _, own = rest.partition("-")
         if backend and own == marks and work_of((profile := load_profile(name)).model) == work:
             its[backend] = profile
-    return [its[backend] for backend in sorted(its, reverse=True)]
+    return [its[backend] for backend in sorted(its, key=number_of, reverse=True)]

@@ -266,10 +266,10 @@ def nearest_version(asked: str, known: list[str]) -> str:
     for each in known:
         if each.startswith(f"{asked}."):
             return each
-    return min(known, key=lambda each: abs(_number(each) - _number(asked)))
+    return min(known, key=lambda each: abs(number_of(each) - number_of(asked)))
 
 
-def _number(version: str) -> int:
+def number_of(version: str) -> int:
     """A number that grows with the version: its first three parts, zeros where there are none."""
     parts = [int("".join(filter(str.isdigit, part.partition("rc")[0])) or 0) for part in version.split(".")]
     first, second, third = (*parts, 0, 0, 0)[:3]

@@ -78,6 +78,7 @@ MISTAKES = {
     "activations_of_others": (FP8, f"{FP8}\n  activations: bfloat16", "kernels multiply fp8 weights in fp8"),
     "activations_alone": (FP8, "activations: fp8", "weights of which no type is stated in bfloat16"),
     "version_in_words": (FP8, f"{FP8}\n  version: latest", "version is 'latest'. Write the engine's, like 0.24"),
+    "version_with_more": (FP8, f"{FP8}\n  version: 0.24-nightly", "version is '0.24-nightly'. Write the engine's"),
     "version_in_a_list": (FP8, f"{FP8}\n  version: [1]", "s.yaml:7: deployment.version is [1]. Write a word."),
     "host_without_unit": (FP8, f"{FP8}\n  host: {{base: 1}}", "deployment.host.base: 1 is not a time."),
     "host_key_misspelt": (FP8, f"{FP8}\n  host: {{bases: 1ms}}", "deployment.host. Did you mean base?"),

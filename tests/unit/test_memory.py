@@ -54,6 +54,13 @@ def test_sglang_takes_its_share_of_what_is_free_before_the_weights() -> None:
     assert share("", 180 * 2**30, 8) == round(1 - (512 + 24576 + 1024 + 1024) / (180 * 1024), 3)
 
 
+def test_vllm_takes_the_share_of_its_release() -> None:
+    """0.92 from 0.22 on, and where no version is said; what follows the number of a release is no part of it."""
+    share = ENGINES["vllm"].default_share
+    shares = {each: share(each, 80 * 2**30, 1) for each in ("", "0.21.1rc0", "0.11rc1", "0.22", "0.22rc1", "1.0")}
+    assert shares == {"": 0.92, "0.21.1rc0": 0.9, "0.11rc1": 0.9, "0.22": 0.92, "0.22rc1": 0.92, "1.0": 0.92}
+
+
 def test_tensorrt_llm_takes_its_share_of_what_weights_and_activations_leave() -> None:
     """`free_gpu_memory_fraction` is of free memory: 90 % of less."""
     two = Deployment(MODELS["llama-3.1-70b"], H100, engine="tensorrt_llm", tp=4)

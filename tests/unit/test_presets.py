@@ -55,6 +55,8 @@ def test_a_deployment_takes_the_preset_of_the_mode_of_each_policy():
         assert cost.profile.costs.in_situ == preset.in_situ
         assert str(preset) in heading(setup) and any(str(preset) in line for line in cost.sources())
         assert f"kernels × {preset.in_situ:g}" in str(preset) or preset.in_situ == 1
+        assert "its host is a preset's" in cost.error.source
+    assert "its host is assumed" in setup.cost.error.source
     kernels = [cost.without_host().recompute_ns(512) for cost in (ahead, sync)]
     assert kernels[0] == pytest.approx(1.1 * kernels[1], rel=1e-6)
 

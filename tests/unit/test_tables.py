@@ -118,6 +118,12 @@ def test_what_is_neither_shipped_nor_built_says_how_to_get_it(no_tables: None) -
     assert "pip install 'batchsim[gpus]'" in message and "kind: linear" in message and "\n" not in message
 
 
+def test_a_shipped_profile_needs_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's cache is looked for where something is to be kept, by nobody else."""
+    monkeypatch.setattr(find, "user_cache", lambda: pytest.fail("nothing is kept"))
+    assert find.profile_of(LLAMA).name == "llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8"
+
+
 def test_the_key_of_the_cache_knows_all_that_shapes_a_profile() -> None:
     """Another GPU, degree, type, version or model is another key; another name of the same is not."""
     others = [
@@ -128,6 +134,7 @@ def test_the_key_of_the_cache_knows_all_that_shapes_a_profile() -> None:
         replace(LLAMA, engine="sglang"),
         replace(LLAMA, model=replace(LLAMA.model, hidden_size=4_096)),
         replace(LLAMA, model=replace(LLAMA.model, max_position_embeddings=4_096)),
+        replace(LLAMA, model=replace(LLAMA.model, model_type="qwen3")),
     ]
     assert len({find.key_of(each) for each in [LLAMA, *others]}) == 1 + len(others)
     assert find.key_of(replace(LLAMA, model=replace(LLAMA.model, name="mine"))) == find.key_of(LLAMA)
