@@ -64,7 +64,7 @@ def main() -> int:
     print(text)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "table.md").write_text(text)
+        (args.out / "table.md").write_text(text + "\n")
         (args.out / "points.csv").write_text(_csv(points))
     return 0
 
