@@ -125,6 +125,10 @@ class DeploymentConfig(Config):
                 " dense models. Name a GPU with kernel tables, or write cost: {kind: linear, ...} or a"
                 " profile."
             )
+        if self.extrapolate:
+            raise ValueError(
+                "extrapolate has no effect on a GPU of a sheet: a roofline goes on beyond any size. Leave it out."
+            )
         if self.version:
             raise ValueError(
                 f"version {self.version} means kernel tables, and a GPU of a sheet has none. Leave it out."

@@ -15,7 +15,7 @@ from batchsim.cost.profile import TABLES, Profile, load_profile, profile_names, 
 from batchsim.deployment.deployment import Deployment
 from batchsim.tables.build import BUILDER, build_profile, marks_of, setup_of
 from batchsim.tables.compare import held_out, within
-from batchsim.tables.handle import Tables, nearest_version, number_of, version
+from batchsim.tables.handle import Tables, holes_told, nearest_version, number_of, version
 from batchsim.tables.modes import PACKAGE, WAYS_OUT
 
 
@@ -79,8 +79,10 @@ def key_of(deployment: Deployment) -> str:
 def build(deployment: Deployment) -> Profile:
     """The profile of `deployment` made now of the installed tables, and held against them. NoTablesError without."""
     tables = Tables(deployment)
-    profile = build_profile(tables)
-    compared = replace(profile, held_out=(found := held_out(profile, tables)))
+    with holes_told(tables):
+        profile = build_profile(tables)
+        found = held_out(profile, tables)
+    compared = replace(profile, held_out=found)
     if within(compared):
         return compared
     far = (

@@ -8,6 +8,8 @@ divided evenly.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from batchsim.base.errors import nearest
@@ -288,6 +290,22 @@ def _lacking(deployment: Deployment, backend: str, problems: list[str]) -> str:
 def _short(problem: str) -> str:
     """An error of the tables without the paths of the machine, in one line."""
     return " ".join(problem.partition(" at /")[0].split()).removeprefix("perf database error: ")
+
+
+@contextmanager
+def holes_told(tables: Tables) -> Iterator[None]:
+    """A context in which sizes that the tables have no data for are a NoTablesError that says so in one line."""
+    from aiconfigurator_core.sdk import errors  # pyright: ignore[reportMissingImports]
+
+    holes = (
+        errors.PerfDataNotAvailableError,
+        errors.InterpolationDataNotAvailableError,
+        errors.EmpiricalNotImplementedError,
+    )
+    try:
+        yield
+    except holes as error:
+        raise NoTablesError(_lacking(tables.deployment, tables.backend, [_short(str(error))])) from None
 
 
 def _errors() -> tuple[type[Exception], ...]:

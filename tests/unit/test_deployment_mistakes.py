@@ -53,6 +53,7 @@ MISTAKES = {
     "sheet_without_speed": (GPU, SHEET.replace("1008GB/s", "0GB/s"), "'0GB/s' is not above 0."),
     "sheet_of_8_bits": (f"{GPU}\n  tp: 4\n  {FP8}", f"{SHEET}\n  moe: fp8", "moe fp8 has no step times on a GPU of a"),
     "sheet_almost_large_enough": (GPU, SHEET, "GB short of one KV block: 24.0 GB"),
+    "sheet_beyond_reach": (f"{GPU}\n  tp: 4\n  {FP8}", f"{SHEET}\n  extrapolate: true", "extrapolate has no effect"),
     "sheet_of_a_version": (f"{GPU}\n  tp: 4\n  {FP8}", f"{SHEET}\n  version: 0.24", "a GPU of a sheet has none"),
     "sheet_too_small": (f"{GPU}\n  tp: 4\n  {FP8}", SHEET, "GB short of one KV block"),
     "tp_zero": (TP, "tp: 0", "s.yaml:5: deployment: tp is 0. It must be from 1 to 1024."),

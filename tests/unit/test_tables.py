@@ -238,6 +238,20 @@ def test_knots_miss_no_point_by_more_than_the_tolerance() -> None:
 
 
 @needs_tables
+def test_a_hole_in_the_tables_is_told_while_a_profile_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size beyond those tried first that has no data is one line with the ways out."""
+    from aiconfigurator_core.sdk.errors import PerfDataNotAvailableError
+
+    def hole(self: Tables, rows: int, context: int) -> float:
+        raise PerfDataNotAvailableError("perf database error: no rows of that size at /some/where")
+
+    monkeypatch.setattr(Tables, "decode_step", hole)
+    with pytest.raises(NoTablesError, match=r"no rows of that size\. Try other types.*linear") as caught:
+        find.build(LLAMA)
+    assert "\n" not in str(caught.value)
+
+
+@needs_tables
 def test_the_tables_give_what_is_shipped() -> None:
     """A profile built now has the shipped one's numbers, and the same errors."""
     now = find.build(LLAMA)
