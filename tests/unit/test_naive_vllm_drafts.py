@@ -11,7 +11,7 @@ import pytest
 from naive_vllm_drafts import Drafting, NaiveDrafts
 from test_naive_vllm import MAX_MODEL_LEN, STEP_NS, scenario
 
-from batchsim.base.errors import SchedulerStalled
+from batchsim.base.errors import ScenarioError, SchedulerStalled
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.protocols import PolicyContext
@@ -181,6 +181,25 @@ def compare(seed: int) -> tuple[list[Any], EngineCore]:
         assert mine == theirs, f"scenario {seed}, step {number}, {drawn[0]}"
     assert len(ours) == len(naive), f"scenario {seed}"
     return ours, core
+
+
+def _context(config: VllmConfig) -> PolicyContext:
+    return PolicyContext(new_kv(config, 64, 4, ids=False), MAX_MODEL_LEN, loop=config.traits.loop)
+
+
+def test_steps_too_small_for_a_padded_prompt_are_refused_not_waited_for_for_ever() -> None:
+    """A prompt that is cached but for one token is padded to the width of a decode, which no step would have."""
+    spec = SpeculativeConfig("draft_model", 3, 0.5)
+    config = VllmConfig(max_num_seqs=2, max_num_batched_tokens=4, speculative_config=spec, enable_prefix_caching=False)
+    VllmWithDrafts(config, _context(config))
+    config = replace(config, enable_prefix_caching=True)
+    with pytest.raises(ScenarioError, match=r"at most 3 tokens .* padded to 4.* Raise max_num_batched_tokens\.$"):
+        VllmWithDrafts(config, _context(config))
+    config = replace(config, max_num_batched_tokens=8, max_num_scheduled_tokens=3)
+    with pytest.raises(ScenarioError, match=r"at most 3 tokens .* Raise max_num_scheduled_tokens\.$"):
+        VllmWithDrafts(config, _context(config))
+    config = replace(config, max_num_scheduled_tokens=4)
+    VllmWithDrafts(config, _context(config))
 
 
 def test_every_step_equals_the_naive_models() -> None:

@@ -61,6 +61,13 @@ class VllmWithDrafts(Vllm):
             raise ScenarioError("vllm: speculative_config in a pipeline is not simulated. Leave one of them out.")
         self._ahead = context.loop.is_ahead
         self._spec = config.speculative_config
+        width, most = 1 + self._spec.num_speculative_tokens, config.max_num_batched_tokens - self._spec.slots
+        if self.cache is not None and min(config.step_tokens, most) < width:
+            raise ScenarioError(
+                f"vllm: a step of at most {min(config.step_tokens, most)} tokens never takes in a prompt of which all"
+                f" but one token is cached: it is padded to {width}, num_speculative_tokens and one. Raise"
+                f" {'max_num_scheduled_tokens' if config.step_tokens < width else 'max_num_batched_tokens'}."
+            )
         self._num_drafts, self._lookahead = self._spec.num_speculative_tokens, self._spec.lookahead
         self._beyond = 2 * (1 + self._num_drafts) + self._lookahead  # a step in flight and the next, all accepted
         self.group = DraftGroup(self.kv.block_size)  # pyright: ignore[reportIncompatibleVariableOverride]
