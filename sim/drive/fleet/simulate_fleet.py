@@ -10,7 +10,7 @@ With one replica the records are those of `simulate`, bit for bit.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -19,8 +19,9 @@ import simpy
 
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
-from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, STARTING, UP, FleetPlan, QueueScaler, ReplicaSpan
+from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
+from batchsim.drive.fleet.look import Look
 from batchsim.drive.fleet.routing import Router
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
@@ -96,7 +97,7 @@ class Fleet:
         self.spans: list[ReplicaSpan] = []
         self.control_ns: list[int] = []  # when something becomes of a replica
         self._engines: list[Engine] = []
-        self._below_ns: int | None = None  # since when a scaler has found too little to do
+        self._scaler = None if plan.scaler is None else plan.scaler.build()
 
     # ---- the whole run
 
@@ -217,42 +218,33 @@ class Fleet:
     # ---- the scaler
 
     def _look(self) -> None:
-        scaler = self.plan.scaler
-        assert scaler is not None, "scheduled only with one"
+        config = self.plan.scaler
+        assert config is not None and self._scaler is not None, "scheduled only with one"
         now_ns = int(self.env.now)
-        signal = self._signal()
-        there = [slot for slot in self.slots if slot.state]
-        if signal > scaler.above and len(there) < scaler.max:
-            slot = next(slot for slot in self.slots if not slot.state)
+        wanted = self._scaler.desired(Look(self), now_ns)
+        staying = self.staying()
+        for slot in [slot for slot in self.slots if not slot.state][: max(wanted - len(staying), 0)]:
             self._become(slot, STARTING, now_ns)
-            self.at(now_ns + scaler.cold_start, lambda: self._started(slot, now_ns))
-        if signal >= scaler.below:
-            self._below_ns = None
-        elif self._below_ns is None:
-            self._below_ns = now_ns
-        staying = [slot for slot in there if slot.state != DRAINING]
-        rested = self._below_ns is not None and now_ns - self._below_ns >= scaler.scale_down_delay
-        if rested and len(staying) > scaler.min:
-            self._below_ns = now_ns
-            self._remove(staying[-1], now_ns)
-        self.at(now_ns + scaler.every, self._look)
+            self.at(now_ns + config.cold_start, lambda slot=slot: self._started(slot, now_ns))
+        removable = sorted(staying, key=lambda slot: (slot.state != STARTING, -slot.number))
+        for slot in removable[: max(len(staying) - wanted, 0)]:
+            self._remove(slot, now_ns)
+        self.at(now_ns + config.every, self._look)
 
-    def _signal(self) -> float:
-        """What the scaler compares: requests waiting for each replica, or the mean share of KV blocks in use.
+    def staying(self) -> list[Slot]:
+        """The replicas that are there and do not drain."""
+        return [slot for slot in self.slots if slot.state in (STARTING, UP, FAILED)]
 
-        Where there is no such replica: infinite if anything waits, else 0.
-        """
-        waiting = len(self.clients.held) + sum(e.core.num_waiting for e in self._engines if e.alive)
-        if isinstance(self.plan.scaler, QueueScaler):
-            part, whole = waiting, sum(slot.state in (UP, STARTING) for slot in self.slots)
-        else:
-            pools = [
-                slot.engine.core.scheduler.kv for slot in self.slots if slot.state == UP and slot.engine is not None
-            ]
-            part, whole = sum(1 - kv.num_free / kv.num_blocks for kv in pools), len(pools)
-        if not whole:
-            return inf if waiting else 0.0
-        return part / whole
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the replicas that take requests, by number."""
+        for number in self.up:
+            engine = self.slots[number].engine
+            assert engine is not None, "a replica that is up has an engine"
+            yield engine
+
+    def num_waiting(self) -> int:
+        """Requests that wait, at the router and in all engines."""
+        return len(self.clients.held) + sum(e.core.num_waiting for e in self._engines if e.alive)
 
     def _started(self, slot: Slot, since_ns: int) -> None:
         """Ends the cold start that began at `since_ns`, unless the replica was removed meanwhile."""
