@@ -24,6 +24,7 @@ from tests.conformance.runs import MS, Case, built, cases
 from tests.conformance.test_conformance import RANDOM, same
 
 GIVEN: dict[str, dict[str, Any]] = {"prefix_affinity": {"prefix_tokens": 16, "load_factor": 1.25}}  # without a default
+GIVEN["llm_d"] = {"metrics_interval": 2 * MS}
 CONFIGS = {kind: config(**GIVEN.get(kind, {})) for kind, config in ROUTERS.items()}
 
 every_policy = pytest.mark.parametrize("kind", POLICIES)

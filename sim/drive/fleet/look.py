@@ -21,7 +21,7 @@ class Look:
         self.num_starting = sum(slot.state == STARTING for slot in staying)
         self.num_held = len(fleet.clients.held)
         self.num_waiting = fleet.num_waiting()
-        self.loads: dict[int, EngineLoad] = {engine.slot.number: engine.load() for engine in fleet.engines()}
+        self.loads: dict[int, EngineLoad] = fleet.loads()
 
     def work(self) -> dict[int, EngineWork]:
         """What each engine that takes requests did since the look before, or since it started."""

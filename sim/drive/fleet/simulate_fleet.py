@@ -22,7 +22,8 @@ from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
 from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.fleet.look import Look
-from batchsim.drive.fleet.routing import Router
+from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens
+from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
@@ -91,6 +92,7 @@ class Fleet:
         self.stop_ns = stop_ns
         self.leap = leap
         self.done = env.event()
+        self.router = router
         self.clients = Clients(self, router, workload)
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
@@ -110,6 +112,18 @@ class Fleet:
             self.at(failure.at, self._failure(self.slots[failure.replica], failure.down_for))
         if self.plan.scaler is not None:
             self.at(self.plan.scaler.every, self._look)
+        if isinstance(self.router, ReadsLoads) and self.router.metrics_interval:
+            self._scrape(self.router, self.router.metrics_interval)
+
+    def _scrape(self, router: ReadsLoads, interval_ns: int) -> None:
+        """Shows the router what the engines report, now and every `interval_ns` until the run is done."""
+        if not self.done.triggered:
+            router.observe(self.loads())
+            self.at(int(self.env.now) + interval_ns, lambda: self._scrape(router, interval_ns))
+
+    def loads(self) -> dict[int, EngineLoad]:
+        """What the engines of the replicas that take requests report now, by number."""
+        return {engine.slot.number: engine.load() for engine in self.engines()}
 
     def lives(self) -> list[EngineLife]:
         """What every engine and the router recorded, in order of the replicas."""
@@ -178,6 +192,8 @@ class Fleet:
             self.spans.append(ReplicaSpan(slot.number, slot.state, slot.since_ns, now_ns))
         if slot.state == UP:
             self.up.remove(slot.number)
+        if state in ("", FAILED) and isinstance(self.router, ForgetsReplicas):
+            self.router.removed(slot.number)
         if state == UP:
             insort(self.up, slot.number)
         slot.state, slot.since_ns = state, now_ns
@@ -187,6 +203,8 @@ class Fleet:
         now_ns = int(self.env.now)
         self._become(slot, UP, now_ns)
         slot.engine = Engine(self, slot, self.new_engine(slot.number))
+        if isinstance(self.router, SeesFirstTokens):
+            slot.engine.core.journal.first_tokens = []
         self._engines.append(slot.engine)
         self.env.process(slot.engine.process())
         self.clients.release()
