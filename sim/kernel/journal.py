@@ -76,6 +76,7 @@ class Journal:
         self._ahead = ahead
         self._told = told
         self.lives: dict[Sequence, _Life] = {}
+        self.first_tokens: list[int] | None = None  # ids of requests whose first token is out, for who asks to be told
         self.prefilling: dict[Sequence, None] = {}  # had a chunk in the last step, and are not done
 
     def begin(self, seq: Sequence, arrival: Arrival) -> None:
@@ -177,6 +178,8 @@ class Journal:
             life = self.lives[seq]
             if life.first_token_ns == MISSING:
                 life.first_token_ns = now_ns
+                if self.first_tokens is not None:
+                    self.first_tokens.append(seq.request.id)
             if seq.state in (PREFILL, RECOMPUTE):
                 seq.state = DECODE
         for seq in finished:

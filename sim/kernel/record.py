@@ -409,6 +409,12 @@ class Recorder:
     def num_steps(self) -> int:
         return sum(count for count, _ in self._packed) + len(self.step_rows) // _STEP.size
 
+    def steps_from(self, first: int) -> NDArray[np.void]:
+        """A copy of the rows of steps from number `first` on."""
+        num_packed = sum(count for count, _ in self._packed)
+        last = np.frombuffer(bytes(self.step_rows[max(first - num_packed, 0) * _STEP.size :]), STEP_DTYPE)
+        return last if first >= num_packed else PackedSteps(self._packed, last).rows()[first:]
+
     def drain(self) -> Records:
         """The tables so far, which this recorder then forgets: an engine that runs on for days need not grow.
 

@@ -34,13 +34,18 @@ def find_policy(kind: str, *, allow_code: bool) -> tuple[type[PolicyConfig], Any
         return POLICIES[kind]
     if ":" not in kind:
         raise ScenarioError(f"policy {kind[:_LETTERS]} cannot be imported: your own is named module:Class. Correct it.")
+    check_allowed(kind, allow_code=allow_code)
+    with own_code("policy", kind):
+        return _policy(kind)
+
+
+def check_allowed(kind: str, *, allow_code: bool) -> None:
+    """ScenarioError unless `allow_code`: `kind` names a user's own code, which importing it runs."""
     if not allow_code:
         raise ScenarioError(
             f"{kind[:_LETTERS]} is code of its own, which a scenario runs only where it is allowed to. Add --allow-code"
             " (in Python allow_code=True) if you trust it."
         )
-    with _own_code(kind):
-        return _policy(kind)
 
 
 def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
@@ -70,8 +75,9 @@ def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
 
 
 @contextmanager
-def _own_code(kind: str) -> Generator[None]:
-    """A context for importing a user's code, which makes one ScenarioError of whatever its block raises or exits with.
+def own_code(what: str, kind: str) -> Generator[None]:
+    """A context for importing a user's `what`, named `kind`, which makes one ScenarioError of whatever its block raises
+    or exits with.
 
     Ctrl-C stays Ctrl-C. What the block prints goes to stderr, and only if it ends well.
     """
@@ -84,7 +90,7 @@ def _own_code(kind: str) -> Generator[None]:
         except BaseException as error:
             if pressed:
                 raise
-            raise ScenarioError(f"policy {kind[:_LETTERS]} cannot be imported: {_reason_text(error)}") from None
+            raise ScenarioError(f"{what} {kind[:_LETTERS]} cannot be imported: {_reason_text(error)}") from None
     held.let_go()
 
 

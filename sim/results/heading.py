@@ -106,12 +106,17 @@ def _describe_replicas(setup: Setup) -> str:
         what = " ".join(filter(None, (count, group.name, noun, f"on {gpu}" if gpu else "")))
         kinds.append(" · ".join(filter(None, (what, group.setup.deployment_text, group.setup.cost_text))))
     varied = setup.scenario.vary_key.startswith("replicas.router")
-    router = "" if config.router is None or varied else f" · router {config.router.kind}"
-    scaler = "" if config.autoscaler is None else f" · autoscaler by {config.autoscaler.kind}"
+    router = "" if config.router is None or varied else f" · router {_name(config.router)}"
+    scaler = "" if config.autoscaler is None else f" · autoscaler by {_name(config.autoscaler)}"
     times = "once" if len(config.failures) == 1 else f"{len(config.failures)} times"
     lost = "sent again" if config.lost == "retry" else "lost"
     fails = f" · a replica fails {times}, what it held is {lost}" if config.failures else ""
     return " · ".join(kinds) + router + scaler + fails
+
+
+def _name(config: object) -> str:
+    """The kind of a router or an autoscaler; of a user's own the name of its class."""
+    return str(getattr(config, "kind", type(config).__name__))
 
 
 def measured_at(setup: Setup) -> str:

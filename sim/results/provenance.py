@@ -26,6 +26,7 @@ from batchsim.base.files import file_hash, write_text
 from batchsim.base.plain import to_plain
 from batchsim.cost import draft_sources
 from batchsim.scenario import Point, PolicySpec
+from batchsim.scenario.own_code import own_kinds
 from batchsim.scenario.point import Setup
 
 PROVENANCE = ("machine", "python", "packages", "code", "commit")
@@ -43,6 +44,7 @@ def identity(setup: Setup) -> dict[str, Any]:
         "scenario": shared,
         "model": to_plain(setup.model),
         "cost": [str(source) for source in cost_sources(setup)],
+        "own": [_source_hash(kind) for kind in own_kinds(scenario.file)],
         "trace": None if trace is None else _file_hash(scenario.base / trace.path),
         "code": code_hash(),
         "numpy": np.__version__,  # whose generators draw the requests
@@ -71,11 +73,11 @@ def short_hash(value: Any) -> str:
 
 
 @cache
-def _source_hash(policy: Any) -> str | None:
-    """The hash of the file of a user's own policy; None for ours, which `code_hash` covers."""
-    if policy.__module__.startswith("batchsim."):
+def _source_hash(kind: Any) -> str | None:
+    """The hash of the file of a user's own class; None for ours, which `code_hash` covers."""
+    if kind.__module__.startswith("batchsim."):
         return None
-    return _file_hash(Path(inspect.getfile(policy)))
+    return _file_hash(Path(inspect.getfile(kind)))
 
 
 @cache

@@ -29,6 +29,7 @@ from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document, read_document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.long_forms import costs, lengthen, name_policy, override, place_files, read_logs
+from batchsim.scenario.own_code import own_configs, stand_ins, with_own
 from batchsim.scenario.replaced import check_replaced
 from batchsim.workload.build import apply_load
 from batchsim.workload.predictors import PredictorConfig
@@ -51,8 +52,8 @@ def load_scenario(
     """The scenario at a path, or shipped under a name; `overrides` are texts like `seeds=1` or `policies.x.y=2`.
 
     A relative trace path is looked for beside the scenario, then in the current folder, then in `trace_folders`.
-    Policies named `module:Class` are imported, which runs their module, with `allow_code` alone. Raises ScenarioError
-    in one line: where, what, what to do.
+    Policies, routers and autoscalers named `module:Class` are imported, which runs their module, with `allow_code`
+    alone. Raises ScenarioError in one line: where, what, what to do.
     """
     for each in trace_folders:
         if not each.is_dir():
@@ -193,7 +194,8 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
     plain = document.value
     for _, owner in costs(plain):
         place_files(owner.get("cost"), folder)
-    file: ScenarioFile = check_values(ScenarioFile, plain, document, ())
+    own = own_configs(document, allow_code=allow_code)
+    file: ScenarioFile = with_own(check_values(ScenarioFile, stand_ins(plain, own), document, ()), own)
     _check_loads(file, document)
     model = folder / file.model
     model_path = str(model) if os.path.exists(model) else file.model

@@ -8,8 +8,10 @@ from typing import Annotated
 
 from batchsim.base.ranges import Config, check_ranges
 from batchsim.base.units import format_duration
-from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler, Replicas
+from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
+from batchsim.drive.fleet.scaling.autoscaler import Replicas
+from batchsim.drive.fleet.scaling.kinds import Scaler
 from batchsim.scenario.deployment_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.workload.tagged import ByKind
@@ -39,7 +41,7 @@ class ReplicasConfig(Config):
     router: Annotated[RouterConfig, ByKind()] | None = None
     failures: tuple[Failure, ...] = ()
     lost: Lost | None = None
-    autoscaler: Annotated[QueueScaler | KvScaler, ByKind()] | None = None
+    autoscaler: Annotated[Scaler, ByKind()] | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -73,7 +75,7 @@ class ReplicasConfig(Config):
         """The router; round robin where a single replica leaves nothing to choose."""
         return RoundRobinConfig() if self.router is None else self.router
 
-    def _check_autoscaler(self, scaler: QueueScaler | KvScaler) -> None:
+    def _check_autoscaler(self, scaler: Scaler) -> None:
         if self.groups is not None:
             raise ValueError("autoscaler adds and removes replicas that are alike. Write count instead of groups.")
         if scaler.every < SOONEST_LOOK_NS:

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, QueueScaler
+from batchsim.base.units import NS_PER_S
+from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
 from batchsim.drive.fleet.routing import ROUTERS
+from batchsim.drive.fleet.scaling.hpa import HpaConfig, HpaMetrics, ScalingPolicy, ScalingRules
+from batchsim.drive.fleet.scaling.thresholds import KvScaler, QueueScaler
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import CAP_CUT, FINISHED, UNFINISHED, Records
@@ -21,6 +24,7 @@ from tests.conformance.runs import MS, Case, built, cases
 from tests.conformance.test_conformance import RANDOM, same
 
 GIVEN: dict[str, dict[str, Any]] = {"prefix_affinity": {"prefix_tokens": 16, "load_factor": 1.25}}  # without a default
+GIVEN["llm_d"] = {"metrics_interval": 2 * MS}
 CONFIGS = {kind: config(**GIVEN.get(kind, {})) for kind, config in ROUTERS.items()}
 
 every_policy = pytest.mark.parametrize("kind", POLICIES)
@@ -79,10 +83,17 @@ def test_one_replica_is_the_single_engine_bit_for_bit(kind: str, data: st.DataOb
 @st.composite
 def scaling(draw: st.DrawFn) -> FleetPlan:
     """A scaler that finds reasons to act."""
-    kind = draw(st.sampled_from([QueueScaler, KvScaler]))
+    kind = draw(st.sampled_from([QueueScaler, KvScaler, HpaConfig]))
     delay = draw(st.sampled_from([0, 11 * MS, 200 * MS]))
     every, cold_start = draw(st.sampled_from([3 * MS, 20 * MS])), draw(st.sampled_from([0, 5 * MS, 90 * MS]))
-    scaler = kind(above=0.5, below=0.3, every=every, min=1, max=3, cold_start=cold_start, scale_down_delay=delay)
+    common = {"every": every, "min": 1, "max": 3, "cold_start": cold_start, "surge": draw(st.sampled_from([0, 2]))}
+    if kind is HpaConfig:
+        name, target = draw(st.sampled_from([("waiting", 0.4), ("tokens_per_s", 100.0), ("busy_share", 0.5)]))
+        policies = (ScalingPolicy("pods", 2, NS_PER_S),)
+        down = ScalingRules(stabilization_window=delay, policies=policies)
+        scaler = HpaConfig(**common, metrics=HpaMetrics(**{name: target}), scale_down=down)
+    else:
+        scaler = kind(**common, above=0.5, below=0.3, scale_down_delay=delay)
     return FleetPlan(draw(st.integers(1, 3)), scaler=scaler)
 
 

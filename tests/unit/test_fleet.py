@@ -8,7 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, QueueScaler, ReplicaSpan
+from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, by_engine, merged
 from batchsim.drive.fleet.routing import (
     LeastTokens,
@@ -23,6 +23,7 @@ from batchsim.drive.fleet.routing import (
     ShortestQueueConfig,
     Stage,
 )
+from batchsim.drive.fleet.scaling.thresholds import KvScaler, QueueScaler
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
 from batchsim.explain.audit import audit_events
 from batchsim.explain.story import Stories

@@ -243,3 +243,14 @@ def test_columns_hold_what_the_rows_hold(count: int) -> None:
     for name, column in found.items():
         assert column.dtype == STEP_DTYPE[name] and column.flags.c_contiguous and column.flags.aligned
         assert column.tolist() == steps[name].tolist()
+
+
+def test_steps_from_a_number_on_are_the_same_packed_or_not() -> None:
+    """Whoever asks again for the steps since gets each row once."""
+    recorder = Recorder()
+    for i in range(20):
+        recorder.step_rows += pack_step(*(10 * i, 10, *[i] * 18))
+    before = recorder.steps_from(3).tolist()
+    recorder.pack_steps()
+    assert recorder.steps_from(3).tolist() == before and len(before) == 17
+    assert recorder.steps_from(15).tolist() == before[12:]

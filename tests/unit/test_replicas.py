@@ -14,6 +14,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.explain.causes import Objectives, slo_misses
 from batchsim.kernel.record import FINISHED, UNFINISHED
 from batchsim.metrics.attribution import attribute
+from batchsim.report.text.summary_text import warnings
 from batchsim.results.fleet_inputs import step_watts
 from batchsim.results.read import REPLICAS, Results
 from batchsim.scenario import load_scenario
@@ -159,6 +160,15 @@ WRONG = {
         " below: 10%, min: 1, max: 1}}",
         "busy as soon as one request runs, so that this is full at any load. Write kv_utilisation",
     ),
+    "hpa_of_nothing": (
+        "{count: 1, autoscaler: {kind: hpa, min: 1, max: 2, cold_start: 1s, metrics: {}}}",
+        "metrics is empty. Give a target for one of waiting, running, kv_utilisation, tokens_per_s, busy_share",
+    ),
+    "hpa_without_policies": (
+        "{count: 1, autoscaler: {kind: hpa, min: 1, max: 2, cold_start: 1s, metrics: {waiting: 4},"
+        " scale_up: {stabilization_window: 0s, policies: []}}}",
+        "policies is empty. Write one, like [{type: pods, value: 4, period: 15s}]",
+    ),
     "no_memory": ("{groups: {a: {count: 1, kv: {tokens: 4, block_size: 16}}}}", "must hold at least one block"),
     "unknown_cost": ("{groups: {a: {count: 1, cost: h20}}}", "Did you mean h200?"),
 }
@@ -209,6 +219,12 @@ def test_group_metrics_hold_with_failures_and_a_scaler(tmp_path: Path) -> None:
     assert point["submitted"] == len(records.requests) and point["uncompleted_share"] == 0
     assert point["retries"] == len(records.stays("replica_failed")) == table[table["seed"] == 0]["lost"].sum() > 0
     assert point["replica_seconds"] == 2 * 18 and table["up_s"].tolist() == [18, 13, 18, 13]
+    scaler = "{kind: hpa, min: 1, max: 3, cold_start: 1s, every: 2s, metrics: {METRIC}}"
+    hpa = "{count: 1, router: random, autoscaler: " + scaler + "}"
+    for metric, warns in (("waiting: 1", False), ("busy_share: 60%", True)):
+        results = ran(tmp_path, f"replicas: {hpa.replace('METRIC', metric)}\n")
+        assert results.points["num_replicas_max"][0] > 1
+        assert any("busy_share is full" in line for line in warnings(results, None)) == warns
     scaled = "{count: 1, router: random, autoscaler: {" + SCALER + ", above: 1, below: 0.2, min: 1, max: 3}}"
     point = ran(tmp_path, "replicas: " + scaled + "\n").points.iloc[0]
     assert point["num_replicas_max"] == 3 and 1 < point["num_replicas_mean"] < 3

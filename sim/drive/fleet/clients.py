@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import simpy
 
 from batchsim.drive.fleet.engine import ROUTE, Engine, Steps
-from batchsim.drive.fleet.routing import Router
+from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.events import Ended, EngineEvent
 from batchsim.kernel.protocols import Workload
@@ -53,6 +53,8 @@ class Clients:
     def __init__(self, fleet: Fleet, router: Router, workload: Workload) -> None:
         self.fleet = fleet
         self.router = router
+        self._told_first_tokens = router if isinstance(router, SeesFirstTokens) else None
+        self._told_loads = router if isinstance(router, ReadsLoads) and not router.metrics_interval else None
         self.workload = workload
         self.streams = 0  # arrival streams not at their end
         self.next_known_ns: float = inf  # the next of the arrivals known in advance
@@ -124,12 +126,23 @@ class Clients:
             self._hold(request_id, sent, now_ns)
             return
         arrival = sent.now(now_ns)
+        self._show()
         number = self.router.route(arrival.request, "both", self.fleet.up)
         engine = self.fleet.slots[number].engine
         assert engine is not None and number in self.fleet.up, "a router answers with one of the replicas that are up"
         sent.since_ns = now_ns
         engine.core.submit(arrival)
         engine.rouse()
+
+    def _show(self) -> None:
+        """Shows a router that wants to know which prompts are computed by now, and what the engines report."""
+        if (router := self._told_first_tokens) is not None:
+            for engine in self.fleet.engines():
+                told, engine.core.journal.first_tokens = engine.core.journal.first_tokens, []
+                for request_id in told or ():
+                    router.prefilled(request_id, engine.slot.number)
+        if self._told_loads is not None:
+            self._told_loads.observe(self.fleet.loads())
 
     def _hold(self, request_id: int, sent: InFlight, now_ns: int) -> None:
         """Lets a request wait at the router, no longer than its own timers and the run's end allow."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from batchsim.drive.fleet.fleet_plan import DRAINING
+from batchsim.drive.fleet.fleet_records import work_of_steps
+from batchsim.drive.fleet.scaling.autoscaler import EngineLoad, EngineWork
 from batchsim.drive.instant import ENTER, LAND, SETTLE, Busy, Launch, crank
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
@@ -47,6 +49,18 @@ class Engine:
         self.alive = True
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
+        self._counted_steps = 0  # whose work was told
+
+    def load(self) -> EngineLoad:
+        """What the engine's metrics say now."""
+        scheduler, kv = self.core.scheduler, self.core.scheduler.kv
+        return EngineLoad(self.core.num_waiting, scheduler.num_running, 1 - kv.num_free / kv.num_blocks)
+
+    def work(self, now_ns: int) -> EngineWork:
+        """What the steps did that have ended since this was last asked."""
+        count, output_tokens, busy_ns = work_of_steps(self.core.recorder, self._counted_steps, now_ns)
+        self._counted_steps += count
+        return EngineWork(output_tokens, busy_ns)
 
     def rouse(self) -> None:
         """Wakes the engine if it sleeps."""

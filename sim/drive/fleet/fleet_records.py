@@ -21,6 +21,7 @@ from batchsim.kernel.record import (
     REPLICA_FAILED,
     STAY_DTYPE,
     UNFINISHED,
+    Recorder,
     Records,
     Replicas,
 )
@@ -38,6 +39,14 @@ class EngineLife:
 
     replica: int
     records: Records
+
+
+def work_of_steps(recorder: Recorder, first: int, until_ns: int) -> tuple[int, int, int]:
+    """How many steps, of those from number `first` on, have ended by `until_ns`; their output tokens; their ns."""
+    rows = recorder.steps_from(first)
+    ended = rows[rows["start_ns"] + rows["duration_ns"] <= until_ns]
+    tokens = sum(int(ended[name].sum()) for name in ("num_decode", "num_accepted_tokens", "num_sampled_chunks"))
+    return len(ended), tokens, int(ended["duration_ns"].sum())
 
 
 def merged(lives: list[EngineLife]) -> Records:

@@ -12,6 +12,9 @@ request's id, so that policies and loads do not change the draws.
     prefix_affinity  the same one for prompts with the same first `prefix_tokens` tokens, unless it already holds
                      `load_factor` times its share of the outstanding requests; then the next one in the prefix's order
 
+Those of `routers` are of real systems, with their own rules, names and sources: power_of_two, session_affinity, llm_d,
+dynamo_kv, sglang_cache_aware.
+
 A request whose prompt and output are computed by different engines is routed twice, once for each stage, among the
 replicas of that stage.
 """
@@ -19,29 +22,20 @@ replicas of that stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 from math import ceil
-from typing import Annotated, Literal, Protocol, get_args
+from typing import Annotated, Literal, get_args
 
 from batchsim.base.ranges import Config, PositiveInt, Range
+from batchsim.drive.fleet.routers.dynamo_kv import DynamoKvConfig
+from batchsim.drive.fleet.routers.llm_d import LlmDConfig
+from batchsim.drive.fleet.routers.power_of_two import PowerOfTwoConfig
+from batchsim.drive.fleet.routers.router import Outstanding, Router, Stage, drawn
+from batchsim.drive.fleet.routers.session_affinity import SessionAffinityConfig
+from batchsim.drive.fleet.routers.sglang_cache_aware import SglangCacheAwareConfig
 from batchsim.kernel.types import Request
 
-Stage = Literal["prefill", "decode", "both"]
-"""What of a request a replica is to compute: its prompt and first token, the tokens after that, or all of it."""
-
-
-class Router(Protocol):
-    """Built by its config: `config.build(seed)`."""
-
-    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
-        """The replica, one of `up` (not empty, by number), that `request` is dispatched to now, for `stage`."""
-        ...
-
-    def answered(self, request: Request, stage: Stage, replica: int) -> None:
-        """Told that `request`, dispatched for `stage`, is no longer at `replica`: it was answered, handed over, or lost
-        with the replica."""
-        ...
+__all__ = ["ROUTERS", "Router", "RouterConfig", "Stage"]
 
 
 @dataclass(frozen=True)
@@ -121,30 +115,16 @@ class Random:
 
     def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         key = "random router" if stage == "both" else f"random router, {stage}"
-        return up[_hash(self._seed, key, request.id) * len(up) >> 64]
+        return up[drawn(self._seed, key, request.id) * len(up) >> 64]
 
     def answered(self, request: Request, stage: Stage, replica: int) -> None: ...
-
-
-@dataclass
-class _Outstanding:
-    """How much, in requests or tokens, each replica was given and has not answered yet."""
-
-    by_replica: dict[int, int] = field(default_factory=dict)
-
-    def add(self, replica: int, amount: int) -> None:
-        self.by_replica[replica] = self.by_replica.get(replica, 0) + amount
-
-    def least(self, up: Sequence[int]) -> int:
-        """The replica of `up` with the least outstanding; of equals the lowest number."""
-        return min(up, key=lambda replica: (self.by_replica.get(replica, 0), replica))
 
 
 class ShortestQueue:
     """See the module's text."""
 
     def __init__(self, config: ShortestQueueConfig, seed: int) -> None:
-        self._requests = _Outstanding()
+        self._requests = Outstanding()
 
     def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         replica = self._requests.least(up)
@@ -159,7 +139,7 @@ class LeastTokens:
     """See the module's text."""
 
     def __init__(self, config: LeastTokensConfig, seed: int) -> None:
-        self._tokens = _Outstanding()
+        self._tokens = Outstanding()
 
     def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         replica = self._tokens.least(up)
@@ -185,13 +165,13 @@ class PrefixAffinity:
     def __init__(self, config: PrefixAffinityConfig, seed: int) -> None:
         self._config = config
         self._seed = seed
-        self._requests = _Outstanding()
+        self._requests = Outstanding()
 
     def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         held = self._requests.by_replica
         most = ceil(self._config.load_factor * (sum(held.get(replica, 0) for replica in up) + 1) / len(up))
         key = self._key(request)
-        order = sorted(up, key=lambda replica: (_hash(self._seed, key, replica), replica))
+        order = sorted(up, key=lambda replica: (drawn(self._seed, key, replica), replica))
         replica = next(replica for replica in order if held.get(replica, 0) < most)
         self._requests.add(replica, 1)
         return replica
@@ -211,12 +191,18 @@ class PrefixAffinity:
         return str(segments)
 
 
-def _hash(seed: int, key: str, number: int) -> int:
-    """A number from 0 to 2^64 − 1 that depends on the arguments alone."""
-    return int.from_bytes(blake2b(f"{seed}|{key}|{number}".encode(), digest_size=8).digest(), "little")
-
-
-RouterConfig = RoundRobinConfig | RandomConfig | ShortestQueueConfig | LeastTokensConfig | PrefixAffinityConfig
+RouterConfig = (
+    RoundRobinConfig
+    | RandomConfig
+    | ShortestQueueConfig
+    | LeastTokensConfig
+    | PrefixAffinityConfig
+    | PowerOfTwoConfig
+    | SessionAffinityConfig
+    | LlmDConfig
+    | DynamoKvConfig
+    | SglangCacheAwareConfig
+)
 
 ROUTERS: dict[str, type[RouterConfig]] = {config.kind: config for config in get_args(RouterConfig)}
 """The config class of every `kind`."""

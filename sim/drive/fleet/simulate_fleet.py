@@ -10,7 +10,7 @@ With one replica the records are those of `simulate`, bit for bit.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -19,9 +19,11 @@ import simpy
 
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
-from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, STARTING, UP, FleetPlan, QueueScaler, ReplicaSpan
+from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
-from batchsim.drive.fleet.routing import Router
+from batchsim.drive.fleet.look import Look
+from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens
+from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
@@ -90,13 +92,14 @@ class Fleet:
         self.stop_ns = stop_ns
         self.leap = leap
         self.done = env.event()
+        self.router = router
         self.clients = Clients(self, router, workload)
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
         self.spans: list[ReplicaSpan] = []
         self.control_ns: list[int] = []  # when something becomes of a replica
         self._engines: list[Engine] = []
-        self._below_ns: int | None = None  # since when a scaler has found too little to do
+        self._scaler = None if plan.scaler is None else plan.scaler.build()
 
     # ---- the whole run
 
@@ -109,6 +112,18 @@ class Fleet:
             self.at(failure.at, self._failure(self.slots[failure.replica], failure.down_for))
         if self.plan.scaler is not None:
             self.at(self.plan.scaler.every, self._look)
+        if isinstance(self.router, ReadsLoads) and self.router.metrics_interval:
+            self._scrape(self.router, self.router.metrics_interval)
+
+    def _scrape(self, router: ReadsLoads, interval_ns: int) -> None:
+        """Shows the router what the engines report, now and every `interval_ns` until the run is done."""
+        if not self.done.triggered:
+            router.observe(self.loads())
+            self.at(int(self.env.now) + interval_ns, lambda: self._scrape(router, interval_ns))
+
+    def loads(self) -> dict[int, EngineLoad]:
+        """What the engines of the replicas that take requests report now, by number."""
+        return {engine.slot.number: engine.load() for engine in self.engines()}
 
     def lives(self) -> list[EngineLife]:
         """What every engine and the router recorded, in order of the replicas."""
@@ -177,6 +192,8 @@ class Fleet:
             self.spans.append(ReplicaSpan(slot.number, slot.state, slot.since_ns, now_ns))
         if slot.state == UP:
             self.up.remove(slot.number)
+        if state in ("", FAILED) and isinstance(self.router, ForgetsReplicas):
+            self.router.removed(slot.number)
         if state == UP:
             insort(self.up, slot.number)
         slot.state, slot.since_ns = state, now_ns
@@ -186,6 +203,8 @@ class Fleet:
         now_ns = int(self.env.now)
         self._become(slot, UP, now_ns)
         slot.engine = Engine(self, slot, self.new_engine(slot.number))
+        if isinstance(self.router, SeesFirstTokens):
+            slot.engine.core.journal.first_tokens = []
         self._engines.append(slot.engine)
         self.env.process(slot.engine.process())
         self.clients.release()
@@ -217,42 +236,33 @@ class Fleet:
     # ---- the scaler
 
     def _look(self) -> None:
-        scaler = self.plan.scaler
-        assert scaler is not None, "scheduled only with one"
+        config = self.plan.scaler
+        assert config is not None and self._scaler is not None, "scheduled only with one"
         now_ns = int(self.env.now)
-        signal = self._signal()
-        there = [slot for slot in self.slots if slot.state]
-        if signal > scaler.above and len(there) < scaler.max:
-            slot = next(slot for slot in self.slots if not slot.state)
+        wanted = self._scaler.desired(Look(self), now_ns)
+        staying = self.staying()
+        for slot in [slot for slot in self.slots if not slot.state][: max(wanted - len(staying), 0)]:
             self._become(slot, STARTING, now_ns)
-            self.at(now_ns + scaler.cold_start, lambda: self._started(slot, now_ns))
-        if signal >= scaler.below:
-            self._below_ns = None
-        elif self._below_ns is None:
-            self._below_ns = now_ns
-        staying = [slot for slot in there if slot.state != DRAINING]
-        rested = self._below_ns is not None and now_ns - self._below_ns >= scaler.scale_down_delay
-        if rested and len(staying) > scaler.min:
-            self._below_ns = now_ns
-            self._remove(staying[-1], now_ns)
-        self.at(now_ns + scaler.every, self._look)
+            self.at(now_ns + config.cold_start, lambda slot=slot: self._started(slot, now_ns))
+        removable = sorted(staying, key=lambda slot: (slot.state != STARTING, -slot.number))
+        for slot in removable[: max(len(staying) - wanted, 0)]:
+            self._remove(slot, now_ns)
+        self.at(now_ns + config.every, self._look)
 
-    def _signal(self) -> float:
-        """What the scaler compares: requests waiting for each replica, or the mean share of KV blocks in use.
+    def staying(self) -> list[Slot]:
+        """The replicas that are there and do not drain."""
+        return [slot for slot in self.slots if slot.state in (STARTING, UP, FAILED)]
 
-        Where there is no such replica: infinite if anything waits, else 0.
-        """
-        waiting = len(self.clients.held) + sum(e.core.num_waiting for e in self._engines if e.alive)
-        if isinstance(self.plan.scaler, QueueScaler):
-            part, whole = waiting, sum(slot.state in (UP, STARTING) for slot in self.slots)
-        else:
-            pools = [
-                slot.engine.core.scheduler.kv for slot in self.slots if slot.state == UP and slot.engine is not None
-            ]
-            part, whole = sum(1 - kv.num_free / kv.num_blocks for kv in pools), len(pools)
-        if not whole:
-            return inf if waiting else 0.0
-        return part / whole
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the replicas that take requests, by number."""
+        for number in self.up:
+            engine = self.slots[number].engine
+            assert engine is not None, "a replica that is up has an engine"
+            yield engine
+
+    def num_waiting(self) -> int:
+        """Requests that wait, at the router and in all engines."""
+        return len(self.clients.held) + sum(e.core.num_waiting for e in self._engines if e.alive)
 
     def _started(self, slot: Slot, since_ns: int) -> None:
         """Ends the cold start that began at `since_ns`, unless the replica was removed meanwhile."""

@@ -244,7 +244,11 @@ def warnings(results: Results, load: float | None) -> list[str]:
     `load`, or with None at the load shown for each policy.
     """
     failed = [Failed(**entry) for entry in results.manifest.get("failed", [])]
-    lines = [f"! {which} {reason}" for which, reason in grouped(failed)] + warmup_warning(results)
+    lines = (
+        [f"! {which} {reason}" for which, reason in grouped(failed)]
+        + warmup_warning(results)
+        + _busy_share_warning(results)
+    )
     name = load_name(results)
     rows = {sweep.policy: i for sweep, i in _rows(results, load)}
     for sweep in sweeps(results):
@@ -277,6 +281,17 @@ def warnings(results: Results, load: float | None) -> list[str]:
                 f" output caps to its KV memory and context ({first})"
             )
     return lines
+
+
+def _busy_share_warning(results: Results) -> list[str]:
+    """That an autoscaler goes by the share of time in steps, if it does."""
+    scaler = (results.scenario.get("replicas") or {}).get("autoscaler") or {}
+    if (scaler.get("metrics") or {}).get("busy_share") is None:
+        return []
+    return [
+        "! autoscaler: busy_share is full as soon as one request runs, since an engine batches: replicas are added at"
+        " any load. Scale by waiting or kv_utilisation."
+    ]
 
 
 def _why_uncompleted(manifest: dict[str, Any], label: str, load: float) -> str:

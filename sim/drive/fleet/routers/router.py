@@ -1,0 +1,87 @@
+"""What a router is asked and told, and what several of them keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal, Protocol, runtime_checkable
+
+from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
+from batchsim.kernel.types import Request
+
+Stage = Literal["prefill", "decode", "both"]
+"""What of a request a replica is to compute: its prompt and first token, the tokens after that, or all of it."""
+
+
+class Router(Protocol):
+    """Built by its config: `config.build(seed)`."""
+
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
+        """The replica, one of `up` (not empty, by number), that `request` is dispatched to now, for `stage`."""
+        ...
+
+    def answered(self, request: Request, stage: Stage, replica: int) -> None:
+        """Told that `request`, dispatched for `stage`, is no longer at `replica`: it was answered, handed over, or lost
+        with the replica."""
+        ...
+
+
+@runtime_checkable
+class ReadsLoads(Protocol):
+    """A router that reads the engines' metrics too, every `metrics_interval` ns, or with 0 at every dispatch."""
+
+    metrics_interval: int
+
+    def observe(self, loads: Mapping[int, EngineLoad]) -> None:
+        """Told what the engines of the replicas that take requests report. A replica that is not there reported nothing
+        yet."""
+        ...
+
+
+@runtime_checkable
+class SeesFirstTokens(Protocol):
+    """A router that is told when prompts are computed, as one is that passes tokens on."""
+
+    def prefilled(self, request_id: int, replica: int) -> None:
+        """Told before the next dispatch that the first token of a request has come from `replica`."""
+        ...
+
+
+@runtime_checkable
+class ForgetsReplicas(Protocol):
+    """A router that keeps what it sent where, and is told when that is lost."""
+
+    def removed(self, replica: int) -> None:
+        """Told that `replica` is gone with its cache; one of that number that comes later is another."""
+        ...
+
+
+@dataclass
+class Outstanding:
+    """How much, in requests or tokens, each replica was given and has not answered yet."""
+
+    by_replica: dict[int, int] = field(default_factory=dict)
+
+    def add(self, replica: int, amount: int) -> None:
+        self.by_replica[replica] = self.by_replica.get(replica, 0) + amount
+
+    def least(self, up: Sequence[int]) -> int:
+        """The replica of `up` with the least outstanding; of equals the lowest number."""
+        return min(up, key=lambda replica: (self.by_replica.get(replica, 0), replica))
+
+
+def drawn(seed: int, key: str, number: int) -> int:
+    """A number from 0 to 2^64 − 1 that depends on the arguments alone."""
+    return int.from_bytes(blake2b(f"{seed}|{key}|{number}".encode(), digest_size=8).digest(), "little")
+
+
+SOONEST_METRICS_NS = 1_000_000
+
+
+def check_interval(metrics_interval: int) -> None:
+    """ValueError for an interval between 0 and a millisecond: shorter than nearly every step."""
+    if 0 < metrics_interval < SOONEST_METRICS_NS:
+        raise ValueError(
+            f"metrics_interval is {metrics_interval} ns. It must be 0s, at every dispatch, or at least 1ms, like 50ms."
+        )

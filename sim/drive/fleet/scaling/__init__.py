@@ -1,0 +1,1 @@
+"""Autoscalers, each kind in a file of its own; `kinds` names them all, `autoscaler` has what they share."""

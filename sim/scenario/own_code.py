@@ -1,0 +1,88 @@
+"""A user's own router and autoscaler: `kind: "module:Class"`, the class being the config that builds it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import Config
+from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
+from batchsim.policies.named_policy import check_allowed, own_code
+from batchsim.scenario.check_values import check_values
+from batchsim.scenario.config import ScenarioFile
+from batchsim.scenario.document import Document
+
+Place = tuple[str, str]
+_PLACES: dict[Place, type] = {
+    ("replicas", "router"): Config,
+    ("replicas", "autoscaler"): AutoscalerConfig,
+    ("plan", "router"): Config,
+}
+"""Where a scenario may name a class of the user's, and what that derives from."""
+
+
+def own_configs(document: Document, *, allow_code: bool) -> dict[Place, Any]:
+    """The configs of the user's own classes that a scenario names, by place; importing them runs their modules.
+
+    ScenarioError unless `allow_code`, and for a class that is no such config.
+    """
+    found = {}
+    for path, base in _PLACES.items():
+        owner = document.value.get(path[0])
+        entry = owner.get(path[1]) if isinstance(owner, dict) else None
+        kind = entry.get("kind") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or not isinstance(kind, str) or ":" not in kind:
+            continue
+        try:
+            check_allowed(kind, allow_code=allow_code)
+            with own_code(path[1], kind):
+                config = _config_class(kind, path[1], base)
+        except ScenarioError as error:
+            raise ScenarioError(f"{document.where((*path, 'kind'))}: {error}") from None
+        found[path] = check_values(config, {key: entry[key] for key in entry if key != "kind"}, document, path)
+    return found
+
+
+def _config_class(kind: str, what: str, base: type) -> type:
+    module, _, name = kind.partition(":")
+    config = getattr(importlib.import_module(module), name)
+    if not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
+        raise ScenarioError(
+            f"{kind} is no dataclass that derives from {base.__name__}. Name the config that builds the {what}, and"
+            f" write @dataclass(frozen=True) class {name}({base.__name__}), from {base.__module__}."
+        )
+    if getattr(config, "build", None) is getattr(base, "build", None):
+        raise ScenarioError(f"{kind} has no build. Write def build(self{', seed' if what == 'router' else ''}) for it.")
+    return config
+
+
+def stand_ins(plain: dict[str, Any], own: Mapping[Place, Any]) -> dict[str, Any]:
+    """`plain` with kinds of ours in the places of `own` ones, which no validator of ours knows."""
+    if not own:
+        return plain
+    plain = copy.deepcopy(plain)
+    for (block, key), config in own.items():
+        plain[block][key] = {"kind": "round_robin"}
+        if isinstance(config, AutoscalerConfig):
+            ends = {"min": config.min, "max": config.max, "surge": config.surge}
+            times = {"every": f"{config.every}ns", "cold_start": f"{config.cold_start}ns", "scale_down_delay": "0s"}
+            plain[block][key] = {"kind": "queue_per_replica", "above": 1, "below": 0, **ends, **times}
+    return plain
+
+
+def with_own(file: ScenarioFile, own: Mapping[Place, Any]) -> ScenarioFile:
+    """`file` with the user's own configs in their places."""
+    for (block, key), config in own.items():
+        file = replace(file, **{block: replace(getattr(file, block), **{key: config})})
+    return file
+
+
+def own_kinds(file: ScenarioFile) -> Iterator[type]:
+    """The classes of the router and the autoscaler that a scenario names, where these are the user's own."""
+    found = [] if file.replicas is None else [file.replicas.router, file.replicas.autoscaler]
+    found += [] if file.plan is None else [file.plan.router]
+    return (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))

@@ -1,0 +1,86 @@
+"""Routers and autoscalers of the user's own, as the files of examples/ have them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from batchsim.base.errors import ScenarioError
+from batchsim.results.heading import heading
+from batchsim.results.provenance import identity
+from batchsim.scenario import Scenario, load_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from tests.unit.test_replicas import SCENARIO
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ROUTER = '{kind: "own_router:TenantRouterConfig", most: 8}'
+SCALER = '{kind: "own_autoscaler:InFlightConfig", each: 4, every: 1s, min: 1, max: 3, cold_start: 2s}'
+
+
+@pytest.fixture(autouse=True)
+def _on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def loaded(folder: Path, replicas: str, *, allow_code: bool = True) -> Scenario:
+    path = folder / "some.yaml"
+    path.write_text(f"{SCENARIO}replicas: {replicas}\n", encoding="utf-8")
+    return load_scenario(str(path), overrides=["workload.duration=6s"], allow_code=allow_code)
+
+
+@pytest.mark.parametrize("name", ["own_router.py", "own_autoscaler.py"])
+def test_an_example_is_at_most_40_lines(name: str) -> None:
+    """To be read at a glance."""
+    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
+
+
+def test_a_router_of_one_s_own_routes(tmp_path: Path) -> None:
+    """Nobody has a tenant here: all go to one replica until it holds more than 8 more than the emptiest."""
+    setup = Setup.of(loaded(tmp_path, f"{{count: 3, router: {ROUTER}}}"))
+    records = simulate_point(setup, setup.scenario.points()[0]).records
+    assert records.replicas is not None and records.replicas.requests[0] == 0
+    first = records.replicas.requests.tolist()
+    assert len(set(first[:9])) == 1 and len(set(first)) > 1
+    assert "router TenantRouterConfig" in heading(setup)
+
+
+def test_an_autoscaler_of_one_s_own_scales(tmp_path: Path) -> None:
+    """A replica for every 4 requests, the first look at 1 s, from its min to its max."""
+    setup = Setup.of(loaded(tmp_path, f"{{count: 1, router: random, autoscaler: {SCALER}}}"))
+    spans = simulate_point(setup, setup.scenario.points()[0]).spans
+    assert {span.replica for span in spans} == {0, 1, 2}
+    assert min(span.start_ns for span in spans if span.state == "starting") % 10**9 == 0
+
+
+def test_results_know_the_file_of_own_code(tmp_path: Path) -> None:
+    """So that no point of an older version of it is reused; where all is ours the list is empty."""
+    alone = identity(Setup.of(loaded(tmp_path, "{count: 1}")))
+    own = identity(Setup.of(loaded(tmp_path, f"{{count: 1, router: {ROUTER}}}")))
+    assert alone["own"] == [] and len(own["own"]) == 1
+
+
+WRONG = {
+    "router": ("{count: 1, router: {kind: own_router:TenantRouterConfig}}", "replicas.router.most is missing. Add it."),
+    "range": (f"{{count: 1, autoscaler: {SCALER.replace('each: 4', 'each: 0')}}}", "each is 0. It must be from 1"),
+    "field": (f"{{count: 1, router: {ROUTER.replace('most', 'mots')}}}", "mots is not a field of replicas.router"),
+    "start": (f"{{count: 9, router: random, autoscaler: {SCALER}}}", "count 9, the replicas at the start, must be"),
+    "module": ('{count: 1, router: {kind: "no_such:Thing"}}', "router no_such:Thing cannot be imported"),
+    "class": ('{count: 1, router: {kind: "own_router:TenantRouter"}}', "is no dataclass that derives from Config"),
+    "base": ('{count: 1, autoscaler: {kind: "own_router:TenantRouterConfig"}}', "that derives from AutoscalerConfig"),
+}
+
+
+@pytest.mark.parametrize(("replicas", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_with_own_code_is_one_line(tmp_path: Path, replicas: str, said: str) -> None:
+    """With the place in the scenario."""
+    with pytest.raises(ScenarioError, match=re.escape(said)) as raised:
+        loaded(tmp_path, replicas)
+    assert str(raised.value).startswith(f"{tmp_path / 'some.yaml'}:17") and "\n" not in str(raised.value)
+
+
+def test_own_code_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
+    """To import a module is to run it."""
+    with pytest.raises(ScenarioError, match="is code of its own, which a scenario runs only where it is allowed to"):
+        loaded(tmp_path, f"{{count: 1, router: {ROUTER}}}", allow_code=False)
