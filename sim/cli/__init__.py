@@ -18,6 +18,7 @@ from batchsim.cli.lists import catalog, policies, schema
 from batchsim.cli.live import live, resolve
 from batchsim.cli.plan import plan
 from batchsim.cli.runs import run
+from batchsim.cli.serve import serve
 from batchsim.cli.timeline import timeline
 from batchsim.cli.traces import inspect
 from batchsim.cli.validate import validate
@@ -60,6 +61,7 @@ for command in (
     init,
     show,
     live,
+    serve,
     validate,
     resolve,
     policies,

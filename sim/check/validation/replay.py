@@ -93,7 +93,7 @@ def replay(setup: Setup, run: MeasuredRun) -> Replay:
         max_concurrency=limit,
     )
     is_open = client.arrivals in ("open", "unknown") and bool(sent_ns.any())
-    return Replay(_playing(setup, config, rows), run, index, is_open, limit, tuple(notes))
+    return Replay(playing(setup, config, rows), run, index, is_open, limit, tuple(notes))
 
 
 def _of_means(run: MeasuredRun) -> tuple[Ints, Ints, Ints]:
@@ -148,10 +148,10 @@ def _refuse(run: MeasuredRun, what: str, advice: str) -> NoReturn:
     raise MeasuredError(f"{run.name}: {what}. {advice}")
 
 
-def _playing(setup: Setup, config: WorkloadConfig, rows: TraceRows) -> Setup:
+def playing(setup: Setup, config: WorkloadConfig, rows: TraceRows) -> Setup:
     """`setup`, and that of each of its groups, with the workload `config` of `rows`, scaled by its load."""
     resolved = replace(setup.resolved, workload=config, rows={SEED: rows}, load_name="rate_scale", loads=(1.0,))
-    groups = tuple(replace(group, setup=_playing(group.setup, config, rows)) for group in setup.groups)
+    groups = tuple(replace(group, setup=playing(group.setup, config, rows)) for group in setup.groups)
     return replace(setup, resolved=resolved, groups=groups)
 
 
@@ -160,7 +160,7 @@ def _with_users(one: Replay, load: float) -> Replay:
     assert one.limit is not None, "asked of closed loops with a number of users"
     resolved = one.setup.resolved
     config = replace(resolved.workload, max_concurrency=max(round(one.limit * load), 1))
-    return replace(one, setup=_playing(one.setup, config, resolved.rows[SEED]))
+    return replace(one, setup=playing(one.setup, config, resolved.rows[SEED]))
 
 
 def simulated_requests(run: Run) -> MeasuredRequests:

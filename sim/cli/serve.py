@@ -1,0 +1,71 @@
+"""`batchsim serve`: an OpenAI-compatible endpoint over a scenario's engines."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import INT32_MAX
+from batchsim.cli import option
+from batchsim.cli.common import check_out, one_line_errors, read_scenario
+
+
+@one_line_errors
+def serve(
+    scenario: option.Scenario,
+    policy: Annotated[str | None, typer.Option(help="A label of the scenario; may be left out if it has one.")] = None,
+    engine: Annotated[Literal["simulated"], typer.Option(help="What answers.")] = "simulated",
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; others than 127.0.0.1 need --api-key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free one.")] = 8000,
+    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="Simulated seconds in a second.")] = 1.0,
+    model: Annotated[str | None, typer.Option("--served-model-name", help="The model's name to clients.")] = None,
+    api_key: Annotated[str, typer.Option(envvar="BATCHSIM_API_KEY", help="What clients must show.")] = "",
+    drain_s: Annotated[
+        float, typer.Option("--drain", min=0, max=3600, help="Seconds for open requests at the end.")
+    ] = 30.0,
+    seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Of the answers' lengths and a router's draws.")] = 0,
+    out: option.Out = Path("results"),
+    set_: option.Set = None,
+    traces: option.Traces = None,
+    allow_code: option.AllowCode = False,
+) -> None:
+    """Serve a scenario's engines over HTTP as vLLM does, in real time, without a GPU.
+
+    SIGTERM or Ctrl-C ends it: open requests are answered first. Example: batchsim serve my.yaml --policy vllm
+    """
+    from batchsim.scenario.point import Setup
+    from batchsim.serve.paced import Paced
+    from batchsim.serve.run_server import run_server
+
+    if not api_key and not _is_local(host):
+        raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
+    loaded = read_scenario(scenario, set_, traces, "serve", allow_code=allow_code)
+    setup = Setup.of(loaded)
+    chosen = setup.resolved.find(policy or setup.resolved.policies[0].name)
+    spec = loaded.specs[setup.resolved.policies.index(chosen)]
+    if policy is None and len(loaded.specs) > 1:
+        names = ", ".join(spec.name for spec in loaded.specs)
+        raise ScenarioError(
+            f"{loaded.source}: has {len(loaded.specs)} policies, an engine runs one. Write --policy and one of {names}."
+        )
+    check_out(out)
+    paced = Paced(setup, spec, seed)
+
+    def ready(port: int) -> None:
+        typer.echo(f"http://{host}:{port}/v1  {name}: {spec.name} on {setup.cost_text}", err=True)
+
+    name = model or setup.model.name
+    run_server(paced, name, host=host, port=port, speed=speed, api_key=api_key, drain_s=drain_s, ready=ready)
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

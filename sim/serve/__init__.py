@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint over the simulated engine, in real time."""

@@ -1,0 +1,214 @@
+"""What a client asks for, read from the JSON of a request and checked before it costs anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from batchsim.base.errors import shown
+from batchsim.serve.api_error import ApiError
+from batchsim.serve.words import Words
+
+MAX_CHOICES = 128
+DEFAULT_MAX_TOKENS = 16
+"""Tokens of a completion whose request does not say how many: as OpenAI and the engines have it."""
+_INT64 = 1 << 63
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of so many tokens; `ids` are these tokens."""
+
+    ids: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """One request as checked: `prompts`, of each `n` answers of at most `max_tokens` tokens."""
+
+    model: str
+    is_chat: bool
+    prompts: list[Prompt]
+    n: int
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    echo: bool
+    priority: int
+    user: str
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. ApiError 400 for anything else."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {str(error)[:200]}") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {shown(found)}")
+    return found
+
+
+class Body:
+    """The values of a request by name, each checked as it is taken; null counts as not given."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def raw(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def whole(self, name: str, default: int, low: int = -_INT64, high: int = _INT64 - 1) -> int:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if type(value) is not int:
+            raise ApiError(400, f"{name} must be a whole number, not {shown(value)}", name)
+        if not low <= value <= high:
+            bound = f"at least {low}" if value < low else f"at most {high}"
+            raise ApiError(400, f"{name} must be {bound}, got {shown(value)}.", name)
+        return value
+
+    def number(self, name: str, low: float, high: float) -> None:
+        value = self._values.get(name)
+        if value is None:
+            return
+        if type(value) not in (int, float):
+            raise ApiError(400, f"{name} must be a number, not {shown(value)}", name)
+        if not low <= value <= high:
+            raise ApiError(400, f"{name} must be in [{low:g}, {high:g}], got {shown(value)}.", name)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ApiError(400, f"{name} must be true or false, not {shown(value)}", name)
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise ApiError(400, f"{name} must be a string, not {shown(value)}", name)
+        return value
+
+
+def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, chat: bool) -> CompletionRequest:
+    """The request in `values`, of /v1/chat/completions if `chat`, else of /v1/completions. ApiError 400 for none."""
+    body = Body(values)
+    prompts = [_chat_prompt(body, words)] if chat else _prompts(body.raw("prompt"), words)
+    longest = max(prompt.num_tokens for prompt in prompts)
+    if longest >= max_model_len:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {max_model_len} tokens. However, your request has {longest} input"
+            " tokens. Please reduce the length of the input messages.",
+            "input_tokens",
+        )
+    room = max_model_len - longest
+    name = "max_completion_tokens" if chat and body.raw("max_completion_tokens") is not None else "max_tokens"
+    max_tokens = body.whole(name, room if chat else min(DEFAULT_MAX_TOKENS, room), low=1)
+    if max_tokens > room:
+        raise ApiError(
+            400,
+            f"'max_tokens' or 'max_completion_tokens' is too large: {max_tokens}. This model's maximum context length"
+            f" is {max_model_len} tokens and your request has {longest} input tokens ({max_tokens} > {max_model_len} -"
+            f" {longest}).",
+            name,
+        )
+    stream = body.flag("stream")
+    options = body.raw("stream_options")
+    if options is not None and not stream:
+        raise ApiError(400, "Stream options can only be defined when `stream=True`.", "stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise ApiError(400, f"stream_options must be an object, not {shown(options)}", "stream_options")
+    body.number("temperature", 0, 1e9)
+    body.number("top_p", 0, 1)
+    body.number("presence_penalty", -2, 2)
+    body.number("frequency_penalty", -2, 2)
+    return CompletionRequest(
+        model=body.text("model"),
+        is_chat=chat,
+        prompts=prompts,
+        n=body.whole("n", 1, low=1, high=MAX_CHOICES),
+        max_tokens=max_tokens,
+        min_tokens=body.whole("min_tokens", 0, low=0, high=max_tokens),
+        ignore_eos=body.flag("ignore_eos"),
+        stop=_stop(body.raw("stop")),
+        stream=stream,
+        include_usage=Body(options or {}).flag("include_usage"),
+        return_token_ids=body.flag("return_token_ids"),
+        echo=body.flag("echo"),
+        priority=body.whole("priority", 0, low=-(1 << 31), high=(1 << 31) - 1),
+        user=body.text("user")[:128],
+    )
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, f"stop must be a string or a list of strings, not {shown(value)}", "stop")
+    if "" in texts:
+        raise ApiError(400, "stop cannot contain an empty string.", "stop")
+    return tuple(texts)
+
+
+def _prompts(value: Any, words: Words) -> list[Prompt]:
+    """One prompt: a text or a list of ids; or several: a list of these."""
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        if len(value) > MAX_CHOICES:
+            raise ApiError(400, f"prompt has {len(value)} prompts, of which {MAX_CHOICES} are taken at most", "prompt")
+        return [_prompt(each, words) for each in value]
+    return [_prompt(value, words)]
+
+
+def _prompt(value: Any, words: Words) -> Prompt:
+    if isinstance(value, str):
+        ids = words.encode(value)
+    elif isinstance(value, list) and all(type(one) is int for one in value):
+        ids = value
+        if ids and not 0 <= min(ids) <= max(ids) < words.vocab_size:
+            bad = next(one for one in ids if not 0 <= one < words.vocab_size)
+            raise ApiError(400, f"Token id {shown(bad)} is out of vocabulary", "prompt")
+    else:
+        raise ApiError(
+            400, f"prompt must be a string, a list of token ids, or a list of these, not {shown(value)}", "prompt"
+        )
+    if not ids:
+        raise ApiError(400, "The decoder prompt cannot be empty", "prompt")
+    return Prompt(ids)
+
+
+def _chat_prompt(body: Body, words: Words) -> Prompt:
+    """The prompt that messages make: a mark of who speaks before each, and one before the answer."""
+    messages = body.raw("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, f"messages must be a list of at least one message, not {shown(messages)}", "messages")
+    parts: list[str] = []
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ApiError(400, f"a message must be an object with a role, not {shown(message)}", "messages")
+        parts += [f"<|{message['role'].strip() or 'user'}|>", _content(message.get("content"))]
+    return Prompt(words.encode(" ".join([*parts, "<|assistant|>"])))
+
+
+def _content(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
+        return " ".join(part["text"] for part in content)
+    raise ApiError(400, f"content must be a string or a list of texts, not {shown(content)}", "messages")

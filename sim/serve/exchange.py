@@ -1,0 +1,236 @@
+"""One request and its answers on their way to the client: whole, or piece by piece as the tokens come.
+
+A client that does not read gets, when it reads again, all that has come since in one piece; nothing is kept for it but
+counts, since the text of a token can be told at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED
+from batchsim.serve.api_error import ApiError
+from batchsim.serve.body import CompletionRequest, Prompt
+from batchsim.serve.connection import Connection
+from batchsim.serve.paced import Answer
+from batchsim.serve.words import Words
+
+EVENTS = "text/event-stream; charset=utf-8"
+_DONE = b"data: [DONE]\n\n"
+
+
+class Engines(Protocol):
+    """What an exchange asks of who made it."""
+
+    words: Words
+
+    def cancel(self, answer: Answer) -> None:
+        """Gives up an answer."""
+        ...
+
+    def rejection(self, answer: Answer) -> ApiError:
+        """The error for an answer that an engine refused, or did not finish."""
+        ...
+
+
+class Choice:
+    """One answer of a request: what of it the client has, and how it ended."""
+
+    __slots__ = ("answer", "finish_reason", "index", "num_sent", "num_tokens", "prompt", "stop_reason")
+
+    def __init__(self, index: int, prompt: Prompt) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.answer: Answer | None = None
+        self.num_tokens = self.num_sent = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | None = None
+
+
+class Exchange:
+    """A request of `choices`, answered on `reply`."""
+
+    def __init__(
+        self, id: str, created_s: int, request: CompletionRequest, reply: Connection, engines: Engines
+    ) -> None:
+        self.id = id
+        self.created_s = created_s
+        self.request = request
+        self.reply = reply
+        self.engines = engines
+        self.choices = [
+            Choice(index, request.prompts[index // request.n]) for index in range(request.n * len(request.prompts))
+        ]
+        self._begun = self._over = False
+        self.ended: Callable[[], None] = lambda: None
+        kind = ("chat.completion.chunk" if request.is_chat else "text_completion") if request.stream else ""
+        its = {"id": id, "object": kind, "created": created_s, "model": request.model}
+        self._head = "data: " + json.dumps(its)[:-1] + ', "choices": [{"index": '
+        reply.hung_up = self.give_up
+        if request.stream:
+            reply.readable = self._catch_up
+
+    def give_up(self) -> None:
+        """Gives up all that has not ended: the client has left."""
+        if self._over:
+            return
+        self._end()
+        for choice in self.choices:
+            if choice.answer is not None:
+                self.engines.cancel(choice.answer)
+
+    def _end(self) -> None:
+        self._over = True
+        self.ended()
+
+    def listener(self, choice: Choice) -> Callable[[Answer], None]:
+        """What to call when more has come of a choice."""
+        return lambda answer: self._told(choice, answer)
+
+    def _told(self, choice: Choice, answer: Answer) -> None:
+        if self._over or choice.finish_reason is not None:
+            return
+        choice.num_tokens = answer.num_tokens
+        self._cut_at_stop(choice, answer)
+        if answer.outcome is not None and choice.finish_reason is None:
+            if answer.outcome != FINISHED:
+                self._fail(answer)
+                return
+            choice.finish_reason = "length" if choice.num_tokens >= answer.asked.max_output_tokens else "stop"
+        if self.request.stream:
+            if not self.reply.is_paused:
+                self._push(choice)
+        elif all(each.finish_reason is not None for each in self.choices):
+            self._end()
+            self.reply.answer(200, self._whole())
+
+    def _fail(self, answer: Answer) -> None:
+        """Ends the exchange with an error: a status where nothing was sent yet, else the last piece."""
+        error = self.engines.rejection(answer)
+        self.give_up()
+        if self._begun:
+            self.reply.write(b"data: " + error.body() + b"\n\n" + _DONE)
+            self.reply.end()
+        else:
+            self.reply.answer(error.status, error.body(), headers=error.headers)
+
+    def _cut_at_stop(self, choice: Choice, answer: Answer) -> None:
+        """Ends a choice where its text has one of the stop strings, as its client asked; the engine is told."""
+        if not self.request.stop or answer.num_tokens <= choice.num_sent:
+            return
+        words, longest = self.engines.words, max(map(len, self.request.stop))
+        start = max(choice.num_sent - longest, 0)
+        for end in range(max(choice.num_sent, self.request.min_tokens) + 1, answer.num_tokens + 1):
+            text = words.decode(words.generated(answer.number, start, end))
+            found = next((stop for stop in self.request.stop if stop in text), None)
+            if found is not None:
+                choice.num_tokens, choice.finish_reason, choice.stop_reason = end, "stop", found
+                self.engines.cancel(answer)
+                return
+
+    # ---- piece by piece
+
+    def _catch_up(self) -> None:
+        for choice in self.choices:
+            if not self._over and not self.reply.is_paused:
+                self._push(choice)
+
+    def _push(self, choice: Choice) -> None:
+        """Sends what has come of a choice and was not sent yet, in one piece."""
+        start, end, answer, request = choice.num_sent, choice.num_tokens, choice.answer, self.request
+        if self.reply.is_gone or answer is None or start < 0 or (start == end and choice.finish_reason is None):
+            return
+        if not self._begun:
+            self._begun = True
+            self.reply.begin(EVENTS)
+        first = start == 0
+        ids = self.engines.words.generated(answer.number, start, end)
+        text = self._text(choice, start, end, ids)
+        more = ""
+        if request.return_token_ids:
+            prompt_ids = json.dumps(choice.prompt.ids) if first else "null"
+            more = f', "prompt_token_ids": {prompt_ids}, "token_ids": {json.dumps(ids)}'
+        finish = "null" if choice.finish_reason is None else f'"{choice.finish_reason}"'
+        stop = "null" if choice.stop_reason is None else json.dumps(choice.stop_reason)
+        if request.is_chat:
+            role = '"role": "assistant", ' if first else ""
+            body = f'"delta": {{{role}"content": {json.dumps(text)}}}'
+        else:
+            body = f'"text": {json.dumps(text)}'
+        tail = f', "logprobs": null, "finish_reason": {finish}, "stop_reason": {stop}{more}}}]}}\n\n'
+        piece = f"{self._head}{choice.index}, {body}{tail}"
+        choice.num_sent = end
+        if choice.finish_reason is not None:
+            choice.num_sent = -1  # all of it, and its end
+            if all(each.num_sent < 0 for each in self.choices):
+                self._end()
+                self.reply.write(piece.encode() + self._last_events())
+                self.reply.end()
+                return
+        self.reply.write(piece.encode())
+
+    def _last_events(self) -> bytes:
+        if not self.request.include_usage:
+            return _DONE
+        head = self._head.partition(', "choices"')[0]
+        return f'{head}, "choices": [], "usage": {json.dumps(self._usage())}}}\n\n'.encode() + _DONE
+
+    def _text(self, choice: Choice, start: int, end: int, ids: list[int]) -> str:
+        text = self.engines.words.decode(ids)
+        if choice.stop_reason is not None and choice.stop_reason in text:
+            text = text[: text.index(choice.stop_reason)]
+        if self.request.echo and start == 0:
+            text = self.engines.words.decode(choice.prompt.ids) + text
+        return text
+
+    # ---- whole
+
+    def _whole(self) -> bytes:
+        request = self.request
+        found: dict[str, Any] = {
+            "id": self.id,
+            "object": "chat.completion" if request.is_chat else "text_completion",
+            "created": self.created_s,
+            "model": request.model,
+            "choices": [self._choice(choice) for choice in self.choices],
+            "usage": self._usage(),
+        }
+        return json.dumps(found).encode()
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        assert choice.answer is not None
+        ids = self.engines.words.generated(choice.answer.number, 0, choice.num_tokens)
+        text = self._text(choice, 0, choice.num_tokens, ids)
+        found: dict[str, Any] = {"index": choice.index}
+        if self.request.is_chat:
+            found["message"] = {"role": "assistant", "content": text}
+        else:
+            found["text"] = text
+        found |= {"logprobs": None, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        if self.request.return_token_ids:
+            found |= {"prompt_token_ids": choice.prompt.ids, "token_ids": ids}
+        return found
+
+    def _usage(self) -> dict[str, Any]:
+        prompt = sum(each.num_tokens for each in self.request.prompts)
+        output = sum(choice.num_tokens for choice in self.choices)
+        cached = sum(choice.answer.cached_tokens for choice in self.choices[:: self.request.n] if choice.answer)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+def rejection(answer: Answer, detail: str) -> ApiError:
+    """The error for an answer that ended otherwise than it should; `detail` has the engine's words."""
+    if answer.outcome == REJECTED and answer.reason == "queue_full":
+        return ApiError(429, f"The queue is full: {detail}.", retry_after_s=1)
+    if answer.outcome == REJECTED:
+        return ApiError(400, f"{answer.reason}: {detail}")
+    if answer.outcome == CANCELLED:
+        return ApiError(500, f"The request was cancelled: {answer.reason}.")
+    return ApiError(503, f"The request was not finished: {answer.reason}.", retry_after_s=1)

@@ -1,0 +1,68 @@
+"""What a server has received as a workload, so that its run is kept, explained and simulated again like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchsim.check.validation.replay import playing
+from batchsim.kernel.types import Arrival
+from batchsim.scenario.point import Setup
+from batchsim.workload.request_columns import RequestSampler
+from batchsim.workload.traces.trace_config import RateScale, TraceConfig
+from batchsim.workload.traces.trace_rows import Ints, TraceRows
+from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
+
+SOURCE = "received"
+_DRAWN = 4096
+
+
+@dataclass(frozen=True)
+class AnswerLengths:
+    """The lengths of answers that end by themselves: those of the scenario's workload, one after another.
+
+    None has fewer tokens than 1; where the scenario has classes they are those of its mix.
+    """
+
+    tokens: Ints
+
+    @classmethod
+    def of(cls, setup: Setup, seed: int) -> AnswerLengths:
+        """The lengths that the workload of `setup` draws with `seed`, or those of its trace in order."""
+        resolved = setup.resolved
+        config = resolved.workload
+        rows = None if config.trace is None else resolved.rows[resolved.trace_seed(seed)]
+        sampler = RequestSampler(config, rows, seed, resolved.max_model_len)
+        size = len(rows) if rows is not None and sampler.of_rows else _DRAWN
+        return cls(sampler.draw(size, rows=rows if sampler.of_rows else None).asked_tokens)
+
+    def of_request(self, number: int) -> int:
+        """The length of answer `number`, in tokens."""
+        return int(self.tokens[number % len(self.tokens)])
+
+
+def received(setup: Setup, arrivals: Sequence[Arrival]) -> Setup:
+    """`setup` whose workload is `arrivals`, by their ids, at their times of sending."""
+    requests = [arrival.request for arrival in arrivals]
+    sent_ns = [a.request.arrival_ns if a.sent_ns is None else a.sent_ns for a in arrivals]
+    columns = (sent_ns, [r.prompt_tokens for r in requests], [r.max_output_tokens for r in requests])
+    times, prompt, output = (np.array(column, np.int64) for column in columns)
+    return _playing(setup, TraceRows(times, prompt, output, SOURCE, SOURCE))
+
+
+def unplayed(setup: Setup) -> Setup:
+    """`setup` whose workload is nothing in particular: for engines whose requests are yet to come."""
+    one = np.ones(1, np.int64)
+    return _playing(setup, TraceRows(0 * one, one, one, SOURCE, SOURCE))
+
+
+def _playing(setup: Setup, rows: TraceRows) -> Setup:
+    config = WorkloadConfig(
+        arrivals=TraceArrivals(),
+        output_cap="exact",
+        trace=TraceConfig(SOURCE, rate_scale=RateScale(1.0, "compress")),
+        frontend=setup.resolved.workload.frontend,
+    )
+    return playing(setup, config, rows)

@@ -1,0 +1,83 @@
+"""A server from its start to SIGTERM, with an event loop that keeps time to less than a millisecond."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import selectors
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from batchsim.base.errors import ScenarioError
+from batchsim.serve.paced import Paced
+from batchsim.serve.server import Server
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop whose timers are not rounded up to whole milliseconds where the system's selector does that."""
+    epoll = getattr(selectors, "EpollSelector", None)
+    if epoll is None:
+        return asyncio.new_event_loop()
+
+    class Exact(epoll):
+        """Waits for the epoll object itself by `select`, which counts microseconds."""
+
+        def select(self, timeout: float | None = None) -> list[Any]:
+            if timeout is not None and timeout > 0:
+                select.select([self.fileno()], [], [], timeout)
+                timeout = 0
+            return super().select(timeout)
+
+    return asyncio.SelectorEventLoop(Exact())
+
+
+def run_server(
+    paced: Paced,
+    model: str,
+    *,
+    host: str,
+    port: int,
+    speed: float,
+    api_key: str,
+    drain_s: float,
+    ready: Callable[[int], None],
+) -> None:
+    """Serves until SIGTERM or Ctrl-C, and then until what is open is answered, at most `drain_s`; a second signal ends
+    that. `ready` is called with the port.
+
+    ScenarioError where the port cannot be had. Raises what the engines raise.
+    """
+
+    async def serve() -> None:
+        server = Server(paced, model, speed, api_key)
+        loop = asyncio.get_running_loop()
+        try:
+            bound = await server.start(host, port)
+        except OSError as error:
+            raise ScenarioError(f"--port {port}: {error.strerror} at {host}. Give another.") from None
+        signalled = asyncio.Event()
+
+        def on_signal() -> None:
+            if signalled.is_set():
+                server.stopped.set()
+            signalled.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        ready(bound)
+        waits = [asyncio.ensure_future(event.wait()) for event in (signalled, server.stopped)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        server.drain()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(server.stopped.wait(), drain_s)
+        server.close()
+        for wait in waits:
+            wait.cancel()
+        await asyncio.sleep(0)
+        if server.failure is not None:
+            raise server.failure
+
+    with asyncio.Runner(loop_factory=event_loop) as runner:
+        runner.run(serve())

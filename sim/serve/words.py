@@ -1,0 +1,41 @@
+"""Text and token ids where no model's tokenizer is at hand: a word is a token.
+
+The text of token 1234 is " 1234", and the token of the word 1234 is 1234, so that an answer sent back as part of the
+next prompt is the same tokens again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from zlib import crc32
+
+_STRIDE, _START = 104_729, 7_919  # primes, so that answers differ and seldom repeat a token
+
+
+class Words:
+    """Words as tokens of a vocabulary of `vocab_size`."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def count(self, text: str) -> int:
+        """Tokens of `text`."""
+        return len(text.split())
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of `text`."""
+        return [self._id(word) for word in text.split()]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the tokens `ids`."""
+        return "".join([f" {id_}" for id_ in ids])
+
+    def generated(self, number: int, start: int, end: int) -> list[int]:
+        """The ids of output tokens `start` to `end` - 1 of answer `number`: the same whenever they are asked for."""
+        size, first = self.vocab_size, number * _START
+        return [(first + j * _STRIDE) % size for j in range(start, end)]
+
+    def _id(self, word: str) -> int:
+        if word.isascii() and word.isdigit() and len(word) < 10 and (number := int(word)) < self.vocab_size:
+            return number
+        return crc32(word.encode()) % self.vocab_size

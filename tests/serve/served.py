@@ -1,0 +1,37 @@
+"""A scenario of milliseconds behind an endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup
+
+SCENARIO = """\
+model: llama-3.1-8b
+cost: {{kind: constant, step: 10ms}}
+kv: {{tokens: 16000}}
+max_model_len: 4096
+workload:
+  arrivals: {{kind: poisson, mean_rate: 20/s}}
+  lengths:
+    prompt: {{kind: fixed, tokens: 100}}
+    output: {{kind: uniform, min: 2, max: 12}}
+  output_cap: 16
+  requests: 40
+  {workload}
+policies:
+  {policy}
+{more}
+slo: ttft<1s & tpot<50ms @ 99%
+seeds: 1
+"""
+
+
+def setup_of(policy: str, more: str = "", workload: str = "") -> Setup:
+    """The setup of a scenario whose steps take 10 ms each, under one policy."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "served.yaml"
+        path.write_text(SCENARIO.format(policy=policy, more=more, workload=workload))
+        return Setup.of(load_scenario(str(path)))

@@ -1,0 +1,136 @@
+"""Engines told the time by a server leave the records of a simulation of the same arrivals."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from batchsim.drive.fleet.simulate_fleet import simulate_fleet
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED
+from batchsim.kernel.types import Arrival, Request
+from batchsim.serve.paced import Answer, Asked, Paced
+from batchsim.serve.received import unplayed
+from tests.serve.served import setup_of
+
+POLICIES = {
+    "vllm": "vllm: {max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}",
+    "sglang": "sglang: {chunked_prefill_size: 512, disable_radix_cache: true}",
+    "continuous": "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}",
+    "static": "static: {batch_size: 4, max_wait: 100ms}",
+}
+
+
+class Sent:
+    """A workload of arrivals that were sent before."""
+
+    def __init__(self, arrivals: list[Arrival]) -> None:
+        self._arrivals = arrivals
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return iter(self._arrivals)
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        return None
+
+
+def served(paced: Paced, count: int, seed: int = 1) -> list[Answer]:
+    """Sends `count` requests at random times, of which the server's clock shows but few, and drains."""
+    rng, now_ns, answers = random.Random(seed), 0, []
+    for _ in range(count):
+        now_ns += rng.randrange(1, 60_000_000)
+        if rng.random() < 0.7:
+            paced.run_to(now_ns)
+        cap = rng.randrange(1, 30)
+        asked = Asked(rng.randrange(1, 400), cap, rng.randrange(1, cap + 1))
+        answers.append(paced.send(asked, now_ns, lambda answer: None))
+    paced.run_to(now_ns)
+    paced.drain()
+    while paced.answers:
+        paced.run_to(int(paced.next_ns))
+    return answers
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_records_are_those_of_a_simulation_of_the_same_arrivals(policy: str) -> None:
+    """However seldom the clock was looked at, steps and requests are what `run` makes of the same arrivals."""
+    setup = setup_of(POLICIES[policy])
+    paced = Paced(setup, setup.scenario.specs[0])
+    served(paced, 120)
+    records, _ = paced.close(paced.now_ns)
+    playing = unplayed(setup)
+    core = playing.engine(setup.scenario.specs[0], playing.workload(1.0, 0))
+    simulate(core, Sent(paced.arrivals_sent))
+    simulated = core.recorder.records()
+    assert len(records.requests) == 120
+    for name in records.requests.dtype.names or ():
+        np.testing.assert_array_equal(records.requests[name], simulated.requests[name], name)
+    for name in records.steps.dtype.names or ():
+        np.testing.assert_array_equal(records.steps[name], simulated.steps[name], name)
+
+
+def test_replicas_behind_a_router_are_those_of_a_simulation() -> None:
+    """With replicas, requests go where the router of `run` sends them, and steps are the same on each."""
+    setup = setup_of(POLICIES["continuous"], "replicas: {count: 3, router: shortest_queue}")
+    spec = setup.scenario.specs[0]
+    paced = Paced(setup, spec)
+    served(paced, 150)
+    records, spans = paced.close(paced.now_ns)
+    playing = unplayed(setup)
+    workload = playing.workload(1.0, 0)
+    config = setup.scenario.file.replicas
+    assert config is not None
+    fleet = simulate_fleet(
+        lambda replica: playing.group_of(replica).setup.engine(spec, workload),
+        config.chosen_router.build(0),
+        config.plan,
+        Sent(paced.arrivals_sent),
+        feeds_back=False,
+    )
+    assert records.replicas is not None and fleet.records.replicas is not None
+    np.testing.assert_array_equal(records.replicas.requests, fleet.records.replicas.requests)
+    np.testing.assert_array_equal(records.requests["ended_ns"], fleet.records.requests["ended_ns"])
+    np.testing.assert_array_equal(records.steps["start_ns"], fleet.records.steps["start_ns"])
+    assert len(spans) == 3
+
+
+def test_tokens_are_told_one_by_one_when_their_steps_end() -> None:
+    """Who asked hears of each token once the clock has passed the end of its step, and not before."""
+    setup = setup_of(POLICIES["continuous"])
+    paced, heard = Paced(setup, setup.scenario.specs[0]), []
+    answer = paced.send(Asked(10, 3, 3), 0, lambda answer: heard.append((answer.num_tokens, answer.outcome)))
+    for ms in (9, 10, 11, 20, 21, 29, 31):
+        paced.run_to(ms * 1_000_000)
+        heard.append(ms)
+    assert heard == [9, 10, (1, None), 11, 20, (2, None), 21, 29, (3, FINISHED), 31]
+    assert answer.outcome == FINISHED
+
+
+def test_one_given_up_leaves_the_engine_at_the_end_of_the_step() -> None:
+    """A cancelled request frees its KV at the next boundary; its row says who ended it and how far it was."""
+    setup = setup_of(POLICIES["continuous"])
+    paced = Paced(setup, setup.scenario.specs[0])
+    answer = paced.send(Asked(100, 50, 50), 0, lambda answer: None)
+    paced.run_to(25_000_000)
+    paced.cancel(answer, 25_000_000)
+    paced.run_to(200_000_000)
+    assert answer.outcome == CANCELLED
+    (engine,) = paced.engines()
+    assert engine.core.scheduler.kv.num_free == engine.core.scheduler.kv.num_blocks
+    records, _ = paced.close(paced.now_ns)
+    assert records.requests["output_tokens"].tolist() == [3]
+    assert records.requests["ended_ns"].tolist() == [30_000_001]
+
+
+def test_what_is_open_at_the_end_is_unfinished() -> None:
+    """No request is lost: those in a batch and those on their way to an engine end unfinished."""
+    setup = setup_of(POLICIES["continuous"], workload="frontend: {request: 1s}")
+    paced = Paced(setup, setup.scenario.specs[0])
+    paced.send(Asked(100, 50, 50), 0, lambda answer: None)
+    paced.run_to(1_100_000_000)
+    paced.send(Asked(100, 50, 50), 1_100_000_000, lambda answer: None)
+    records, _ = paced.close(1_200_000_000)
+    assert records.requests["outcome"].tolist() == [UNFINISHED, UNFINISHED]

@@ -1,0 +1,196 @@
+"""The endpoint by HTTP, in this process, a hundred times faster than the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("h11", reason="batchsim serve needs h11")
+
+from batchsim.serve.connection import Limits
+from batchsim.serve.paced import Paced
+from batchsim.serve.server import Server
+from tests.serve.served import setup_of
+
+CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+class Client:
+    """Talks to a server, raw."""
+
+    def __init__(self, server: Server, port: int) -> None:
+        self.server = server
+        self.port = port
+
+    async def raw(self, data: bytes, *, eof: bool = False) -> bytes:
+        """All that the server says to `data` until it closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        if eof:
+            writer.write_eof()
+        try:
+            return await asyncio.wait_for(reader.read(), 10)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the answer to one request."""
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", f"content-length: {len(data)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head, _, rest = (await self.raw("\r\n".join([*lines, "", ""]).encode() + data)).partition(b"\r\n\r\n")
+        first, *others = head.decode().split("\r\n")
+        found = {name.lower(): value for name, _, value in (line.partition(": ") for line in others)}
+        return int(first.split()[1]), found, _unchunked(rest) if "transfer-encoding" in found else rest
+
+    async def json(self, path: str, body: Any = None) -> Any:
+        """The JSON of a 200."""
+        status, _, text = await self.call("GET" if body is None else "POST", path, body)
+        assert status == 200, text
+        return json.loads(text)
+
+    async def events(self, path: str, body: Any) -> list[Any]:
+        """The events of a stream, which must end as streams end."""
+        status, headers, text = await self.call("POST", path, body | {"stream": True})
+        assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream"), text
+        *pieces, done, rest = text.decode().split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(piece.removeprefix("data: ")) for piece in pieces]
+
+
+def _unchunked(data: bytes) -> bytes:
+    found = b""
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        found, data = found + data[: int(size, 16)], data[int(size, 16) + 2 :]
+    return found
+
+
+def ask(
+    use: Callable[[Client], Awaitable[Any]],
+    policy: str = CONTINUOUS,
+    more: str = "",
+    *,
+    speed: float = 100,
+    limits: Limits | None = None,
+    api_key: str = "",
+) -> Any:
+    """What `use` returns of a client of a new server."""
+
+    async def run() -> Any:
+        setup = setup_of(policy, more)
+        server = Server(Paced(setup, setup.scenario.specs[0]), "m", speed, api_key, limits or Limits())
+        port = await server.start("127.0.0.1", 0)
+        try:
+            return await asyncio.wait_for(use(Client(server, port)), 30)
+        finally:
+            server.close()
+
+    return asyncio.run(run())
+
+
+def test_a_completion_has_the_tokens_asked_for() -> None:
+    """With ignore_eos there are max_tokens tokens, and usage counts them and those of the prompt."""
+    found = ask(lambda c: c.json(COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 7, "ignore_eos": True}))
+    assert (found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]) == (3, 7)
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert len(found["choices"][0]["text"].split()) == 7
+    assert (found["object"], found["model"]) == ("text_completion", "m")
+
+
+def test_a_stream_brings_a_piece_a_token_and_usage_last() -> None:
+    """Each token is an event, the last of which says why it ended; usage comes after, if asked for."""
+    asked = {"prompt": "one two", "max_tokens": 5, "ignore_eos": True, "return_token_ids": True}
+    events = ask(lambda c: c.events(COMPLETIONS, asked | {"stream_options": {"include_usage": True}}))
+    *pieces, usage = events
+    assert [len(piece["choices"][0]["token_ids"]) for piece in pieces] == [1] * 5
+    assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None] * 4 + ["length"]
+    assert usage["choices"] == [] and usage["usage"]["total_tokens"] == 7
+    assert len(pieces[0]["choices"][0]["prompt_token_ids"]) == 2
+    texts = "".join(piece["choices"][0]["text"] for piece in pieces)
+    assert texts.split() == [str(id_) for piece in pieces for id_ in piece["choices"][0]["token_ids"]]
+
+
+def test_without_ignore_eos_answers_end_as_the_scenario_has_it() -> None:
+    """Lengths are the scenario's, 2 to 12 tokens, and an answer that ended by itself says `stop`."""
+
+    async def use(client: Client) -> list[Any]:
+        return [await client.json(COMPLETIONS, {"prompt": [1], "max_tokens": 100}) for _ in range(10)]
+
+    found = ask(use)
+    lengths = [each["usage"]["completion_tokens"] for each in found]
+    assert all(2 <= length <= 12 for length in lengths) and len(set(lengths)) > 1
+    assert {each["choices"][0]["finish_reason"] for each in found} == {"stop"}
+
+
+def test_chat_streams_deltas_with_a_role_first() -> None:
+    """A chat answer is told in deltas, the first of which says who speaks."""
+    asked = {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2, "ignore_eos": True}
+    first, last = ask(lambda c: c.events(CHAT, asked))
+    assert first["choices"][0]["delta"]["role"] == "assistant" and "role" not in last["choices"][0]["delta"]
+    assert first["object"] == "chat.completion.chunk"
+
+
+def test_what_is_no_request_is_refused_with_a_reason() -> None:
+    """Every refused request gets 400 or 404 and a message in the form of OpenAI's errors."""
+    bad: list[tuple[Any, str]] = [
+        (b"{", "JSON"),
+        (b"\xff\xfe", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        ([], "object"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": [1, -1]}, "vocabulary"),
+        ({"prompt": [1, 10**9]}, "vocabulary"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": [1], "max_tokens": 0}, "at least 1"),
+        ({"prompt": [1], "max_tokens": -5}, "at least 1"),
+        ({"prompt": [1], "max_tokens": 1.5}, "whole"),
+        ({"prompt": [1], "max_tokens": True}, "whole"),
+        ({"prompt": [1], "max_tokens": 5000}, "maximum context length is 4096"),
+        ({"prompt": [1] * 4096}, "maximum context length is 4096"),
+        ({"prompt": [1], "n": 0}, "at least 1"),
+        ({"prompt": [1], "n": 10**6}, "at most"),
+        ({"prompt": [1], "stop": [""]}, "empty"),
+        ({"prompt": [1], "stop": 3}, "stop"),
+        ({"prompt": [1], "temperature": -1}, "temperature"),
+        ({"prompt": [1], "temperature": "hot"}, "temperature"),
+        ({"prompt": [1], "stream": "yes"}, "stream"),
+        ({"prompt": [1], "stream_options": {}}, "stream=True"),
+        ({"prompt": [1], "priority": 1 << 40}, "priority"),
+        ({"prompt": [1], "model": "other"}, "does not exist"),
+        ({"prompt": [1], "user": 7}, "user"),
+    ]
+
+    async def use(client: Client) -> list[tuple[int, Any]]:
+        found = [await client.call("POST", COMPLETIONS, body) for body, _ in bad]
+        assert not client.server.paced.arrivals_sent
+        return [(status, json.loads(text)) for status, _, text in found]
+
+    for (body, word), (status, text) in zip(bad, ask(use), strict=True):
+        assert status == (404 if word == "does not exist" else 400), (body, text)
+        assert word in text["error"]["message"] and text["error"]["code"] == status
+
+
+def test_who_hangs_up_frees_the_engine() -> None:
+    """A client that leaves amid a stream ends its request, and its KV is free."""
+
+    async def use(client: Client) -> tuple[int, bool]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        body = json.dumps({"prompt": [1] * 50, "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        await reader.readuntil(b'"finish_reason"')
+        writer.close()
+        (engine,) = client.server.paced.engines()
+        kv = engine.core.scheduler.kv
+        while client.server.exchanges or kv.num_free < kv.num_blocks:
+            await asyncio.sleep(0)
+        return len(client.server.paced.answers), kv.num_free == kv.num_blocks
+
+    assert ask(use, speed=10) == (0, True)
