@@ -12,7 +12,7 @@ from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.drive.fleet.scaling.kinds import Scaler
-from batchsim.scenario.deployment_config import ScenarioCost
+from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.workload.tagged import ByKind
 
