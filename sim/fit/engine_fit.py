@@ -111,7 +111,7 @@ def fit_engine(
     The kernel is the scenario's cost without its host; with a constant, linear or free cost there is none, and the
     free form begins with its numbers. MeasuredError or ScenarioError where runs or scenario do not fit each other.
     """
-    _check(setup, runs)
+    _check(setup, [*runs, *held_out])
     spec_of = spec if callable(spec) else lambda _: spec
     case = _case(setup, spec_of, runs)
     replays = [replay(setup, run) for run in runs]
@@ -154,6 +154,12 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
         raise ScenarioError(f"{scenario.places['cost']}: cost is a fit already. Name the kernel, or {{kind: free}}.")
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
+    models = sorted({run.model for run in runs if run.model})
+    if len(models) > 1:
+        other = next(run for run in runs if run.model == models[1])
+        raise MeasuredError(
+            f"{other.name}: the files are of {len(models)} models ({', '.join(models)}). Give those of one."
+        )
     for run in runs:
         if not {"ttft_mean_s", "tpot_mean_s", "e2e_mean_s"} & run.figures.keys():
             raise MeasuredError(f"{run.name}: has no mean TTFT, TPOT or E2E to fit to. Give a file with one.")
