@@ -116,7 +116,8 @@ def fit_engine(
     case = _case(setup, spec_of, runs)
     replays = [replay(setup, run) for run in runs]
     solved = solve(case, replays, say)
-    known = identify(case, solved)
+    ahead = any(spec_of(run).config.traits.loop.is_ahead for run in runs)
+    known = identify(case, solved, ahead=ahead)
     fitted = with_fit(setup, case.cost(solved.values), solved.values["frontend"])
     steep = {one.run: one.steep for one in solved.equations if one.rows.latency != "tpot"}
     say("errors of the given loads")
@@ -125,11 +126,11 @@ def fit_engine(
     say("errors of the loads held out")
     apart = [_held_out_error(case, fitted, solved, replay(setup, run)) for run in held_out]
     terms = StepTerms(**{name: solved.values[name] for name in TERMS})
-    notes = _notes(case, solved, [*replays])
     words = _words(runs)
     way = solved.values["frontend"]
     every = (*runs, *held_out)
     specs = tuple({each.name: each for each in map(spec_of, every)}.values())
+    notes = _notes(case, solved, replays)
     return EngineFit(
         setup, specs, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
     )
