@@ -34,6 +34,17 @@ _SETTLES = {
     frozenset(("frontend", "prompt_token")): "a run of one request at a time with other prompt lengths",
     frozenset(("beside_token", "context_token")): "a run of long prompts beside many decodes, and one without",
 }
+LARGER = {
+    "kernel": "prompts of thousands of tokens, or many requests at a time",
+    "base": "one request at a time",
+    "sequence": "as many requests at a time as the engine takes",
+    "prompt_token": "long prompts and short answers",
+    "context_token": "many requests of long contexts",
+    "beside_token": "long prompts beside many decodes",
+    "pair": "prompts of many thousands of tokens",
+    "frontend": "one request at a time, of short prompts",
+}
+"""Of each term, a load in which it makes a larger share of a latency."""
 _LAG = "runs of a larger or smaller model on the same server"
 _OTHERWISE = "a run of other lengths, and one at another load"
 

@@ -43,6 +43,7 @@ def test_the_fit_of_a_folder_is_a_cost(folder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "base" in done.stdout and "identified" in done.stdout and "condition number" in done.stdout
     assert "KV was never full" in done.stdout and "held out" in done.stdout
+    assert "- pair is small beside its interval: a run of prompts of many thousands of tokens" in done.stdout
     written = json.loads(mine.read_text())
     assert written["frontend"]["request"] == pytest.approx(12e6, rel=0.05)
     assert len(written["files"]) == 4 and written["claims"]["tpot_mean_s"] >= 0.015
