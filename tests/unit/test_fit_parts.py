@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import Client, MeasuredRun
 from batchsim.check.validation.replay import replay
 from batchsim.cost.fitted import TERMS, Fitted, Free, StepTerms
+from batchsim.cost.profile import load_profile
 from batchsim.fit.held_out import FLOORS, LoadError, claims_of, load_error, split
 from batchsim.fit.identify import Term
 from batchsim.fit.solve import Case, Equations, simulate_all
@@ -162,6 +164,16 @@ def test_a_fit_over_a_kernel_is_of_that_kernel_alone(tmp_path: Path) -> None:
     assert scenario_of(tmp_path, fit | {"kernel_source": source}).cost.describe() == setup.cost.describe()
     with pytest.raises(ScenarioError, match=r"use.yaml:3: cost: was fitted with the kernel 'another'"):
         scenario_of(tmp_path, fit | {"kernel_source": "another"})
+
+
+def test_a_fit_over_a_measured_profile_keeps_its_measured_kv(tmp_path: Path) -> None:
+    """The profile's file stands beside the fit's."""
+    profile = replace(load_profile("h100-llama-3.1-8b-aiconfigurator"), num_blocks=1234, block_size=16)
+    (tmp_path / "p.json").write_text(profile.to_json())
+    (tmp_path / "mine.json").write_text(json.dumps(FIT | {"kernel": {"kind": "profile", "profile": "p.json"}}))
+    (tmp_path / "use.yaml").write_text(scenario_text("cost: mine.json").replace("kv: {tokens: 400000}\n", ""))
+    setup = Setup.of(load_scenario(str(tmp_path / "use.yaml")))
+    assert isinstance(setup.cost, Fitted) and setup.kv.num_blocks == 1234
 
 
 @pytest.mark.parametrize(
