@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from batchsim.check.validation.replay import Replay, replay
 from batchsim.cost import Cost, Free, Linear, Scaled
 from batchsim.cost.constant import Constant
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
-from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths
+from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths, short_names
 from batchsim.fit.identify import Identified, identify
 from batchsim.fit.solve import Case, Solved, simulate_all, solve, with_fit
 from batchsim.scenario.config import PolicySpec
@@ -127,10 +127,12 @@ def fit_engine(
     apart = [_held_out_error(case, fitted, solved, replay(setup, run)) for run in held_out]
     terms = StepTerms(**{name: solved.values[name] for name in TERMS})
     words = _words(runs)
-    way = solved.values["frontend"]
     every = (*runs, *held_out)
+    short = short_names(every)
+    given, apart = ([replace(one, name=short[one.name]) for one in ones] for ones in (given, apart))
+    way = solved.values["frontend"]
     specs = tuple({each.name: each for each in map(spec_of, every)}.values())
-    notes = _notes(case, solved, replays)
+    notes = _notes(case, solved, replays, short)
     return EngineFit(
         setup, specs, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
     )
@@ -216,8 +218,14 @@ def _words(runs: Sequence[MeasuredRun]) -> str:
     return f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} of {shown}"
 
 
-def _notes(case: Case, solved: Solved, replays: Sequence[Replay]) -> tuple[str, ...]:
-    found = [f"{one.run.name}: {note}" for one in replays for note in (*one.run.notes, *one.notes)]
+def _notes(case: Case, solved: Solved, replays: Sequence[Replay], short: Mapping[str, str]) -> tuple[str, ...]:
+    of: dict[str, list[str]] = {}
+    for one in replays:
+        for note in (*one.run.notes, *one.notes):
+            of.setdefault(note, []).append(short[one.run.name])
+    found = [
+        f"{'all runs' if len(names) == len(replays) > 1 else ', '.join(names)}: {note}" for note, names in of.items()
+    ]
     least = min(one.kv_free for one in solved.equations)
     if least:
         found.append(
@@ -226,4 +234,4 @@ def _notes(case: Case, solved: Solved, replays: Sequence[Replay]) -> tuple[str, 
         )
     if not solved.settled:
         found.append(f"after {solved.rounds} rounds the terms still moved: the data hold them loosely")
-    return tuple(dict.fromkeys(found))
+    return tuple(found)

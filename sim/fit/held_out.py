@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from batchsim.base.errors import MeasuredError
 from batchsim.check.measured.run import MeasuredRun
@@ -36,6 +37,15 @@ class LoadError:
     def exceeded(self, claims: Mapping[str, float]) -> list[str]:
         """The figures that err by more than is claimed."""
         return [name for name, error in self.errors.items() if error is None or abs(error) > claims[name]]
+
+
+def short_names(runs: Sequence[MeasuredRun]) -> dict[str, str]:
+    """By name of each run a shorter one that tells it from the others: its part of the one file that there is, or the
+    file without its folder."""
+    short = {run.name: f"{Path(run.source).name} ({run.part})" if run.part else Path(run.source).name for run in runs}
+    if len({run.source for run in runs}) == 1:
+        short = {run.name: run.part or short[run.name] for run in runs}
+    return short if len({*short.values()}) == len(short) else {name: name for name in short}
 
 
 def loads_of(runs: Sequence[MeasuredRun]) -> list[list[MeasuredRun]]:

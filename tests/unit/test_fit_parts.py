@@ -17,7 +17,7 @@ from batchsim.check.measured.run import Client, MeasuredRun
 from batchsim.check.validation.replay import replay
 from batchsim.cost.fitted import TERMS, Fitted, Free, StepTerms
 from batchsim.cost.profile import load_profile
-from batchsim.fit.held_out import FLOORS, LoadError, claims_of, load_error, split
+from batchsim.fit.held_out import FLOORS, LoadError, claims_of, load_error, short_names, split
 from batchsim.fit.identify import Term
 from batchsim.fit.solve import Case, Equations, simulate_all
 from batchsim.fit.windows import NAMES, Rows, rows_of
@@ -82,6 +82,16 @@ def test_the_second_load_and_every_third_after_it_are_held_out_but_never_the_hea
     assert [run.source for run in held] == ["a", "b"] and [run.source for run in given] == ["1", "3", "4", "5"]
     _, held = split([rated(4, 100), rated(2, 100), rated(2, 1000)])
     assert [run.source for run in held] == ["4"]
+
+
+def test_runs_are_called_by_as_little_as_tells_them_apart() -> None:
+    """The part of one file; the file without its folder, unless two are called the same."""
+    parts = [replace(rated(1), source="x/a.csv", part=part) for part in ("one", "two")]
+    assert [*short_names(parts).values()] == ["one", "two"]
+    apart = [rated(1, name="x/a.csv"), rated(2, name="x/b.csv")]
+    assert [*short_names(apart).values()] == ["a.csv", "b.csv"]
+    alike = [rated(1, name="x/a.csv"), rated(2, name="y/a.csv")]
+    assert [*short_names(alike).values()] == ["x/a.csv", "y/a.csv"]
 
 
 def test_fewer_than_three_loads_are_refused() -> None:
