@@ -1,6 +1,6 @@
 """Fits vLLM as others measured it, and predicts what it was not shown.
 
-    python -m tools.measured_engines FOLDER [h100] [rtx4090] [-o NAME.json]
+    python -m tools.measured_engines FOLDER [h100] [rtx4090] [-o NAME]     writes NAME.json and NAME.md
 
 FOLDER holds `kubecon_na_2025_h100.csv` and `rtx4090_llama-3.1-8b/`: kubernetes-sigs/inference-perf @ 7de5ef2,
 demos/kubecon-na-2025 (Apache-2.0), and casys-kaist/LLMServingSim @ 5daddb2, bench/examples/RTX4090/Llama-3.1-8B (MIT).
@@ -38,7 +38,6 @@ from batchsim.scenario.point import Setup
 
 GIVEN = {"vllm": (1, 2, 5), "vllm+chunking_and_prefix_caching": (1, 3, 5)}
 """Stages that are fitted, by configuration: below, near and above saturation."""
-NO_STEPS = "a workload that is replaced by the measured one"
 _WORKLOAD = """
 workload:
   arrivals: {kind: poisson, mean_rate: 1/s}
@@ -144,6 +143,18 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def table(name: str, found: EngineFit, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines of Markdown: the terms, and a row for each point with its errors in percent."""
+    head = [*rows[0]]
+    cells = [[f"{100 * x:+.1f}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
+    lines = [f"## {name}", "", f"{found.terms}; way from the client {found.frontend_ns / 1e6:.2f} ms", ""]
+    lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
+    if name == "h100":
+        its = ", ".join(f"{key} {100 * x:.1f} %" for key, x in medians(rows).items())
+        lines += ["", f"Median error without its sign, that of TTFT away from the knee: {its}"]
+    return [*lines, ""]
+
+
 def main(arguments: Sequence[str]) -> None:
     """Prints both fits and their errors in percent, and with -o writes them."""
     words = list(arguments)
@@ -151,21 +162,23 @@ def main(arguments: Sequence[str]) -> None:
     folder, *which = [word for word in words if word != "-o"] or [""]
     if not Path(folder).is_dir():
         raise CalibrationError(f"{folder or 'FOLDER'}: no such folder. Give that of the measured engines.")
-    wholes: dict[str, Any] = {}
+    made = provenance()
+    wholes: dict[str, Any] = {"made": made}
+    lines = [f"# vLLM as others measured it, fitted and predicted (commit {made['commit']})", ""]
+    lines += [
+        "Errors of means in percent, simulated / measured − 1. `python -m tools.measured_engines` says the rest.",
+        "",
+    ]
     for name, fit in (("h100", fit_h100), ("rtx4090", fit_rtx4090)):
         if which and name not in which:
             continue
         found, rows = fit(Path(folder))
-        print(f"{name}: {found.terms}; way from the client {found.frontend_ns / 1e6:.2f} ms")
-        for row in rows:
-            print(" ".join(f"{100 * x:+7.1f}" if isinstance(x, float) else str(x) for x in row.values()))
-        whole: dict[str, Any] = {"terms": asdict(found.terms), "frontend_ns": found.frontend_ns, "points": rows}
-        if name == "h100":
-            whole["medians"] = medians(rows)
-            print("median |error|: " + ", ".join(f"{key} {100 * x:.1f} %" for key, x in whole["medians"].items()))
-        wholes[name] = whole
+        lines += table(name, found, rows)
+        wholes[name] = {"terms": asdict(found.terms), "frontend_ns": found.frontend_ns, "points": rows}
+    print("\n".join(lines))
     if out is not None:
-        write_text(out, json.dumps(wholes | {"made": provenance()}, indent=1) + "\n")
+        write_text(out.with_suffix(".json"), json.dumps(wholes, indent=1) + "\n")
+        write_text(out.with_suffix(".md"), "\n".join(lines))
 
 
 if __name__ == "__main__":

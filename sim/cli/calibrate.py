@@ -23,6 +23,8 @@ _ANOTHER = "Give -o another path."
 _LISTS = ("--bench", "--hold-out")
 """Options that take all the values up to the next option, so that a shell's *.json can follow them."""
 
+_OF_BENCH = ("bench", "scenario", "hold_out", "part", "policy", "set_", "force", "allow_code")
+
 
 class _Group(OneLineGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -84,9 +86,8 @@ def calibrate(
     """
     if context.invoked_subcommand is not None:
         return
+    _check_given(context, bench=bool(bench))
     if bench:
-        if model is not None or device is not None:
-            raise CalibrationError("--bench: the scenario says model and device. Drop --model and --device.")
         calibrate_bench(
             bench,
             scenario,
@@ -99,10 +100,6 @@ def calibrate(
             allow_code=allow_code,
         )
         return
-    beside = (("--scenario", scenario), ("--hold-out", hold_out), ("--part", part), ("--policy", policy))
-    for given, value in (*beside, ("--set", set_), ("--force", force)):
-        if value:
-            raise CalibrationError(f"{given}: is of --bench. Add the files of measured runs, or drop it.")
     for given, value in (("--model", model), ("--device", device), ("-o", out)):
         if value is None:
             raise CalibrationError(f"calibrate: {given} is missing. Give --model, --device and -o PROFILE.")
@@ -131,6 +128,18 @@ def calibrate(
         profile = measure(options, out, progress)
     typer.echo(summary(profile))
     typer.echo(f"{out}: use it with cost: {out}, look at it with batchsim calibrate show {out}")
+
+
+def _check_given(context: typer.Context, *, bench: bool) -> None:
+    """CalibrationError for an option that is of measured runs alone, or of measuring alone, beside the other."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name == "out" or (name in _OF_BENCH) == bench:
+            continue
+        option_name = f"--{name.strip('_').replace('_', '-')}"
+        if bench:
+            raise CalibrationError(f"{option_name}: nothing is measured with --bench. Drop one of them.")
+        raise CalibrationError(f"{option_name}: is of --bench. Add the files of measured runs, or drop it.")
 
 
 @calibrate_app.command()

@@ -45,11 +45,12 @@ class StepTerms(Config):
     pair: Nanoseconds = 0.0
 
     def __str__(self) -> str:
-        units = {"sequence": " a sequence", "prompt_token": " a prompt token", "context_token": " a context token"}
-        units |= {"base": "", "beside_token": " a context token beside a chunk", "pair": " a query-key pair"}
+        units = {"base": "", "sequence": " a sequence", "prompt_token": " a prompt token"}
+        units |= {"context_token": " a context token", "beside_token": " a context token beside a chunk"}
+        units |= {"pair": " a query-key pair"}
         parts = [f"{self.kernel:.3g} × kernel"] if self.kernel else []
         parts += [f"{_short(ns)}{unit}" for name, unit in units.items() if (ns := getattr(self, name))]
-        return " + ".join(sorted(parts, key=lambda text: "kernel" not in text)) or "nothing"
+        return " + ".join(parts) or "nothing"
 
 
 TERMS = tuple(field.name for field in fields(StepTerms))

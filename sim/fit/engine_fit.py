@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from batchsim.check.validation.replay import Replay, replay
 from batchsim.cost import Cost, Free, Linear, Scaled
 from batchsim.cost.constant import Constant
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
-from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths
+from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths, short_names
 from batchsim.fit.identify import Identified, identify
 from batchsim.fit.solve import Case, Solved, simulate_all, solve, with_fit
 from batchsim.scenario.config import PolicySpec
@@ -111,12 +111,13 @@ def fit_engine(
     The kernel is the scenario's cost without its host; with a constant, linear or free cost there is none, and the
     free form begins with its numbers. MeasuredError or ScenarioError where runs or scenario do not fit each other.
     """
-    _check(setup, runs)
+    _check(setup, [*runs, *held_out])
     spec_of = spec if callable(spec) else lambda _: spec
     case = _case(setup, spec_of, runs)
     replays = [replay(setup, run) for run in runs]
     solved = solve(case, replays, say)
-    known = identify(case, solved)
+    ahead = any(spec_of(run).config.traits.loop.is_ahead for run in runs)
+    known = identify(case, solved, ahead=ahead)
     fitted = with_fit(setup, case.cost(solved.values), solved.values["frontend"])
     steep = {one.run: one.steep for one in solved.equations if one.rows.latency != "tpot"}
     say("errors of the given loads")
@@ -125,11 +126,13 @@ def fit_engine(
     say("errors of the loads held out")
     apart = [_held_out_error(case, fitted, solved, replay(setup, run)) for run in held_out]
     terms = StepTerms(**{name: solved.values[name] for name in TERMS})
-    notes = _notes(case, solved, [*replays])
     words = _words(runs)
-    way = solved.values["frontend"]
     every = (*runs, *held_out)
+    short = short_names(every)
+    given, apart = ([replace(one, name=short[one.name]) for one in ones] for ones in (given, apart))
+    way = solved.values["frontend"]
     specs = tuple({each.name: each for each in map(spec_of, every)}.values())
+    notes = _notes(case, solved, replays, short)
     return EngineFit(
         setup, specs, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
     )
@@ -154,6 +157,12 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
         raise ScenarioError(f"{scenario.places['cost']}: cost is a fit already. Name the kernel, or {{kind: free}}.")
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
+    models = sorted({run.model for run in runs if run.model})
+    if len(models) > 1:
+        other = next(run for run in runs if run.model == models[1])
+        raise MeasuredError(
+            f"{other.name}: the files are of {len(models)} models ({', '.join(models)}). Give those of one."
+        )
     for run in runs:
         if not {"ttft_mean_s", "tpot_mean_s", "e2e_mean_s"} & run.figures.keys():
             raise MeasuredError(f"{run.name}: has no mean TTFT, TPOT or E2E to fit to. Give a file with one.")
@@ -209,8 +218,14 @@ def _words(runs: Sequence[MeasuredRun]) -> str:
     return f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} of {shown}"
 
 
-def _notes(case: Case, solved: Solved, replays: Sequence[Replay]) -> tuple[str, ...]:
-    found = [f"{one.run.name}: {note}" for one in replays for note in (*one.run.notes, *one.notes)]
+def _notes(case: Case, solved: Solved, replays: Sequence[Replay], short: Mapping[str, str]) -> tuple[str, ...]:
+    of: dict[str, list[str]] = {}
+    for one in replays:
+        for note in (*one.run.notes, *one.notes):
+            of.setdefault(note, []).append(short[one.run.name])
+    found = [
+        f"{'all runs' if len(names) == len(replays) > 1 else ', '.join(names)}: {note}" for note, names in of.items()
+    ]
     least = min(one.kv_free for one in solved.equations)
     if least:
         found.append(
@@ -219,4 +234,4 @@ def _notes(case: Case, solved: Solved, replays: Sequence[Replay]) -> tuple[str, 
         )
     if not solved.settled:
         found.append(f"after {solved.rounds} rounds the terms still moved: the data hold them loosely")
-    return tuple(dict.fromkeys(found))
+    return tuple(found)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost import Cost, Scaled, with_drafter
+from batchsim.cost import Cost, Fitted, Scaled, with_drafter
 from batchsim.cost.presets import under_preset
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
@@ -363,7 +363,8 @@ def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
 
     They are the same for every policy, beside the largest step that any of them may take.
     """
-    kv, deployment, profile = scenario.file.kv, cost.deployment, cost.profile
+    kernel = cost.kernel if isinstance(cost, Fitted) else None
+    kv, deployment, profile = scenario.file.kv, cost.deployment, (kernel or cost).profile
     if kv.tokens is not None:
         return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
     if deployment is None:

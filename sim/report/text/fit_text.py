@@ -7,7 +7,7 @@ import math
 from batchsim.base.units import format_duration
 from batchsim.fit.engine_fit import EngineFit
 from batchsim.fit.held_out import LoadError
-from batchsim.fit.identify import Term
+from batchsim.fit.identify import LARGER, Term
 from batchsim.report.layout import Grid, aligned, fit
 
 DASH = "–"
@@ -48,11 +48,17 @@ def report(found: EngineFit) -> str:
         f" by {pair.settles}"
         for pair in found.known.confused
     ]
+    paired = {name for pair in found.known.confused for name in (pair.one, pair.other)}
+    apart += [
+        f"- {term.name} is small beside its interval: a run of {LARGER[term.name]} would say more"
+        for term in found.known.terms
+        if not term.identified and term.name not in paired
+    ]
     claimed = ", ".join(f"{_FIGURES[name]} ±{100 * share:.2g} %" for name, share in found.claims.items())
     parts = [
         text,
         *aligned(terms, left=(0, 1, -1), close=True),
-        fit(condition + ("" if apart else "; all terms can be told apart")),
+        fit(condition + ("" if found.known.confused else "; all terms can be told apart")),
         *map(fit, apart),
         "",
         fit(LEGEND),

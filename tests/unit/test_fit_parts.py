@@ -1,0 +1,220 @@
+"""The parts of a fit to measured runs: windows, the rule of loads held out, claims, the file as a scenario's cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_truth import Load, measured, scenario_text, setup_of, tidy
+
+from batchsim.base.errors import MeasuredError, ScenarioError
+from batchsim.check.measured.read import read_measured
+from batchsim.check.measured.run import Client, MeasuredRun
+from batchsim.check.validation.replay import replay
+from batchsim.cost.fitted import TERMS, Fitted, Free, StepTerms
+from batchsim.cost.profile import load_profile
+from batchsim.fit.held_out import FLOORS, LoadError, claims_of, load_error, short_names, split
+from batchsim.fit.identify import Term
+from batchsim.fit.solve import Case, Equations, simulate_all
+from batchsim.fit.windows import NAMES, Rows, rows_of
+from batchsim.scenario.fitted_config import FORMAT
+from batchsim.scenario.load import load_scenario
+from batchsim.scenario.point import Setup
+
+LINEAR = "cost: {kind: linear, base: 8ms, per_token: 60us, per_sequence: 40us, per_context_token: 60ns}"
+TERMS_GIVEN = StepTerms(0, 8e6, 100e3, 60e3, 60, 0, 0)
+
+
+def run_of(tmp_path: Path, load: Load, requests: int = 30) -> MeasuredRun:
+    path = tmp_path / f"{load}.csv"
+    path.write_text(tidy(measured(scenario_text(LINEAR, load=load, requests=requests))))
+    (run,) = read_measured(path)
+    return run
+
+
+# ---- windows
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_windows_of_a_request_times_the_terms_are_its_latencies(tmp_path: Path, ahead: bool) -> None:
+    """But for idle times, of which an engine that always has a request in hand has none."""
+    setup = setup_of(scenario_text("cost: {kind: free}", ahead=ahead))
+    case = Case(setup, lambda _: setup.scenario.specs[0], None, (), {})
+    values = dict.fromkeys(NAMES, 0.0) | {name: getattr(TERMS_GIVEN, name) for name in TERMS} | {"frontend": 3e6}
+    one = replay(setup, run_of(tmp_path, Load(50)))
+    played = case.playing(one, values).simulate(setup.scenario.specs[0])
+    ttft, tpot = rows_of(one, played, case.cost(values))
+    vector = np.array([values[name] for name in NAMES])
+    assert (ttft.windows @ vector).mean() == pytest.approx(ttft.simulated_ns, rel=0.02)
+    assert (tpot.windows @ vector).mean() == pytest.approx(tpot.simulated_ns, rel=0.02)
+    assert ttft.windows[:, -1].tolist() == [1.0] * 30 and not tpot.windows[:, -1].any()
+
+
+def test_a_latency_is_steeper_in_step_time_the_nearer_saturation(tmp_path: Path) -> None:
+    """Alone 1 % of step time is 1 % of TTFT; in a queue that is about to grow it is several."""
+    setup = setup_of(scenario_text("cost: {kind: free}", seqs=16))
+    case = Case(setup, lambda _: setup.scenario.specs[0], None, (), {})
+    values = dict.fromkeys(NAMES, 0.0) | {name: getattr(TERMS_GIVEN, name) for name in TERMS}
+    replays = [replay(setup, run_of(tmp_path, load, 100)) for load in (Load(0.1), Load(14))]
+    steep = [each.steep for each in simulate_all(case, replays, values) if each.rows.latency == "ttft"]
+    assert steep[0] == pytest.approx(1, abs=0.05) and steep[1] > 3
+
+
+# ---- loads held out, and claims
+
+
+def rated(rate: float, prompt: float = 100, name: str = "") -> MeasuredRun:
+    means = {"requests": 60.0, "prompt_tokens": prompt, "output_tokens": 10.0}
+    figures = {"ttft_mean_s": 0.1, "throughput_rps": rate}
+    return MeasuredRun(name or f"{rate:g}", "tidy table", "", Client("open", rate), figures, means=means)
+
+
+def test_the_second_load_and_every_third_after_it_are_held_out_but_never_the_heaviest() -> None:
+    """By completed tokens/s, whatever the order of files; repeats of a load go the same way."""
+    given, held = split([rated(rate) for rate in (7, 1, 2, 5, 3, 4, 6, 8)])
+    assert [run.source for run in given] == ["1", "3", "4", "6", "7", "8"]
+    assert [run.source for run in held] == ["2", "5"]
+    given, held = split([rated(1), rated(2, name="a"), rated(2.01, name="b"), rated(3), rated(4), rated(5)])
+    assert [run.source for run in held] == ["a", "b"] and [run.source for run in given] == ["1", "3", "4", "5"]
+    _, held = split([rated(4, 100), rated(2, 100), rated(2, 1000)])
+    assert [run.source for run in held] == ["4"]
+
+
+def test_runs_are_called_by_as_little_as_tells_them_apart() -> None:
+    """The part of one file; the file without its folder, unless two are called the same."""
+    parts = [replace(rated(1), source="x/a.csv", part=part) for part in ("one", "two")]
+    assert [*short_names(parts).values()] == ["one", "two"]
+    apart = [rated(1, name="x/a.csv"), rated(2, name="x/b.csv")]
+    assert [*short_names(apart).values()] == ["a.csv", "b.csv"]
+    alike = [rated(1, name="x/a.csv"), rated(2, name="y/a.csv")]
+    assert [*short_names(alike).values()] == ["x/a.csv", "y/a.csv"]
+
+
+def test_fewer_than_three_loads_are_refused() -> None:
+    """Repeats are no further load."""
+    with pytest.raises(MeasuredError, match="2 loads in 3 runs; two are fitted and one is held out"):
+        split([rated(1), rated(1), rated(2)])
+
+
+def test_a_fit_claims_twice_its_errors_and_more_where_terms_use_up_the_equations() -> None:
+    """And never less than the floors."""
+    equations: list[Any] = [None] * 12
+    errors = [LoadError("a", {"tpot_mean_s": 0.03, "ttft_mean_s": -0.01}, False)]
+    claims = claims_of(errors, equations, 3)
+    assert claims["tpot_mean_s"] == pytest.approx(2 * 0.03 * (12 / 9) ** 0.5)
+    assert {name: claims[name] for name in claims if name != "tpot_mean_s"} == {
+        name: share for name, share in FLOORS.items() if name != "tpot_mean_s"
+    }
+    assert claims_of(errors, equations, 12)["tpot_mean_s"] == pytest.approx(2 * 0.03 * 12**0.5)
+
+
+def test_errors_above_what_is_claimed_are_named() -> None:
+    """On either side, and where no load within reach is what was measured."""
+    one = LoadError("a", {"tpot_mean_s": -0.02, "throughput_rps": 0.01, "load": None}, True)
+    assert one.exceeded(FLOORS) == ["tpot_mean_s", "load"]
+
+
+def test_a_ttft_beyond_the_knee_is_judged_by_load(tmp_path: Path) -> None:
+    """2 % of step time too much are tens of percent of TTFT there, and 2 % of the load."""
+    run = run_of(tmp_path, Load(14), 200)
+    setup = setup_of(scenario_text(LINEAR.replace("8ms", "8.2ms").replace("60us", "61.5us"), seqs=16))
+    spec = setup.scenario.specs[0]
+    flat, steep = (load_error(setup, spec, run, steep) for steep in (1.0, 10.0))
+    assert not flat.knee and abs(flat.errors["ttft_mean_s"] or 0) > 0.05
+    assert steep.knee and set(steep.errors) == {"tpot_mean_s", "throughput_rps", "load"}
+
+
+def test_a_term_is_identified_by_its_interval() -> None:
+    """Half of it at most 5 % of the value, which is above 0, and nothing unseen mixed in."""
+    assert Term("base", 100.0, 5.0, 0.5).identified and not Term("base", 100.0, 5.1, 0.5).identified
+    assert not Term("base", 0.0, 0.0, 0.0).identified
+    assert not Term("frontend", 100.0, 1.0, 0.5, alone=False).identified
+
+
+# ---- the file as a cost
+
+FIT: dict[str, Any] = {
+    "format": FORMAT,
+    "words": "3 runs of a.csv",
+    "kernel": None,
+    "kernel_source": "",
+    "terms": {"kernel": 0.0, "base": 8e6, "sequence": 1e5},
+    "frontend": {"request": 12345678.9},
+    "claims": {"tpot_mean_s": 0.02},
+}
+
+
+def scenario_of(tmp_path: Path, fit: dict[str, Any], way: str = "") -> Setup:
+    (tmp_path / "mine.json").write_text(json.dumps(fit))
+    (tmp_path / "use.yaml").write_text(scenario_text("cost: mine.json", way=way))
+    return Setup.of(load_scenario(str(tmp_path / "use.yaml")))
+
+
+def test_the_file_of_a_fit_beside_a_scenario_is_its_cost_and_its_way_from_the_client(tmp_path: Path) -> None:
+    """Its numbers stand in the scenario's values, by which results are known; a way that is stated wins."""
+    setup = scenario_of(tmp_path, FIT)
+    assert isinstance(setup.cost, Fitted) and setup.cost.terms == StepTerms(0, 8e6, 1e5)
+    assert setup.cost.tpot_error == 0.02 and setup.scenario.plain["cost"]["terms"]["base"] == 8e6
+    assert "3 runs of a.csv (mine.json)" in setup.cost.describe()
+    assert setup.resolved.workload.frontend.request == 12_345_679
+    assert scenario_of(tmp_path, FIT, way="5ms").resolved.workload.frontend.request == 5_000_000
+
+
+def test_a_fit_over_a_kernel_is_of_that_kernel_alone(tmp_path: Path) -> None:
+    """Without its host; refused where the kernel is another one by now."""
+    fit = FIT | {"kernel": {"kind": "roofline", "gpu": "h100"}, "terms": {"kernel": 2.0}}
+    setup = scenario_of(tmp_path, fit)
+    assert isinstance(setup.cost, Fitted) and setup.cost.kernel is not None
+    assert setup.cost.kernel.host_part.base == 0 and setup.gpu is not None and setup.gpu.name == "h100"
+    source = setup.cost.kernel.sources()[0]
+    assert scenario_of(tmp_path, fit | {"kernel_source": source}).cost.describe() == setup.cost.describe()
+    with pytest.raises(ScenarioError, match=r"use.yaml:3: cost: was fitted with the kernel 'another'"):
+        scenario_of(tmp_path, fit | {"kernel_source": "another"})
+
+
+def test_a_fit_over_a_measured_profile_keeps_its_measured_kv(tmp_path: Path) -> None:
+    """The profile's file stands beside the fit's."""
+    profile = replace(load_profile("h100-llama-3.1-8b-aiconfigurator"), num_blocks=1234, block_size=16)
+    (tmp_path / "p.json").write_text(profile.to_json())
+    (tmp_path / "mine.json").write_text(json.dumps(FIT | {"kernel": {"kind": "profile", "profile": "p.json"}}))
+    (tmp_path / "use.yaml").write_text(scenario_text("cost: mine.json").replace("kv: {tokens: 400000}\n", ""))
+    setup = Setup.of(load_scenario(str(tmp_path / "use.yaml")))
+    assert isinstance(setup.cost, Fitted) and setup.kv.num_blocks == 1234
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "batchsim fit 9"}, "its format is 'batchsim fit 9'"),
+        ({"terms": {"base": -1.0}}, "cost.terms: base is -1"),
+        ({"terms": {"bass": 1.0}}, "cost.terms.bass is not a field of cost.terms. Did you mean base?"),
+        ({"terms": {"base": "8ms"}}, 'cost.terms.base is "8ms"'),
+        ({"claims": None}, "is no whole fit"),
+        ({"kernel": {"kind": "free"}}, "cost.kernel.kind is free"),
+        ({"kernel": "h100"}, "cost.kernel is"),
+    ],
+)
+def test_a_fit_s_file_that_was_changed_is_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """From the place of the scenario's cost on."""
+    with pytest.raises(ScenarioError) as error:
+        scenario_of(tmp_path, FIT | change)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_free_form_has_no_times_before_it_is_fitted() -> None:
+    """A simulation says what to do."""
+    setup = setup_of(scenario_text("cost: {kind: free}"))
+    assert isinstance(setup.cost, Free)
+    with pytest.raises(ScenarioError, match=r"cost of kind free has no numbers yet\. Fit them: batchsim calibrate"):
+        setup.cost.recompute_ns(1)
+
+
+def test_the_equations_of_a_run_count_alike_whatever_their_number() -> None:
+    """A row's weight falls with the root of their number, and with the mean that it is a share of."""
+    few, many = (Rows("tpot", np.ones((n, 8)), np.ones(n), 100.0, 90.0) for n in (1, 400))
+    assert Equations(few, 1.0, 0, 0).weight == 20 * Equations(many, 1.0, 0, 0).weight == 0.01
+    assert Equations(few, 1.0, 0, 0).off == pytest.approx(-0.1)
