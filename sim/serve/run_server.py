@@ -35,7 +35,6 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 def run_server(
     paced: Paced,
-    model: str,
     *,
     host: str,
     port: int,
@@ -51,7 +50,7 @@ def run_server(
     """
 
     async def serve() -> None:
-        server = Server(paced, model, speed, api_key)
+        server = Server(paced, speed, api_key)
         loop = asyncio.get_running_loop()
         try:
             bound = await server.start(host, port)
