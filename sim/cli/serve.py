@@ -40,7 +40,10 @@ def serve(
 
     SIGTERM or Ctrl-C ends it: open requests are answered first. Example: batchsim serve my.yaml --policy vllm
     """
+    from batchsim.report.layout import fit
+    from batchsim.report.text.summary_text import report
     from batchsim.scenario.point import Setup
+    from batchsim.serve.keep_served import keep_served
     from batchsim.serve.metrics import Metrics
     from batchsim.serve.paced import Paced
     from batchsim.serve.run_server import run_server
@@ -63,7 +66,14 @@ def serve(
     def ready(port: int) -> None:
         typer.echo(f"http://{host}:{port}/v1  {name}: {spec.name} on {setup.cost_text}", err=True)
 
-    run_server(paced, host=host, port=port, speed=speed, api_key=api_key, drain_s=drain_s, ready=ready)
+    end_ns = run_server(paced, host=host, port=port, speed=speed, api_key=api_key, drain_s=drain_s, ready=ready)
+    records, spans = paced.close(end_ns)
+    if not paced.arrivals_sent:
+        typer.echo("no request came, so there are no results", err=True)
+        return
+    results = keep_served(paced, records, spans, paced.now_ns, out)
+    typer.echo(report(results))
+    typer.echo(fit(f"{results.path}/  summary.csv"))
 
 
 def _is_local(host: str) -> bool:

@@ -226,7 +226,7 @@ class Paced:
         """Ends what is open as unfinished; returns the records and what each replica was doing when."""
         while not self.answers and any(engine.core.in_flight.steps for engine in self.engines()):
             self.run_to(int(self.next_ns))  # what is in flight is in vain, and ends
-        now_ns = max(now_ns, self.now_ns)
+        now_ns = self.now_ns = max(now_ns, self.now_ns)
         ended: set[int] = set()
         for engine in (engines := self.engines()):
             engine.core.fail(now_ns, STOPPED)

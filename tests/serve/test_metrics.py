@@ -13,7 +13,7 @@ from batchsim.serve.paced import Asked, Paced
 from tests.serve.served import paced_of, setup_of
 
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
-_SAMPLE = re.compile(r'^([a-z_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? (\S+)$')
+_SAMPLE = re.compile(r'^([a-z0-9_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? (\S+)$')
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:

@@ -243,3 +243,15 @@ def test_columns_hold_what_the_rows_hold(count: int) -> None:
     for name, column in found.items():
         assert column.dtype == STEP_DTYPE[name] and column.flags.c_contiguous and column.flags.aligned
         assert column.tolist() == steps[name].tolist()
+
+
+def test_rows_of_requests_can_be_read_while_more_come() -> None:
+    """`requests_from` has the rows from one on, in the order of ending, and recording goes on after it."""
+    recorder = Recorder()
+    width = len(REQUEST_DTYPE.names or ())
+    for number in (7, 3, 5):
+        recorder.request(number, *[0] * (width - 1))
+    assert recorder.requests_from(1)["request_id"].tolist() == [3, 5]
+    recorder.request(1, *[0] * (width - 1))
+    assert recorder.requests_from(3)["request_id"].tolist() == [1]
+    assert len(recorder.requests_from(4)) == 0
