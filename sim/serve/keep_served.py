@@ -1,7 +1,7 @@
 """Keeps what a server did in the layout of simulated runs, so that every table, picture and `batchsim explain` works.
 
-results/<scenario>-served/received/<hash>.csv   a row a request, by sending: a trace to run again, and a measured run for
-                                                `validate --against`, latencies as the engines had them
+results/<scenario>-served/received/<hash>.csv   a row a request, by sending: a trace to run again, and a measured run
+                                                for `validate --against`, latencies as the engines had them
 results/<scenario>-served/...                   as `batchsim.results.read` says, of the scenario with that trace
 """
 
@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from batchsim.base.errors import ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.check.validation.replay import simulated_requests
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.kernel.record import Records
 from batchsim.metrics.measure import measure
 from batchsim.metrics.replica_table import replica_table
+from batchsim.results.heading import heading
 from batchsim.results.keep import check_cohort, keep_run, pack_point, point_inputs
 from batchsim.results.point_files import write_point
 from batchsim.results.provenance import identity, short_hash
@@ -40,6 +42,8 @@ def keep_served(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...], 
 
     ScenarioError where `out` cannot be written, or nothing was received.
     """
+    if not paced.arrivals_sent:
+        raise ScenarioError("nothing was received, so there is nothing to keep. Send a request.")
     scenario, spec = paced.setup.scenario, paced.spec
     home = out / f"{scenario.name}-served"
     name = short_hash([identity(paced.setup), spec.name, paced.seed, len(paced.arrivals_sent), time.time_ns()])
@@ -55,7 +59,10 @@ def keep_served(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...], 
         inputs = point_inputs(kept, run)
         packed = pack_point(run, measure(inputs), name, replica_table(inputs))
         write_point(packed, home / POINTS / name)
-        facts: dict[str, Any] = {"served": {"received": f"{RECEIVED}/{name}.csv", "end_ns": end_ns}}
+        facts: dict[str, Any] = {
+            "heading": f"{heading(kept)} · served",
+            "served": {"received": f"{RECEIVED}/{name}.csv", "end_ns": end_ns},
+        }
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
 
 
