@@ -66,12 +66,14 @@ def serve(
     def ready(port: int) -> None:
         typer.echo(f"http://{host}:{port}/v1  {name}: {spec.name} on {setup.cost_text}", err=True)
 
-    end_ns = run_server(paced, host=host, port=port, speed=speed, api_key=api_key, drain_s=drain_s, ready=ready)
+    end_ns, started_unix_ns = run_server(
+        paced, host=host, port=port, speed=speed, api_key=api_key, drain_s=drain_s, ready=ready
+    )
     records, spans = paced.close(end_ns)
     if not paced.arrivals_sent:
         typer.echo("no request came, so there are no results", err=True)
         return
-    results = keep_served(paced, records, spans, paced.now_ns, out)
+    results = keep_served(paced, records, spans, out, started_unix_ns=started_unix_ns, speed=speed)
     typer.echo(report(results))
     typer.echo(fit(f"{results.path}/  summary.csv"))
 

@@ -76,6 +76,7 @@ class Connection(asyncio.Protocol):
         self._unread = 0  # bytes received while busy
         self._timer: asyncio.TimerHandle | None = None
         self._chunked = False
+        self._head = b""
         self.is_paused = False
         self.hung_up: Callable[[], None] | None = None
         self.readable: Callable[[], None] | None = None
@@ -140,19 +141,25 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def begin(self, content_type: str) -> None:
-        """Begins an answer that is written in pieces."""
+        """Begins an answer that is written in pieces, at least one; its head goes out with the first."""
         if self.is_gone:
             return
         headers = [("content-type", content_type), ("cache-control", "no-cache")]
         self._chunked = self._http.their_http_version == b"1.1"
         if self._chunked:
             headers.append(("transfer-encoding", "chunked"))
-        self._transport.write(self._http.send(h11.Response(status_code=200, headers=headers, reason=b"OK")))
+        self._head = self._http.send(h11.Response(status_code=200, headers=headers, reason=b"OK")) or b""
 
     def write(self, data: bytes) -> None:
         """Writes a piece, not empty, of what was begun. What HTTP puts around it is put here: a token is a piece."""
-        if self._transport is not None:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if self._transport is None:
+            return
+        if self._chunked:
+            data = b"%b%x\r\n%b\r\n" % (self._head, len(data), data)
+        elif self._head:
+            data = self._head + data
+        self._head = b""
+        self._transport.write(data)
 
     def end(self) -> None:
         """Ends what was begun."""

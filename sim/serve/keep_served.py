@@ -37,10 +37,19 @@ RECEIVED = "received"
 _COLUMNS = {"arrival": "sent_ns", "prompt": "prompt_tokens", "output": "max_tokens"}
 
 
-def keep_served(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...], end_ns: int, out: Path) -> Results:
-    """Writes what was received and what became of it, with `end_ns` as the end; returns these results.
+def keep_served(
+    paced: Paced,
+    records: Records,
+    spans: tuple[ReplicaSpan, ...],
+    out: Path,
+    *,
+    started_unix_ns: int = 0,
+    speed: float = 1.0,
+) -> Results:
+    """Writes what was received and what became of it, as `paced.close` returned it; returns these results.
 
-    ScenarioError where `out` cannot be written, or nothing was received.
+    The manifest's `served` says when time 0 was, in ns since 1970, and how fast simulated time went. ScenarioError
+    where `out` cannot be written, or nothing was received.
     """
     if not paced.arrivals_sent:
         raise ScenarioError("nothing was received, so there is nothing to keep. Send a request.")
@@ -52,17 +61,20 @@ def keep_served(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...], 
         table = home / RECEIVED / f"{name}.csv"
         played = received(paced.setup, paced.arrivals_sent)
         point = Point(spec, 1.0, 0)
-        run = Run(point, played.workload(1.0, 0), records, _streams(paced), end_ns, (0, _last_ns(records)), spans)
+        run = Run(point, played.workload(1.0, 0), records, _streams(paced), paced.now_ns, (0, _last_ns(records)), spans)
         write_text(table, _table(paced, run))
         check_cohort(run)
         kept = _kept(paced, table)
         inputs = point_inputs(kept, run)
         packed = pack_point(run, measure(inputs), name, replica_table(inputs))
         write_point(packed, home / POINTS / name)
-        facts: dict[str, Any] = {
-            "heading": f"{heading(kept)} · served",
-            "served": {"received": f"{RECEIVED}/{name}.csv", "end_ns": end_ns},
+        served = {
+            "received": f"{RECEIVED}/{name}.csv",
+            "end_ns": paced.now_ns,
+            "speed": speed,
+            "started_unix_ns": started_unix_ns,
         }
+        facts: dict[str, Any] = {"heading": f"{heading(kept)} · served", "served": served}
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
 
 

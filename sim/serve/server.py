@@ -35,6 +35,7 @@ class Pacer:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._start_ns = time.monotonic_ns()
+        self.started_unix_ns = time.time_ns()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0.0
         self.is_broken = False
@@ -138,6 +139,11 @@ class Server:
             exchange.give_up()
         for connection in list(self.connections):
             connection.drop()
+
+    @property
+    def started_unix_ns(self) -> int:
+        """When simulated time began, in ns since 1970."""
+        return self._pacer.started_unix_ns
 
     @property
     def now_ns(self) -> int:

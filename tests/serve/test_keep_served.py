@@ -34,7 +34,7 @@ def served(more: str = "") -> Paced:
 def test_results_hold_every_request_of_a_server(more: str, tmp_path: Path) -> None:
     """The folder reads like that of a run: each request with its end, and the metrics of those that finished."""
     paced = served(more)
-    results = keep_served(paced, *paced.close(paced.now_ns), paced.now_ns, tmp_path)
+    results = keep_served(paced, *paced.close(paced.now_ns), tmp_path)
     requests = results.requests("continuous", 1.0, 0)
     assert len(requests) == 20
     assert requests["outcome"].tolist() == ["finished"] * 19 + ["cancelled"]
@@ -45,7 +45,7 @@ def test_what_was_received_is_a_trace_that_runs_the_same_again(tmp_path: Path) -
     """The table's sendings and lengths, replayed as the scenario's trace, end as they ended in the server."""
     paced = served()
     records, spans = paced.close(paced.now_ns)
-    results = keep_served(paced, records, spans, paced.now_ns, tmp_path)
+    results = keep_served(paced, records, spans, tmp_path)
     (table,) = tmp_path.glob("*/received/*.csv")
     (run,) = read_measured(table)
     assert run.requests is not None and int(run.requests.ok.sum()) == 19
@@ -66,5 +66,5 @@ def test_nothing_received_leaves_no_results(tmp_path: Path) -> None:
     """Without a request there is nothing to keep, and that is said."""
     paced = paced_of(setup_of(CONTINUOUS))
     with pytest.raises(ScenarioError, match="nothing was received"):
-        keep_served(paced, *paced.close(5), 5, tmp_path)
+        keep_served(paced, *paced.close(5), tmp_path)
     assert not list(tmp_path.iterdir())
