@@ -73,9 +73,11 @@ class Connection(asyncio.Protocol):
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._busy = False  # a request is with the app
+        self._has_begun = False  # part of a request has come
         self._unread = 0  # bytes received while busy
         self._timer: asyncio.TimerHandle | None = None
         self._chunked = False
+        self._head = b""
         self.is_paused = False
         self.hung_up: Callable[[], None] | None = None
         self.readable: Callable[[], None] | None = None
@@ -140,19 +142,25 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def begin(self, content_type: str) -> None:
-        """Begins an answer that is written in pieces."""
+        """Begins an answer that is written in pieces, at least one; its head goes out with the first."""
         if self.is_gone:
             return
         headers = [("content-type", content_type), ("cache-control", "no-cache")]
         self._chunked = self._http.their_http_version == b"1.1"
         if self._chunked:
             headers.append(("transfer-encoding", "chunked"))
-        self._transport.write(self._http.send(h11.Response(status_code=200, headers=headers, reason=b"OK")))
+        self._head = self._http.send(h11.Response(status_code=200, headers=headers, reason=b"OK")) or b""
 
     def write(self, data: bytes) -> None:
         """Writes a piece, not empty, of what was begun. What HTTP puts around it is put here: a token is a piece."""
-        if self._transport is not None:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        if self._transport is None:
+            return
+        if self._chunked:
+            data = b"%b%x\r\n%b\r\n" % (self._head, len(data), data)
+        elif self._head:
+            data = self._head + data
+        self._head = b""
+        self._transport.write(data)
 
     def end(self) -> None:
         """Ends what was begun."""
@@ -196,12 +204,18 @@ class Connection(asyncio.Protocol):
                     if self._http.they_are_waiting_for_100_continue:
                         go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
                         self._transport.write(self._http.send(go_on))
-                    if self._http.trailing_data[0] and self._request is None:
-                        self._wait_for_request(self._limits.request_s, again=False)
+                    if self._http.trailing_data[0] and not self._has_begun:
+                        self._has_begun = True
+                        self._wait_for_request(self._limits.request_s)
                     return
                 if isinstance(event, h11.Request):
                     self._request, self._body = event, bytearray()
-                    self._wait_for_request(self._limits.request_s)
+                    if not self._has_begun:
+                        self._has_begun = True
+                        self._wait_for_request(self._limits.request_s)
+                    if sum(len(name) + len(value) for name, value in event.headers) > self._limits.header_bytes:
+                        self._refuse(431, f"the headers have more than {self._limits.header_bytes:,} bytes")
+                        return
                     if _content_length(event) > self._limits.body_bytes:
                         self._too_long()
                         return
@@ -225,7 +239,7 @@ class Connection(asyncio.Protocol):
         request, self._request = self._request, None
         assert request is not None
         self._stop_timer()
-        self._busy = True
+        self._busy, self._has_begun = True, False
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
         path = request.target.decode("latin-1").partition("?")[0]
         body, self._body = bytes(self._body), bytearray()
@@ -242,10 +256,8 @@ class Connection(asyncio.Protocol):
 
     # ---- patience
 
-    def _wait_for_request(self, seconds: float, *, again: bool = True) -> None:
-        """Closes the connection unless a request is whole in so many seconds; not `again`: a wait that is on stays."""
-        if self._timer is not None and not again:
-            return
+    def _wait_for_request(self, seconds: float) -> None:
+        """Closes the connection unless a request is whole in so many seconds."""
         self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._out_of_patience)
 
@@ -258,7 +270,7 @@ class Connection(asyncio.Protocol):
         self._timer = None
         if self._transport is None or self._busy:
             return
-        if self._request is not None or self._http.trailing_data[0]:
+        if self._has_begun:
             self._refuse(408, f"no whole request came in {self._limits.request_s:g} s")
         else:
             self._transport.close()

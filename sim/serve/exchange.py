@@ -38,12 +38,13 @@ class Engines(Protocol):
 class Choice:
     """One answer of a request: what of it the client has, and how it ended."""
 
-    __slots__ = ("answer", "finish_reason", "index", "num_sent", "num_tokens", "prompt", "stop_reason")
+    __slots__ = ("answer", "before", "finish_reason", "index", "num_sent", "num_tokens", "prompt", "stop_reason")
 
     def __init__(self, index: int, prompt: Prompt) -> None:
         self.index = index
         self.prompt = prompt
         self.answer: Answer | None = None
+        self.before = b""  # the first part of each of its pieces, up to the token
         self.num_tokens = self.num_sent = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
@@ -68,6 +69,11 @@ class Exchange:
         kind = ("chat.completion.chunk" if request.is_chat else "text_completion") if request.stream else ""
         its = {"id": id, "object": kind, "created": created_s, "model": request.model}
         self._head = "data: " + json.dumps(its)[:-1] + ', "choices": [{"index": '
+        # What is around the text of most pieces, made once: at 50,000 tokens a second each microsecond counts.
+        opening, closing = ('"delta": {"content": " ', '"}') if request.is_chat else ('"text": " ', '"')
+        for choice in self.choices:
+            choice.before = f"{self._head}{choice.index}, {opening}".encode()
+        self._after = f'{closing}, "logprobs": null, "finish_reason": null, "stop_reason": null}}]}}\n\n'.encode()
         reply.hung_up = self.give_up
         if request.stream:
             reply.readable = self._catch_up
@@ -93,7 +99,8 @@ class Exchange:
         if self._over or choice.finish_reason is not None:
             return
         choice.num_tokens = answer.num_tokens
-        self._cut_at_stop(choice, answer)
+        if self.request.stop:
+            self._cut_at_stop(choice, answer)
         if answer.outcome is not None and choice.finish_reason is None:
             if answer.outcome != FINISHED:
                 self._fail(answer)
@@ -118,7 +125,7 @@ class Exchange:
 
     def _cut_at_stop(self, choice: Choice, answer: Answer) -> None:
         """Ends a choice where its text has one of the stop strings, as its client asked; the engine is told."""
-        if not self.request.stop or answer.num_tokens <= choice.num_sent:
+        if answer.num_tokens <= choice.num_sent:
             return
         words, longest = self.engines.words, max(map(len, self.request.stop))
         start = max(choice.num_sent - longest, 0)
@@ -141,6 +148,11 @@ class Exchange:
         """Sends what has come of a choice and was not sent yet, in one piece."""
         start, end, answer, request = choice.num_sent, choice.num_tokens, choice.answer, self.request
         if self.reply.is_gone or answer is None or start < 0 or (start == end and choice.finish_reason is None):
+            return
+        if end - start == 1 and start and choice.finish_reason is None and not request.return_token_ids:
+            choice.num_sent = end
+            (id_,) = self.engines.words.generated(answer.number, start, end)
+            self.reply.write(b"%b%d%b" % (choice.before, id_, self._after))
             return
         if not self._begun:
             self._begun = True

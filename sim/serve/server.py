@@ -18,6 +18,7 @@ from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import Body, completion, parse_json
 from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.exchange import Exchange, rejection
+from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.paced import Answer, Asked, Paced
 from batchsim.serve.received import AnswerLengths
 from batchsim.serve.words import Words
@@ -34,6 +35,7 @@ class Pacer:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._start_ns = time.monotonic_ns()
+        self.started_unix_ns = time.time_ns()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0.0
         self.is_broken = False
@@ -58,8 +60,10 @@ class Pacer:
 
     def _tick(self) -> None:
         self._timer = None
+        now_ns = self.now_ns()
+        self.paced.metrics.late.observe((now_ns - self._timer_ns) / self.speed / NS_PER_S)
         try:
-            self.paced.run_to(self.now_ns())
+            self.paced.run_to(now_ns)
         except Exception as error:
             self.is_broken = True
             self._failed(error)
@@ -69,10 +73,9 @@ class Pacer:
 
 @dataclass
 class Server:
-    """The endpoint of `paced`, in the form of OpenAI's and vLLM's; `model` is its name to clients."""
+    """The endpoint of `paced`, in the form of OpenAI's and vLLM's, under the model's name in its metrics."""
 
     paced: Paced
-    model: str
     speed: float = 1.0
     api_key: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -81,6 +84,7 @@ class Server:
         setup = self.paced.setup
         self.words = Words(setup.model.vocab_size)
         self.max_model_len = setup.max_model_len
+        self.model = self.paced.metrics.model
         self.connections: set[Connection] = set()
         self.exchanges: dict[str, Exchange] = {}
         self.started_s = int(time.time())
@@ -91,6 +95,7 @@ class Server:
         self._pacer = Pacer(self.paced, self.speed, self._break_down)
         self._listener: asyncio.Server | None = None
         self._count = 0
+        self._texts = KnownTexts()
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): lambda request, reply: self._complete(request, reply, chat=False),
             ("POST", "/v1/chat/completions"): lambda request, reply: self._complete(request, reply, chat=True),
@@ -98,8 +103,10 @@ class Server:
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
             ("GET", "/version"): self._version,
+            ("GET", "/metrics"): self._metrics,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
+            ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
         }
 
     # ---- from start to end
@@ -132,6 +139,11 @@ class Server:
             exchange.give_up()
         for connection in list(self.connections):
             connection.drop()
+
+    @property
+    def started_unix_ns(self) -> int:
+        """When simulated time began, in ns since 1970."""
+        return self._pacer.started_unix_ns
 
     @property
     def now_ns(self) -> int:
@@ -201,13 +213,24 @@ class Server:
             if not asked.ignore_eos:
                 output = min(max(self._lengths.of_request(number), asked.min_tokens, 1), output)
             its = Asked(
-                choice.prompt.num_tokens, asked.max_tokens, output, asked.ignore_eos, asked.priority, asked.user
+                choice.prompt.num_tokens,
+                asked.max_tokens,
+                output,
+                asked.ignore_eos,
+                asked.priority,
+                asked.user,
+                self._texts.of(choice.prompt.ids) if self.paced.caches else None,
             )
             choice.answer = self.paced.send(its, self.now_ns, exchange.listener(choice))
         self._pacer.arm()
 
     def _ended(self, id: str) -> None:
-        self.exchanges.pop(id, None)
+        exchange = self.exchanges.pop(id)
+        for choice in exchange.choices:
+            answer = choice.answer
+            if answer is not None and answer.asked.tokens is not None and choice.num_tokens:
+                output = self.words.generated(answer.number, 0, choice.num_tokens)
+                self._texts.answered(choice.prompt.ids, answer.asked.tokens, answer.number, output)
         self._check_drained()
 
     def cancel(self, answer: Answer) -> None:
@@ -236,6 +259,11 @@ class Server:
     def _version(self, request: HttpRequest, reply: Connection) -> None:
         reply.answer(200, json.dumps({"version": f"batchsim {VERSION}"}).encode())
 
+    def _metrics(self, request: HttpRequest, reply: Connection) -> None:
+        engines = {engine.slot.number: engine.core for engine in self.paced.engines()}
+        text = self.paced.metrics.text(engines)
+        reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+
     def _tokenize(self, request: HttpRequest, reply: Connection) -> None:
         values = parse_json(request.body)
         if "messages" in values:
@@ -244,6 +272,10 @@ class Server:
             ids = self.words.encode(Body(values).text("prompt"))
         found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
         reply.answer(200, json.dumps(found).encode())
+
+    def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
+        self._texts.forget()
+        reply.answer(200, b"")
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
         values = parse_json(request.body)

@@ -12,9 +12,8 @@ import pytest
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
 from batchsim.serve.connection import Limits
-from batchsim.serve.paced import Paced
 from batchsim.serve.server import Server
-from tests.serve.served import setup_of
+from tests.serve.served import paced_of, setup_of
 
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -86,7 +85,7 @@ def ask(
 
     async def run() -> Any:
         setup = setup_of(policy, more)
-        server = Server(Paced(setup, setup.scenario.specs[0]), "m", speed, api_key, limits or Limits())
+        server = Server(paced_of(setup), speed, api_key, limits or Limits())
         port = await server.start("127.0.0.1", 0)
         try:
             return await asyncio.wait_for(use(Client(server, port)), 30)
@@ -194,3 +193,60 @@ def test_who_hangs_up_frees_the_engine() -> None:
         return len(client.server.paced.answers), kv.num_free == kv.num_blocks
 
     assert ask(use, speed=10) == (0, True)
+
+
+def test_usage_tells_what_the_prefix_cache_held() -> None:
+    """A prompt sent again finds its full blocks, an answer sent back too; a reset empties the cache."""
+    vllm = "vllm: {max_num_seqs: 8, max_num_batched_tokens: 512}"
+
+    async def use(client: Client) -> list[int]:
+        async def cached(prompt: list[int]) -> int:
+            body = {"prompt": prompt, "max_tokens": 30, "ignore_eos": True, "return_token_ids": True}
+            found = await client.json(COMPLETIONS, body)
+            answers.append(found["choices"][0]["token_ids"])
+            return found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        answers: list[list[int]] = []
+        prompt = list(range(100))
+        counts = [await cached(prompt), await cached(prompt)]
+        counts.append(await cached([*prompt, *answers[1], 5]))
+        status, _, _ = await client.call("POST", "/reset_prefix_cache")
+        assert status == 200
+        return [*counts, await cached(prompt)]
+
+    assert ask(use, vllm) == [0, 96, 128, 0]
+
+
+@pytest.mark.parametrize(("path", "prompt"), [(COMPLETIONS, {"prompt": [1]}), (CHAT, {"messages": [{"role": "user"}]})])
+def test_pieces_read_the_same_with_ids_and_without(path: str, prompt: dict[str, Any]) -> None:
+    """What is around a token does not depend on what else was asked for, and each token is told once."""
+
+    async def use(client: Client) -> list[list[Any]]:
+        asked = prompt | {"max_tokens": 6, "ignore_eos": True, "n": 2}
+        return [await client.events(path, asked | {"return_token_ids": ids}) for ids in (True, False)]
+
+    with_ids, without = ask(use)
+    assert len(with_ids) == len(without) == 12
+    for one, other in zip(with_ids, without, strict=True):
+        (mine,), (its,) = one["choices"], other["choices"]
+        assert mine.keys() - {"prompt_token_ids", "token_ids"} == its.keys()
+        assert (mine["index"], mine["finish_reason"]) == (its["index"], its["finish_reason"])
+        text = its["text"] if path == COMPLETIONS else its["delta"]["content"]
+        assert text.split()[0].isdigit() and text.startswith(" ") and len(text.split()) == 1
+
+
+def test_a_stop_string_ends_the_answer_before_it() -> None:
+    """The text ends where the string begins, the reason is `stop` and the engine makes no more tokens."""
+
+    async def use(client: Client) -> tuple[Any, Any]:
+        whole = await client.json(COMPLETIONS, {"prompt": [1], "max_tokens": 40, "ignore_eos": True})
+        # The next answer's third token, whose number is known: an answer's text depends on its number alone.
+        third = client.server.words.decode(client.server.words.generated(1, 2, 3))
+        asked = {"prompt": [1], "max_tokens": 40, "ignore_eos": True, "stop": [third.strip()]}
+        return whole, await client.json(COMPLETIONS, asked)
+
+    whole, cut = ask(use)
+    assert whole["usage"]["completion_tokens"] == 40
+    (choice,) = cut["choices"]
+    assert (choice["finish_reason"], cut["usage"]["completion_tokens"]) == ("stop", 3)
+    assert len(choice["text"].split()) == 2 and choice["stop_reason"] not in choice["text"]
