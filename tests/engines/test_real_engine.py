@@ -1,0 +1,28 @@
+"""A real engine on this machine: its answers are of the lengths asked for, and calibrated it is predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xllamacpp", reason="no xllamacpp here: pip install '.[engines]', as `make test-all` does")
+
+from batchsim.check.measured.read import read_measured
+from tools.real_engines.client import Load, send, tidy
+from tools.real_engines.engines import MODEL, engine_of, serving
+
+pytestmark = pytest.mark.slow
+
+
+def test_llama_cpp_answers_with_the_lengths_asked_for(tmp_path: Path) -> None:
+    """Every prompt is computed whole and every answer has its tokens, one a chunk, with more users than slots."""
+    engine = engine_of("llama_cpp")
+    load = Load("users", 3 * engine.slots, (1, 300), (2, 20), users=2 * engine.slots)
+    with serving(engine, tmp_path) as server:
+        answers = send(server.port, MODEL, load, engine.shape.words)
+    (tmp_path / "users.csv").write_text(tidy(answers))
+    (run,) = read_measured(tmp_path / "users.csv")
+    assert run.requests is not None
+    assert len(run.requests) == load.requests
+    assert list(run.requests.chunks) == list(run.requests.output_tokens)
