@@ -70,6 +70,7 @@ ROOMS = {
     "metrics": _room(8, "numpy pandas scipy"),
     "scenario": _room(8, "numpy pydantic pydantic_core yaml"),
     "check.validation": _room(9, "numpy", of_file="load_shift:scipy"),
+    "fit": _room(10, "numpy", of_file="solve:scipy"),
     "results": _room(10, "numpy pandas pyarrow"),
     "explain": _room(11, "numpy pandas"),
     "study.sweep": _room(11, inside="ray"),

@@ -6,20 +6,40 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.files import write_text, writing
 from batchsim.base.ranges import INT32_MAX
+from batchsim.cli import option
+from batchsim.cli.bench import calibrate_bench
 from batchsim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
 from batchsim.cli.live import check_overwrite
 
 _ANOTHER = "Give -o another path."
 
+_LISTS = ("--bench", "--hold-out")
+"""Options that take all the values up to the next option, so that a shell's *.json can follow them."""
+
+
+class _Group(OneLineGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Writes `--bench A B` as `--bench A --bench B`."""
+        spread: list[str] = []
+        of = ""
+        for word in args:
+            if of and not word.startswith("-") and spread[-1] != of:
+                spread.append(of)
+            elif word.startswith("-"):
+                of = word if word in _LISTS else ""
+            spread.append(word)
+        return super().parse_args(ctx, spread)
+
+
 calibrate_app = typer.Typer(
-    cls=OneLineGroup,
+    cls=_Group,
     help="Measures step costs on this machine, and looks at profiles.",
     invoke_without_command=True,
     no_args_is_help=True,
@@ -43,16 +63,49 @@ def calibrate(
     graphs: Annotated[bool, typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps.")] = True,
     seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Of weights, inputs and order.")] = 0,
     name: Annotated[str | None, typer.Option(help="Name in the profile; default: device and model.")] = None,
+    bench: Annotated[
+        list[Path] | None, typer.Option(metavar="FILES", help="Fit to measured runs of your engine; measures nothing.")
+    ] = None,
+    scenario: Annotated[str | None, typer.Option(help="Of --bench: engine, model, cost and KV of those runs.")] = None,
+    hold_out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILES", help="Of --bench: runs to judge by alone, files or pieces of names."),
+    ] = None,
+    part: Annotated[list[str] | None, typer.Option(help="Of --bench: the runs whose name holds this.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Of --bench: the policy, where the scenario has more.")] = None,
+    set_: option.Set = None,
+    force: Annotated[bool, typer.Option("--force", help="Write a fit that errs by more than it claims.")] = False,
+    allow_code: option.AllowCode = False,
 ) -> None:
-    """Measure what steps of a model cost on this machine and write a profile.
+    """Measure what steps of a model cost on this machine and write a profile; or fit them to benchmarks of an engine.
 
-    Examples: batchsim calibrate --model llama-3.1-8b --device cuda -o h200.json; batchsim calibrate show h200.json
+    Examples: batchsim calibrate --model llama-3.1-8b --device cuda -o h200.json; batchsim calibrate show h200.json;
+    batchsim calibrate --bench results/*.json --scenario mine.yaml -o mine.json
     """
     if context.invoked_subcommand is not None:
         return
-    for option, value in (("--model", model), ("--device", device), ("-o", out)):
+    if bench:
+        if model is not None or device is not None:
+            raise CalibrationError("--bench: the scenario says model and device. Drop --model and --device.")
+        calibrate_bench(
+            bench,
+            scenario,
+            out,
+            parts=part or [],
+            hold_out=hold_out or [],
+            policy=policy,
+            set_=set_,
+            force=force,
+            allow_code=allow_code,
+        )
+        return
+    beside = (("--scenario", scenario), ("--hold-out", hold_out), ("--part", part), ("--policy", policy))
+    for given, value in (*beside, ("--set", set_), ("--force", force)):
+        if value:
+            raise CalibrationError(f"{given}: is of --bench. Add the files of measured runs, or drop it.")
+    for given, value in (("--model", model), ("--device", device), ("-o", out)):
         if value is None:
-            raise CalibrationError(f"calibrate: {option} is missing. Give --model, --device and -o PROFILE.")
+            raise CalibrationError(f"calibrate: {given} is missing. Give --model, --device and -o PROFILE.")
     assert model is not None and device is not None and out is not None
     if not math.isfinite(minutes):
         raise CalibrationError(f"--minutes {minutes:g}: is not a time. Give a number of minutes.")

@@ -16,6 +16,7 @@ from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.constant import Constant, Linear
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter import draft_sources, with_drafter
+from batchsim.cost.fitted import Fitted, Free
 from batchsim.cost.profile import check_model, profile_names
 from batchsim.cost.profile_config import ProfileConfig
 from batchsim.cost.roofline import HostCost, Roofline, RooflineConfig
@@ -23,8 +24,8 @@ from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS
 from batchsim.deployment.model import ModelSpec
 
-CostConfig = RooflineConfig | ProfileConfig | Constant | Linear
-"""What a scenario's `cost` may be. Constant and Linear are their own configs."""
+CostConfig = RooflineConfig | ProfileConfig | Constant | Linear | Free
+"""What a scenario's `cost` may be. Constant, Linear and Free are their own configs."""
 
 COSTS: dict[str, type[CostConfig]] = {
     next(str(field.default) for field in fields(config) if field.name == "kind"): config
@@ -39,6 +40,8 @@ __all__ = [
     "Cost",
     "CostConfig",
     "CostError",
+    "Fitted",
+    "Free",
     "HostCost",
     "Linear",
     "ProfileConfig",

@@ -14,7 +14,7 @@ from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_
 from batchsim.base.units import Rate
 from batchsim.drive.resolved import ResolvedPolicy
 from batchsim.kernel.policy_config import Device
-from batchsim.scenario.deployment_config import ScenarioCost
+from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.plan_config import PlanConfig
 from batchsim.scenario.replicas_config import ReplicasConfig

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 from batchsim.base.errors import ScenarioError, cut
 from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size, format_duration
-from batchsim.cost import Calibrated, Cost, CostConfig, HostCost, Roofline
+from batchsim.cost import Calibrated, Cost, HostCost, Roofline
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.presets import Preset, preset_of
 from batchsim.cost.profile_config import StatedHost
@@ -191,7 +191,3 @@ class DeploymentConfig(Config):
             raise ScenarioError("deployment.host.mode: a roofline's host is serial. Leave mode out.")
         host = None if stated is None else HostCost(stated.base, stated.per_sequence, stated.per_token)
         return Roofline(deployment.model, deployment.gpu, host=host, block_size=block_size, deployment=deployment)
-
-
-ScenarioCost = CostConfig | DeploymentConfig
-"""What a scenario's `cost` may be once it is read: a deployment too, which is written `deployment:`."""

@@ -28,6 +28,7 @@ from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document, read_document
 from batchsim.scenario.document import Path as Keys
+from batchsim.scenario.fitted_config import take_fits
 from batchsim.scenario.long_forms import costs, lengthen, name_policy, override, place_files, read_logs
 from batchsim.scenario.replaced import check_replaced
 from batchsim.workload.build import apply_load
@@ -104,6 +105,7 @@ def parse_scenario(
         override(document, each)
     lengthen(document)
     name_policy(document.value)
+    take_fits(document, folder)
     read_logs(document, folder)
     scenario = _build(document, text, folder, trace_folders, allow_code)
     scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders, allow_code=allow_code)

@@ -9,7 +9,7 @@ from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, PricePerKwh, Rate, Share, time_text
 from batchsim.drive.fleet.fleet_plan import Replicas
 from batchsim.drive.fleet.routing import RouterConfig
-from batchsim.scenario.deployment_config import ScenarioCost
+from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 

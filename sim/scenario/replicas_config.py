@@ -10,7 +10,7 @@ from batchsim.base.ranges import Config, check_ranges
 from batchsim.base.units import format_duration
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, KvScaler, Lost, QueueScaler, Replicas
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
-from batchsim.scenario.deployment_config import ScenarioCost
+from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.workload.tagged import ByKind
 

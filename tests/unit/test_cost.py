@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +12,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import Config
 from batchsim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
 from batchsim.cost.cost_error import Unknown
+from batchsim.cost.fitted import Fitted, StepTerms
 from batchsim.cost.roofline import KernelCosts
 from batchsim.cost.work import TIME_TERMS, columns_of, prefill_pairs, work_columns
 from batchsim.deployment.catalog import GPUS, MODELS
@@ -23,6 +24,8 @@ from batchsim.kernel.types import Batch, Request, Sequence
 LLAMA, H200 = MODELS["llama-3.1-8b"], GPUS["h200"]
 ROOFLINE = Roofline(LLAMA, H200)
 LINEAR = Linear(base=1_000_000, per_token=20_000, per_sequence=5_000, per_context_token=30, per_swapped_block=40_000)
+FREE_FIT = Fitted(None, StepTerms(0, 8e6, 90_000, 60_000, 60.5, 3.25, 0.4))
+KERNEL_FIT = Fitted(ROOFLINE.without_host(), StepTerms(1.25, 1.5e6, 17_000, 6_500, 0, 4.5, 0))
 
 
 def sequence(computed: int, prompt: int = 100_000) -> Sequence:
@@ -85,8 +88,8 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize(
     "cost",
-    [ROOFLINE, Roofline(LLAMA, H200, tp=4), Constant(10_000_000), LINEAR],
-    ids=["roofline", "tp4", "const", "lin"],
+    [ROOFLINE, Roofline(LLAMA, H200, tp=4), Constant(10_000_000), LINEAR, FREE_FIT, KERNEL_FIT],
+    ids=["roofline", "tp4", "const", "lin", "free fit", "kernel fit"],
 )
 def test_the_explained_parts_add_up_to_the_step(cost: Cost, name: str) -> None:
     """`explain` on a recorded row and `step_ns` on the batch tell the same duration."""
@@ -94,6 +97,15 @@ def test_the_explained_parts_add_up_to_the_step(cost: Cost, name: str) -> None:
     terms = cost.explain(columns_of(batch))
     assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(batch)) <= 2
     assert min(terms[term][0] for term in terms) >= 0
+
+
+@pytest.mark.parametrize("cost", [FREE_FIT, KERNEL_FIT], ids=["free", "kernel"])
+def test_the_features_of_a_step_times_the_terms_are_its_time(cost: Fitted) -> None:
+    """One row a step, one column a term, whatever the step holds."""
+    rows = [columns_of(batch) for batch in BATCHES.values()]
+    together = {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
+    found = cost.features(together) @ np.array(astuple(cost.terms))
+    assert found == pytest.approx([cost.step_ns(batch) for batch in BATCHES.values()], abs=3)
 
 
 def test_draft_tokens_are_rows_of_their_sequence_that_read_its_keys_once() -> None:

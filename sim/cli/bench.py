@@ -1,0 +1,133 @@
+"""`batchsim calibrate --bench`: what an engine's steps cost, from files of benchmarks that were run against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from batchsim.base.errors import MeasuredError, ScenarioError
+from batchsim.base.files import write_text, writing
+from batchsim.cli.common import check_output, read_scenario
+
+if TYPE_CHECKING:
+    from batchsim.check.measured.run import MeasuredRun
+    from batchsim.scenario.config import PolicySpec, Scenario
+
+SUFFIXES = (".json", ".jsonl", ".csv")
+"""Of the files that are read of a folder."""
+REFUSED_EXIT = 1
+
+
+def calibrate_bench(
+    files: Sequence[Path],
+    scenario: str | None,
+    out: Path | None,
+    *,
+    parts: Sequence[str],
+    hold_out: Sequence[str],
+    policy: str | None,
+    set_: list[str] | None,
+    force: bool,
+    allow_code: bool,
+) -> None:
+    """Fits the engine of `scenario` to the runs of `files`, prints the fit and writes `out`.
+
+    typer.Exit with REFUSED_EXIT, and nothing written, where loads held out err by more than is claimed, unless `force`.
+    """
+    from batchsim.fit.engine_fit import fit_engine
+    from batchsim.report.text.fit_text import report
+    from batchsim.results.provenance import provenance
+    from batchsim.scenario.point import Setup
+
+    if scenario is None:
+        raise ScenarioError("calibrate --bench: --scenario is missing. Give one that says engine, model, cost and KV.")
+    if out is None:
+        raise ScenarioError("calibrate --bench: -o is missing. Give the file to write, like -o mine.json.")
+    if out.suffix != ".json":
+        raise ScenarioError(
+            f"-o {out}: does not end in .json, by which a cost is known as a file. Give a name that does."
+        )
+    check_output(out, "Give -o another path.")
+    loaded = read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code)
+    spec = _policy(loaded, policy)
+    runs, held = chosen(files, parts, hold_out)
+    setup = Setup.of(loaded)
+    found = fit_engine(setup, spec, runs, held, lambda text: typer.echo(text, err=True))
+    typer.echo(report(found))
+    for line in found.exceeded:
+        typer.echo(line, err=True)
+    if found.exceeded and not force:
+        typer.echo(
+            f"{out}: not written: {len(found.exceeded)} errors of loads held out are above what the fit claims. Look at"
+            " its runs and the scenario, or write it all the same with --force.",
+            err=True,
+        )
+        raise typer.Exit(REFUSED_EXIT)
+    with writing(out, "Give -o another path."):
+        write_text(out, found.to_json(provenance()))
+    typer.echo(f"{out}: use it with cost: {out}, hold it against other runs with batchsim validate --against")
+
+
+def _policy(scenario: Scenario, label: str | None) -> PolicySpec:
+    """The one policy of a scenario, or that of `label`. ScenarioError where there are several, or none of the name."""
+    specs = [spec for spec in scenario.specs if label in (None, spec.name, spec.label)]
+    names = ", ".join(spec.name for spec in scenario.specs)
+    if not specs:
+        raise ScenarioError(f"--policy {label}: the scenario has {names}. Write one of them.")
+    if len(specs) > 1:
+        raise ScenarioError(
+            f"{scenario.source}: has {len(specs)} policies ({names}), and the measured engine had one. Name it with"
+            " --policy."
+        )
+    return specs[0]
+
+
+def chosen(
+    files: Sequence[Path], parts: Sequence[str], hold_out: Sequence[str]
+) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
+    """(given, held out) of the runs of `files`, folders among them meaning all their SUFFIXES, whose names hold one of
+    `parts`. Each `hold_out` is a file, or a piece of names; without one the rule of `batchsim.fit.held_out` applies."""
+    from batchsim.check.measured.read import read_measured
+    from batchsim.fit.held_out import split
+
+    runs = [run for file in _files(files) for run in read_measured(file)]
+    if parts:
+        runs = [run for run in runs if any(text in run.name for text in parts)]
+        if not runs:
+            raise ScenarioError(f"--part {parts[0]}: no run is so called. Write a piece of a name.")
+    if not hold_out:
+        return split(runs)
+    held: list[MeasuredRun] = []
+    for text in hold_out:
+        there = Path(text)
+        if there.exists():
+            named = [run for file in _files([there]) for run in read_measured(file)]
+        else:
+            named = [run for run in runs if text in run.name]
+        if not named:
+            names = ", ".join(run.name for run in runs[:6])
+            raise ScenarioError(f"--hold-out {text}: is no file, and no run is so called. There are {names}.")
+        held += named
+    names = {run.name for run in held}
+    given = [run for run in runs if run.name not in names]
+    if not given:
+        raise MeasuredError(f"--hold-out {hold_out[0]}: no run is left to fit to. Hold out fewer, or give more files.")
+    return given, [*{run.name: run for run in held}.values()]
+
+
+def _files(given: Sequence[Path]) -> list[Path]:
+    """The files, and those of folders by name. MeasuredError for a folder without any, and for a file given twice."""
+    found: list[Path] = []
+    for path in given:
+        inside = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
+        if not inside:
+            raise MeasuredError(f"{path}: holds no {', '.join(SUFFIXES)} file. Give the folder of measured runs.")
+        found += inside
+    real = [path.resolve() for path in found]
+    for number, path in enumerate(real):
+        if path in real[:number]:
+            raise MeasuredError(f"{found[number]}: is given twice, and would count twice. Give it once.")
+    return found

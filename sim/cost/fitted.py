@@ -1,0 +1,193 @@
+"""Step times fitted to measured runs: a kernel's time and small linear terms, found by `batchsim calibrate --bench`.
+
+    step = kernel · kernel(step) + base + sequence · sequences + prompt_token · prompt tokens
+         + context_token · context that decodes read + beside_token · such context beside a chunk + pair · pairs
+
+`kernel(step)` is another cost without its host; the free form has none. All terms lie on the device's lane, so that
+they add up in engines that schedule ahead of results too: a host's time that is hidden there is in no term.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import Config, Range
+from batchsim.base.units import format_duration
+from batchsim.cost.base import Cost
+from batchsim.cost.cost_error import CostError, Unknown, symmetric
+from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.profile import Hull
+from batchsim.cost.work import TIME_TERMS, Columns, Terms, columns_of, padded_work
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.types import Batch
+
+Nanoseconds = Annotated[float, Range(0, 1e15)]
+"""Of a term, for each of what it multiplies."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTerms(Config):
+    """The factor on the kernel's time, and ns: of each step, of each of its sequences, prompt tokens computed, context
+    tokens that decodes read, context tokens read beside a chunk, query-key pairs of chunks. Padding counts."""
+
+    kernel: Annotated[float, Range(0, 1e3)] = 0.0
+    base: Nanoseconds = 0.0
+    sequence: Nanoseconds = 0.0
+    prompt_token: Nanoseconds = 0.0
+    context_token: Nanoseconds = 0.0
+    beside_token: Nanoseconds = 0.0
+    pair: Nanoseconds = 0.0
+
+    def __str__(self) -> str:
+        units = {"sequence": " a sequence", "prompt_token": " a prompt token", "context_token": " a context token"}
+        units |= {"base": "", "beside_token": " a context token beside a chunk", "pair": " a query-key pair"}
+        parts = [f"{self.kernel:.3g} × kernel"] if self.kernel else []
+        parts += [f"{_short(ns)}{unit}" for name, unit in units.items() if (ns := getattr(self, name))]
+        return " + ".join(sorted(parts, key=lambda text: "kernel" not in text)) or "nothing"
+
+
+TERMS = tuple(field.name for field in fields(StepTerms))
+"""The names of the terms, `kernel` first."""
+
+
+def _short(ns: float) -> str:
+    return format_duration(ns) if ns >= 10 else f"{ns:.2g} ns"
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted(Cost):
+    """The step times of `terms` over `kernel`, None for the free form.
+
+    `words` says what they were fitted to; `tpot_error` is the error claimed for the mean TPOT of other loads, as a
+    share, None where none is claimed.
+    """
+
+    kernel: Cost | None
+    terms: StepTerms
+    words: str = ""
+    tpot_error: float | None = None
+
+    def step_ns(self, batch: Batch) -> int:
+        """The step's duration in ns, at least 1: the sum of the terms, rounded."""
+        its, chunks = self.terms, len(batch.chunks) + batch.pad_prefill_rows
+        context = batch.context_tokens + batch.pad_context_tokens
+        prompt = batch.num_prefill_tokens + batch.pad_prefill_tokens
+        ns = its.base + its.sequence * (batch.num_decode + batch.pad_decode_rows + chunks) + its.prompt_token * prompt
+        ns += its.context_token * context
+        if chunks:
+            ns += its.beside_token * context
+        if its.pair and (prompt or batch.num_decode_tokens > batch.num_decode):
+            ns += its.pair * int(padded_work(columns_of(batch)).pairs[0])
+        if self.kernel is not None and its.kernel:
+            ns += its.kernel * self.kernel.step_ns(batch)
+        return round(ns) or 1
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        """ns of a step that computes the first `num_tokens` of one sequence, and nothing else."""
+        its, kernel = self.terms, 0 if self.kernel is None else self.kernel.recompute_ns(num_tokens)
+        own = its.base + its.sequence + its.prompt_token * num_tokens + its.pair * num_tokens * (num_tokens + 1) // 2
+        return round(its.kernel * kernel + own)
+
+    def swap_ns(self, num_blocks: int) -> int:
+        """ns of moving `num_blocks` over the host link as the kernel has it; the free form knows nothing of it: 0."""
+        return 0 if self.kernel is None else round(self.terms.kernel * self.kernel.swap_ns(num_blocks))
+
+    def features(self, columns: Columns) -> NDArray[np.float64]:
+        """What each term multiplies, in recorded steps: an array of a row a step and a column for each of TERMS.
+
+        Its product with the terms is what each step takes, to the rounding.
+        """
+        work, chunks = padded_work(columns), columns["num_chunks"] + columns["pad_prefill_rows"]
+        kernel = np.zeros(len(chunks))
+        if self.kernel is not None:
+            parts = self.kernel.explain(columns)
+            kernel = sum((parts[name] for name in TIME_TERMS), kernel)
+        prompt = columns["num_prefill_tokens"] + columns["pad_prefill_tokens"]
+        beside = work.context * (chunks > 0)
+        rows = (kernel, np.ones(len(chunks)), work.sequences, prompt, work.context, beside, work.pairs)
+        return np.stack(rows, axis=1).astype(np.float64)
+
+    def explain(self, columns: Columns) -> Terms:
+        """The kernel's terms times its factor; context under `kv_reads`, pairs under `attention`, the rest `host`."""
+        its, zeros = self.terms, np.zeros(len(columns["num_decode"]))
+        _, base, sequences, prompt, context, beside, pairs = self.features(columns).T
+        own = {
+            "kv_reads": its.context_token * context + its.beside_token * beside,
+            "attention": its.pair * pairs,
+            "host": its.base * base + its.sequence * sequences + its.prompt_token * prompt,
+        }
+        found = dict.fromkeys(TIME_TERMS, zeros) | own
+        if self.kernel is None:
+            return found | {"flops": zeros, "bytes": zeros}
+        parts = self.kernel.explain(columns)
+        found = {name: ns + its.kernel * parts[name] for name, ns in found.items()}
+        return found | {"flops": parts["flops"], "bytes": parts["bytes"]}
+
+    def describe(self) -> str:
+        held = "" if self.tpot_error is None else f", mean TPOT ±{100 * self.tpot_error:.2g} % claimed"
+        return f"cost: fitted to {self.words or 'measured runs'}{held}: {self.terms}"
+
+    def sources(self) -> list[str]:
+        """Lines on where the numbers come from: the fit, and the kernel beneath."""
+        kernel = ["kernel: none, the free form"] if self.kernel is None else self.kernel.sources()
+        return [f"fitted to {self.words or 'measured runs'}: {self.terms}", *kernel]
+
+    @property
+    def deployment(self) -> Deployment | None:
+        return None if self.kernel is None else self.kernel.deployment
+
+    @property
+    def reach(self) -> Hull | None:
+        return None if self.kernel is None else self.kernel.reach
+
+    @property
+    def error(self) -> CostError | Unknown:
+        if self.tpot_error is None:
+            return Unknown("the fit claims none")
+        return symmetric(self.tpot_error, f"claimed of the mean TPOT by the fit to {self.words}")
+
+
+@dataclass(frozen=True, slots=True)
+class Free(Cost, Config):
+    """`cost: {kind: free}`: step times of hardware that nobody has tables of, which are yet to be fitted.
+
+    Config and cost in one; ScenarioError when asked for a time. `draft`: what drafting costs, if anything is said.
+    """
+
+    kind: Literal["free"] = "free"
+    draft: DraftersConfig | None = None
+    num_gpus: Annotated[int, Range(1, 1024)] = 1
+
+    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Free:
+        """Itself, whatever the model: it is config and cost in one."""
+        return self
+
+    def step_ns(self, batch: Batch) -> int:
+        self._refuse()
+
+    def recompute_ns(self, num_tokens: int) -> int:
+        self._refuse()
+
+    def swap_ns(self, num_blocks: int) -> int:
+        self._refuse()
+
+    def explain(self, columns: Columns) -> Terms:
+        self._refuse()
+
+    def describe(self) -> str:
+        return "cost: free form, not fitted yet"
+
+    def sources(self) -> list[str]:
+        return ["step times: yet to be fitted"]
+
+    def _refuse(self) -> NoReturn:
+        raise ScenarioError(
+            "cost of kind free has no numbers yet. Fit them: batchsim calibrate --bench FILES --scenario SCENARIO -o"
+            " mine.json, then write cost: mine.json."
+        )

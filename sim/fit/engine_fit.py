@@ -1,0 +1,219 @@
+"""The fit of an engine's step times to measured runs of it, and the file that a scenario's `cost` names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from batchsim.base.errors import MeasuredError, ScenarioError
+from batchsim.base.files import file_hash
+from batchsim.base.units import NS_PER_S
+from batchsim.check.measured.run import MeasuredRun
+from batchsim.check.validation.replay import Replay, replay
+from batchsim.cost import Cost, Free, Linear, Scaled
+from batchsim.cost.constant import Constant
+from batchsim.cost.fitted import TERMS, Fitted, StepTerms
+from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths
+from batchsim.fit.identify import Identified, identify
+from batchsim.fit.solve import Case, Solved, simulate_all, solve, with_fit
+from batchsim.scenario.config import PolicySpec
+from batchsim.scenario.fitted_config import FORMAT
+from batchsim.scenario.point import Setup
+
+FREE = ("base", "sequence", "prompt_token", "context_token", "pair", "frontend")
+"""What is fitted without a kernel."""
+OVER_KERNEL = ("kernel", "base", "sequence", "prompt_token", "beside_token", "frontend")
+"""What is fitted over one."""
+FIRST_GUESS = 0.5
+"""Share of the shortest mean TPOT, and of TTFT for each prompt token, that a free form begins with."""
+
+
+@dataclass(frozen=True)
+class EngineFit:
+    """What was learned from runs: the `terms` with their way from the client in ns, how well each is `known`, the
+    errors at the `given` loads and those `held_out`, and what is claimed of others (`claims`, shares by figure).
+
+    `words` say in short what it was fitted to; `notes` what is to be known of runs and fit, a line each.
+    """
+
+    setup: Setup
+    spec: PolicySpec
+    kernel: Cost | None
+    terms: StepTerms
+    frontend_ns: float
+    known: Identified
+    given: tuple[LoadError, ...]
+    held_out: tuple[LoadError, ...]
+    claims: dict[str, float]
+    words: str
+    notes: tuple[str, ...]
+    runs: tuple[MeasuredRun, ...]
+
+    @property
+    def fitted(self) -> Setup:
+        """The scenario's setup with the fitted step times, and the way from the client."""
+        cost = Fitted(self.kernel, self.terms, self.words, self.claims["tpot_mean_s"])
+        return with_fit(self.setup, cost, self.frontend_ns)
+
+    @property
+    def exceeded(self) -> list[str]:
+        """Of each held-out load that errs by more than is claimed: what and by how much. Empty: the claims hold."""
+        found: list[str] = []
+        for one in self.held_out:
+            for name in one.exceeded(self.claims):
+                error = one.errors[name]
+                by = "off by more than any load within reach" if error is None else f"{100 * error:+.1f} %"
+                found.append(f"{one.name}: {name} {by}, ±{100 * self.claims[name]:.1f} % claimed")
+        return found
+
+    def to_json(self, made: dict[str, Any]) -> str:
+        """The file's text; `made` says by what it was made. OSError where a measured file is gone."""
+        plain = self.setup.scenario.plain["cost"]
+        whole = {
+            "format": FORMAT,
+            "words": self.words,
+            "kernel": None if self.kernel is None else plain,
+            "kernel_source": "" if self.kernel is None else self.setup.cost.sources()[0],
+            "terms": asdict(self.terms),
+            "frontend": {"request": self.frontend_ns},
+            "claims": self.claims,
+            "known": [
+                asdict(term) | {"half": _finite(term.half), "identified": term.identified} for term in self.known.terms
+            ],
+            "condition": _finite(self.known.condition),
+            "not_told_apart": [asdict(pair) for pair in self.known.confused],
+            "given": [{"run": one.name, "beyond_knee": one.knee, "errors": one.errors} for one in self.given],
+            "held_out": [{"run": one.name, "beyond_knee": one.knee, "errors": one.errors} for one in self.held_out],
+            "files": {source: file_hash(source) for source in dict.fromkeys(run.source for run in self.runs)},
+            "engine_versions": sorted({run.version for run in self.runs if run.version}),
+            "policy": {"kind": self.spec.kind, "knobs": self.spec.knobs | self.spec.by_device},
+            "notes": list(self.notes),
+            "made": made,
+        }
+        return json.dumps(whole, indent=1, allow_nan=False) + "\n"
+
+
+def fit_engine(
+    setup: Setup,
+    spec: PolicySpec,
+    runs: Sequence[MeasuredRun],
+    held_out: Sequence[MeasuredRun],
+    say: Callable[[str], None] = lambda _: None,
+) -> EngineFit:
+    """The step times of the engine of `setup` under `spec` from `runs`, judged by those `held_out`, which play no part
+    in the fit. `say` is told of the progress, a line at a time.
+
+    The kernel is the scenario's cost without its host; with a constant, linear or free cost there is none, and the
+    free form begins with its numbers. MeasuredError or ScenarioError where runs or scenario do not fit each other.
+    """
+    _check(setup, runs)
+    case = _case(setup, spec, runs)
+    replays = [replay(setup, run) for run in runs]
+    solved = solve(case, replays, say)
+    known = identify(case, solved)
+    fitted = with_fit(setup, case.cost(solved.values), solved.values["frontend"])
+    steep = {one.run: one.steep for one in solved.equations if one.rows.latency != "tpot"}
+    say("errors of the given loads")
+    given = [load_error(fitted, spec, run, steep.get(number, 1.0)) for number, run in enumerate(runs)]
+    claims = claims_of(given, solved.equations, len(case.active))
+    say("errors of the loads held out")
+    apart = [_held_out_error(case, fitted, solved, replay(setup, run)) for run in held_out]
+    terms = StepTerms(**{name: solved.values[name] for name in TERMS})
+    notes = _notes(case, solved, [*replays])
+    words = _words(runs)
+    way = solved.values["frontend"]
+    every = (*runs, *held_out)
+    return EngineFit(
+        setup, spec, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
+    )
+
+
+def _held_out_error(case: Case, fitted: Setup, solved: Solved, one: Replay) -> LoadError:
+    first = [each.steep for each in simulate_all(case, [one], solved.values) if each.rows.latency != "tpot"]
+    return load_error(fitted, case.spec, one.run, first[0] if first else 1.0)
+
+
+def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
+    scenario = setup.scenario
+    if setup.groups:
+        raise ScenarioError(
+            f"{scenario.places['replicas']}: replicas cannot be fitted, one engine can. Remove the key."
+        )
+    if isinstance(setup.cost, Scaled):
+        raise ScenarioError(
+            f"{scenario.source}: cost_factor and anchor stretch steps, and the fit finds by how much. Remove them."
+        )
+    if scenario.cost.kind == "fitted":
+        raise ScenarioError(f"{scenario.places['cost']}: cost is a fit already. Name the kernel, or {{kind: free}}.")
+    if scenario.cost.draft is not None:
+        raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
+    for run in runs:
+        if not {"ttft_mean_s", "tpot_mean_s", "e2e_mean_s"} & run.figures.keys():
+            raise MeasuredError(f"{run.name}: has no mean TTFT, TPOT or E2E to fit to. Give a file with one.")
+
+
+def _case(setup: Setup, spec: PolicySpec, runs: Sequence[MeasuredRun]) -> Case:
+    """The kernel and the defaults: those of the scenario's cost under the policy."""
+    cost, way = setup.cost_under(spec.config), float(setup.resolved.workload.frontend.request)
+    if not isinstance(cost, Free | Linear | Constant):
+        host = cost.host_part
+        defaults = {"kernel": 1.0, "base": host.base, "sequence": host.per_sequence, "prompt_token": host.per_token}
+        return Case(setup, spec, setup.cost.without_host(), OVER_KERNEL, {**defaults, "frontend": way})
+    if isinstance(cost, Linear):
+        each = cost.per_token + cost.per_sequence
+        defaults = {"base": cost.base, "sequence": each, "prompt_token": cost.per_token}
+        defaults["context_token"] = cost.per_context_token
+    elif isinstance(cost, Constant):
+        defaults = {"base": float(cost.step)}
+    else:
+        tpots = [run.figures["tpot_mean_s"] * 1e9 for run in runs if run.figures.get("tpot_mean_s")]
+        ttfts = [
+            run.figures["ttft_mean_s"] * 1e9 / mean_lengths(run)[0] for run in runs if "ttft_mean_s" in run.figures
+        ]
+        e2es = [run.figures["e2e_mean_s"] * 1e9 / mean_lengths(run)[1] for run in runs if "e2e_mean_s" in run.figures]
+        defaults = {
+            "base": FIRST_GUESS * min(tpots or e2es or ttfts),
+            "prompt_token": FIRST_GUESS * min(ttfts) if ttfts else 0.0,
+        }
+    return Case(setup, spec, None, FREE, {**defaults, "frontend": way})
+
+
+def _first_guess(runs: Sequence[MeasuredRun]) -> dict[str, float]:
+    """Where a free form begins: shares of the shortest mean TPOT, and of the shortest mean TTFT for a prompt token."""
+
+    def shortest(latency: str, tokens: int | None) -> float:
+        known = [run for run in runs if run.figures.get(f"{latency}_mean_s")]
+        each = [
+            run.figures[f"{latency}_mean_s"] / (1 if tokens is None else mean_lengths(run)[tokens]) for run in known
+        ]
+        return FIRST_GUESS * NS_PER_S * min(each, default=0.0)
+
+    prompt = shortest("ttft", 0)
+    return {"base": shortest("tpot", None) or shortest("e2e", 1) or prompt, "prompt_token": prompt}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _words(runs: Sequence[MeasuredRun]) -> str:
+    files = list(dict.fromkeys(Path(run.source).name for run in runs))
+    shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    return f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} of {shown}"
+
+
+def _notes(case: Case, solved: Solved, replays: Sequence[Replay]) -> tuple[str, ...]:
+    found = [f"{one.run.name}: {note}" for one in replays for note in (*one.run.notes, *one.notes)]
+    least = min(one.kv_free for one in solved.equations)
+    if least:
+        found.append(
+            f"KV was never full: at least {least:,} of {case.setup.kv.num_blocks:,} blocks were free, so that their"
+            " number is not tested. A run of more or longer requests at a time would"
+        )
+    if not solved.settled:
+        found.append(f"after {solved.rounds} rounds the terms still moved: the data hold them loosely")
+    return tuple(dict.fromkeys(found))

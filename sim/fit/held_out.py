@@ -1,0 +1,119 @@
+"""Loads held out of a fit, the errors of both kinds, and what a fit claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from batchsim.base.errors import MeasuredError
+from batchsim.check.measured.run import MeasuredRun
+from batchsim.check.validation.against import compare
+from batchsim.fit.solve import Equations
+from batchsim.scenario.config import PolicySpec
+from batchsim.scenario.point import Setup
+
+FEWEST_LOADS = 3
+SAME = 0.02
+"""Share by which lengths and rates of one load differ between its repeats at most."""
+KNEE = 3.0
+"""A mean TTFT that 1 % of step time moves by more than this many percent lies beyond the knee: it is judged by load."""
+FLOORS = {"tpot_mean_s": 0.015, "throughput_rps": 0.015, "e2e_mean_s": 0.02, "ttft_mean_s": 0.05, "load": 0.015}
+"""The least error that a fit claims of each figure, as a share; `load` is of the load axis, beyond the knee."""
+SIGMAS = 2.0
+
+
+@dataclass(frozen=True)
+class LoadError:
+    """The signed errors of one run, simulated less measured as shares, by figure of FLOORS. Beyond the knee `load` is
+    in the place of TTFT and E2E; None: no load within reach equals what was measured."""
+
+    name: str
+    errors: Mapping[str, float | None]
+    knee: bool
+
+    def exceeded(self, claims: Mapping[str, float]) -> list[str]:
+        """The figures that err by more than is claimed."""
+        return [name for name, error in self.errors.items() if error is None or abs(error) > claims[name]]
+
+
+def loads_of(runs: Sequence[MeasuredRun]) -> list[list[MeasuredRun]]:
+    """The runs by load, repeats of one together, from the lightest to the heaviest by completed tokens/s."""
+    found: list[list[MeasuredRun]] = []
+    for run in sorted(runs, key=_heavy):
+        for group in found:
+            if _same(group[0], run):
+                group.append(run)
+                break
+        else:
+            found.append([run])
+    return found
+
+
+def split(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
+    """(given, held out). Of the loads from the lightest to the heaviest the second is held out, then every third one,
+    but never the heaviest: a fit must see loads below and above saturation. The rule looks at no latency and at no
+    result. MeasuredError where there are fewer than FEWEST_LOADS."""
+    loads = loads_of(runs)
+    if len(loads) < FEWEST_LOADS:
+        what = "one load" if len(loads) == 1 else f"{len(loads)} loads"
+        raise MeasuredError(
+            f"{runs[0].name}: {what} in {len(runs)} runs; two are fitted and one is held out. Give runs of other rates"
+            " or lengths, or name those to hold out by --hold-out."
+        )
+    held = range(1, len(loads) - 1, 3)
+    given = [run for index, group in enumerate(loads) if index not in held for run in group]
+    return given, [run for index in held for run in loads[index]]
+
+
+def _heavy(run: MeasuredRun) -> tuple[float, float]:
+    """Tokens of prompts and answers completed each second, then in flight at a time."""
+    means = mean_lengths(run)
+    rate = run.figures.get("throughput_rps") or run.means.get("sent_rps") or run.client.rate_rps or 0.0
+    return rate * sum(means), rate * run.figures.get("e2e_mean_s", 0.0)
+
+
+def mean_lengths(run: MeasuredRun) -> tuple[float, float]:
+    """Mean tokens of prompts and of answers."""
+    if run.requests is None:
+        return run.means["prompt_tokens"], run.means["output_tokens"]
+    ok = run.requests.ok
+    return float(run.requests.prompt_tokens[ok].mean()), float(run.requests.output_tokens[ok].mean())
+
+
+def _same(one: MeasuredRun, other: MeasuredRun) -> bool:
+    pairs = [*zip(mean_lengths(one), mean_lengths(other), strict=True)]
+    pairs += [(side(one), side(other)) for side in (_rate, _users)]
+    return all(math.isclose(mine, theirs, rel_tol=SAME) for mine, theirs in pairs)
+
+
+def _rate(run: MeasuredRun) -> float:
+    return run.client.rate_rps or run.means.get("sent_rps") or run.figures.get("throughput_rps", 0.0)
+
+
+def _users(run: MeasuredRun) -> float:
+    return float(run.client.max_concurrency or 0) if run.client.arrivals == "closed" else 0.0
+
+
+def load_error(setup: Setup, spec: PolicySpec, run: MeasuredRun, steep: float) -> LoadError:
+    """The errors of `setup` on a run whose mean TTFT is so `steep` in step time."""
+    knee = steep > KNEE
+    found = compare(setup, spec, [run], shift=knee)
+    names = ["tpot_mean_s", "throughput_rps"]
+    names += [] if knee and found.shifts else ["e2e_mean_s", "ttft_mean_s"]
+    errors = {name: found.error(name).error for name in names if found.error(name).live is not None}
+    if knee and found.shifts:
+        errors["load"] = found.shifts.get("ttft_mean_s", found.shifts.get("e2e_mean_s"))
+    return LoadError(run.name, errors, knee)
+
+
+def claims_of(given: Sequence[LoadError], equations: Sequence[Equations], terms: int) -> dict[str, float]:
+    """The error claimed of each figure at other loads: twice the root mean square at the given ones, more where there
+    are hardly more equations than terms, and at least that of FLOORS."""
+    spare = math.sqrt(len(equations) / max(len(equations) - terms, 1))
+    found: dict[str, float] = {}
+    for name, floor in FLOORS.items():
+        errors = [error for one in given if (error := one.errors.get(name)) is not None]
+        mean = math.sqrt(sum(error**2 for error in errors) / len(errors)) if errors else 0.0
+        found[name] = max(floor, SIGMAS * spare * mean)
+    return found

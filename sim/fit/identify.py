@@ -1,0 +1,122 @@
+"""What measured runs say of each term, and what they cannot tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.fit.solve import WEIGHTS, Case, Solved, system
+from batchsim.fit.windows import NAMES
+
+Floats = NDArray[np.float64]
+
+KNOWN = 0.05
+"""Half the interval of a term, as a share of its value, up to which it is declared identified."""
+FLOOR = 0.002
+"""Least error of an equation, as a share of its latency: schedules part by chance, however right the terms are."""
+TOLD_APART = 0.95
+"""Correlation of the errors of two terms from which on they cannot be told apart."""
+SIGMAS = 2.0
+
+_SETTLES = {
+    frozenset(("kernel", "base")): "a run of long prompts or many requests at a time, where the kernel's time grows",
+    frozenset(("kernel", "sequence")): "a run of longer contexts at as many requests in flight",
+    frozenset(("kernel", "prompt_token")): "a run with few prompt tokens for each output token",
+    frozenset(("sequence", "prompt_token")): "a run of another mix of prompt and output lengths",
+    frozenset(("sequence", "context_token")): "a run of longer contexts at as many requests in flight",
+    frozenset(("sequence", "base")): "a run with far more, or far fewer, requests in flight",
+    frozenset(("pair", "prompt_token")): "a run of prompts of other lengths, some of thousands of tokens",
+    frozenset(("frontend", "base")): "a run of one request at a time with other prompt lengths",
+    frozenset(("frontend", "prompt_token")): "a run of one request at a time with other prompt lengths",
+    frozenset(("beside_token", "context_token")): "a run of long prompts beside many decodes, and one without",
+}
+_OTHERWISE = "a run of other lengths, and one at another load"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One fitted term: its value and `half` its 95 % interval, in ns or as a factor; the largest share of a mean
+    latency that it makes; whether it is identified: `half` is at most KNOWN of the value."""
+
+    name: str
+    value: float
+    half: float
+    share: float
+
+    @property
+    def identified(self) -> bool:
+        return self.value > 0 and self.half <= KNOWN * self.value
+
+
+@dataclass(frozen=True)
+class Confused:
+    """Two terms that these runs cannot tell apart, by the correlation of their errors; which run would settle it."""
+
+    one: str
+    other: str
+    correlation: float
+    settles: str
+
+
+@dataclass(frozen=True)
+class Identified:
+    """`terms` in the order of NAMES; `condition`: the number of the equations, each column divided by its size;
+    `confused`: pairs, the worst first."""
+
+    terms: tuple[Term, ...]
+    condition: float
+    confused: tuple[Confused, ...]
+
+
+def identify(case: Case, solved: Solved) -> Identified:
+    """How well the terms of a solution are known: from the equations, of which each latency of a run is worth one."""
+    a, _ = system(case, solved.equations, solved.values)
+    size = np.sqrt((a * a).sum(axis=0))
+    seen = size > 0
+    scaled = a[:, seen] / size[seen]
+    spread = np.linalg.svd(scaled, compute_uv=False)
+    condition = float(spread[0] / spread[-1]) if len(spread) == int(seen.sum()) and spread[-1] > 0 else float("inf")
+    covariance = np.linalg.pinv(scaled.T @ scaled, rcond=1e-12)
+    sigma = max(_sigma(solved, int(seen.sum())), FLOOR)
+    halves = np.full(len(size), np.inf)
+    halves[seen] = SIGMAS * sigma * np.sqrt(np.maximum(np.diag(covariance), 0.0)) / size[seen]
+    shares = _shares(case, solved)
+    terms = tuple(
+        Term(name, solved.values[name], half, shares[name])
+        for name, half in zip(case.active, halves.tolist(), strict=True)
+    )
+    known = {term.name: term.identified for term in terms}
+    names = [name for name, its in zip(case.active, seen, strict=True) if its]
+    deviations = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
+    correlations = covariance / np.outer(deviations, deviations)
+    found = [
+        Confused(names[i], names[j], float(correlations[i, j]), _settled_by(names[i], names[j]))
+        for i, j in combinations(range(len(names)), 2)
+        if abs(correlations[i, j]) >= TOLD_APART and not (known[names[i]] and known[names[j]])
+    ]
+    return Identified(terms, condition, tuple(sorted(found, key=lambda pair: -abs(pair.correlation))))
+
+
+def _settled_by(one: str, other: str) -> str:
+    return _SETTLES.get(frozenset((one, other)), _OTHERWISE)
+
+
+def _sigma(solved: Solved, terms: int) -> float:
+    """Root mean square of what the equations of means are off by, for each that is not used up by a term."""
+    off = np.array([WEIGHTS[one.rows.latency] * one.off / one.steep for one in solved.equations])
+    return float(np.sqrt((off**2).sum() / max(len(off) - terms, 1)))
+
+
+def _shares(case: Case, solved: Solved) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in case.active:
+        parts: Sequence[float] = [
+            float(one.rows.step_ns[NAMES.index(name)]) * solved.values[name] / one.rows.simulated_ns
+            for one in solved.equations
+        ]
+        found[name] = max(parts)
+    return found

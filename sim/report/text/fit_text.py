@@ -1,0 +1,96 @@
+"""A fit to measured runs, as text: what `batchsim calibrate --bench` prints."""
+
+from __future__ import annotations
+
+import math
+
+from batchsim.base.units import format_duration
+from batchsim.fit.engine_fit import EngineFit
+from batchsim.fit.held_out import LoadError
+from batchsim.fit.identify import Term
+from batchsim.report.layout import Grid, aligned, fit
+
+DASH = "–"
+WHAT = {
+    "kernel": "the kernel's time, times",
+    "base": "each step",
+    "sequence": "a sequence in a step",
+    "prompt_token": "a prompt token computed",
+    "context_token": "a context token that a decode reads",
+    "beside_token": "such a token beside a chunk, more",
+    "pair": "a query-key pair of a chunk",
+    "frontend": "from the client to the engine",
+}
+_FIGURES = {
+    "ttft_mean_s": "TTFT",
+    "tpot_mean_s": "TPOT",
+    "e2e_mean_s": "E2E",
+    "throughput_rps": "requests/s",
+    "load": "load",
+}
+LEGEND = (
+    "errors in %: simulated / measured − 1 of means · load: beyond the knee, the share by which the load would have to"
+    " change for the simulation to have the measured TTFT"
+)
+
+
+def report(found: EngineFit) -> str:
+    """The terms with their intervals, what the runs cannot tell apart, the errors at each load, what is claimed."""
+    heading = f"{found.setup.scenario.name} · {found.spec.name} · {found.fitted.cost.describe()}"
+    lines = [heading, *(f"! {note}" for note in found.notes), ""]
+    text = "\n".join(map(fit, lines))
+    terms = [["term", "", "value", "95 % interval", "share of a latency", ""], *map(_row, found.known.terms)]
+    condition = f"condition number {found.known.condition:.3g}"
+    apart = [
+        f"- {pair.one} and {pair.other} cannot be told apart (correlation {pair.correlation:+.3f}). It would be settled"
+        f" by {pair.settles}"
+        for pair in found.known.confused
+    ]
+    claimed = ", ".join(f"{_FIGURES[name]} ±{100 * share:.2g} %" for name, share in found.claims.items())
+    parts = [
+        text,
+        *aligned(terms, left=(0, 1, -1), close=True),
+        fit(condition + ("" if apart else "; all terms can be told apart")),
+        *map(fit, apart),
+        "",
+        fit(LEGEND),
+        *aligned(errors(found), left=(0, 1), close=True),
+        fit(f"claimed of other loads: {claimed}"),
+    ]
+    return "\n".join(parts)
+
+
+def _row(term: Term) -> list[str]:
+    if term.name == "kernel":
+        value, half = f"{term.value:.3f}", f"{term.half:.3f}"
+    else:
+        value, half = (_duration(ns) for ns in (term.value, term.half))
+    interval = f"± {half}" if math.isfinite(term.half) else "unbounded"
+    known = "identified" if term.identified else "not identified"
+    return [term.name, WHAT[term.name], value, interval, f"up to {100 * term.share:.0f} %", known]
+
+
+def _duration(ns: float) -> str:
+    if not math.isfinite(ns):
+        return DASH
+    return format_duration(ns) if ns >= 10 or not ns else f"{ns:.2g} ns"
+
+
+def errors(found: EngineFit) -> Grid:
+    """A row for each load, given ones first."""
+    rows = [[one.name, kind, *_cells(one)] for kind, ones in _kinds(found) for one in ones]
+    return [["run", "", *_FIGURES.values()], *rows]
+
+
+def _kinds(found: EngineFit) -> tuple[tuple[str, tuple[LoadError, ...]], ...]:
+    return ("given", found.given), ("held out", found.held_out)
+
+
+def _cells(one: LoadError) -> list[str]:
+    cells: list[str] = []
+    for name in _FIGURES:
+        error = one.errors.get(name)
+        cells.append(
+            ">20" if name in one.errors and error is None else DASH if error is None else f"{100 * error:+.1f}"
+        )
+    return cells

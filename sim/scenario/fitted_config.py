@@ -1,0 +1,112 @@
+"""`cost: mine.json`: step times that were fitted to measured runs, over the kernel that they were fitted with.
+
+At load the file's numbers take the place of its name, as a cost of kind `fitted`, and its way from the client that of
+`workload.frontend`, where the scenario states none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from batchsim.base.errors import ScenarioError, shown
+from batchsim.base.files import parse_json, read_text, reason_text
+from batchsim.base.ranges import Config, Range
+from batchsim.cost import CostConfig, ProfileConfig, RooflineConfig
+from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.fitted import Fitted, StepTerms
+from batchsim.deployment.model import ModelSpec
+from batchsim.scenario.deployment_config import DeploymentConfig
+from batchsim.scenario.document import Document
+from batchsim.scenario.long_forms import costs, place_files
+from batchsim.workload.tagged import ByKind
+
+FORMAT = "batchsim fit 1"
+_AGAIN = "Write it anew with batchsim calibrate --bench."
+
+Kernel = Annotated[RooflineConfig | ProfileConfig | DeploymentConfig, ByKind()]
+
+
+@dataclass(frozen=True, slots=True)
+class FittedConfig(Config):
+    """The `terms` of a fit over `kernel`, None for the free form. `kernel_source` is the first line of the kernel's
+    sources when it was fitted; `words` say to what; `tpot_error` is the error claimed for mean TPOT, as a share."""
+
+    terms: StepTerms
+    kind: Literal["fitted"] = "fitted"
+    kernel: Kernel | None = None
+    kernel_source: str = ""
+    words: str = ""
+    tpot_error: Annotated[float, Range(0, 1e3)] | None = None
+    draft: DraftersConfig | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one engine."""
+        return 1 if self.kernel is None else self.kernel.num_gpus
+
+    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Fitted:
+        """The cost of the terms. ScenarioError where the kernel is not the one that they were fitted with."""
+        if self.kernel is None:
+            return Fitted(None, self.terms, self.words, self.tpot_error)
+        kernel = self.kernel.build(model, block_size=block_size, max_model_len=max_model_len)
+        if self.kernel_source not in ("", its := kernel.sources()[0]):
+            raise ScenarioError(
+                f"cost: was fitted with the kernel {shown(self.kernel_source)}, and this is {shown(its)}. {_AGAIN}"
+            )
+        return Fitted(kernel.without_host(), self.terms, self.words, self.tpot_error)
+
+
+ScenarioCost = CostConfig | DeploymentConfig | FittedConfig
+"""What a scenario's `cost` may be once it is read: a deployment too, which is written `deployment:`, and a fit's."""
+
+
+def take_fits(document: Document, folder: Path) -> None:
+    """Writes the numbers of every `cost: mine.json` that is a fit's file, beside the scenario or from the current
+    folder, in its place. ScenarioError for a fit's file that is none any more."""
+    for path, owner in costs(document.value):
+        cost = owner.get("cost")
+        if not isinstance(cost, dict) or cost.get("kind") != "profile":
+            continue
+        name = cost.get("profile")
+        if not isinstance(name, str) or not name.endswith(".json"):
+            continue
+        file = folder / name if (folder / name).is_file() else Path(name)
+        found = _read(file)
+        if found is None:
+            continue
+        try:
+            owner["cost"] = _cost(found, cost, file)
+            if not path:
+                _take_way(document.value, found)
+        except (KeyError, TypeError, AttributeError) as error:
+            where = document.where((*path, "cost"))
+            raise ScenarioError(f"{where}: {file}: is no whole fit: {reason_text(error)}. {_AGAIN}") from None
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """What the file of a fit holds; None for a file that is none: whoever reads profiles says what is wrong with it."""
+    try:
+        found = parse_json(read_text(file))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and str(found.get("format", "")).startswith("batchsim fit ") else None
+
+
+def _cost(found: dict[str, Any], written: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The cost that a fit's file stands for; what was `written` beside its name stays, and is checked like any key."""
+    if found["format"] != FORMAT:
+        raise ScenarioError(f"{file}: its format is {shown(found['format'])}, this batchsim reads {FORMAT!r}. {_AGAIN}")
+    kernel = found["kernel"]
+    place_files(kernel, file.parent)
+    beside = {key: value for key, value in written.items() if key not in ("kind", "profile")}
+    words = f"{found['words']} ({file.name})"
+    its = {"terms": found["terms"], "kernel": kernel, "kernel_source": found["kernel_source"], "words": words}
+    return {"kind": "fitted", **its, "tpot_error": found["claims"].get("tpot_mean_s"), **beside}
+
+
+def _take_way(scenario: dict[str, Any], found: dict[str, Any]) -> None:
+    workload = scenario.get("workload")
+    if isinstance(workload, dict) and workload.get("frontend") is None:
+        workload["frontend"] = {name: f"{round(ns)}ns" for name, ns in found["frontend"].items()}
