@@ -1,0 +1,195 @@
+"""Judges whether `batchsim calibrate` foretells a real engine on this machine: calibrates it, predicts loads that the
+calibration was not shown, measures them, and compares.
+
+What is predicted: two rates of one mix of lengths, shares of the most that the engine answers of it, and another mix.
+Each is measured several times with the same requests at the same times. Bounds: mean TPOT and mean E2E within LATENCY
+or twice the spread of the repeats (`spread` of `validate --against`, half their range), whichever is more, throughput
+within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one request after another while it has nothing
+else to do, is measured before and after everything: where its readings differ by more than MOVED the machine was
+another one than that calibrated, and nothing is judged.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from batchsim.base.errors import CalibrationError
+from batchsim.base.files import write_text
+from batchsim.check.measured.read import read_measured
+from batchsim.check.validation.against import Comparison, compare
+from batchsim.check.validation.compare_runs import SPREADS, MetricError
+from batchsim.check.validation.verdicts import Verdict
+from batchsim.results.provenance import provenance
+from batchsim.scenario.load import changed, load_scenario
+from batchsim.scenario.point import Setup
+from tools.real_engines.client import Load, send, tidy
+from tools.real_engines.engines import MODEL, Engine, serving, version
+from tools.real_engines.server import Server
+
+LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
+IDLE = Load("sentinel", 5, (16, 16), (100, 100))
+MIX, OTHER_MIX = ((64, 256), (16, 64)), ((300, 600), (8, 32))
+"""Lengths in tokens of prompts and answers, each drawn evenly."""
+RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5)}
+"""Loads not shown: their mix, and their rate as a share of what the engine completes of that mix at most."""
+_SAID = "none"  # the bound of what is said and not judged
+_FULL_ROUNDS = 4  # requests of each slot by which the most is found
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found: the comparison of each load by name, and what one idle decode step took, in seconds, each time
+    that it was asked."""
+
+    engine: str
+    comparisons: dict[str, Comparison]
+    sentinel_s: tuple[float, ...]
+
+    @property
+    def moved(self) -> float:
+        """The share by which the slowest reading of the sentinel exceeds the fastest."""
+        return max(self.sentinel_s) / min(self.sentinel_s) - 1
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """A verdict on each bound at each load; none is met or missed where the machine moved."""
+        found = [one for name, comparison in self.comparisons.items() for one in verdicts(name, comparison)]
+        return found if self.moved <= MOVED else [replace(one, met=None) for one in found]
+
+    @property
+    def word(self) -> str:
+        """`met`, `NOT MET`, or `not judged` with the reason."""
+        if self.moved > MOVED:
+            return f"not judged: the machine moved by {self.moved:.1%}, more than {MOVED:.0%}, by its idle decode step"
+        return "NOT MET" if any(one.met is False for one in self.verdicts) else "met"
+
+    def lines(self) -> list[str]:
+        """The judgement in Markdown."""
+        readings = ", ".join(f"{1e3 * one:.3f}" for one in self.sentinel_s)
+        rows = [f"| {one.what} | {one.bound} | {one.found} | {_word(one)} |" for one in self.verdicts]
+        head = ["| what | bound | found | |", "|---|---|---|---|"]
+        return [f"{self.engine}: {self.word}", "", f"Idle decode step, ms: {readings}", "", *head, *rows]
+
+
+def verdicts(load: str, comparison: Comparison) -> list[Verdict]:
+    """The verdicts on one load: TPOT, E2E, throughput, and TTFT without a bound."""
+    found: list[Verdict] = []
+    for name, label, least in (
+        ("tpot_mean_s", "mean TPOT", LATENCY),
+        ("e2e_mean_s", "mean E2E", LATENCY),
+        ("throughput_rps", "requests/s", THROUGHPUT),
+        ("ttft_mean_s", "mean TTFT", None),
+    ):
+        error = comparison.error(name)
+        bound = None if least is None else max(least, SPREADS * (error.spread or 0.0) * (least == LATENCY))
+        met = None if bound is None else error.error is not None and abs(error.error) <= bound
+        text = _SAID if bound is None else f"{bound:.1%}"
+        found.append(Verdict(f"{load}, {label}", text, _found(error), met))
+    return found
+
+
+def _word(one: Verdict) -> str:
+    return "" if one.bound == _SAID else one.word
+
+
+def _found(error: MetricError) -> str:
+    if error.error is None or error.live is None or error.simulated is None:
+        return "not known on both sides"
+    values = f"{error.simulated:.4g} simulated, {error.live:.4g} measured"
+    return f"{error.error:+.1%} ({values}, ± {error.spread:.1%})" if error.spread is not None else f"{error.error:+.1%}"
+
+
+def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats: int, say: Say) -> Judgement:
+    """Starts the engine, calibrates it for `minutes`, and judges what is then predicted of loads of `seconds` each.
+
+    `out` gets all that was measured, `mine.json`, and `judgement.json` and `.md`. BatchsimError where one of it fails.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    scenario = out / "engine.yaml"
+    write_text(scenario, engine.scenario())
+    with serving(engine, out) as server:
+        say(f"{version(engine)} on {server.url}")
+        ask = _Asker(engine, server, out)
+        ask.measure(replace(IDLE, name="warm-up"))
+        sentinel_s = [ask.idle_step_s(0)]
+        loads = [ask.load_at(name, *mix, share, seconds) for name, (mix, share) in RATES.items()]
+        say(
+            f"idle decode step {1e3 * sentinel_s[0]:.3f} ms; {', '.join(f'{x.name} {x.rate_rps:.3g}/s' for x in loads)}"
+        )
+        calibrate(server, scenario, out, minutes)
+        say(f"calibrated: {out / 'mine.json'}")
+        sentinel_s.append(ask.idle_step_s(1))
+        files: dict[str, list[Path]] = {load.name: [] for load in loads}
+        for repeat in range(repeats):
+            for load in loads:
+                files[load.name].append(ask.measure(load, f"-{repeat + 1}"))
+            sentinel_s.append(ask.idle_step_s(repeat + 2))
+            say(f"measured {repeat + 1} of {repeats}, idle decode step {1e3 * sentinel_s[-1]:.3f} ms")
+    found = Judgement(version(engine), predict(scenario, str((out / "mine.json").resolve()), files), tuple(sentinel_s))
+    made = provenance() | {"minutes": minutes, "seconds": seconds, "repeats": repeats}
+    rows = [{"what": one.what, "bound": one.bound, "found": one.found, "verdict": _word(one)} for one in found.verdicts]
+    whole = {"engine": found.engine, "verdict": found.word, "sentinel_s": sentinel_s, "rows": rows, "made": made}
+    write_text(out / "judgement.json", json.dumps(whole, indent=1) + "\n")
+    write_text(out / "judgement.md", "\n".join(found.lines()) + "\n")
+    return found
+
+
+def predict(scenario: Path, cost: str, files: dict[str, list[Path]]) -> dict[str, Comparison]:
+    """The measured files of each load, repeats of one, beside their simulation with `cost`, as --set has it."""
+    loaded = changed(load_scenario(str(scenario)), [f"cost={cost}"])
+    setup, (spec,) = Setup.of(loaded), loaded.specs
+    return {
+        name: compare(setup, spec, [run for file in repeats for run in read_measured(file)], shift=False)
+        for name, repeats in files.items()
+    }
+
+
+def calibrate(server: Server, scenario: Path, out: Path, minutes: float) -> None:
+    """Runs `batchsim calibrate --url` as a user would; what it prints is in `calibrate.txt`."""
+    command = [sys.executable, "-m", "batchsim", "calibrate", "--url", server.url, "--model", MODEL]
+    command += ["--scenario", str(scenario), "--minutes", f"{minutes:g}", "--force", "-o", str(out / "mine.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    write_text(out / "calibrate.txt", done.stdout + done.stderr)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise CalibrationError(f"{out / 'calibrate.txt'}: exit code {done.returncode}: {last}")
+
+
+@dataclass(frozen=True)
+class _Asker:
+    """Sends loads to one server and keeps what it answers in `out`/measured."""
+
+    engine: Engine
+    server: Server
+    out: Path
+
+    def measure(self, load: Load, suffix: str = "") -> Path:
+        """The file of the answers to a load."""
+        answers = send(self.server.port, MODEL, load, self.engine.shape.words)
+        path = self.out / "measured" / f"{load.name}{suffix}.csv"
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, tidy(answers))
+        return path
+
+    def idle_step_s(self, number: int) -> float:
+        """The median time of a decode step of a request alone, the mean over each request."""
+        (run,) = read_measured(self.measure(IDLE, f"-{number}"))
+        assert run.requests is not None, "the file has them one by one"
+        return statistics.median(run.requests.latency_s("tpot").tolist())
+
+    def load_at(
+        self, name: str, prompt: tuple[int, int], output: tuple[int, int], share: float, seconds: float
+    ) -> Load:
+        """The load of that `share` of the rate at which all slots together answer requests of the mix."""
+        full = Load(f"full-{name}", _FULL_ROUNDS * self.engine.slots, prompt, output, users=self.engine.slots, seed=7)
+        (run,) = read_measured(self.measure(full))
+        rate = share * run.figures["throughput_rps"]
+        return Load(name, max(round(rate * seconds), 2), prompt, output, rate_rps=rate, seed=11)
