@@ -52,10 +52,10 @@ def calibrate_bench(
         )
     check_output(out, "Give -o another path.")
     loaded = read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code)
-    spec = _policy(loaded, policy)
     runs, held = chosen(files, parts, hold_out)
+    specs = policy_of(loaded, policy, [*runs, *held])
     setup = Setup.of(loaded)
-    found = fit_engine(setup, spec, runs, held, lambda text: typer.echo(text, err=True))
+    found = fit_engine(setup, lambda run: specs[run.name], runs, held, lambda text: typer.echo(text, err=True))
     typer.echo(report(found))
     for line in found.exceeded:
         typer.echo(line, err=True)
@@ -71,18 +71,26 @@ def calibrate_bench(
     typer.echo(f"{out}: use it with cost: {out}, hold it against other runs with batchsim validate --against")
 
 
-def _policy(scenario: Scenario, label: str | None) -> PolicySpec:
-    """The one policy of a scenario, or that of `label`. ScenarioError where there are several, or none of the name."""
+def policy_of(scenario: Scenario, label: str | None, runs: Sequence[MeasuredRun]) -> dict[str, PolicySpec]:
+    """By a run's name its policy: the only one, that of `label`, or the one whose name is in the run's, between commas.
+
+    ScenarioError where none is, or there is no policy of that label.
+    """
     specs = [spec for spec in scenario.specs if label in (None, spec.name, spec.label)]
     names = ", ".join(spec.name for spec in scenario.specs)
     if not specs:
         raise ScenarioError(f"--policy {label}: the scenario has {names}. Write one of them.")
-    if len(specs) > 1:
-        raise ScenarioError(
-            f"{scenario.source}: has {len(specs)} policies ({names}), and the measured engine had one. Name it with"
-            " --policy."
-        )
-    return specs[0]
+    found: dict[str, PolicySpec] = {}
+    for run in runs:
+        words = [word.strip() for word in run.part.split(",")]
+        its = [spec for spec in specs if len(specs) == 1 or {spec.name, spec.label} & {*words}]
+        if len(its) != 1:
+            raise ScenarioError(
+                f"{scenario.source}: has {len(specs)} policies ({names}), and {run.name} does not name one. Say which"
+                " with --policy, or keep one."
+            )
+        found[run.name] = its[0]
+    return found
 
 
 def chosen(

@@ -41,7 +41,7 @@ class EngineFit:
     """
 
     setup: Setup
-    spec: PolicySpec
+    specs: tuple[PolicySpec, ...]
     kernel: Cost | None
     terms: StepTerms
     frontend_ns: float
@@ -90,7 +90,7 @@ class EngineFit:
             "held_out": [{"run": one.name, "beyond_knee": one.knee, "errors": one.errors} for one in self.held_out],
             "files": {source: file_hash(source) for source in dict.fromkeys(run.source for run in self.runs)},
             "engine_versions": sorted({run.version for run in self.runs if run.version}),
-            "policy": {"kind": self.spec.kind, "knobs": self.spec.knobs | self.spec.by_device},
+            "policies": {spec.name: {"kind": spec.kind} | spec.knobs | spec.by_device for spec in self.specs},
             "notes": list(self.notes),
             "made": made,
         }
@@ -99,26 +99,28 @@ class EngineFit:
 
 def fit_engine(
     setup: Setup,
-    spec: PolicySpec,
+    spec: PolicySpec | Callable[[MeasuredRun], PolicySpec],
     runs: Sequence[MeasuredRun],
     held_out: Sequence[MeasuredRun],
     say: Callable[[str], None] = lambda _: None,
 ) -> EngineFit:
     """The step times of the engine of `setup` under `spec` from `runs`, judged by those `held_out`, which play no part
-    in the fit. `say` is told of the progress, a line at a time.
+    in the fit. `spec` may say it for each run, of engines that differ in their policy alone. `say` is told of the
+    progress, a line at a time.
 
     The kernel is the scenario's cost without its host; with a constant, linear or free cost there is none, and the
     free form begins with its numbers. MeasuredError or ScenarioError where runs or scenario do not fit each other.
     """
-    _check(setup, runs)
-    case = _case(setup, spec, runs)
+    _check(setup, [*runs, *held_out])
+    spec_of = spec if callable(spec) else lambda _: spec
+    case = _case(setup, spec_of, runs)
     replays = [replay(setup, run) for run in runs]
     solved = solve(case, replays, say)
     known = identify(case, solved)
     fitted = with_fit(setup, case.cost(solved.values), solved.values["frontend"])
     steep = {one.run: one.steep for one in solved.equations if one.rows.latency != "tpot"}
     say("errors of the given loads")
-    given = [load_error(fitted, spec, run, steep.get(number, 1.0)) for number, run in enumerate(runs)]
+    given = [load_error(fitted, spec_of(run), run, steep.get(number, 1.0)) for number, run in enumerate(runs)]
     claims = claims_of(given, solved.equations, len(case.active))
     say("errors of the loads held out")
     apart = [_held_out_error(case, fitted, solved, replay(setup, run)) for run in held_out]
@@ -127,14 +129,15 @@ def fit_engine(
     words = _words(runs)
     way = solved.values["frontend"]
     every = (*runs, *held_out)
+    specs = tuple({each.name: each for each in map(spec_of, every)}.values())
     return EngineFit(
-        setup, spec, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
+        setup, specs, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
     )
 
 
 def _held_out_error(case: Case, fitted: Setup, solved: Solved, one: Replay) -> LoadError:
     first = [each.steep for each in simulate_all(case, [one], solved.values) if each.rows.latency != "tpot"]
-    return load_error(fitted, case.spec, one.run, first[0] if first else 1.0)
+    return load_error(fitted, case.spec_of(one.run), one.run, first[0] if first else 1.0)
 
 
 def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
@@ -151,18 +154,24 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
         raise ScenarioError(f"{scenario.places['cost']}: cost is a fit already. Name the kernel, or {{kind: free}}.")
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
+    models = sorted({run.model for run in runs if run.model})
+    if len(models) > 1:
+        other = next(run for run in runs if run.model == models[1])
+        raise MeasuredError(
+            f"{other.name}: the files are of {len(models)} models ({', '.join(models)}). Give those of one."
+        )
     for run in runs:
         if not {"ttft_mean_s", "tpot_mean_s", "e2e_mean_s"} & run.figures.keys():
             raise MeasuredError(f"{run.name}: has no mean TTFT, TPOT or E2E to fit to. Give a file with one.")
 
 
-def _case(setup: Setup, spec: PolicySpec, runs: Sequence[MeasuredRun]) -> Case:
+def _case(setup: Setup, spec_of: Callable[[MeasuredRun], PolicySpec], runs: Sequence[MeasuredRun]) -> Case:
     """The kernel and the defaults: those of the scenario's cost under the policy."""
-    cost, way = setup.cost_under(spec.config), float(setup.resolved.workload.frontend.request)
+    cost, way = setup.cost_under(spec_of(runs[0]).config), float(setup.resolved.workload.frontend.request)
     if not isinstance(cost, Free | Linear | Constant):
         host = cost.host_part
         defaults = {"kernel": 1.0, "base": host.base, "sequence": host.per_sequence, "prompt_token": host.per_token}
-        return Case(setup, spec, setup.cost.without_host(), OVER_KERNEL, {**defaults, "frontend": way})
+        return Case(setup, spec_of, setup.cost.without_host(), OVER_KERNEL, {**defaults, "frontend": way})
     if isinstance(cost, Linear):
         each = cost.per_token + cost.per_sequence
         defaults = {"base": cost.base, "sequence": each, "prompt_token": cost.per_token}
@@ -179,7 +188,7 @@ def _case(setup: Setup, spec: PolicySpec, runs: Sequence[MeasuredRun]) -> Case:
             "base": FIRST_GUESS * min(tpots or e2es or ttfts),
             "prompt_token": FIRST_GUESS * min(ttfts) if ttfts else 0.0,
         }
-    return Case(setup, spec, None, FREE, {**defaults, "frontend": way})
+    return Case(setup, spec_of, None, FREE, {**defaults, "frontend": way})
 
 
 def _first_guess(runs: Sequence[MeasuredRun]) -> dict[str, float]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from batchsim.check.measured.run import MeasuredRun
 from batchsim.check.validation.replay import Replay
 from batchsim.cost import Cost
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
@@ -40,11 +41,11 @@ WEIGHTS = {"ttft": 0.5, "tpot": 1.0, "e2e": 1.0}
 
 @dataclass(frozen=True)
 class Case:
-    """What is fitted: the engine's `setup` under the policy `spec`, its `kernel` without a host, None for the free
-    form, the columns of NAMES that are fitted (`active`), and the values that these are pulled to."""
+    """What is fitted: the engine's `setup`, its policy during a run (`spec_of`), its `kernel` without a host, None for
+    the free form, the columns of NAMES that are fitted (`active`), and the values that these are pulled to."""
 
     setup: Setup
-    spec: PolicySpec
+    spec_of: Callable[[MeasuredRun], PolicySpec]
     kernel: Cost | None
     active: tuple[str, ...]
     defaults: Mapping[str, float]
@@ -134,7 +135,7 @@ def simulate_all(case: Case, replays: Sequence[Replay], values: Mapping[str, flo
 
 
 def _played(case: Case, one: Replay, values: Mapping[str, float], stretch: float) -> Run:
-    return case.playing(one, values, stretch).simulate(case.spec)
+    return case.playing(one, values, stretch).simulate(case.spec_of(one.run))
 
 
 def _vector(values: Mapping[str, float]) -> Floats:

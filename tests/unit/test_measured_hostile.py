@@ -150,7 +150,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "csv_no_unit": ("sent_s,prompt_tokens,output_tokens,ttft\n0,64,5,100\n", "100 has no unit. Name the column ttft_s"),
     "csv_date": ("sent,prompt_tokens,output_tokens,ttft_s\nyesterday,64,5,1\n", "is not an ISO date and time"),
     "stages_no_unit": ("requests,prompt_tokens,output_tokens,ttft_mean\n9,1,1,5\n", "ttft_mean has no unit"),
-    "csv_epoch_ms": (HEAD + "\n1.7e12,64,5,0.1,0.5\n", "is above 1e+11"),
+    "csv_epoch_ms": (HEAD + "\n1.7e12,64,5,0.1,0.5\n", "is above 4e+09"),
     "ids_no_list": (HEAD + ",hash_ids\n0,64,5,0.1,0.5,7\n", "7 is no list"),
     "ids_negative": (HEAD + ',hash_ids\n0,32,5,0.1,0.5,"[-1,2]"\n', "[-1, 2] are no whole numbers from 0 to 2^63 - 1"),
     "ids_any_block": (HEAD + ',hash_ids\n0,8,5,0.1,0.5,"[1]"\n', "could be of 16 or 32 or 64"),

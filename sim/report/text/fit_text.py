@@ -36,7 +36,9 @@ LEGEND = (
 
 def report(found: EngineFit) -> str:
     """The terms with their intervals, what the runs cannot tell apart, the errors at each load, what is claimed."""
-    heading = f"{found.setup.scenario.name} · {found.spec.name} · {found.fitted.cost.describe()}"
+    heading = (
+        f"{found.setup.scenario.name} · {', '.join(spec.name for spec in found.specs)} · {found.fitted.cost.describe()}"
+    )
     lines = [heading, *(f"! {note}" for note in found.notes), ""]
     text = "\n".join(map(fit, lines))
     terms = [["term", "", "value", "95 % interval", "share of a latency", ""], *map(_row, found.known.terms)]
