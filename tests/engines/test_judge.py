@@ -9,8 +9,9 @@ import pytest
 
 from batchsim.check.validation.against import Comparison
 from batchsim.check.validation.compare_runs import MetricError
+from batchsim.scenario.load import load_scenario
 from tools.real_engines.client import Answer, tidy
-from tools.real_engines.engines import engine_of
+from tools.real_engines.engines import ENGINES, engine_of
 from tools.real_engines.judge import Judgement, predict, verdicts
 from tools.real_engines.models import write_hugging_face
 
@@ -73,3 +74,16 @@ def test_a_prediction_is_of_the_requests_measured(tmp_path: Path) -> None:
         for name in ("tpot_mean_s", "e2e_mean_s", "ttft_mean_s"):
             assert found["light"].error(name).error == pytest.approx(error, abs=1e-3)
         assert found["light"].error("tpot_mean_s").spread == 0.0
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_is_a_scenario_of_its_own_model(name: str, tmp_path: Path) -> None:
+    """The scenario loads beside the model's config; its numbers are those that the server is started with."""
+    engine = engine_of(name)
+    write_hugging_face(engine.shape, tmp_path / "tiny")
+    (tmp_path / "engine.yaml").write_text(engine.scenario())
+    (spec,) = load_scenario(str(tmp_path / "engine.yaml")).specs
+    command = engine.command(Path("python"), tmp_path / "tiny", 1)
+    numbers = [str(value) for value in spec.knobs.values() if not isinstance(value, bool)]
+    assert len(numbers) >= 2
+    assert set(numbers) <= set(command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,10 +79,11 @@ class LlamaCpp:
         return [str(python), str(Path(__file__).with_name("llama_server.py")), str(model), *map(str, numbers)]
 
     def scenario(self) -> str:
-        knobs = f"{{slots: {self.slots}, n_batch: {self.n_batch}, n_ubatch: {self.n_ubatch}}}"
-        return _SCENARIO.format(
-            model=MODEL, policy=f"llama_cpp: {knobs}", kv=self.context, block=1, longest=self.context // self.slots
-        )
+        # Each step: the tokens of all that decode, then prompts, to n_batch in all; slots in the order of coming
+        knobs = f"max_num_seqs: {self.slots}, max_num_batched_tokens: {self.n_batch}"
+        policy = f"vllm: {{{knobs}, enable_prefix_caching: false, async_scheduling: false}}"
+        longest = self.context // self.slots
+        return _SCENARIO.format(model=MODEL, policy=policy, kv=self.context, block=1, longest=longest)
 
 
 @dataclass(frozen=True)
@@ -172,13 +174,15 @@ def engine_of(name: str) -> Engine:
 
 @contextmanager
 def serving(engine: Engine, folder: Path) -> Iterator[Server]:
-    """The engine's server with its model; the model and `server.log` are in `folder`, which exists."""
+    """The engine's server with its model. What it prints is in `folder`/server.log, beside the model's config."""
     python = engine.python()
-    model = engine.write_model(folder)
+    write_hugging_face(engine.shape, folder / MODEL)
     port = free_port()
-    command = engine.command(python, model, port)
-    with running(command, port, folder / "server.log", environment=engine.environment, start_s=engine.start_s) as one:
-        yield one
+    log = folder / "server.log"
+    with tempfile.TemporaryDirectory() as models:
+        command = engine.command(python, engine.write_model(Path(models)), port)
+        with running(command, port, log, environment=engine.environment, start_s=engine.start_s) as server:
+            yield server
 
 
 def version(engine: Engine) -> str:

@@ -12,14 +12,10 @@ another one than that calibrated, and nothing is judged.
 from __future__ import annotations
 
 import json
-import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from batchsim.base.errors import CalibrationError
 from batchsim.base.files import write_text
 from batchsim.check.measured.read import read_measured
 from batchsim.check.validation.against import Comparison, compare
@@ -28,18 +24,15 @@ from batchsim.check.validation.verdicts import Verdict
 from batchsim.results.provenance import provenance
 from batchsim.scenario.load import changed, load_scenario
 from batchsim.scenario.point import Setup
-from tools.real_engines.client import Load, send, tidy
-from tools.real_engines.engines import MODEL, Engine, serving, version
-from tools.real_engines.server import Server
+from tools.real_engines.engines import Engine, serving, version
+from tools.real_engines.experiment import IDLE, Asker, calibrate
 
 LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
-IDLE = Load("sentinel", 5, (16, 16), (100, 100))
 MIX, OTHER_MIX = ((64, 256), (16, 64)), ((300, 600), (8, 32))
 """Lengths in tokens of prompts and answers, each drawn evenly."""
 RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5)}
 """Loads not shown: their mix, and their rate as a share of what the engine completes of that mix at most."""
 _SAID = "none"  # the bound of what is said and not judged
-_FULL_ROUNDS = 4  # requests of each slot by which the most is found
 
 Say = Callable[[str], None]
 
@@ -117,14 +110,14 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
     write_text(scenario, engine.scenario())
     with serving(engine, out) as server:
         say(f"{version(engine)} on {server.url}")
-        ask = _Asker(engine, server, out)
+        ask = Asker(engine, server, out / "measured")
         ask.measure(replace(IDLE, name="warm-up"))
         sentinel_s = [ask.idle_step_s(0)]
-        loads = [ask.load_at(name, *mix, share, seconds) for name, (mix, share) in RATES.items()]
+        loads = [ask.load_at(name, mix, share, seconds, seed=11) for name, (mix, share) in RATES.items()]
         say(
             f"idle decode step {1e3 * sentinel_s[0]:.3f} ms; {', '.join(f'{x.name} {x.rate_rps:.3g}/s' for x in loads)}"
         )
-        calibrate(server, scenario, out, minutes)
+        calibrate(replace(ask, folder=out / "given"), scenario, out, 60 * minutes)
         say(f"calibrated: {out / 'mine.json'}")
         sentinel_s.append(ask.idle_step_s(1))
         files: dict[str, list[Path]] = {load.name: [] for load in loads}
@@ -150,46 +143,3 @@ def predict(scenario: Path, cost: str, files: dict[str, list[Path]]) -> dict[str
         name: compare(setup, spec, [run for file in repeats for run in read_measured(file)], shift=False)
         for name, repeats in files.items()
     }
-
-
-def calibrate(server: Server, scenario: Path, out: Path, minutes: float) -> None:
-    """Runs `batchsim calibrate --url` as a user would; what it prints is in `calibrate.txt`."""
-    command = [sys.executable, "-m", "batchsim", "calibrate", "--url", server.url, "--model", MODEL]
-    command += ["--scenario", str(scenario), "--minutes", f"{minutes:g}", "--force", "-o", str(out / "mine.json")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    write_text(out / "calibrate.txt", done.stdout + done.stderr)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise CalibrationError(f"{out / 'calibrate.txt'}: exit code {done.returncode}: {last}")
-
-
-@dataclass(frozen=True)
-class _Asker:
-    """Sends loads to one server and keeps what it answers in `out`/measured."""
-
-    engine: Engine
-    server: Server
-    out: Path
-
-    def measure(self, load: Load, suffix: str = "") -> Path:
-        """The file of the answers to a load."""
-        answers = send(self.server.port, MODEL, load, self.engine.shape.words)
-        path = self.out / "measured" / f"{load.name}{suffix}.csv"
-        path.parent.mkdir(exist_ok=True)
-        write_text(path, tidy(answers))
-        return path
-
-    def idle_step_s(self, number: int) -> float:
-        """The median time of a decode step of a request alone, the mean over each request."""
-        (run,) = read_measured(self.measure(IDLE, f"-{number}"))
-        assert run.requests is not None, "the file has them one by one"
-        return statistics.median(run.requests.latency_s("tpot").tolist())
-
-    def load_at(
-        self, name: str, prompt: tuple[int, int], output: tuple[int, int], share: float, seconds: float
-    ) -> Load:
-        """The load of that `share` of the rate at which all slots together answer requests of the mix."""
-        full = Load(f"full-{name}", _FULL_ROUNDS * self.engine.slots, prompt, output, users=self.engine.slots, seed=7)
-        (run,) = read_measured(self.measure(full))
-        rate = share * run.figures["throughput_rps"]
-        return Load(name, max(round(rate * seconds), 2), prompt, output, rate_rps=rate, seed=11)
