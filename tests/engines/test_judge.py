@@ -10,7 +10,7 @@ import pytest
 from batchsim.check.validation.against import Comparison
 from batchsim.check.validation.compare_runs import MetricError
 from batchsim.scenario.load import load_scenario
-from tools.real_engines.client import Answer, tidy
+from tools.real_engines.client import Answer, Load, tidy
 from tools.real_engines.engines import ENGINES, engine_of
 from tools.real_engines.judge import Judgement, predict, verdicts
 from tools.real_engines.models import write_hugging_face
@@ -68,7 +68,7 @@ def test_a_prediction_is_of_the_requests_measured(tmp_path: Path) -> None:
     answers = [Answer(at, at, at + 0.01, at + 0.01 * 9, 5, 9, 9) for at in (0.0, 1.0, 2.0)]
     files = [tmp_path / "light-1.csv", tmp_path / "light-2.csv"]
     for file in files:
-        file.write_text(tidy(answers))
+        file.write_text(tidy(Load("light", 3, (5, 5), (9, 9), rate_rps=1.0), answers))
     for step_ms, error in ((10, 0.0), (20, 1.0)):
         found = predict(tmp_path / "engine.yaml", f"{{kind: constant, step: {step_ms}ms}}", {"light": files})
         for name in ("tpot_mean_s", "e2e_mean_s", "ttft_mean_s"):

@@ -15,6 +15,7 @@ import pytest
 
 from batchsim.base.errors import CalibrationError
 from batchsim.check.measured.read import read_measured
+from batchsim.check.measured.run import Client
 from tools.real_engines.client import Answer, Load, asks, send, tidy
 from tools.real_engines.engines import engine_of
 from tools.real_engines.models import Shape
@@ -86,13 +87,15 @@ def test_what_was_asked_for_is_what_the_file_has(load: Load, tmp_path: Path) -> 
     drawn = asks(load, WORDS)
     assert sorted(body["prompt"] for body in asked) == sorted(one.prompt for one in drawn)
     assert all(body["ignore_eos"] and body["model"] == "tiny" for body in asked)
-    (tmp_path / "three.csv").write_text(tidy(answers))
+    (tmp_path / "three.csv").write_text(tidy(load, answers))
     (run,) = read_measured(tmp_path / "three.csv")
     assert run.requests is not None
     assert sorted(run.requests.prompt_tokens) == sorted(len(one.prompt) for one in drawn)
     assert sorted(run.requests.output_tokens) == sorted(one.output_tokens for one in drawn)
     assert list(run.requests.chunks) == [-(-n // 2) for n in run.requests.output_tokens]
     assert (run.requests.intended_ns is None) == (load.rate_rps is None)
+    closed = Client("closed", max_concurrency=2)
+    assert run.client == (Client("open") if load.rate_rps else closed)
 
 
 def test_an_answer_of_another_length_is_refused() -> None:
@@ -104,7 +107,7 @@ def test_an_answer_of_another_length_is_refused() -> None:
 def test_times_are_written_to_the_microsecond() -> None:
     """A row holds what the client saw; TPOT is over the gaps between tokens."""
     answer = Answer(0.5, 0.5000014, 0.75, 1.75, 7, 5, 3)
-    assert tidy([answer]).splitlines()[1] == "0.500000,0.500001,0.750000,1.750000,7,5,3"
+    assert tidy(LOAD, [answer]).splitlines()[1] == "0.500000,0.500001,0.750000,1.750000,7,5,3"
     assert answer.tpot_s == 0.25
 
 

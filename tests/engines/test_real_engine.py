@@ -21,7 +21,7 @@ def test_llama_cpp_answers_with_the_lengths_asked_for(tmp_path: Path) -> None:
     load = Load("users", 3 * engine.slots, (1, 300), (2, 20), users=2 * engine.slots)
     with serving(engine, tmp_path) as server:
         answers = send(server.port, MODEL, load, engine.shape.words)
-    (tmp_path / "users.csv").write_text(tidy(answers))
+    (tmp_path / "users.csv").write_text(tidy(load, answers))
     (run,) = read_measured(tmp_path / "users.csv")
     assert run.requests is not None
     assert len(run.requests) == load.requests

@@ -88,13 +88,14 @@ def send(port: int, model: str, load: Load, vocabulary: range) -> list[Answer]:
     return sorted(answers, key=lambda answer: answer.sent_s)
 
 
-def tidy(answers: list[Answer]) -> str:
-    """The answers as a CSV that `batchsim validate --against` reads."""
-    lines = [_HEADER]
+def tidy(load: Load, answers: list[Answer]) -> str:
+    """The answers to a load as a CSV that `batchsim validate --against` reads, users as the closed loop they are."""
+    lines = [_HEADER if load.rate_rps is not None else f"{_HEADER},users"]
     for one in answers:
-        intended = "" if one.intended_s is None else f"{one.intended_s:.6f}"
-        times = ",".join(f"{time_s:.6f}" for time_s in (one.sent_s, one.first_s, one.last_s))
-        lines.append(f"{intended},{times},{one.prompt_tokens},{one.output_tokens},{one.chunks}")
+        times = (one.intended_s, one.sent_s, one.first_s, one.last_s)
+        row = ["" if time_s is None else f"{time_s:.6f}" for time_s in times]
+        row += map(str, (one.prompt_tokens, one.output_tokens, one.chunks))
+        lines.append(",".join(row if load.rate_rps is not None else [*row, str(load.users)]))
     return "\n".join(lines) + "\n"
 
 

@@ -40,7 +40,7 @@ class Asker:
         answers = send(self.server.port, MODEL, load, self.engine.shape.words)
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"{load.name}{suffix}.csv"
-        write_text(path, tidy(answers))
+        write_text(path, tidy(load, answers))
         return path
 
     def idle_step_s(self, number: int) -> float:
