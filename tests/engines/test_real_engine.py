@@ -11,6 +11,7 @@ pytest.importorskip("xllamacpp", reason="no xllamacpp here: pip install '.[engin
 from batchsim.check.measured.read import read_measured
 from tools.real_engines.client import Load, send, tidy
 from tools.real_engines.engines import MODEL, engine_of, serving
+from tools.real_engines.judge import judge
 
 pytestmark = pytest.mark.slow
 
@@ -20,9 +21,17 @@ def test_llama_cpp_answers_with_the_lengths_asked_for(tmp_path: Path) -> None:
     engine = engine_of("llama_cpp")
     load = Load("users", 3 * engine.slots, (1, 300), (2, 20), users=2 * engine.slots)
     with serving(engine, tmp_path) as server:
-        answers = send(server.port, MODEL, load, engine.shape.words)
+        answers = send(server.port, MODEL, load, engine.shape.words).answers
     (tmp_path / "users.csv").write_text(tidy(load, answers))
     (run,) = read_measured(tmp_path / "users.csv")
     assert run.requests is not None
     assert len(run.requests) == load.requests
     assert list(run.requests.chunks) == list(run.requests.output_tokens)
+
+
+def test_llama_cpp_is_predicted_at_loads_that_its_calibration_was_not_shown(tmp_path: Path) -> None:
+    """Mean TPOT, mean E2E and throughput are within their bounds, unless the machine was not the same throughout."""
+    found = judge(engine_of("llama_cpp"), tmp_path, minutes=1.0, seconds=15.0, repeats=2, say=print)
+    if found.unfit:
+        pytest.skip(f"not judged: {found.unfit}")
+    assert found.word == "met", "\n".join(found.lines())

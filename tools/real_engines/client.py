@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from batchsim.base.errors import CalibrationError, shown
 from tools.real_engines.server import HOST
 
+_TICK_S = 0.002
 _LIMIT_S = 120.0  # the longest that one answer may take
 _HEADER = "intended_s,sent_s,first_token_s,last_token_s,prompt_tokens,output_tokens,chunks"
 
@@ -67,6 +68,15 @@ class Answer:
         return (self.last_s - self.first_s) / (self.output_tokens - 1)
 
 
+@dataclass(frozen=True)
+class Sent:
+    """The answers to a load in the order of sending, and the share of its time in which the client got no core: what
+    came meanwhile was seen too late, and the server had to share a core too."""
+
+    answers: list[Answer]
+    stalled: float
+
+
 def asks(load: Load, vocabulary: range) -> list[Ask]:
     """The requests of a load, prompts of ids from `vocabulary`."""
     draw = np.random.default_rng([load.seed, load.requests])
@@ -79,13 +89,12 @@ def asks(load: Load, vocabulary: range) -> list[Ask]:
     return [Ask(*one) for one in zip(at_s, ids, outputs.tolist(), strict=True)]
 
 
-def send(port: int, model: str, load: Load, vocabulary: range) -> list[Answer]:
-    """The answers to a load by the server on `port` of HOST, in the order of sending.
+def send(port: int, model: str, load: Load, vocabulary: range) -> Sent:
+    """What the server on `port` of HOST answers to a load.
 
-    CalibrationError where one is refused, cut, late by _LIMIT_S, or not of the lengths asked for.
+    CalibrationError where an answer is refused, cut, late by _LIMIT_S, or not of the lengths asked for.
     """
-    answers = asyncio.run(_send(port, model, asks(load, vocabulary), load.users))
-    return sorted(answers, key=lambda answer: answer.sent_s)
+    return asyncio.run(_watched(_send(port, model, asks(load, vocabulary), load.users)))
 
 
 def tidy(load: Load, answers: list[Answer]) -> str:
@@ -97,6 +106,24 @@ def tidy(load: Load, answers: list[Answer]) -> str:
         row += map(str, (one.prompt_tokens, one.output_tokens, one.chunks))
         lines.append(",".join(row if load.rate_rps is not None else [*row, str(load.users)]))
     return "\n".join(lines) + "\n"
+
+
+async def _watched(sending: Coroutine[Any, Any, list[Answer]]) -> Sent:
+    """The answers that `sending` returns, while a task that wants to run every _TICK_S sees when it may not."""
+    start_s, lost_s = time.monotonic(), 0.0
+
+    async def tick() -> None:
+        nonlocal lost_s
+        while True:
+            due_s = time.monotonic() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            late_s = time.monotonic() - due_s
+            lost_s += late_s if late_s > _TICK_S else 0.0
+
+    ticks = asyncio.create_task(tick())
+    answers = await sending
+    ticks.cancel()
+    return Sent(sorted(answers, key=lambda one: one.sent_s), lost_s / (time.monotonic() - start_s))
 
 
 async def _send(port: int, model: str, todo: list[Ask], users: int) -> list[Answer]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchsim.base.errors import CalibrationError
@@ -29,18 +29,21 @@ Lengths = tuple[int, int]
 
 @dataclass(frozen=True)
 class Asker:
-    """Sends loads to one server and keeps the answers in `folder`."""
+    """Sends loads to one server and keeps the answers in `folder`, and in `stalled` the share of each load's time in
+    which the client got no core."""
 
     engine: Engine
     server: Server
     folder: Path
+    stalled: list[float] = field(default_factory=list[float])
 
     def measure(self, load: Load, suffix: str = "") -> Path:
         """The file of the answers to a load."""
-        answers = send(self.server.port, MODEL, load, self.engine.shape.words)
+        sent = send(self.server.port, MODEL, load, self.engine.shape.words)
+        self.stalled.append(sent.stalled)
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"{load.name}{suffix}.csv"
-        write_text(path, tidy(load, answers))
+        write_text(path, tidy(load, sent.answers))
         return path
 
     def idle_step_s(self, number: int) -> float:

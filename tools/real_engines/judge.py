@@ -6,7 +6,8 @@ Each is measured several times with the same requests at the same times. Bounds:
 or twice the spread of the repeats (`spread` of `validate --against`, half their range), whichever is more, throughput
 within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one request after another while it has nothing
 else to do, is measured before and after everything: where its readings differ by more than MOVED the machine was
-another one than that calibrated, and nothing is judged.
+another one than that calibrated, and nothing is judged; nor where the client, which has a core to itself on a quiet
+machine, got none for more than STALLED of the time of a load.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from batchsim.scenario.point import Setup
 from tools.real_engines.engines import Engine, serving, version
 from tools.real_engines.experiment import IDLE, Asker, calibrate
 
-LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
+LATENCY, THROUGHPUT, MOVED, STALLED = 0.10, 0.05, 0.05, 0.05
 MIX, OTHER_MIX = ((64, 256), (16, 64)), ((300, 600), (8, 32))
 """Lengths in tokens of prompts and answers, each drawn evenly."""
 RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5)}
@@ -40,11 +41,12 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class Judgement:
     """What was found: the comparison of each load by name, and what one idle decode step took, in seconds, each time
-    that it was asked."""
+    that it was asked. `stalled`: the largest share of a load's time in which the client got no core."""
 
     engine: str
     comparisons: dict[str, Comparison]
     sentinel_s: tuple[float, ...]
+    stalled: float
 
     @property
     def moved(self) -> float:
@@ -52,16 +54,25 @@ class Judgement:
         return max(self.sentinel_s) / min(self.sentinel_s) - 1
 
     @property
+    def unfit(self) -> str:
+        """Why nothing can be judged, "" where it can."""
+        if self.moved > MOVED:
+            return f"the machine moved by {self.moved:.1%}, more than {MOVED:.0%}, by its idle decode step"
+        if self.stalled > STALLED:
+            return f"the client got no core for {self.stalled:.1%} of a load, more than {STALLED:.0%}"
+        return ""
+
+    @property
     def verdicts(self) -> list[Verdict]:
         """A verdict on each bound at each load; none is met or missed where the machine moved."""
         found = [one for name, comparison in self.comparisons.items() for one in verdicts(name, comparison)]
-        return found if self.moved <= MOVED else [replace(one, met=None) for one in found]
+        return [replace(one, met=None) for one in found] if self.unfit else found
 
     @property
     def word(self) -> str:
         """`met`, `NOT MET`, or `not judged` with the reason."""
-        if self.moved > MOVED:
-            return f"not judged: the machine moved by {self.moved:.1%}, more than {MOVED:.0%}, by its idle decode step"
+        if self.unfit:
+            return f"not judged: {self.unfit}"
         return "NOT MET" if any(one.met is False for one in self.verdicts) else "met"
 
     def lines(self) -> list[str]:
@@ -114,9 +125,8 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
         ask.measure(replace(IDLE, name="warm-up"))
         sentinel_s = [ask.idle_step_s(0)]
         loads = [ask.load_at(name, mix, share, seconds, seed=11) for name, (mix, share) in RATES.items()]
-        say(
-            f"idle decode step {1e3 * sentinel_s[0]:.3f} ms; {', '.join(f'{x.name} {x.rate_rps:.3g}/s' for x in loads)}"
-        )
+        rates = ", ".join(f"{load.name} {load.rate_rps:.3g}/s" for load in loads)
+        say(f"idle decode step {1e3 * sentinel_s[0]:.3f} ms; to be predicted: {rates}")
         calibrate(replace(ask, folder=out / "given"), scenario, out, 60 * minutes)
         say(f"calibrated: {out / 'mine.json'}")
         sentinel_s.append(ask.idle_step_s(1))
@@ -126,10 +136,18 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
                 files[load.name].append(ask.measure(load, f"-{repeat + 1}"))
             sentinel_s.append(ask.idle_step_s(repeat + 2))
             say(f"measured {repeat + 1} of {repeats}, idle decode step {1e3 * sentinel_s[-1]:.3f} ms")
-    found = Judgement(version(engine), predict(scenario, str((out / "mine.json").resolve()), files), tuple(sentinel_s))
+    comparisons = predict(scenario, str((out / "mine.json").resolve()), files)
+    found = Judgement(version(engine), comparisons, tuple(sentinel_s), max(ask.stalled))
     made = provenance() | {"minutes": minutes, "seconds": seconds, "repeats": repeats}
     rows = [{"what": one.what, "bound": one.bound, "found": one.found, "verdict": _word(one)} for one in found.verdicts]
-    whole = {"engine": found.engine, "verdict": found.word, "sentinel_s": sentinel_s, "rows": rows, "made": made}
+    whole = {
+        "engine": found.engine,
+        "verdict": found.word,
+        "sentinel_s": sentinel_s,
+        "stalled": ask.stalled,
+        "rows": rows,
+        "made": made,
+    }
     write_text(out / "judgement.json", json.dumps(whole, indent=1) + "\n")
     write_text(out / "judgement.md", "\n".join(found.lines()) + "\n")
     return found
