@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("xllamacpp", reason="no xllamacpp here: pip install '.[engines]', as `make test-all` does")
 
+from batchsim.base.errors import CalibrationError
 from batchsim.check.measured.read import read_measured
 from tools.real_engines.client import Load, send, tidy
-from tools.real_engines.engines import MODEL, engine_of, serving
+from tools.real_engines.engines import ENGINES, MODEL, engine_of, serving
 from tools.real_engines.judge import judge
 
 pytestmark = pytest.mark.slow
@@ -29,9 +30,15 @@ def test_llama_cpp_answers_with_the_lengths_asked_for(tmp_path: Path) -> None:
     assert list(run.requests.chunks) == list(run.requests.output_tokens)
 
 
-def test_llama_cpp_is_predicted_at_loads_that_its_calibration_was_not_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_is_predicted_at_loads_that_its_calibration_was_not_shown(name: str, tmp_path: Path) -> None:
     """Mean TPOT, mean E2E and throughput are within their bounds, unless the machine was not the same throughout."""
-    found = judge(engine_of("llama_cpp"), tmp_path, minutes=1.0, seconds=15.0, repeats=2, say=print)
+    engine = engine_of(name)
+    try:
+        engine.python()
+    except CalibrationError as error:
+        pytest.skip(str(error))
+    found = judge(engine, tmp_path, minutes=1.0, seconds=15.0, repeats=2, say=print)
     if found.unfit:
         pytest.skip(f"not judged: {found.unfit}")
     assert found.word == "met", "\n".join(found.lines())

@@ -26,9 +26,9 @@ from batchsim.results.provenance import provenance
 from batchsim.scenario.load import changed, load_scenario
 from batchsim.scenario.point import Setup
 from tools.real_engines.engines import Engine, serving, version
-from tools.real_engines.experiment import IDLE, Asker, calibrate
+from tools.real_engines.experiment import IDLE, STALLED, Asker, calibrate
 
-LATENCY, THROUGHPUT, MOVED, STALLED = 0.10, 0.05, 0.05, 0.05
+LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
 MIX, OTHER_MIX = ((64, 256), (16, 64)), ((300, 600), (8, 32))
 """Lengths in tokens of prompts and answers, each drawn evenly."""
 RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5)}
