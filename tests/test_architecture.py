@@ -101,6 +101,8 @@ ROOMS = {
         {
             "accelerated_wheel": frozenset({"mypyc", "setuptools"}),
             "kv_memory": frozenset({"aiconfigurator_core"}),
+            "models": frozenset({"gguf"}),
+            "llama_server": frozenset({"xllamacpp"}),
         },
         guests=("tools",),
     ),

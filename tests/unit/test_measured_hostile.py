@@ -139,6 +139,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
         "sent_s,prompt_tokens,out_tokens,ttft_s\n0,1,1,1\n",
         "Did you mean out_tokens? Name it output_tokens.",
     ),
+    "csv_users": (HEAD + ",users\n0,64,5,0.1,0.5,2\n0,64,5,0.1,0.5,3\n", ":3: users is 3 after 2 before it"),
     "csv_no_times": ("sent_s,prompt_tokens,output_tokens\n0,64,5\n", "no column of a measured time"),
     "csv_no_sending": ("prompt_tokens,output_tokens,first_token_s\n64,5,1\n", "no time of sending"),
     "csv_word": (HEAD + "\n0,many,5,0.1,0.5\n", ":2: prompt_tokens: 'many' is no number"),

@@ -121,6 +121,16 @@ def test_llmservingsim_s_two_clocks_are_put_together_where_they_are_closest() ->
     assert run.requests.latency_s("tpot") == pytest.approx([0.1, 0.1])
 
 
+def test_a_column_of_users_is_a_closed_loop(tmp_path: Path) -> None:
+    """However few requests there are; a table without it has a client that nobody described."""
+    rows = ["0,0.1,0.5,10,5,2", "0,0.1,0.5,10,5,2", "0.5,0.1,0.5,10,5,2"]
+    header = "sent_s,ttft_s,e2e_s,prompt_tokens,output_tokens"
+    (tmp_path / "users.csv").write_text("\n".join([f"{header},users", *rows]))
+    (tmp_path / "open.csv").write_text("\n".join([header, *(row[:-2] for row in rows)]))
+    clients = [read_measured(tmp_path / name)[0].client for name in ("users.csv", "open.csv")]
+    assert clients == [Client("closed", max_concurrency=2), Client("open")]
+
+
 def test_a_table_of_requests_is_read_by_its_columns() -> None:
     """Each with its unit; a failed request needs no times."""
     run = one("requests.csv")

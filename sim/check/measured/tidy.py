@@ -56,8 +56,10 @@ REQUEST = {
     "error": ("error", "error_message"),
     "chunks": ("chunks", "num_chunks"),
     "hash_ids": ("hash_ids",),
+    "users": ("users",),
 }
-"""The columns of a request, each with the names that it goes by; those of times end with a unit besides."""
+"""The columns of a request, each with the names that it goes by; those of times end with a unit besides. `users`, the
+same in every row, says that the client was a closed loop of so many."""
 
 _TIMES = ("intended", "sent", "first", "last", "ttft", "e2e")
 _GOOD = {"", "ok", "true", "1", "success", "successful", "completed", "200", "finished"}
@@ -108,7 +110,8 @@ def read_tidy(
     shared = None if lists is None else _hash_ids(lists, made)
     requests = requests_of(node, made, None if shared is None else shared.picked)
     notes = () if hash_ids is None else ("what its prompts share is told by trace.jsonl beside it",)
-    return [MeasuredRun(source, FORM, "", Client(), requests.figures(), requests, notes=notes)]
+    client = _loop_of(rows) if "users" in columns else Client()
+    return [MeasuredRun(source, FORM, "", client, requests.figures(), requests, notes=notes)]
 
 
 def csv_rows(text: str, source: str) -> tuple[list[Node], list[str]]:
@@ -162,6 +165,15 @@ def _advice(names: Sequence[str], column: str) -> str:
     others = [name for name in names if name not in {known for all_ in REQUEST.values() for known in all_}]
     near = nearest(column, others, " ")
     return f"{near} Name it {column}." if near.strip() else f"Add a column {column}."
+
+
+def _loop_of(rows: list[Node]) -> Client:
+    """The closed loop that a column `users` tells. MeasuredError where its rows differ."""
+    users = rows[0].of("users").count()
+    for row in rows:
+        if (other := row.of("users").count()) != users:
+            row.bad(f"users is {other} after {users} before it", "Give each run a file of its own.")
+    return Client("closed", max_concurrency=users)
 
 
 def _request(row: Node, columns: Mapping[str, tuple[str, float]]) -> Row:

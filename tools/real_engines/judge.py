@@ -1,0 +1,163 @@
+"""Judges whether `batchsim calibrate` foretells a real engine on this machine: calibrates it, predicts loads that the
+calibration was not shown, measures them, and compares.
+
+What is predicted: two rates of one mix of lengths, shares of the most that the engine answers of it, and another mix.
+Each is measured several times with the same requests at the same times. Bounds: mean TPOT and mean E2E within LATENCY
+or twice the spread of the repeats (`spread` of `validate --against`, half their range), whichever is more, throughput
+within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one request after another while it has nothing
+else to do, is measured before and after everything: where its readings differ by more than MOVED the machine was
+another one than that calibrated, and nothing is judged; nor where the client, which has a core to itself on a quiet
+machine, got none for more than STALLED of the time of a load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from batchsim.base.files import write_text
+from batchsim.check.measured.read import read_measured
+from batchsim.check.validation.against import Comparison, compare
+from batchsim.check.validation.compare_runs import SPREADS, MetricError
+from batchsim.check.validation.verdicts import Verdict
+from batchsim.results.provenance import provenance
+from batchsim.scenario.load import changed, load_scenario
+from batchsim.scenario.point import Setup
+from tools.real_engines.engines import Engine, serving, version
+from tools.real_engines.experiment import IDLE, STALLED, Asker, calibrate
+
+LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
+MIX, OTHER_MIX = ((64, 256), (16, 64)), ((300, 600), (8, 32))
+"""Lengths in tokens of prompts and answers, each drawn evenly."""
+RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5)}
+"""Loads not shown: their mix, and their rate as a share of what the engine completes of that mix at most."""
+_SAID = "none"  # the bound of what is said and not judged
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found: the comparison of each load by name, and what one idle decode step took, in seconds, each time
+    that it was asked. `stalled`: the largest share of a load's time in which the client got no core."""
+
+    engine: str
+    comparisons: dict[str, Comparison]
+    sentinel_s: tuple[float, ...]
+    stalled: float
+
+    @property
+    def moved(self) -> float:
+        """The share by which the slowest reading of the sentinel exceeds the fastest."""
+        return max(self.sentinel_s) / min(self.sentinel_s) - 1
+
+    @property
+    def unfit(self) -> str:
+        """Why nothing can be judged, "" where it can."""
+        if self.moved > MOVED:
+            return f"the machine moved by {self.moved:.1%}, more than {MOVED:.0%}, by its idle decode step"
+        if self.stalled > STALLED:
+            return f"the client got no core for {self.stalled:.1%} of a load, more than {STALLED:.0%}"
+        return ""
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """A verdict on each bound at each load; none is met or missed where the machine moved."""
+        found = [one for name, comparison in self.comparisons.items() for one in verdicts(name, comparison)]
+        return [replace(one, met=None) for one in found] if self.unfit else found
+
+    @property
+    def word(self) -> str:
+        """`met`, `NOT MET`, or `not judged` with the reason."""
+        if self.unfit:
+            return f"not judged: {self.unfit}"
+        return "NOT MET" if any(one.met is False for one in self.verdicts) else "met"
+
+    def lines(self) -> list[str]:
+        """The judgement in Markdown."""
+        readings = ", ".join(f"{1e3 * one:.3f}" for one in self.sentinel_s)
+        rows = [f"| {one.what} | {one.bound} | {one.found} | {_word(one)} |" for one in self.verdicts]
+        head = ["| what | bound | found | |", "|---|---|---|---|"]
+        return [f"{self.engine}: {self.word}", "", f"Idle decode step, ms: {readings}", "", *head, *rows]
+
+
+def verdicts(load: str, comparison: Comparison) -> list[Verdict]:
+    """The verdicts on one load: TPOT, E2E, throughput, and TTFT without a bound."""
+    found: list[Verdict] = []
+    for name, label, least in (
+        ("tpot_mean_s", "mean TPOT", LATENCY),
+        ("e2e_mean_s", "mean E2E", LATENCY),
+        ("throughput_rps", "requests/s", THROUGHPUT),
+        ("ttft_mean_s", "mean TTFT", None),
+    ):
+        error = comparison.error(name)
+        bound = None if least is None else max(least, SPREADS * (error.spread or 0.0) * (least == LATENCY))
+        met = None if bound is None else error.error is not None and abs(error.error) <= bound
+        text = _SAID if bound is None else f"{bound:.1%}"
+        found.append(Verdict(f"{load}, {label}", text, _found(error), met))
+    return found
+
+
+def _word(one: Verdict) -> str:
+    return "" if one.bound == _SAID else one.word
+
+
+def _found(error: MetricError) -> str:
+    if error.error is None or error.live is None or error.simulated is None:
+        return "not known on both sides"
+    values = f"{error.simulated:.4g} simulated, {error.live:.4g} measured"
+    return f"{error.error:+.1%} ({values}, ± {error.spread:.1%})" if error.spread is not None else f"{error.error:+.1%}"
+
+
+def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats: int, say: Say) -> Judgement:
+    """Starts the engine, calibrates it for `minutes`, and judges what is then predicted of loads of `seconds` each.
+
+    `out` gets all that was measured, `mine.json`, and `judgement.json` and `.md`. BatchsimError where one of it fails.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    scenario = out / "engine.yaml"
+    write_text(scenario, engine.scenario())
+    with serving(engine, out) as server:
+        say(f"{version(engine)} on {server.url}")
+        ask = Asker(engine, server, out / "measured")
+        ask.measure(replace(IDLE, name="warm-up"))
+        sentinel_s = [ask.idle_step_s(0)]
+        loads = [ask.load_at(name, mix, share, seconds, seed=11) for name, (mix, share) in RATES.items()]
+        rates = ", ".join(f"{load.name} {load.rate_rps:.3g}/s" for load in loads)
+        say(f"idle decode step {1e3 * sentinel_s[0]:.3f} ms; to be predicted: {rates}")
+        calibrate(replace(ask, folder=out / "given"), scenario, out, 60 * minutes)
+        say(f"calibrated: {out / 'mine.json'}")
+        sentinel_s.append(ask.idle_step_s(1))
+        files: dict[str, list[Path]] = {load.name: [] for load in loads}
+        for repeat in range(repeats):
+            for load in loads:
+                files[load.name].append(ask.measure(load, f"-{repeat + 1}"))
+            sentinel_s.append(ask.idle_step_s(repeat + 2))
+            say(f"measured {repeat + 1} of {repeats}, idle decode step {1e3 * sentinel_s[-1]:.3f} ms")
+    comparisons = predict(scenario, str((out / "mine.json").resolve()), files)
+    found = Judgement(version(engine), comparisons, tuple(sentinel_s), max(ask.stalled))
+    made = provenance() | {"minutes": minutes, "seconds": seconds, "repeats": repeats}
+    rows = [{"what": one.what, "bound": one.bound, "found": one.found, "verdict": _word(one)} for one in found.verdicts]
+    whole = {
+        "engine": found.engine,
+        "verdict": found.word,
+        "sentinel_s": sentinel_s,
+        "stalled": ask.stalled,
+        "rows": rows,
+        "made": made,
+    }
+    write_text(out / "judgement.json", json.dumps(whole, indent=1) + "\n")
+    write_text(out / "judgement.md", "\n".join(found.lines()) + "\n")
+    return found
+
+
+def predict(scenario: Path, cost: str, files: dict[str, list[Path]]) -> dict[str, Comparison]:
+    """The measured files of each load, repeats of one, beside their simulation with `cost`, as --set has it."""
+    loaded = changed(load_scenario(str(scenario)), [f"cost={cost}"])
+    setup, (spec,) = Setup.of(loaded), loaded.specs
+    return {
+        name: compare(setup, spec, [run for file in repeats for run in read_measured(file)], shift=False)
+        for name, repeats in files.items()
+    }
