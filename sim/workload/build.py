@@ -17,7 +17,7 @@ from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.sessions import OpenSessions, build_sessions
 from batchsim.workload.traces import read_trace, rescale
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, TrafficClass, WorkloadConfig
 
 BuiltWorkload = OpenWorkload | OpenSessions | ClosedLoopWorkload | LimitedClient
 
@@ -39,6 +39,7 @@ def build_workload(
     config = apply_load(config, load)
     if config.trace is not None:
         rows = _trace_rows(config, rows, seed, base)
+        config = classes_of_rows(config, rows)
     source = RequestSampler(config, rows, seed, max_model_len)
     if isinstance(config.arrivals, ClosedLoop):
         return build_closed(config, config.arrivals, source, rows, seed)
@@ -88,6 +89,23 @@ def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> Workload
         except (ValueError, OverflowError) as error:
             raise ScenarioError(f"load.{axis}: {error}") from error
     return config
+
+
+def classes_of_rows(config: WorkloadConfig, rows: TraceRows) -> WorkloadConfig:
+    """`config` with the classes that `rows` tell, each with its share of them; `config` itself where they tell none.
+
+    Those that `config` names come first, in its order. ScenarioError for one of which no row is.
+    """
+    if not config.by_row or any(traffic.share is not None for traffic in config.classes.values()):
+        return config
+    counts = rows.class_counts
+    for name in config.classes:
+        if name not in counts:
+            known = ", ".join(sorted(counts)[:12])
+            raise ScenarioError(f"{rows.source}: no row is of class {name}; there are {known}. Correct classes.{name}.")
+    classes = {name: config.classes.get(name, TrafficClass()) for name in [*config.classes, *sorted(counts)]}
+    classes = {name: replace(each, share=counts[name] / len(rows)) for name, each in classes.items()}
+    return replace(config, classes=classes, assign="by_row")
 
 
 def _trace_rows(config: WorkloadConfig, rows: TraceRows | None, seed: int, base: Path) -> TraceRows:
