@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ class Labels:
                 reader = _or_not_told(clock_reader(name, unit))
             elif role in ("priority", "turn"):
                 reader = _whole_reader(name)
+            elif role == "parent":
+                reader = _parents_reader(name, labels.numbers.setdefault(role, {}))
             else:
                 reader = _text_reader(name, labels.numbers.setdefault(role, {}), needed=role == "request_class")
             labels.readers[role] = reader
@@ -88,6 +91,25 @@ def _or_not_told(clock: Reader) -> Reader:
 
     def read(value: object) -> int:
         return (clock(value) or NOT_TOLD) if value is not None and value != "" else NOT_TOLD
+
+    return read
+
+
+def _parents_reader(name: str, numbers: dict[str, int]) -> Reader:
+    """A reader of one id, or of a list of ids; a list is kept as its JSON text. NOT_TOLD for none."""
+
+    def read(value: object) -> int:
+        text = value.strip() if isinstance(value, str) else value
+        if isinstance(text, str) and text.startswith("["):
+            try:
+                text = json.loads(text)
+            except ValueError:
+                raise ValueError(f"{name} {shown(value)} is no list of ids") from None
+        many = text if isinstance(text, list) else [text]
+        if not all(type(each) in (str, int, type(None)) for each in many):
+            raise ValueError(f"{name} {shown(value)} is no id and no list of ids")
+        ids = [str(each).strip() for each in many if each is not None and str(each).strip() not in ("", "-1")]
+        return numbers.setdefault(json.dumps(ids), len(numbers)) if ids else NOT_TOLD
 
     return read
 

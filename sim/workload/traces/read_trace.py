@@ -78,6 +78,8 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool
     if layout.unit != "iso":
         notes.append(f"{layout.columns.arrival} taken as {layout.unit}{_rate_text(arrival_ns)}")
     trace = trace.picked(kept, arrival_ns)
+    if trace.linked:
+        trace = replace(trace, labels={**trace.labels, "recorded": arrival_ns})
     hash_ids = None if trace.hash_ids is None else trace.hash_ids.compact()
     trace = replace(trace, hash_ids=hash_ids, notes=(*notes, *_hash_notes(trace)))
     return spread(trace, config.jitter, seed) if config.jitter else trace

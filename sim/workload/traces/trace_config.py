@@ -13,7 +13,7 @@ from batchsim.base.units import Duration, TraceDuration
 TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
 FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "qwen", "mapping"]
 
-LABELS = ("request_class", "priority", "tenant", "session", "turn", "deadline", "status", "ttft", "e2e")
+LABELS = ("request_class", "priority", "tenant", "session", "turn", "id", "parent", "deadline", "status", "ttft", "e2e")
 """What a row of a log may tell beside its arrival and its lengths."""
 DURATIONS = ("deadline", "ttft", "e2e")
 
@@ -31,7 +31,9 @@ class Columns(Config):
     `acceptance` the one with the probability, from 0 to 1, that a draft token for the request is right where those
     before it are. `request_class`, `tenant` and `session` name texts, `priority` and `turn` whole numbers, `deadline`
     the time after sending at which the client is gone, `ttft` and `e2e` what the recorded engine took (all in
-    `duration_unit`; empty or 0: not told), `status` how the request ended.
+    `duration_unit`; empty or 0: not told), `status` how the request ended. A
+    row waits for the turn before it of its session, or for the rows whose `id` its `parent` holds: one, or several as a
+    JSON list; empty or -1: for none.
     """
 
     prompt: str
@@ -44,6 +46,8 @@ class Columns(Config):
     tenant: str | None = field(default=None, metadata=LEFT_OUT)
     session: str | None = field(default=None, metadata=LEFT_OUT)
     turn: str | None = field(default=None, metadata=LEFT_OUT)
+    id: str | None = field(default=None, metadata=LEFT_OUT)
+    parent: str | None = field(default=None, metadata=LEFT_OUT)
     deadline: str | None = field(default=None, metadata=LEFT_OUT)
     status: str | None = field(default=None, metadata=LEFT_OUT)
     ttft: str | None = field(default=None, metadata=LEFT_OUT)
@@ -53,6 +57,10 @@ class Columns(Config):
         names = [name for each in fields(self) if (name := getattr(self, each.name)) is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"columns {', '.join(names)} name one column twice. Each needs its own.")
+        if (self.id is None) != (self.parent is None):
+            raise ValueError("columns.id and columns.parent go together: which row waits for which. Name both.")
+        if self.id is not None and self.session is not None:
+            raise ValueError("columns.parent and columns.session both say what a row waits for. Keep one.")
         if self.turn is not None and self.session is None:
             raise ValueError(f"columns.turn {self.turn!r}: of which session is not said. Name columns.session too.")
 
@@ -117,7 +125,8 @@ class TraceConfig(Config):
     trace has them, `hash_ids` demands them, with `ignore` no prompt shares anything. `hash_id_block_size` is the tokens
     an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen. `duration_unit` is that of the
     columns deadline, ttft and e2e, by default that of the times. Rows whose `status` is no success are left out, unless
-    `failed` keeps them.
+    `failed` keeps them. Where rows wait for others their replay is `response_driven`: a row is sent when the simulated
+    answers have come, as long after them as it was in the log; `as_recorded` sends all at the log's times.
     """
 
     path: str
@@ -134,6 +143,7 @@ class TraceConfig(Config):
     hash_id_block_size: PositiveInt | None = None
     duration_unit: Literal["ns", "us", "ms", "s"] | None = field(default=None, metadata=LEFT_OUT)
     failed: Literal["drop", "keep"] = field(default="drop", metadata=LEFT_OUT)
+    replay: Literal["response_driven", "as_recorded"] | None = field(default=None, metadata=LEFT_OUT)
     sha256: str | None = None
     fetch: str | None = None
 

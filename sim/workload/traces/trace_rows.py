@@ -76,7 +76,8 @@ class TraceRows:
     does not say what its prompts share, or was not asked; `acceptance` is the probability that a draft token for the
     request is right where those before it are, None likewise. `notes` says, a line each, what was dropped, changed or
     left unused, with counts. `labels` has what else the rows tell, by role (`trace_config.LABELS`): texts as indexes
-    into `texts[role]`, durations in ns with -1 where not told.
+    into `texts[role]`, durations in ns with -1 where not told; `recorded` is `arrival_ns` as
+    the log has it, of rows that wait for others.
     """
 
     arrival_ns: Ints | None
@@ -104,6 +105,11 @@ class TraceRows:
             acceptance=None if self.acceptance is None else self.acceptance[index],
             labels={role: column[index] for role, column in self.labels.items()},
         )
+
+    @property
+    def linked(self) -> bool:
+        """Whether the rows say what waits for what."""
+        return "session" in self.labels or "parent" in self.labels
 
     @property
     def class_counts(self) -> dict[str, int]:
