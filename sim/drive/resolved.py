@@ -300,6 +300,8 @@ class _Table:
     hash_block_tokens: int | None
     hash_ids: list[list[int]] | None
     acceptance: list[float] | None = field(default=None, metadata=LEFT_OUT)
+    labels: dict[str, list[int]] | None = field(default=None, metadata=LEFT_OUT)
+    texts: dict[str, list[str]] | None = field(default=None, metadata=LEFT_OUT)
 
     @classmethod
     def of(cls, rows: TraceRows) -> _Table:
@@ -309,14 +311,17 @@ class _Table:
             size, ids = rows.hash_ids.block_tokens, [rows.hash_ids.row(i) for i in range(len(rows))]
         lengths = (rows.prompt_tokens.tolist(), rows.output_tokens.tolist())
         acceptance = None if rows.acceptance is None else rows.acceptance.tolist()
-        return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids, acceptance)
+        labels = {role: column.tolist() for role, column in rows.labels.items()} or None
+        texts = {role: list(texts) for role, texts in rows.texts.items()} or None
+        return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids, acceptance, labels, texts)
 
     def rows(self) -> TraceRows:
         """The `TraceRows` of this table; ValueError if its columns differ in length."""
         columns = (self.arrival_ns or self.prompt_tokens, self.prompt_tokens, self.output_tokens)
         times, prompt, output = (np.array(column, np.int64) for column in columns)
         lists, size = self.hash_ids, self.hash_block_tokens
-        others = [column for column in (lists, self.acceptance) if column is not None]
+        labels, texts = self.labels or {}, self.texts or {}
+        others = [column for column in (lists, self.acceptance, *labels.values()) if column is not None]
         if len({len(column) for column in (times, prompt, output, *others)}) > 1:
             raise ValueError(f"rows of {self.source}: the columns differ in length")
         hash_ids = None
@@ -325,7 +330,18 @@ class _Table:
             hash_ids = HashIds.of(size, np.array(list(chain.from_iterable(lists)), np.int64), ends)
         times = None if self.arrival_ns is None else times
         acceptance = None if self.acceptance is None else np.array(self.acceptance, np.float64)
-        return TraceRows(times, prompt, output, self.source, self.format, self.notes, hash_ids, acceptance)
+        return TraceRows(
+            times,
+            prompt,
+            output,
+            self.source,
+            self.format,
+            self.notes,
+            hash_ids,
+            acceptance,
+            labels={role: np.array(column, np.int64) for role, column in labels.items()},
+            texts={role: tuple(names) for role, names in texts.items()},
+        )
 
 
 def _with_config(policy: ResolvedPolicy, allow_code: bool) -> ResolvedPolicy:

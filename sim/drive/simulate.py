@@ -15,7 +15,7 @@ from simpy.events import EventPriority
 
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import Ended, EngineEvent
+from batchsim.kernel.events import Ended, EngineEvent, each_arrival
 from batchsim.kernel.leaps import leap, leap_ahead
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.sim_executor import SimExecutor
@@ -86,8 +86,7 @@ class _Run:
         for event in events:
             if not isinstance(event, Ended):
                 continue
-            following = self.workload.responded(event.request, now_ns)
-            if following is not None:
+            for following in each_arrival(self.workload.responded(event.request, now_ns)):
                 self.send(iter((following,)))
 
     def engine(self) -> Generator[simpy.Event, Any, None]:

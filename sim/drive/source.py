@@ -16,7 +16,7 @@ from math import inf
 from typing import Protocol
 
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import Ended, EngineEvent
+from batchsim.kernel.events import Ended, EngineEvent, each_arrival
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival
 
@@ -140,12 +140,12 @@ class Traffic:
             if not isinstance(event, Ended):
                 continue
             try:
-                following = self._workload.responded(event.request, now_ns)
+                following = each_arrival(self._workload.responded(event.request, now_ns))
             except Exception as error:
                 self.failure = error
                 raise
-            if following is not None:
-                self._push(following)
+            for arrival in following:
+                self._push(arrival)
 
     def submit_rest(self, inbox: Inbox) -> None:
         """Submits every arrival that can still be had."""

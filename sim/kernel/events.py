@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from batchsim.kernel.record import CANCELLED, FINISHED, HANDED_OVER, REJECTED, UNFINISHED
-from batchsim.kernel.types import Request
+from batchsim.kernel.types import Arrival, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +76,10 @@ class Unfinished(Ended):
 
 
 EngineEvent = Tokens | Ended | HandedOver
+
+
+def each_arrival(following: Arrival | tuple[Arrival, ...] | None) -> tuple[Arrival, ...]:
+    """What `Workload.responded` gave, none, one or several requests, as a tuple."""
+    if following is None:
+        return ()
+    return following if isinstance(following, tuple) else (following,)

@@ -166,6 +166,7 @@ class Workload(Protocol):
         """The arrivals known in advance, by (arrival_ns, id)."""
         ...
 
-    def responded(self, request: Request, now_ns: int) -> Arrival | None:
-        """The request that follows on the end of `request` for its client, as from closed-loop users; None if none."""
+    def responded(self, request: Request, now_ns: int) -> Arrival | tuple[Arrival, ...] | None:
+        """The request that follows on the end of `request` for its client, as from closed-loop users, or all of them
+        where several do; None if none."""
         ...

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
 from importlib import resources
@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 
 from pydantic import TypeAdapter
 
-from batchsim.base.errors import ScenarioError, bounded, nearest
+from batchsim.base.errors import ScenarioError, TraceError, bounded, nearest
 from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
@@ -32,8 +32,9 @@ from batchsim.scenario.fitted_config import take_fits
 from batchsim.scenario.long_forms import costs, lengthen, name_policy, override, place_files, read_logs
 from batchsim.scenario.own_code import own_configs, stand_ins, with_own
 from batchsim.scenario.replaced import check_replaced
-from batchsim.workload.build import apply_load
+from batchsim.workload.build import apply_load, classes_of_rows
 from batchsim.workload.predictors import PredictorConfig
+from batchsim.workload.traces import read_trace
 from batchsim.workload.workload_config import ClosedLoop
 
 P = ParamSpec("P")
@@ -225,6 +226,12 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
     trace = file.workload.trace
     folders = [folder, Path.cwd(), *trace_folders]
     base = next((f for f in folders if trace is not None and os.path.exists(f / trace.path)), folder)
+    if trace is not None and file.workload.by_row:
+        with _placed(document, ("workload", "trace")):
+            rows = read_trace(replace(trace, rate_scale=None, jitter=0), base)
+            if any(each.share is not None for each in file.workload.classes.values()):
+                raise ScenarioError("classes have a share and assign by_row. Drop the shares.")
+            file = replace(file, workload=classes_of_rows(file.workload, rows))
     load_name, loads = file.load.axis if file.load else ("", (1.0,))
     return Scenario(
         name=Path(document.source).name.removesuffix(".yaml"),
@@ -241,6 +248,15 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         loads=tuple(float(value) for value in loads),
         device=device,
     )
+
+
+@contextmanager
+def _placed(document: Document, path: Keys) -> Iterator[None]:
+    """A context whose errors begin with the place of `path` in the file."""
+    try:
+        yield
+    except (ScenarioError, TraceError) as error:
+        raise type(error)(f"{document.where(path)}: {error}") from None
 
 
 # ---- policies

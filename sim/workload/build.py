@@ -13,13 +13,14 @@ from batchsim.base.errors import ScenarioError
 from batchsim.workload.closed_loop import ClosedLoopWorkload, build_closed
 from batchsim.workload.limited_client import LimitedClient, limited
 from batchsim.workload.open_loop import OpenWorkload, build_open
+from batchsim.workload.replayed_sessions import ReplayedSessions, response_driven
 from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.sessions import OpenSessions, build_sessions
 from batchsim.workload.traces import read_trace, rescale
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, TrafficClass, WorkloadConfig
 
-BuiltWorkload = OpenWorkload | OpenSessions | ClosedLoopWorkload | LimitedClient
+BuiltWorkload = OpenWorkload | OpenSessions | ReplayedSessions | ClosedLoopWorkload | LimitedClient
 
 
 def build_workload(
@@ -39,6 +40,7 @@ def build_workload(
     config = apply_load(config, load)
     if config.trace is not None:
         rows = _trace_rows(config, rows, seed, base)
+        config = classes_of_rows(config, rows)
     source = RequestSampler(config, rows, seed, max_model_len)
     if isinstance(config.arrivals, ClosedLoop):
         return build_closed(config, config.arrivals, source, rows, seed)
@@ -46,12 +48,16 @@ def build_workload(
         assert not isinstance(config.arrivals, AllAtOnce | TraceArrivals), "checked by the config"
         return build_sessions(config, config.sessions, config.arrivals, source, rows, seed)
     listed = build_open(config, source, rows, seed)
+    if isinstance(config.arrivals, TraceArrivals) and rows is not None and rows.linked:
+        assert config.trace is not None, "checked by the config"
+        if config.trace.replay != "as_recorded":
+            return response_driven(config, listed, rows.picked(slice(listed.num_offered), listed.sent_ns))
     return listed if config.max_concurrency is None else limited(listed, config.max_concurrency)
 
 
 def known_requests(workload: BuiltWorkload) -> OpenWorkload | None:
     """The list of requests of a workload that has all of them in advance; None where answers decide what is asked."""
-    listed = workload.listed if isinstance(workload, LimitedClient) else workload
+    listed = workload.listed if isinstance(workload, LimitedClient | ReplayedSessions) else workload
     return listed if isinstance(listed, OpenWorkload) else None
 
 
@@ -88,6 +94,23 @@ def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> Workload
         except (ValueError, OverflowError) as error:
             raise ScenarioError(f"load.{axis}: {error}") from error
     return config
+
+
+def classes_of_rows(config: WorkloadConfig, rows: TraceRows) -> WorkloadConfig:
+    """`config` with the classes that `rows` tell, each with its share of them; `config` itself where they tell none.
+
+    Those that `config` names come first, in its order. ScenarioError for one of which no row is.
+    """
+    if not config.by_row or any(traffic.share is not None for traffic in config.classes.values()):
+        return config
+    counts = rows.class_counts
+    for name in config.classes:
+        if name not in counts:
+            known = ", ".join(sorted(counts)[:12])
+            raise ScenarioError(f"{rows.source}: no row is of class {name}; there are {known}. Correct classes.{name}.")
+    classes = {name: config.classes.get(name, TrafficClass()) for name in [*config.classes, *sorted(counts)]}
+    classes = {name: replace(each, share=counts[name] / len(rows)) for name, each in classes.items()}
+    return replace(config, classes=classes, assign="by_row")
 
 
 def _trace_rows(config: WorkloadConfig, rows: TraceRows | None, seed: int, base: Path) -> TraceRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ class RequestColumns:
     A prompt begins with `group_tokens` of shared prefix number `group`; -1: with none. `context_tokens` of it are the
     earlier turns of its session. `acceptance` is the probability that a draft token is right where those before it are,
     as its trace has it, NaN without one. `ignore_eos` is 1 where the client asks for just the tokens that come, else 0.
+    `tenant` indexes the tenants of the trace, -1: none; `deadline_ns` counts from the sending, -1: none.
     """
 
     request_class: Ints
@@ -45,6 +47,9 @@ class RequestColumns:
     context_tokens: Ints
     ignore_eos: Ints
     acceptance: NDArray[np.float64]
+    priority: Ints
+    tenant: Ints
+    deadline_ns: Ints
 
     @property
     def carried(self) -> tuple[Ints, ...]:
@@ -56,6 +61,9 @@ class RequestColumns:
             self.max_output_tokens,
             self.patience_ns,
             self.ignore_eos,
+            self.priority,
+            self.tenant,
+            self.deadline_ns,
         )
 
     @property
@@ -87,10 +95,14 @@ class RequestSampler:
         self._prompt_scale = config.prompt_scale
         self.max_model_len = max_model_len
         self._by_eos = 1.0 if config.stop is None else config.stop.by_eos
-        self._deadlines_ns = [c.deadline if c.deadline is not None else config.deadline for c in self.classes]
+        deadlines_ns = [c.deadline if c.deadline is not None else config.deadline for c in self.classes]
+        self._deadlines_ns = np.array([-1 if each is None else each for each in deadlines_ns], np.int64)
+        self._priorities = np.array([c.priority for c in self.classes], np.int64)
+        self._tenants = () if rows is None else rows.texts.get("tenant", ())
         self._patience = [c.patience if c.patience is not None else config.patience for c in self.classes]
-        self._edges = np.cumsum([c.share for c in self.classes])[:-1]
+        self._edges = np.cumsum([c.share or 0.0 for c in self.classes])[:-1]
         self._rows = rows
+        self._by_row = config.by_row and rows is not None and "request_class" in rows.labels
         self._seed = seed
         self.of_rows = self.lengths is None and any(c.share and c.lengths is None for c in self.classes)
         self._prefixes = [(name, c.shared_prefix) for name, c in classes.items()]
@@ -117,13 +129,16 @@ class RequestSampler:
         """
         stream = partial(random_stream, self._seed, user=user, block=block)
         if request_class is None:
-            request_class = self.classes_of(size, user=user, block=block)
-        prompt, output, acceptance = self._lengths(self.lengths, "", size, stream, rows)
+            if rows is not None and self._by_row:
+                request_class = self._classes_of_rows(rows)
+            else:
+                request_class = self.classes_of(size, user=user, block=block)
+        prompt, output, told = self._lengths(self.lengths, "", request_class, stream, rows)
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
-                mine, own = request_class == index, self._lengths(traffic.lengths, name, size, stream, rows)
+                mine, own = request_class == index, self._lengths(traffic.lengths, name, request_class, stream, rows)
                 prompt, output = _chosen(mine, own[0], prompt), _chosen(mine, own[1], output)
-                acceptance = np.where(mine, own[2], acceptance)
+                told = {key: np.where(mine, own[2][key], column) for key, column in told.items()}
         patience_ns = np.full(size, FOR_EVER_NS)
         for index, patience in enumerate(self._patience):
             if patience is not None:
@@ -147,8 +162,14 @@ class RequestSampler:
             group_tokens=group_tokens,
             context_tokens=np.zeros(size, np.int64),
             ignore_eos=ignore_eos,
-            acceptance=acceptance,
+            **told,
         )
+
+    def _classes_of_rows(self, rows: TraceRows) -> Ints:
+        """The class indices of `rows`, which say of which class each is."""
+        places = {name: index for index, name in enumerate(self.names)}
+        codes = np.array([places.get(name, -1) for name in rows.texts["request_class"]], np.int64)
+        return codes[rows.labels["request_class"]]
 
     @property
     def tells_acceptance(self) -> bool:
@@ -185,28 +206,54 @@ class RequestSampler:
         self,
         lengths: AnyLengths | None,
         name: str,
-        size: int,
+        request_class: Ints,
         stream: Stream,
         rows: TraceRows | None,
-    ) -> tuple[DrawnTokens, DrawnTokens, NDArray[np.float64]]:
-        """Prompts, outputs and `acceptance` of requests."""
-        acceptance = np.full(size, np.nan)
+    ) -> tuple[DrawnTokens, DrawnTokens, dict[str, Any]]:
+        """Prompts, outputs and the columns of RequestColumns that the rows of a trace may tell, by name."""
+        size = len(request_class)
+        told: dict[str, Any] = {
+            "acceptance": np.full(size, np.nan),
+            "priority": self._priorities[request_class],
+            "tenant": np.full(size, -1),
+            "deadline_ns": self._deadlines_ns[request_class],
+        }
         if isinstance(lengths, Lengths):
             return (
                 self._scaled(draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size)),
                 draw_tokens(lengths.output, stream(f"output/{name}"), size),
-                acceptance,
+                told if rows is None else told | self._told(rows, told),
             )
         if lengths is not None:
             assert self._rows is not None, "the config asks for a trace"
-            index = (stream(f"pairs/{name}").random(size) * len(self._rows)).astype(np.int64)
-            rows = self._rows.picked(index, None)
+            rows = self._rows.picked(self._resampled(stream(f"pairs/{name}").random(size), request_class), None)
         if rows is not None:
             prompt, output = rows.prompt_tokens, rows.output_tokens
-            acceptance = acceptance if rows.acceptance is None else rows.acceptance
+            told |= self._told(rows, told)
+            if rows.acceptance is not None:
+                told["acceptance"] = rows.acceptance
         else:
             prompt = output = np.ones(size, np.int64)  # every class has lengths of its own and replaces these
-        return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), acceptance
+        return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), told
+
+    def _told(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
+        """Priority, tenant and deadline of `rows` as far as these tell them, else as in `otherwise`."""
+        found = {key: rows.labels[key] for key in ("priority", "tenant") if key in rows.labels}
+        if "deadline" in rows.labels:
+            own_ns = rows.labels["deadline"]
+            found["deadline_ns"] = np.where(own_ns < 0, otherwise["deadline_ns"], own_ns)
+        return found
+
+    def _resampled(self, uniform: NDArray[np.float64], request_class: Ints) -> Ints:
+        """The row of the trace that each of `uniform`, in [0, 1), draws: of its class, where the rows tell theirs."""
+        assert self._rows is not None, "the config asks for a trace"
+        if not self._by_row:
+            return (uniform * len(self._rows)).astype(np.int64)
+        of_rows = self._classes_of_rows(self._rows)
+        order = np.argsort(of_rows, kind="stable")
+        counts = np.bincount(of_rows, minlength=len(self.names))
+        start = np.cumsum(counts) - counts
+        return order[start[request_class] + (uniform * counts[request_class]).astype(np.int64)]
 
     def _scaled(self, prompt: DrawnTokens) -> DrawnTokens:
         """`prompt` times `prompt_scale`, in whole tokens, at least 1."""
@@ -249,19 +296,22 @@ class RequestSampler:
         cap: int,
         patience_ns: int,
         ignore_eos: int,
+        priority: int,
+        tenant: int,
+        deadline_ns: int,
         *,
         tokens: TokenIds | None,
     ) -> Arrival:
         """The request of these values. Deadline and cancel count from the sending."""
-        deadline_ns = self._deadlines_ns[request_class]
         request = Request(
             id=number,
             arrival_ns=arrival_ns,
             prompt_tokens=prompt,
             max_output_tokens=cap,
-            priority=self.classes[request_class].priority,
+            priority=priority,
             request_class=self.names[request_class],
-            deadline_ns=None if deadline_ns is None else sent_ns + deadline_ns,
+            tenant="" if tenant < 0 else self._tenants[tenant],
+            deadline_ns=None if deadline_ns < 0 else sent_ns + deadline_ns,
             tokens=tokens,
             ignore_eos=bool(ignore_eos),
         )

@@ -136,9 +136,12 @@ class Stop(Config):
 
 @dataclass(frozen=True)
 class TrafficClass(Config):
-    """A share of the requests. What it leaves out is the workload's; `slo` is read by the metrics."""
+    """A share of the requests, or the rows of a trace that are of this class. What it leaves out is the workload's.
 
-    share: Share
+    `slo` is read by the metrics.
+    """
+
+    share: Share | None = None
     priority: Priority = 0
     lengths: AnyLengths | None = None
     slo: str | None = None
@@ -171,7 +174,9 @@ class WorkloadConfig(Config):
     say it itself. `prompt_scale` makes every prompt that many times as long, the text of `shared_prefix` aside. `stop`
     says how answers end: by a stop token unless given, as far as the output cap lets them. Of arrivals over time or
     all at once the client has at most `max_concurrency` in flight: others wait at the client, in order, and latencies,
-    `deadline` and `patience` count from their sending.
+    `deadline` and `patience` count from their sending. Classes are those of the trace's rows where `trace.columns`
+    names a request_class (`by_row`, which needs no word); with `assign: at_random` they are drawn by their shares
+    beside the rows, so that each has the lengths of all.
     """
 
     arrivals: Arrivals
@@ -191,6 +196,13 @@ class WorkloadConfig(Config):
     prompt_scale: Annotated[float, Range(1e-3, 1e3)] = 1.0
     stop: Stop | None = field(default=None, metadata=LEFT_OUT)
     max_concurrency: Users | None = field(default=None, metadata=LEFT_OUT)
+    assign: Literal["by_row", "at_random"] | None = field(default=None, metadata=LEFT_OUT)
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the rows of the trace say of which class each request is."""
+        named = self.trace is not None and self.trace.columns is not None and self.trace.columns.request_class
+        return bool(named) and self.assign != "at_random"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -204,11 +216,34 @@ class WorkloadConfig(Config):
             self._check_max_concurrency(self.max_concurrency)
         if "" in self.classes:
             raise ValueError("a class has no name. Name it.")
+        self._check_classes()
+
+    def _check_classes(self) -> None:
+        if self.by_row and self.assign is None:
+            if written := [name for name, traffic in self.classes.items() if traffic.share is not None]:
+                raise ValueError(
+                    f"classes.{written[0]}.share: the rows of the trace say of which class each request is. Drop share,"
+                    " or write assign: at_random to draw classes beside the rows."
+                )
+            return
+        if self.by_row and all(traffic.share is None for traffic in self.classes.values()):
+            return
+        if self.assign == "by_row" and not self.by_row:
+            raise ValueError("assign by_row: no column says of which class a row is. Name trace.columns.request_class.")
+        if self.assign == "at_random" and (self.trace is None or not self.classes):
+            raise ValueError("assign at_random is for classes beside the rows of a trace. Drop it.")
+        for name, traffic in self.classes.items():
+            if traffic.share is None:
+                raise ValueError(
+                    f"classes.{name} has no share. Write one, like share: 30%, or name the column of a trace that tells"
+                    " classes: trace.columns.request_class."
+                )
         if self.classes:
-            total = sum(traffic.share for traffic in self.classes.values())
+            total = sum(traffic.share or 0.0 for traffic in self.classes.values())
             if abs(total - 1) > SHARE_TOLERANCE:
                 raise ValueError(f"the shares of the classes add up to {100 * total:.6g}%. They must make 100%.")
-            self._check_rows_of_classes()
+            if self.assign is None:
+                self._check_rows_of_classes()
 
     def _check_end(self) -> None:
         kind, requests, duration = self.arrivals.kind, self.requests, self.duration
@@ -264,8 +299,8 @@ class WorkloadConfig(Config):
             which = "every class" if replay else "all of them but one"
             raise ValueError(
                 f"classes: {', '.join(of_rows)} would be drawn at random beside the rows of the trace, so that each had"
-                " the lengths of all rows. Write one trace file a class and run each by itself, or give"
-                f" {which} lengths: {{prompt: ..., output: ...}} of its own."
+                " the lengths of all rows. Name the column that says which row is whose, trace.columns.request_class,"
+                f" or give {which} lengths: {{prompt: ..., output: ...}} of its own, or write assign: at_random."
             )
 
     def _check_sessions(self, sessions: Sessions) -> None:

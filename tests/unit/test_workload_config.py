@@ -109,7 +109,7 @@ def test_classes_drawn_beside_the_rows_of_a_trace_are_refused(changes, classes, 
     classes = {name: replace(each, share=1 / len(classes)) for name, each in classes.items()}
     with pytest.raises(ValueError, match=blamed) as caught:
         workload(classes=classes, **changes)
-    assert "Write one trace file a class and run each by itself" in str(caught.value)
+    assert "Name the column that says which row is whose" in str(caught.value)
 
 
 @pytest.mark.parametrize(

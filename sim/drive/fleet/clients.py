@@ -13,7 +13,7 @@ import simpy
 from batchsim.drive.fleet.engine import ROUTE, Engine, Steps
 from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens
 from batchsim.drive.simulate import Phase
-from batchsim.kernel.events import Ended, EngineEvent
+from batchsim.kernel.events import Ended, EngineEvent, each_arrival
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import CANCELLED, UNFINISHED, Recorder
 from batchsim.kernel.types import Arrival, Request
@@ -102,8 +102,8 @@ class Clients:
                 self._respond(event.request.id, now_ns)
 
     def _respond(self, request_id: int, now_ns: int) -> None:
-        following = self.workload.responded(self.in_flight.pop(request_id).arrival.request, now_ns)
-        if following is not None:
+        answered = self.in_flight.pop(request_id).arrival.request
+        for following in each_arrival(self.workload.responded(answered, now_ns)):
             self.streams += 1
             self.fleet.env.process(self._following(following))
 

@@ -82,7 +82,7 @@ class Demand:
 
     def load(self, change: Variation) -> float:
         """The load, on the load axis, of the busiest window under a change."""
-        shares = {name: traffic.share for name, traffic in self.scenario.file.workload.classes.items()}
+        shares = {name: traffic.share or 0.0 for name, traffic in self.scenario.file.workload.classes.items()}
         kept = sum(shares[name] for name in change.classes) if change.classes else 1.0
         return self.peak * change.traffic * kept
 
@@ -168,8 +168,8 @@ def can_disperse(demand: Demand) -> bool:
 def _classes(scenario: Scenario, kept: tuple[str, ...]) -> str:
     """The classes `kept`, with shares that make up the whole, as the text of an override."""
     written, shares = scenario.plain["workload"]["classes"], scenario.file.workload.classes
-    whole = sum(shares[name].share for name in kept)
-    percents = [100 * shares[name].share / whole for name in kept]
+    whole = sum(shares[name].share or 0.0 for name in kept)
+    percents = [100 * (shares[name].share or 0.0) / whole for name in kept]
     percents[-1] = 100 - sum(percents[:-1])
     entries = {name: written[name] | {"share": f"{share!r}%"} for name, share in zip(kept, percents, strict=True)}
     return json.dumps(entries, ensure_ascii=False)

@@ -257,5 +257,5 @@ def tiers(scenario: Scenario) -> list[tuple[str, ...]]:
 def _share(planned: Planned, names: tuple[str, ...], group: GpuGroup) -> GpuGroup:
     """The group at which the search for some classes alone starts: their share of the replicas of `group`."""
     classes = planned.demand.scenario.file.workload.classes
-    share = sum(classes[name].share for name in names)
+    share = sum(classes[name].share or 0.0 for name in names)
     return replace(group, replicas=max(1, round(group.replicas * share)))

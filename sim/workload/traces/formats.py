@@ -5,7 +5,7 @@ Source: the column names and units of each tool's own documentation and code, 20
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from batchsim.base.errors import TraceError
 from batchsim.workload.traces.trace_config import Columns, TimeUnit, TraceConfig
@@ -145,7 +145,7 @@ def _check_names(source: TraceSource, layout: Layout) -> None:
     if source.container not in ("CSV", "Parquet"):
         return  # JSON objects differ line by line; a missing key is reported with its line
     columns = layout.columns
-    for name in (columns.arrival, columns.prompt, columns.output, columns.hash_ids):
+    for name in (columns.arrival, *(getattr(columns, each.name) for each in fields(columns))):
         if name is not None and name not in source.names:
             asked = "" if layout.format == "mapping" else f", which format {layout.format} needs"
             raise TraceError(f"{source.path}: no column {name!r}{asked}; it has {source.listing()}. Name one of these.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from batchsim.base.errors import TraceError
 from batchsim.base.units import MAX_TIME_NS, NS_PER_S, format_duration
 from batchsim.workload.traces.apart import rows_apart
 from batchsim.workload.traces.formats import UNUSED, Layout, lay_out
+from batchsim.workload.traces.labels import Labels
 from batchsim.workload.traces.scale import spread
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource, open_source, reading, rows
@@ -30,6 +31,7 @@ class _Loaded:
     hash_ids: array[int] = field(default_factory=lambda: array("q"))
     hash_starts: array[int] = field(default_factory=lambda: array("q", [0]))
     acceptance: array[float] = field(default_factory=lambda: array("d"))
+    labels: Labels = field(default_factory=Labels)
     numbers: array[int] = field(default_factory=lambda: array("q"))  # of the rows in the file
     seen: int = 0
     broken: int = 0
@@ -76,6 +78,8 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool
     if layout.unit != "iso":
         notes.append(f"{layout.columns.arrival} taken as {layout.unit}{_rate_text(arrival_ns)}")
     trace = trace.picked(kept, arrival_ns)
+    if trace.linked:
+        trace = replace(trace, labels={**trace.labels, "recorded": arrival_ns})
     hash_ids = None if trace.hash_ids is None else trace.hash_ids.compact()
     trace = replace(trace, hash_ids=hash_ids, notes=(*notes, *_hash_notes(trace)))
     return spread(trace, config.jitter, seed) if config.jitter else trace
@@ -88,7 +92,8 @@ def _in_file_order(loaded: _Loaded, layout: Layout, config: TraceConfig) -> Trac
         hash_ids = HashIds.of(tokens, np.array(loaded.hash_ids, np.int64), np.array(loaded.hash_starts, np.int64))
     prompt, output = np.array(loaded.prompt_tokens, np.int64), np.array(loaded.output_tokens, np.int64)
     acceptance = None if layout.columns.acceptance is None else np.array(loaded.acceptance, np.float64)
-    return TraceRows(None, prompt, output, config.path, layout.format, hash_ids=hash_ids, acceptance=acceptance)
+    trace = TraceRows(None, prompt, output, config.path, layout.format, hash_ids=hash_ids, acceptance=acceptance)
+    return replace(trace, labels=loaded.labels.columns(), texts=loaded.labels.texts())
 
 
 def _hash_notes(trace: TraceRows) -> list[str]:
@@ -108,12 +113,15 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
     block_tokens = layout.hash_block_tokens
     read_ids = None if columns.hash_ids is None else hash_id_reader(columns.hash_ids, block_tokens or 0)
     names += [name for name in (columns.acceptance, columns.hash_ids) if name is not None]
+    first_label = len(names)
+    names += columns.labels.values()
     read_acceptance = None if columns.acceptance is None else share_reader(columns.acceptance)
+    at_hash_ids = first_label - 1
     at_acceptance = 2 + (columns.arrival is not None)
     read_prompt, read_output = token_reader(columns.prompt), token_reader(columns.output)
     # Where the unit is not known yet, ms will do: the rows are only read for the error that shows the rates.
     read_clock = clock_reader(columns.arrival, layout.unit or "ms") if columns.arrival is not None else None
-    loaded = _Loaded()
+    loaded = _Loaded(labels=Labels.of(columns, config))
     lines, decode = rows(source, names)
     start, stop = config.rows if config.rows is not None else (0, None)
     for number, raw in islice(lines, start, stop):
@@ -122,10 +130,13 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
             values = decode(raw)
             prompt, output = read_prompt(values[0]), read_output(values[1])
             arrival = read_clock(values[2]) if read_clock is not None else 0
-            ids = read_ids(values[-1], prompt) if read_ids is not None else ()
+            ids = read_ids(values[at_hash_ids], prompt) if read_ids is not None else ()
             acceptance = None if read_acceptance is None else read_acceptance(values[at_acceptance])
+            labels = loaded.labels.read(values[first_label:])
         except ValueError as error:
             _note_broken(loaded, f"{source.where(number)}: {error}", config)
+            continue
+        if labels is None:
             continue
         if prompt == 0 or output == 0:
             if config.zero_lengths == "error":
@@ -141,6 +152,7 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
         loaded.prompt_tokens.append(prompt)
         loaded.output_tokens.append(output)
         loaded.numbers.append(number)
+        loaded.labels.keep(labels)
         if read_clock is not None:
             loaded.arrival_ns.append(arrival)
         if acceptance is not None:
@@ -168,9 +180,10 @@ def _check_not_empty(source: TraceSource, config: TraceConfig, loaded: _Loaded) 
     if loaded.seen == 0:
         raise TraceError(f"{source.path}: a header and no rows. A trace needs at least one row.")
     first = f", the first {loaded.first_broken}" if loaded.broken else ""
+    failed = f"{loaded.labels.failed.total():,} failed, " if loaded.labels.failed else ""
     raise TraceError(
         f"{source.path}: no usable row of {loaded.seen:,}: {loaded.zero_dropped:,} with 0 tokens,"
-        f" {loaded.broken:,} broken{first}. Correct the file or trace.columns."
+        f" {failed}{loaded.broken:,} broken{first}. Correct the file or trace.columns."
     )
 
 
@@ -182,8 +195,9 @@ def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded) -> list[st
         notes.append(f"{loaded.zero_dropped:,} of {loaded.seen:,} rows dropped: 0 prompt or output tokens")
     if loaded.prefill_only:
         notes.append(f"{loaded.prefill_only:,} of {loaded.seen:,} rows with 0 output tokens given 1 (prefill only)")
+    notes += loaded.labels.notes(loaded.seen)
     columns = layout.columns
-    used = (columns.arrival, columns.prompt, columns.output, columns.hash_ids, columns.acceptance)
+    used = {getattr(columns, each.name) for each in fields(columns)}
     notes += [f"{name} not used: {what}" for name, what in UNUSED.items() if name in source.names and name not in used]
     return notes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from batchsim.base.plain import LEFT_OUT
@@ -12,6 +12,10 @@ from batchsim.base.units import Duration, TraceDuration
 
 TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
 FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "qwen", "mapping"]
+
+LABELS = ("request_class", "priority", "tenant", "session", "turn", "id", "parent", "deadline", "status", "ttft", "e2e")
+"""What a row of a log may tell beside its arrival and its lengths."""
+DURATIONS = ("deadline", "ttft", "e2e")
 
 Factor = Annotated[float, Range(0, 1e6, above=True)]
 """Multiplies the rate of a trace."""
@@ -25,7 +29,11 @@ class Columns(Config):
 
     `hash_ids` names the one that lists the blocks of the prompt, equal ids for equal text after equal text;
     `acceptance` the one with the probability, from 0 to 1, that a draft token for the request is right where those
-    before it are.
+    before it are. `request_class`, `tenant` and `session` name texts, `priority` and `turn` whole numbers, `deadline`
+    the time after sending at which the client is gone, `ttft` and `e2e` what the recorded engine took (all in
+    `duration_unit`; empty or 0: not told), `status` how the request ended. A
+    row waits for the turn before it of its session, or for the rows whose `id` its `parent` holds: one, or several as a
+    JSON list; empty or -1: for none.
     """
 
     prompt: str
@@ -33,12 +41,38 @@ class Columns(Config):
     arrival: str | None = None
     hash_ids: str | None = None
     acceptance: str | None = field(default=None, metadata=LEFT_OUT)
+    request_class: str | None = field(default=None, metadata=LEFT_OUT)
+    priority: str | None = field(default=None, metadata=LEFT_OUT)
+    tenant: str | None = field(default=None, metadata=LEFT_OUT)
+    session: str | None = field(default=None, metadata=LEFT_OUT)
+    turn: str | None = field(default=None, metadata=LEFT_OUT)
+    id: str | None = field(default=None, metadata=LEFT_OUT)
+    parent: str | None = field(default=None, metadata=LEFT_OUT)
+    deadline: str | None = field(default=None, metadata=LEFT_OUT)
+    status: str | None = field(default=None, metadata=LEFT_OUT)
+    ttft: str | None = field(default=None, metadata=LEFT_OUT)
+    e2e: str | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
-        every = (self.arrival, self.prompt, self.output, self.hash_ids, self.acceptance)
-        names = [name for name in every if name is not None]
+        names = [name for each in fields(self) if (name := getattr(self, each.name)) is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"columns {', '.join(names)} name one column twice. Each needs its own.")
+        if (self.id is None) != (self.parent is None):
+            raise ValueError("columns.id and columns.parent go together: which row waits for which. Name both.")
+        if self.id is not None and self.session is not None:
+            raise ValueError("columns.parent and columns.session both say what a row waits for. Keep one.")
+        if self.turn is not None and self.session is None:
+            raise ValueError(f"columns.turn {self.turn!r}: of which session is not said. Name columns.session too.")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The columns named beside arrival, lengths, hash ids and acceptance, by what they hold (see LABELS)."""
+        return {role: name for role in LABELS if (name := getattr(self, role)) is not None}
+
+    @property
+    def durations(self) -> dict[str, str]:
+        """Those of `labels` that hold a duration."""
+        return {role: name for role, name in self.labels.items() if role in DURATIONS}
 
 
 @dataclass(frozen=True)
@@ -89,7 +123,10 @@ class TraceConfig(Config):
     those of most, as a 0 among epoch times does. `sha256` is of the uncompressed content; `fetch` says where the
     file is to be had. `prefix` says whether equal `hash_ids` make prompts share their beginnings: `auto` where the
     trace has them, `hash_ids` demands them, with `ignore` no prompt shares anything. `hash_id_block_size` is the tokens
-    an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen.
+    an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen. `duration_unit` is that of the
+    columns deadline, ttft and e2e, by default that of the times. Rows whose `status` is no success are left out, unless
+    `failed` keeps them. Where rows wait for others their replay is `response_driven`: a row is sent when the simulated
+    answers have come, as long after them as it was in the log; `as_recorded` sends all at the log's times.
     """
 
     path: str
@@ -104,6 +141,9 @@ class TraceConfig(Config):
     on_broken: Literal["error", "drop"] = "error"
     prefix: Literal["auto", "hash_ids", "ignore"] = "auto"
     hash_id_block_size: PositiveInt | None = None
+    duration_unit: Literal["ns", "us", "ms", "s"] | None = field(default=None, metadata=LEFT_OUT)
+    failed: Literal["drop", "keep"] = field(default="drop", metadata=LEFT_OUT)
+    replay: Literal["response_driven", "as_recorded"] | None = field(default=None, metadata=LEFT_OUT)
     sha256: str | None = None
     fetch: str | None = None
 
@@ -123,6 +163,20 @@ class TraceConfig(Config):
         if self.sha256 is not None and not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"trace.sha256 {self.sha256!r} is not a SHA-256: 64 hexadecimal digits.")
         self._check_prefix()
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        durations = {} if self.columns is None else self.columns.durations
+        if durations and self.duration_unit is None and self.time_unit in (None, "iso"):
+            role, name = next(iter(durations.items()))
+            raise ValueError(f"trace.columns.{role} {name!r} has no unit. Write duration_unit: ns, us, ms or s.")
+        if self.duration_unit is not None and not durations:
+            raise ValueError(
+                f"trace.duration_unit {self.duration_unit} goes with no column. Name columns.deadline, ttft or e2e, or"
+                " drop it."
+            )
+        if self.failed == "keep" and (self.columns is None or self.columns.status is None):
+            raise ValueError("trace.failed keep: no column says what failed. Name columns.status, or drop it.")
 
     def _check_columns(self) -> None:
         if self.columns is None:

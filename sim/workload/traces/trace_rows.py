@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -74,7 +75,9 @@ class TraceRows:
     `arrival_ns` counts from the first row, or is None where the trace has no times. `hash_ids` is None where the trace
     does not say what its prompts share, or was not asked; `acceptance` is the probability that a draft token for the
     request is right where those before it are, None likewise. `notes` says, a line each, what was dropped, changed or
-    left unused, with counts.
+    left unused, with counts. `labels` has what else the rows tell, by role (`trace_config.LABELS`): texts as indexes
+    into `texts[role]`, durations in ns with -1 where not told; `recorded` is `arrival_ns` as
+    the log has it, of rows that wait for others.
     """
 
     arrival_ns: Ints | None
@@ -85,6 +88,8 @@ class TraceRows:
     notes: tuple[str, ...] = ()
     hash_ids: HashIds | None = None
     acceptance: NDArray[np.float64] | None = None
+    labels: Mapping[str, Ints] = field(default_factory=dict[str, Ints])
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -98,4 +103,19 @@ class TraceRows:
             output_tokens=self.output_tokens[index],
             hash_ids=None if self.hash_ids is None else self.hash_ids.picked(index, copies),
             acceptance=None if self.acceptance is None else self.acceptance[index],
+            labels={role: column[index] for role, column in self.labels.items()},
         )
+
+    @property
+    def linked(self) -> bool:
+        """Whether the rows say what waits for what."""
+        return "session" in self.labels or "parent" in self.labels
+
+    @property
+    def class_counts(self) -> dict[str, int]:
+        """How many rows each class has, by name, of those that have any; {} where the rows tell no classes."""
+        if "request_class" not in self.labels:
+            return {}
+        names = self.texts["request_class"]
+        counts = np.bincount(self.labels["request_class"], minlength=len(names)).tolist()
+        return {name: count for name, count in zip(names, counts, strict=True) if count}
