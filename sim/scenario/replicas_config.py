@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Annotated
 
 from batchsim.base.ranges import Config, check_ranges
-from batchsim.base.units import format_duration
+from batchsim.base.units import PricePerHour, format_duration
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
@@ -33,7 +33,7 @@ class ReplicasConfig(Config):
     """`count` replicas like the scenario's one engine, or `groups` of other kinds; numbered from 0, group by group.
 
     `lost` says what becomes of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number
-    at the start.
+    at the start. `price` is that of one replica, all its GPUs, for an hour.
     """
 
     count: Replicas | None = None
@@ -42,6 +42,7 @@ class ReplicasConfig(Config):
     failures: tuple[Failure, ...] = ()
     lost: Lost | None = None
     autoscaler: Annotated[Scaler, ByKind()] | None = None
+    price: PricePerHour | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -55,6 +56,10 @@ class ReplicasConfig(Config):
             *others, last = ROUTERS
             raise ValueError(
                 f"router is missing, and {self.plan.most} replicas need one. Add it: {', '.join(others)} or {last}."
+            )
+        if self.price is not None and self.groups is not None:
+            raise ValueError(
+                "price is that of replicas that are alike. Write count instead of groups, or leave it out."
             )
         if self.autoscaler is not None:
             self._check_autoscaler(self.autoscaler)

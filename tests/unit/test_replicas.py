@@ -160,6 +160,10 @@ WRONG = {
         " below: 10%, min: 1, max: 1}}",
         "busy as soon as one request runs, so that this is full at any load. Write kv_utilisation",
     ),
+    "price_of_several_kinds": (
+        "{groups: {a: {count: 1}}, router: random, price: 3.50/h}",
+        "price is that of replicas that are alike. Write count instead of groups",
+    ),
     "hpa_of_nothing": (
         "{count: 1, autoscaler: {kind: hpa, min: 1, max: 2, cold_start: 1s, metrics: {}}}",
         "metrics is empty. Give a target for one of waiting, running, kv_utilisation, tokens_per_s, busy_share",
