@@ -8,6 +8,7 @@ from typing import Annotated
 
 from batchsim.base.ranges import Config, check_ranges
 from batchsim.base.units import PricePerHour, format_duration
+from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
@@ -34,6 +35,7 @@ class ReplicasConfig(Config):
 
     `lost` says what becomes of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number
     at the start. `price` is that of one replica, all its GPUs, for an hour.
+    `admission` is the gate before the router; without it every request goes to a replica at once.
     """
 
     count: Replicas | None = None
@@ -43,6 +45,7 @@ class ReplicasConfig(Config):
     lost: Lost | None = None
     autoscaler: Annotated[Scaler, ByKind()] | None = None
     price: PricePerHour | None = None
+    admission: AdmissionConfig | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -73,7 +76,7 @@ class ReplicasConfig(Config):
     @property
     def plan(self) -> FleetPlan:
         """The replicas over time: how many start, which fail, where their requests go, what scales them."""
-        return FleetPlan(self.total, self.failures, self.lost, self.autoscaler)
+        return FleetPlan(self.total, self.failures, self.lost, self.autoscaler, self.admission)
 
     @property
     def chosen_router(self) -> RouterConfig:

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchsim.base.units import NS_PER_S
+from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.scaling.hpa import HpaConfig, HpaMetrics, ScalingPolicy, ScalingRules
@@ -81,6 +82,16 @@ def test_one_replica_is_the_single_engine_bit_for_bit(kind: str, data: st.DataOb
 
 
 @st.composite
+def gates(draw: st.DrawFn) -> AdmissionConfig | None:
+    """No gate, or one that lets some wait, in any order."""
+    order = draw(st.sampled_from([None, None, "fifo", "deadline", "priority", "vtc"]))
+    if order is None:
+        return None
+    most = draw(st.sampled_from([2, 5, 20]))
+    return AdmissionConfig(max_outstanding=most, order=order, by="class", ageing=MS if order == "priority" else None)
+
+
+@st.composite
 def scaling(draw: st.DrawFn) -> FleetPlan:
     """A scaler that finds reasons to act."""
     kind = draw(st.sampled_from([QueueScaler, KvScaler, HpaConfig]))
@@ -94,7 +105,7 @@ def scaling(draw: st.DrawFn) -> FleetPlan:
         scaler = HpaConfig(**common, metrics=HpaMetrics(**{name: target}), scale_down=down)
     else:
         scaler = kind(**common, above=0.5, below=0.3, scale_down_delay=delay)
-    return FleetPlan(draw(st.integers(1, 3)), scaler=scaler)
+    return FleetPlan(draw(st.integers(1, 3)), scaler=scaler, admission=draw(gates()))
 
 
 @st.composite
@@ -108,7 +119,7 @@ def failing(draw: st.DrawFn) -> FleetPlan:
         down_ns = draw(st.sampled_from([1, 2 * MS, 9 * MS]))
         failures.append(Failure(replica, at_ns, down_ns))
         free_ns[replica] = at_ns + down_ns + 1
-    return FleetPlan(count, tuple(failures), draw(st.sampled_from(["retry", "retry", "fail"])))
+    return FleetPlan(count, tuple(failures), draw(st.sampled_from(["retry", "retry", "fail"])), None, draw(gates()))
 
 
 PLANS = pytest.mark.parametrize("plans", [scaling(), failing()], ids=["scaling", "failing"])

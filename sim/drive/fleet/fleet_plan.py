@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from batchsim.base.ranges import Config, Range
 from batchsim.base.units import Duration, PositiveDuration
+from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
 
 STARTING, UP, DRAINING, FAILED = "starting", "up", "draining", "failed"
@@ -34,6 +35,7 @@ class FleetPlan:
     failures: tuple[Failure, ...] = ()
     lost: Lost | None = None
     scaler: AutoscalerConfig | None = None
+    admission: AdmissionConfig | None = None
 
     @property
     def most(self) -> int:

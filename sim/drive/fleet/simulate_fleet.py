@@ -88,12 +88,13 @@ class Fleet:
         self.env = env
         self.new_engine = new_engine
         self.plan = plan
-        self.feeds_back = feeds_back
+        self.feeds_back = feeds_back or plan.admission is not None  # an answer lets in who waits at the gate
         self.stop_ns = stop_ns
         self.leap = leap
         self.done = env.event()
         self.router = router
-        self.clients = Clients(self, router, workload)
+        gate = None if plan.admission is None else plan.admission.build()
+        self.clients = Clients(self, router, workload, gate)
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
         self.spans: list[ReplicaSpan] = []
@@ -152,7 +153,7 @@ class Fleet:
         if engine.slot.state == DRAINING:
             return True
         clients = self.clients
-        if clients.streams or clients.pending or clients.held:
+        if clients.streams or clients.pending or (clients.held and clients.gate is None):
             return False
         return not self.feeds_back or not any(
             other.alive and (other.wake is None or other.core.in_flight.steps) and other.core.has_work
