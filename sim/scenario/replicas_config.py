@@ -110,7 +110,7 @@ class ReplicasConfig(Config):
                 raise ValueError(f"failures: replica {failure.replica} is to fail, and {there}, numbered from 0")
         order = sorted(self.failures, key=lambda failure: (failure.replica, failure.at))
         for one, other in pairwise(order):
-            if one.replica == other.replica and other.at <= one.at + one.down_for:
+            if one.replica == other.replica and other.at - other.notice <= one.at + one.down_for:
                 raise ValueError(
                     f"failures: replica {one.replica} is to fail at {format_duration(other.at)}, and is down until"
                     f" {format_duration(one.at + one.down_for)} from a failure before"
