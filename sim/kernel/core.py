@@ -22,7 +22,7 @@ from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
 from batchsim.kernel.protocols import Executor, Scheduler
-from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder
+from batchsim.kernel.record import CAP_CUT, MISSING, OUTCOME_NAMES, Recorder
 from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Sequence, StepResult
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
@@ -135,6 +135,12 @@ class EngineCore:
         return self.scheduler.num_waiting + len(self._inbox)
 
     @property
+    def queued_prompt_tokens(self) -> int:
+        """Tokens of the prompts of requests that were never scheduled, those still in the inbox among them."""
+        waiting = [life.arrival for life in self.journal.lives.values() if life.scheduled_ns == MISSING]
+        return sum(arrival.request.prompt_tokens for arrival in (*waiting, *(each[2] for each in self._inbox)))
+
+    @property
     def next_timer_ns(self) -> int | None:
         """The time in ns of the next deadline or cancel of a live request, or of the run's stop with work left."""
         due_ns = self._next_cancel_ns()
@@ -181,10 +187,7 @@ class EngineCore:
             self._take_due(now_ns)
         if self.stop_ns is not None and now_ns >= self.stop_ns:
             self.close(now_ns, "drain_limit")
-        events = self.events
-        if events:
-            self.events = []
-        return events
+        return self.take_events() if self.events else []
 
     def take_events(self) -> list[EngineEvent]:
         """What happened and was not returned yet: rejections by `schedule`, and what `close` and `fail` ended."""

@@ -7,7 +7,7 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
     failover                lived on replicas that failed, until it could be sent to another
     waiting_step            arrived while a step ran, until that step ended
     queued:REASON           in the queue; REASON is what held its head at the time, until that head left. `no_replica`:
-                            at the router, while no replica was up
+                            at the router, while no replica was up or its gate let nobody in
     prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
     decode_alone            decode steps in which nobody had a prefill chunk
     decode_beside_prefill   decode steps that also ran prefill chunks

@@ -22,6 +22,7 @@ import pandas as pd
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_json, reason_text
+from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.kernel.record import Records
 from batchsim.metrics.intervals import Difference, paired
 from batchsim.metrics.latencies import LATENCIES
@@ -29,7 +30,7 @@ from batchsim.metrics.slo import parse_slo
 from batchsim.results.checksums import check_seal, read_checked
 from batchsim.results.frames import LANES, STAYS, to_records
 from batchsim.results.landmarks import Landmarks, curve, marks
-from batchsim.results.point_files import has_table, read_table
+from batchsim.results.point_files import has_table, read_point, read_table
 from batchsim.results.provenance import other_version
 
 POINTS = "points"
@@ -81,6 +82,13 @@ class Results:
         if not self.scenario.get("replicas"):
             return None
         return _read_csv(self.path, REPLICAS, self.manifest)
+
+    def spans(self, policy: str, load: float, seed: int) -> tuple[ReplicaSpan, ...]:
+        """What each replica was doing when, by replica and time; () for runs of one engine."""
+        if not self.scenario.get("replicas"):
+            return ()
+        found = (read_point(self._folder(policy, load, seed)) or {}).get("replica_spans", [])
+        return tuple(ReplicaSpan(**span) for span in found)
 
     def records(self, policy: str, load: float, seed: int) -> Records:
         """All tables as the arrays that `batchsim.metrics.attribution` reads. ScenarioError if one lacks a

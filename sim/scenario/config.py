@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from batchsim.base.errors import CalibrationError, ScenarioError, bounded
+from batchsim.base.errors import CalibrationError, ScenarioError, bounded, nearest
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Rate
+from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.resolved import ResolvedPolicy
 from batchsim.kernel.policy_config import Device
 from batchsim.scenario.fitted_config import ScenarioCost
@@ -114,6 +115,14 @@ class ScenarioFile(Config):
             self._check_vary(self.vary)
         if self.plan is not None:
             self._check_plan(self.plan)
+        if self.replicas is not None and self.replicas.admission is not None:
+            self._check_admission(self.replicas.admission)
+
+    def _check_admission(self, admission: AdmissionConfig) -> None:
+        for name in admission.shed:
+            if name not in self.workload.classes:
+                advice = nearest(name, self.workload.classes, "The workload has none.")
+                raise ValueError(f"replicas.admission.shed names {name}, and there is no such class. {advice}")
 
     def _check_plan(self, plan: PlanConfig) -> None:
         plan.check(self.workload)

@@ -212,6 +212,10 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
     elif (most := file.workload.max_concurrency) is not None:
         for spec in specs:
             _check_in_flight(spec, most, f"workload.max_concurrency lets {most} be in flight", document)
+    admission = None if file.replicas is None else file.replicas.admission
+    if admission is not None and (most := admission.max_outstanding) is not None:
+        for spec in specs:
+            _check_in_flight(spec, most, f"admission lets {most} be at a replica", document)
     for spec in specs:
         needs = spec.config.traits.waits_for
         if needs is not None and file.max_waiting is not None and file.max_waiting < needs:

@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Annotated
 
 from batchsim.base.ranges import Config, check_ranges
-from batchsim.base.units import format_duration
+from batchsim.base.units import PricePerHour, format_duration
+from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
@@ -33,7 +34,8 @@ class ReplicasConfig(Config):
     """`count` replicas like the scenario's one engine, or `groups` of other kinds; numbered from 0, group by group.
 
     `lost` says what becomes of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number
-    at the start.
+    at the start. `price` is that of one replica, all its GPUs, for an hour.
+    `admission` is the gate before the router; without it every request goes to a replica at once.
     """
 
     count: Replicas | None = None
@@ -42,6 +44,8 @@ class ReplicasConfig(Config):
     failures: tuple[Failure, ...] = ()
     lost: Lost | None = None
     autoscaler: Annotated[Scaler, ByKind()] | None = None
+    price: PricePerHour | None = None
+    admission: AdmissionConfig | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -56,6 +60,10 @@ class ReplicasConfig(Config):
             raise ValueError(
                 f"router is missing, and {self.plan.most} replicas need one. Add it: {', '.join(others)} or {last}."
             )
+        if self.price is not None and self.groups is not None:
+            raise ValueError(
+                "price is that of replicas that are alike. Write count instead of groups, or leave it out."
+            )
         if self.autoscaler is not None:
             self._check_autoscaler(self.autoscaler)
         self._check_failures()
@@ -68,7 +76,7 @@ class ReplicasConfig(Config):
     @property
     def plan(self) -> FleetPlan:
         """The replicas over time: how many start, which fail, where their requests go, what scales them."""
-        return FleetPlan(self.total, self.failures, self.lost, self.autoscaler)
+        return FleetPlan(self.total, self.failures, self.lost, self.autoscaler, self.admission)
 
     @property
     def chosen_router(self) -> RouterConfig:
@@ -102,7 +110,7 @@ class ReplicasConfig(Config):
                 raise ValueError(f"failures: replica {failure.replica} is to fail, and {there}, numbered from 0")
         order = sorted(self.failures, key=lambda failure: (failure.replica, failure.at))
         for one, other in pairwise(order):
-            if one.replica == other.replica and other.at <= one.at + one.down_for:
+            if one.replica == other.replica and other.at - other.notice <= one.at + one.down_for:
                 raise ValueError(
                     f"failures: replica {one.replica} is to fail at {format_duration(other.at)}, and is down until"
                     f" {format_duration(one.at + one.down_for)} from a failure before"

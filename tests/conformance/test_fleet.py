@@ -11,9 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchsim.base.units import NS_PER_S
+from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
 from batchsim.drive.fleet.routing import ROUTERS
+from batchsim.drive.fleet.scaling.dynamo_planner import DynamoPlannerConfig
 from batchsim.drive.fleet.scaling.hpa import HpaConfig, HpaMetrics, ScalingPolicy, ScalingRules
+from batchsim.drive.fleet.scaling.keda import KedaConfig, KedaTriggers
 from batchsim.drive.fleet.scaling.thresholds import KvScaler, QueueScaler
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
 from batchsim.kernel.core import EngineCore
@@ -81,9 +84,19 @@ def test_one_replica_is_the_single_engine_bit_for_bit(kind: str, data: st.DataOb
 
 
 @st.composite
+def gates(draw: st.DrawFn) -> AdmissionConfig | None:
+    """No gate, or one that lets some wait, in any order."""
+    order = draw(st.sampled_from([None, None, "fifo", "deadline", "priority", "vtc"]))
+    if order is None:
+        return None
+    most = draw(st.sampled_from([2, 5, 20]))
+    return AdmissionConfig(max_outstanding=most, order=order, by="class", ageing=MS if order == "priority" else None)
+
+
+@st.composite
 def scaling(draw: st.DrawFn) -> FleetPlan:
     """A scaler that finds reasons to act."""
-    kind = draw(st.sampled_from([QueueScaler, KvScaler, HpaConfig]))
+    kind = draw(st.sampled_from([QueueScaler, KvScaler, HpaConfig, KedaConfig, DynamoPlannerConfig]))
     delay = draw(st.sampled_from([0, 11 * MS, 200 * MS]))
     every, cold_start = draw(st.sampled_from([3 * MS, 20 * MS])), draw(st.sampled_from([0, 5 * MS, 90 * MS]))
     common = {"every": every, "min": 1, "max": 3, "cold_start": cold_start, "surge": draw(st.sampled_from([0, 2]))}
@@ -92,9 +105,14 @@ def scaling(draw: st.DrawFn) -> FleetPlan:
         policies = (ScalingPolicy("pods", 2, NS_PER_S),)
         down = ScalingRules(stabilization_window=delay, policies=policies)
         scaler = HpaConfig(**common, metrics=HpaMetrics(**{name: target}), scale_down=down)
+    elif kind is KedaConfig:
+        common |= {"min": draw(st.integers(0, 1)), "polling_interval": 7 * MS, "cooldown": delay}
+        scaler = KedaConfig(**common, triggers=KedaTriggers(running=2.0, waiting=1.0))
+    elif kind is DynamoPlannerConfig:
+        scaler = DynamoPlannerConfig(**common, optimization_target="latency")
     else:
         scaler = kind(**common, above=0.5, below=0.3, scale_down_delay=delay)
-    return FleetPlan(draw(st.integers(1, 3)), scaler=scaler)
+    return FleetPlan(draw(st.integers(1, 3)), scaler=scaler, admission=draw(gates()))
 
 
 @st.composite
@@ -106,9 +124,10 @@ def failing(draw: st.DrawFn) -> FleetPlan:
         replica = draw(st.integers(0, count - 1))
         at_ns = free_ns[replica] + draw(st.sampled_from([3 * MS, 7_654_321, 2_030_000, 20 * MS]))
         down_ns = draw(st.sampled_from([1, 2 * MS, 9 * MS]))
-        failures.append(Failure(replica, at_ns, down_ns))
+        notice_ns = draw(st.sampled_from([0, 0, at_ns - free_ns[replica]]))
+        failures.append(Failure(replica, at_ns, down_ns, notice_ns))
         free_ns[replica] = at_ns + down_ns + 1
-    return FleetPlan(count, tuple(failures), draw(st.sampled_from(["retry", "retry", "fail"])))
+    return FleetPlan(count, tuple(failures), draw(st.sampled_from(["retry", "retry", "fail"])), None, draw(gates()))
 
 
 PLANS = pytest.mark.parametrize("plans", [scaling(), failing()], ids=["scaling", "failing"])

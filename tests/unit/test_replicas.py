@@ -160,6 +160,15 @@ WRONG = {
         " below: 10%, min: 1, max: 1}}",
         "busy as soon as one request runs, so that this is full at any load. Write kv_utilisation",
     ),
+    "gate_for_nobody": ("{count: 1, admission: {}}", "admission holds nobody. Write max_outstanding: 64"),
+    "shed_stranger": (
+        "{count: 1, admission: {max_outstanding: 8, shed: {batch: 4}}}",
+        "shed names batch, and there is no such class. The workload has none.",
+    ),
+    "price_of_several_kinds": (
+        "{groups: {a: {count: 1}}, router: random, price: 3.50/h}",
+        "price is that of replicas that are alike. Write count instead of groups",
+    ),
     "hpa_of_nothing": (
         "{count: 1, autoscaler: {kind: hpa, min: 1, max: 2, cold_start: 1s, metrics: {}}}",
         "metrics is empty. Give a target for one of waiting, running, kv_utilisation, tokens_per_s, busy_share",

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import simpy
 
+from batchsim.drive.fleet.admission import Gate
 from batchsim.drive.fleet.engine import ROUTE, Engine, Steps
 from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens
 from batchsim.drive.simulate import Phase
-from batchsim.kernel.events import Ended, EngineEvent, each_arrival
+from batchsim.kernel.events import Ended, EngineEvent, Finished, each_arrival
 from batchsim.kernel.protocols import Workload
-from batchsim.kernel.record import CANCELLED, UNFINISHED, Recorder
+from batchsim.kernel.record import CANCELLED, REJECTED, UNFINISHED, Recorder
 from batchsim.kernel.types import Arrival, Request
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 class InFlight:
     """A client's request in flight: its first arrival, and its time at the router and on failed replicas so far."""
 
-    __slots__ = ("arrival", "failover_ns", "num_retries", "router_ns", "since_ns")
+    __slots__ = ("admitted", "arrival", "failover_ns", "num_retries", "router_ns", "since_ns")
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
         self.since_ns = arrival.request.arrival_ns  # of the life or the wait at hand
         self.router_ns = self.failover_ns = self.num_retries = 0
+        self.admitted = False  # by the gate, if there is one: a retry is not asked again
 
     def now(self, now_ns: int) -> Arrival:
         """The request as it arrives at a replica, or ends at the router, at `now_ns`, with all its times so far."""
@@ -50,7 +52,7 @@ class InFlight:
 class Clients:
     """The processes of the arrivals and of the router; `in_flight` are the requests sent and not ended."""
 
-    def __init__(self, fleet: Fleet, router: Router, workload: Workload) -> None:
+    def __init__(self, fleet: Fleet, router: Router, workload: Workload, gate: Gate | None = None) -> None:
         self.fleet = fleet
         self.router = router
         self._told_first_tokens = router if isinstance(router, SeesFirstTokens) else None
@@ -60,7 +62,9 @@ class Clients:
         self.next_known_ns: float = inf  # the next of the arrivals known in advance
         self.in_flight: dict[int, InFlight] = {}
         self.pending: list[tuple[int, int]] = []  # (time, id) of what is dispatched at this instant
-        self.held: dict[int, None] = {}  # ids of what waits because no replica is up
+        self.held: dict[int, None] = {}  # ids of what waits because no replica is up, or the gate holds it
+        self.gate = gate
+        self.num_outstanding = 0  # dispatched and not answered
         self.recorder = Recorder()  # of requests that end at the router
         self._knock: simpy.Event | None = None
 
@@ -99,6 +103,7 @@ class Clients:
         for event in events:
             if isinstance(event, Ended):
                 self.router.answered(event.request, "both", engine.slot.number)
+                self._left(event.request, self._output_tokens(event))
                 self._respond(event.request.id, now_ns)
 
     def _respond(self, request_id: int, now_ns: int) -> None:
@@ -115,9 +120,56 @@ class Clients:
             yield Phase(self.fleet.env, ROUTE)
             now_ns = int(self.fleet.env.now)
             while self.pending:
-                self._dispatch(heappop(self.pending)[1], now_ns)
+                request_id = heappop(self.pending)[1]
+                if self.gate is None:
+                    self._dispatch(request_id, now_ns)
+                else:
+                    self._ask(self.gate, request_id, now_ns)
+            if self.gate is not None:
+                self._let_in(self.gate, now_ns)
             self.fleet.rouse_undrained()
             self.fleet.check_done()
+
+    def _knock_at_gate(self) -> None:
+        """Has the router look at its gate at this instant, if anybody waits there."""
+        if self.gate and self._knock is not None:
+            knock, self._knock = self._knock, None
+            knock.succeed()
+
+    def _ask(self, gate: Gate, request_id: int, now_ns: int) -> None:
+        """Lets a request wait at the gate, or turns it away."""
+        sent = self.in_flight[request_id]
+        refused = "" if sent.admitted else gate.refuses(sent.arrival.request, now_ns)
+        if refused:
+            self.recorder.unserved(sent.now(now_ns), now_ns, REJECTED, refused)
+            self._respond(request_id, now_ns)
+        else:
+            sent.admitted = True
+            gate.put(sent.arrival.request)
+
+    def _let_in(self, gate: Gate, now_ns: int) -> None:
+        """Dispatches those whose turn it is; the others wait, no longer than their own timers allow."""
+        while gate and self.num_outstanding < gate.capacity(len(self.fleet.up)):
+            request_id = gate.pop().id
+            if request_id in self.held:
+                del self.held[request_id]
+                sent = self.in_flight[request_id]
+                sent.router_ns += now_ns - sent.since_ns
+            self._dispatch(request_id, now_ns)
+        for request in gate.newcomers():
+            self._hold(request.id, self.in_flight[request.id], now_ns)
+
+    def _left(self, request: Request, output_tokens: int) -> None:
+        """Notes that a request that was dispatched is at no replica any more."""
+        self.num_outstanding -= 1
+        if self.gate is not None:
+            self.gate.answered(request, output_tokens)
+            self._knock_at_gate()
+
+    def _output_tokens(self, event: Ended) -> int:
+        """How many tokens the client got of a request that finished; 0 of another, of which nobody tells."""
+        told = self.in_flight[event.request.id].arrival.output_tokens if isinstance(event, Finished) else 0
+        return min(told or 0, event.request.max_output_tokens)
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         """Sends a request to a replica, or lets it wait at the router where none is up."""
@@ -131,6 +183,7 @@ class Clients:
         engine = self.fleet.slots[number].engine
         assert engine is not None and number in self.fleet.up, "a router answers with one of the replicas that are up"
         sent.since_ns = now_ns
+        self.num_outstanding += 1
         engine.core.submit(arrival)
         engine.rouse()
 
@@ -158,6 +211,9 @@ class Clients:
 
     def release(self) -> None:
         """Dispatches at this instant the requests that waited for a replica, since one is up."""
+        if self.gate is not None:
+            self._knock_at_gate()
+            return
         now_ns, held, self.held = int(self.fleet.env.now), self.held, {}
         for request_id in held:
             sent = self.in_flight[request_id]
@@ -170,6 +226,8 @@ class Clients:
         if request_id not in self.held or self.in_flight.get(request_id) is not sent:
             return
         del self.held[request_id]
+        if self.gate is not None:
+            self.gate.remove(sent.arrival.request)
         sent.router_ns += now_ns - sent.since_ns
         self.recorder.unserved(sent.now(now_ns), now_ns, outcome, reason)
         self._respond(request_id, now_ns)
@@ -179,6 +237,7 @@ class Clients:
         """Sends `lost`, the requests that the failed `engine` held, back to the router."""
         for request in lost:
             self.router.answered(request, "both", engine.slot.number)
+            self._left(request, 0)
             sent = self.in_flight[request.id]
             sent.failover_ns += now_ns - sent.since_ns
             sent.num_retries += 1

@@ -34,6 +34,7 @@ class Slot:
         self.state = ""
         self.since_ns = 0
         self.engine: Engine | None = None
+        self.is_noticed = False  # to be taken away
 
 
 class Engine:
@@ -55,6 +56,11 @@ class Engine:
         """What the engine's metrics say now."""
         scheduler, kv = self.core.scheduler, self.core.scheduler.kv
         return EngineLoad(self.core.num_waiting, scheduler.num_running, 1 - kv.num_free / kv.num_blocks)
+
+    def demand(self) -> float:
+        """The KV in use, and the tokens of the prompts that wait, as a share of what the KV memory holds."""
+        kv = self.core.scheduler.kv
+        return 1 - kv.num_free / kv.num_blocks + self.core.queued_prompt_tokens / (kv.num_blocks * kv.block_size)
 
     def work(self, now_ns: int) -> EngineWork:
         """What the steps did that have ended since this was last asked."""

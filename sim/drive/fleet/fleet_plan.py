@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from batchsim.base.ranges import Config, Range
-from batchsim.base.units import Duration, PositiveDuration
+from batchsim.base.ranges import Config, Range, check_ranges
+from batchsim.base.units import Duration, PositiveDuration, format_duration
+from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
 
-STARTING, UP, DRAINING, FAILED = "starting", "up", "draining", "failed"
+STARTING, UP, DRAINING, FAILED, LOST = "starting", "up", "draining", "failed", "lost"
 HELD = (STARTING, UP, DRAINING, FAILED)
 """The states in which a replica has its GPUs, and costs."""
 
@@ -19,11 +20,24 @@ Lost = Literal["retry", "fail"]
 
 @dataclass(frozen=True)
 class Failure(Config):
-    """`replica` loses all it holds at `at` and takes requests again, with an empty cache, after `down_for`."""
+    """`replica` loses all it holds at `at` and takes requests again, with an empty cache, after `down_for`.
+
+    With a `notice` it is taken away, as spot capacity is: it drains from so long before on, and from `at`, or as soon
+    as it is empty, until another takes its place it costs nothing.
+    """
 
     replica: Annotated[int, Range(0, 9_999)]
     at: Duration
     down_for: PositiveDuration
+    notice: Duration = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.notice > self.at:
+            raise ValueError(
+                f"failures: a notice of {format_duration(self.notice)} before {format_duration(self.at)} is before the"
+                " start. Shorten it, or let the replica go later."
+            )
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,7 @@ class FleetPlan:
     failures: tuple[Failure, ...] = ()
     lost: Lost | None = None
     scaler: AutoscalerConfig | None = None
+    admission: AdmissionConfig | None = None
 
     @property
     def most(self) -> int:
@@ -43,7 +58,7 @@ class FleetPlan:
 
 @dataclass(frozen=True)
 class ReplicaSpan:
-    """A replica was in a `state`, `starting`, `up`, `draining` or `failed`, from `start_ns` to `end_ns`."""
+    """A replica was in a `state`, `starting`, `up`, `draining`, `failed` or `lost`, from `start_ns` to `end_ns`."""
 
     replica: int
     state: str

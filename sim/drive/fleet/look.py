@@ -23,6 +23,10 @@ class Look:
         self.num_waiting = fleet.num_waiting()
         self.loads: dict[int, EngineLoad] = fleet.loads()
 
+    def demands(self) -> dict[int, float]:
+        """Of each engine that takes requests its KV in use, and the tokens of prompts that wait there, over its KV."""
+        return {engine.slot.number: engine.demand() for engine in self._fleet.engines()}
+
     def work(self) -> dict[int, EngineWork]:
         """What each engine that takes requests did since the look before, or since it started."""
         now_ns = int(self._fleet.env.now)

@@ -17,9 +17,10 @@ from math import inf
 
 import simpy
 
+from batchsim.base.errors import ScenarioError
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
-from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, STARTING, UP, FleetPlan, ReplicaSpan
+from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, LOST, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.fleet.look import Look
 from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens
@@ -28,6 +29,9 @@ from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import MISSING, REPLICA_FAILED, Records
+
+MAX_IDLE_LOOKS = 10_000
+"""Looks of an autoscaler in a row that find no replica and nobody to come but those who wait for one."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +92,19 @@ class Fleet:
         self.env = env
         self.new_engine = new_engine
         self.plan = plan
-        self.feeds_back = feeds_back
+        self.feeds_back = feeds_back or plan.admission is not None  # an answer lets in who waits at the gate
         self.stop_ns = stop_ns
         self.leap = leap
         self.done = env.event()
         self.router = router
-        self.clients = Clients(self, router, workload)
+        gate = None if plan.admission is None else plan.admission.build()
+        self.clients = Clients(self, router, workload, gate)
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
         self.spans: list[ReplicaSpan] = []
         self.control_ns: list[int] = []  # when something becomes of a replica
         self._engines: list[Engine] = []
+        self._idle_looks = 0  # in a row without a replica, while requests wait and nobody else will come
         self._scaler = None if plan.scaler is None else plan.scaler.build()
 
     # ---- the whole run
@@ -109,7 +115,10 @@ class Fleet:
             self._put_up(slot)
         self.clients.start()
         for failure in self.plan.failures:
-            self.at(failure.at, self._failure(self.slots[failure.replica], failure.down_for))
+            slot = self.slots[failure.replica]
+            if failure.notice:
+                self.at(failure.at - failure.notice, lambda slot=slot: self._notice(slot))
+            self.at(failure.at, self._failure(slot, failure.down_for))
         if self.plan.scaler is not None:
             self.at(self.plan.scaler.every, self._look)
         if isinstance(self.router, ReadsLoads) and self.router.metrics_interval:
@@ -152,7 +161,7 @@ class Fleet:
         if engine.slot.state == DRAINING:
             return True
         clients = self.clients
-        if clients.streams or clients.pending or clients.held:
+        if clients.streams or clients.pending or (clients.held and clients.gate is None):
             return False
         return not self.feeds_back or not any(
             other.alive and (other.wake is None or other.core.in_flight.steps) and other.core.has_work
@@ -192,7 +201,7 @@ class Fleet:
             self.spans.append(ReplicaSpan(slot.number, slot.state, slot.since_ns, now_ns))
         if slot.state == UP:
             self.up.remove(slot.number)
-        if state in ("", FAILED) and isinstance(self.router, ForgetsReplicas):
+        if state in ("", FAILED, LOST) and isinstance(self.router, ForgetsReplicas):
             self.router.removed(slot.number)
         if state == UP:
             insort(self.up, slot.number)
@@ -202,6 +211,7 @@ class Fleet:
         """Starts a new engine for the replica, which takes requests from now on."""
         now_ns = int(self.env.now)
         self._become(slot, UP, now_ns)
+        slot.is_noticed = False
         slot.engine = Engine(self, slot, self.new_engine(slot.number))
         if isinstance(self.router, SeesFirstTokens):
             slot.engine.core.journal.first_tokens = []
@@ -212,8 +222,11 @@ class Fleet:
     def _failure(self, slot: Slot, down_ns: int) -> Callable[[], None]:
         def act() -> None:
             engine, now_ns = slot.engine, int(self.env.now)
-            assert engine is not None and slot.state == UP, "checked by the scenario"
-            self._become(slot, FAILED, now_ns)
+            self.at(now_ns + down_ns, lambda: self._put_up(slot))
+            if slot.state == LOST:  # empty by the end of its notice
+                return
+            assert engine is not None and slot.state in (UP, DRAINING), "checked by the scenario"
+            self._become(slot, LOST if slot.is_noticed else FAILED, now_ns)
             engine.alive, slot.engine = False, None
             lost = engine.core.fail(now_ns, REPLICA_FAILED)
             events = engine.core.take_events()
@@ -221,16 +234,21 @@ class Fleet:
                 self.clients.tell(engine, events, now_ns)
             else:
                 self.clients.retry(engine, [arrival.request for arrival in lost], now_ns)
-            self.at(now_ns + down_ns, lambda: self._put_up(slot))
             self.check_done()
 
         return act
+
+    def _notice(self, slot: Slot) -> None:
+        """Lets a replica that is to be taken away drain."""
+        assert slot.state == UP, "checked by the scenario"
+        slot.is_noticed = True
+        self._remove(slot, int(self.env.now))
 
     def retire(self, slot: Slot) -> None:
         """Removes a replica without work at once."""
         if slot.engine is not None:
             slot.engine.alive, slot.engine = False, None
-        self._become(slot, "", int(self.env.now))
+        self._become(slot, LOST if slot.is_noticed else "", int(self.env.now))
         self.rouse_undrained()
 
     # ---- the scaler
@@ -247,7 +265,18 @@ class Fleet:
         removable = sorted(staying, key=lambda slot: (slot.state != STARTING, -slot.number))
         for slot in removable[: max(len(staying) - wanted, 0)]:
             self._remove(slot, now_ns)
+        self._check_served(len(staying) + wanted)
         self.at(now_ns + config.every, self._look)
+
+    def _check_served(self, num_replicas: int) -> None:
+        """ScenarioError where a scaler has kept no replica for so long that whoever waits would wait for ever."""
+        clients = self.clients
+        self._idle_looks = 0 if num_replicas or clients.streams or not clients.held else self._idle_looks + 1
+        if self._idle_looks > MAX_IDLE_LOOKS:
+            raise ScenarioError(
+                f"replicas.autoscaler: there has been no replica for {MAX_IDLE_LOOKS:,} looks, and"
+                f" {len(clients.held):,} requests wait for one. Lower its activation, or set min to 1."
+            )
 
     def staying(self) -> list[Slot]:
         """The replicas that are there and do not drain."""

@@ -17,6 +17,7 @@ from batchsim.base.units import NS_PER_S, parse_duration_ns
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.report.pictures.curve_lines import hidden_under, widened
 from batchsim.report.pictures.engine_lanes import ROW_INCH, WAITS, draw_lane_shares, lane_shares
+from batchsim.report.pictures.fleet_picture import draw_replicas, replica_handles
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, policy_legend, remark, save, time_axis_log
 from batchsim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, sweeps_at, texts
@@ -26,6 +27,7 @@ from batchsim.results.read import Results, blocks_by_replica, scenario_of
 _BINS = 400
 # Time shown at most, as a multiple of the time of the last arrival: an overloaded run may drain for hours.
 _DRAIN_SHOWN = 1.2
+_REPLICAS_INCH = 0.7  # the row of how many replicas there were
 _TALL_PANELS = 6  # of more policies the panels are lower, so that a screen holds them
 _KV_COLOR = "#B9B9B9"
 _READ = ("sent_ns", "first_delivery_ns", "delivered_ns", "output_tokens")  # by the latencies that are spread
@@ -34,7 +36,8 @@ _SPREADS = {"ttft": LATENCIES["ttft"].title, "norm_latency": "Normalised latency
 
 def timeline(results: Results, path: Path | str, load: float, seed: int) -> None:
     """Writes running and waiting sequences and KV use over time, one panel for each policy, at one load and seed; below
-    it, of engines ahead of results, how busy host and device were."""
+    it, of engines ahead of results, how busy host and device were, and where it changed how many replicas there were.
+    """
     check_load(results, load)
     policies = [sweep for sweep in sweeps_at(results, load) if not sweep.failed[sweep.index(load)]]
     tables = [(results.steps(s.policy, load, seed), results.requests(s.policy, load, seed)) for s in policies]
@@ -46,12 +49,19 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
     lanes = [lane_shares(results, sweep.policy, load, seed, edges_ns) for sweep in policies]
     with house_style():
         panel_inch = 1.75 if len(policies) <= _TALL_PANELS else 1.15
-        heights = [inch for its in lanes for inch in (panel_inch, ROW_INCH * len(its)) if inch]
+        spans = [results.spans(sweep.policy, load, seed) for sweep in policies]
+        scaled = [len({span.start_ns for span in its}) > 1 for its in spans]  # replicas came or went
+        heights = [
+            inch
+            for its, changed in zip(lanes, scaled, strict=True)
+            for inch in (panel_inch, ROW_INCH * len(its), _REPLICAS_INCH * changed)
+            if inch
+        ]
         fig = figure(11.0, 1.6 + sum(heights))
         axes = list(fig.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
         styles = policy_styles(sweeps(results))
         panels = iter(axes)
-        for sweep, (steps, requests), shares in zip(policies, tables, lanes, strict=True):
+        for sweep, (steps, requests), shares, its, changed in zip(policies, tables, lanes, spans, scaled, strict=True):
             ax, color = next(panels), styles[sweep.policy].color
             ax.sharey(axes[0]) if ax is not axes[0] else None
             blocks = blocks_by_replica(results, sweep.policy)
@@ -59,6 +69,8 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
             ax.set_title(sweep.labels[sweep.index(load)], color=color, weight="bold")
             if shares:
                 draw_lane_shares(next(panels), shares, edges_ns / _scale(edges_ns[-1]), color)
+            if changed:
+                draw_replicas(next(panels), its, edges_ns, edges_ns / _scale(edges_ns[-1]), color)
         axes[-1].set_xlabel("time since the start of the run (min)" if _in_minutes(until_ns) else "time (s)")
         handles = [
             Line2D([], [], color=GREY, label="running (policy's colour)"),
@@ -68,6 +80,8 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
         if any(lanes):
             handles.append(Patch(color=GREY, label="host, device: share of the time at work"))
             handles.append(Patch(**WAITS, label="device stands still for the host"))
+        if any(scaled):
+            handles += replica_handles()
         frame(
             fig,
             results,

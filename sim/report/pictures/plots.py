@@ -29,6 +29,7 @@ from batchsim.report.pictures.curve_lines import (
     styled_sweeps,
 )
 from batchsim.report.pictures.drafting_picture import drafting_picture
+from batchsim.report.pictures.fleet_picture import fleet_picture
 from batchsim.report.pictures.lanes import MARKS as LANE_MARKS
 from batchsim.report.pictures.lanes import draw_lanes, has_lanes, height_inch
 from batchsim.report.pictures.style import (
@@ -49,7 +50,7 @@ from batchsim.report.pictures.vary import vary_picture
 from batchsim.report.reading import check_load, column, load_to_show, sweeps
 from batchsim.results.read import Results
 
-VARY, DRAFTING = "vary.png", "drafting.png"
+VARY, DRAFTING, FLEET = "vary.png", "drafting.png", "fleet.png"
 SHOWN = ("ttft", "tpot", "norm_latency")
 _CROSS = "× the queue grows without end from this load on: no point of the curve"
 _NORMALISED = "normalised latency: E2E / output tokens"
@@ -239,8 +240,8 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def write_pictures(results: Results, load: float | None = None) -> list[Path]:
-    """Writes the five pictures, one more where a key is varied, and one where a policy runs with and without drafts,
-    into the results' folder; returns their paths.
+    """Writes the five pictures, one more where a key is varied, one where a policy runs with and without drafts, one of
+    the replicas of an autoscaler, into the results' folder; returns their paths.
 
     Pictures of a single point show the first seed at `load`, by default the load that `load_to_show` gives.
     """
@@ -261,6 +262,9 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
     for name, draw_point in point.items():
         draw_point(results, results.path / name, load, seed)
     names = [*sweep, *point]
+    if (results.scenario.get("replicas") or {}).get("autoscaler"):
+        fleet_picture(results, results.path / FLEET, load, seed)
+        names.append(FLEET)
     if "vary" in results.manifest:
         vary_picture(results, results.path / VARY, load)
         names.append(VARY)

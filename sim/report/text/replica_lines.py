@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.base.units import NS_PER_S, format_duration, parse_price_per_h
 from batchsim.metrics.table import METRICS
 from batchsim.report.reading import PolicyCurve, column, texts
-from batchsim.results.read import Results
+from batchsim.results.read import Results, scenario_of
 
 
 def replica_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) -> list[str]:
@@ -29,8 +29,19 @@ def replica_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) ->
             lines.append(f"{', '.join(filter(None, (sweep.labels[i], group)))}:  {_facts(rows)}")
         held, most = (float(sweep.values(f"num_replicas_{name}")[i]) for name in ("mean", "max"))
         if held < most:
-            lines.append(f"{sweep.labels[i]}:  {held:.3g} replicas held on average, at most {most:g}")
+            price = (scenario_of(results, sweep.policy).get("replicas") or {}).get("price")
+            costs = _cost(held, most, price)
+            lines.append(f"{sweep.labels[i]}:  {held:.3g} replicas held on average, at most {most:g}{costs}")
     return lines
+
+
+def _cost(held: float, most: float, price: str | None) -> str:
+    """What `held` replicas cost an hour at the price of each, and `most` all the time; "" where no price is known."""
+    if price is None:
+        return ""
+    each = parse_price_per_h(price)
+    less = f"{100 * (1 - held / most):.0f} % less than {each * most:.4g} for {most:g} all the time"
+    return f": {each * held:.4g} an hour, {less}"
 
 
 def _facts(rows: pd.DataFrame) -> str:

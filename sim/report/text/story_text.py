@@ -46,7 +46,7 @@ _REASONS = {
     "prefill_first": "others' prefills first",
     "waits_for_prefix": "another prompt makes blocks it can reuse",
     "decode_first": "decodes first",
-    "no_replica": "no replica up",
+    "no_replica": "held at the router",
 }
 
 

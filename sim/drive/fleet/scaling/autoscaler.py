@@ -47,6 +47,10 @@ class FleetLoad(Protocol):
     @property
     def loads(self) -> Mapping[int, EngineLoad]: ...
 
+    def demands(self) -> Mapping[int, float]:
+        """Of each engine of `loads` its KV in use, and the tokens of prompts that wait there, as a share of its KV."""
+        ...
+
     def work(self) -> Mapping[int, EngineWork]:
         """What each engine of `loads` did since the look before, or since it started."""
         ...

@@ -53,12 +53,14 @@ class ScalingRules(Config):
             raise ValueError("policies is empty. Write one, like [{type: pods, value: 4, period: 15s}].")
 
 
-def _up() -> ScalingRules:
+def scale_up_rules() -> ScalingRules:
+    """The defaults: doubled, or four more, within 15 s."""
     policies = ScalingPolicy("percent", 100, 15 * NS_PER_S), ScalingPolicy("pods", 4, 15 * NS_PER_S)
     return ScalingRules(stabilization_window=0, policies=policies)
 
 
-def _down() -> ScalingRules:
+def scale_down_rules() -> ScalingRules:
+    """The defaults: down to the most wanted within five minutes, however many these are."""
     policies = (ScalingPolicy("percent", 100, 15 * NS_PER_S),)
     return ScalingRules(stabilization_window=300 * NS_PER_S, policies=policies)
 
@@ -97,8 +99,8 @@ class HpaConfig(AutoscalerConfig):
 
     metrics: HpaMetrics
     every: PositiveDuration = 15 * NS_PER_S
-    scale_up: ScalingRules = field(default_factory=_up)
-    scale_down: ScalingRules = field(default_factory=_down)
+    scale_up: ScalingRules = field(default_factory=scale_up_rules)
+    scale_down: ScalingRules = field(default_factory=scale_down_rules)
     kind: Literal["hpa"] = "hpa"
 
     def build(self) -> Hpa:
