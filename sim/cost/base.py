@@ -10,6 +10,7 @@ from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.work import Columns, Terms
 from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.protocols import CostModel, StepEstimator
+from batchsim.kernel.types import Batch
 
 
 class Cost(CostModel, StepEstimator, Protocol):
@@ -18,6 +19,11 @@ class Cost(CostModel, StepEstimator, Protocol):
     A kind has `step_ns`, the estimates `recompute_ns` and `swap_ns`, and the last three methods here; it replaces a
     property where it knows better.
     """
+
+    def decode_line(self, batch: Batch) -> tuple[float, float] | None:
+        """(a, b), none negative, such that `step_ns` of the decode-only step `batch`, without padding, drafts and
+        swaps, is int(a + b · context) at every context of its sequences; None where it is no such line."""
+        return None
 
     @property
     def deployment(self) -> Deployment | None:

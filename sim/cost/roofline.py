@@ -286,15 +286,19 @@ class Roofline(Cost):
             sequences = batch.num_decode + batch.pad_decode_rows + pieces
             ns = _step_ns(self._coefficients, rows + prefill + pad, rows + pieces, sequences, context, pairs, prefill)
         elif rows:
-            alone = self._decode_ns.get(rows)
-            if alone is None:  # all but the context depends on the number of rows alone
-                alone = self._decode_ns[rows] = _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0)
-            ns = alone + self._context_ns * context
+            ns = (self._decode_ns.get(rows) or self._alone_ns(rows)) + self._context_ns * context
         else:
             ns = self._empty_ns
         if batch.swap_out or batch.swap_in:
             ns += self.swap_ns(swap_blocks(batch))
         return int(ns)
+
+    def decode_line(self, batch: Batch) -> tuple[float, float]:
+        return self._decode_ns.get(batch.num_decode) or self._alone_ns(batch.num_decode), self._context_ns
+
+    def _alone_ns(self, rows: int) -> float:
+        """ns of a step of `rows` decodes but for their context, on which nothing else depends."""
+        return self._decode_ns.setdefault(rows, _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0))
 
     def kernel_ns(self, batch: Batch) -> int:
         """ns of the step's matmuls and attention, without elementwise kernels, all-reduces, host and swap."""

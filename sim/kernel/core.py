@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 from heapq import heappop, heappush
+from typing import cast
 
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS, format_duration
@@ -21,7 +22,7 @@ from batchsim.kernel.events import Cancelled, EngineEvent, Finished, HandedOver,
 from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
-from batchsim.kernel.protocols import Executor, Scheduler
+from batchsim.kernel.protocols import Executor, Scheduler, Steady
 from batchsim.kernel.record import CAP_CUT, MISSING, OUTCOME_NAMES, Recorder
 from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Sequence, StepResult
 
@@ -60,6 +61,7 @@ class EngineCore:
         self.tells_tokens = tells_tokens
         self.loop = loop
         self._ahead = loop.is_ahead
+        self.steady: Steady | None = cast(Steady, scheduler) if hasattr(scheduler, "is_steady") else None
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []

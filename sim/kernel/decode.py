@@ -71,6 +71,12 @@ class DecodeGroup:
         """The members that need one more KV block `ahead` steps after the next one, in the order they joined."""
         return list(self._by_phase[(self.step + ahead) % self.block_size])
 
+    def due_in_turn(self) -> list[dict[Sequence, None]]:
+        """The members that need one more KV block for the next step, for that behind it and on, until it is their turn
+        again; in the order they joined."""
+        first = self.step % self.block_size
+        return self._by_phase[first:] + self._by_phase[:first]
+
     def gained(self, seq: Sequence) -> int:
         """Output tokens that the member `seq` has got since it joined, as many as were computed of it since."""
         return self.step - seq.joined_step
@@ -83,3 +89,8 @@ class DecodeGroup:
         """One decode step done: every member has one more computed and one more output token. O(1). EngineCore only."""
         self.step += 1
         self.total_context_tokens += len(self.members)
+
+    def advance_by(self, num_steps: int) -> None:
+        """As many steps done, as by `advance`."""
+        self.step += num_steps
+        self.total_context_tokens += num_steps * len(self.members)

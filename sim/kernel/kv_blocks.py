@@ -158,6 +158,11 @@ class CountingKV(Pins):
         self.num_free -= need
         return True
 
+    def grow_by(self, due: list[Sequence]) -> None:
+        """Takes a block for each of `due`, members of the group: as `grow_group` before each of several steps for which
+        there are blocks."""
+        self.num_free -= len(due)
+
     def give_back(self, seq: Sequence, count: int) -> None:
         self.num_free += count
         if seq.group is None:
@@ -249,6 +254,10 @@ class TableKV(Pins):
         for seq in due:
             self._tables[seq].append(self._free.pop())
         return True
+
+    def grow_by(self, due: list[Sequence]) -> None:
+        for seq in due:
+            self._tables[seq].append(self._free.pop())
 
     def give_back(self, seq: Sequence, count: int) -> None:
         table = self._tables[seq]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
@@ -107,6 +108,7 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     # The row of the host's part of a step is written as the step has landed: where the next but one is launched.
     lanes, wasted_tokens, next_wasted_tokens = recorder.lane_rows, oldest.wasted_tokens, latest.wasted_tokens
     asked_ns, launched_ns, last_asked_ns, now_ns = recorder.take_last_lanes()
+    line = executor.decode_line(batch) if core.steady is not None and core.steady.is_steady(batch) else None
     while True:
         lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
         asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
@@ -131,7 +133,29 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
             num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
         )  # fmt: skip
         oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-        if ends or called_ns >= horizon_ns or (ended and _ends_by_length(core, ended)) or not repeat(batch, called_ns):
+        if ends or called_ns >= horizon_ns or (ended and _ends_by_length(core, ended)):
+            break
+        if line is not None and quiet and not ended:
+            calls = asked_ns, launched_ns, last_asked_ns, now_ns, called_ns
+            count, oldest_ns, latest_ns, *calls = _run_on(
+                core,
+                batch,
+                line,
+                (launch_ns, process_ns),
+                quiet,
+                horizon_ns,
+                calls,
+                (oldest_ns, latest_ns),
+                next_wasted_tokens,
+            )
+            line = None
+            if count:
+                asked_ns, launched_ns, last_asked_ns, now_ns, called_ns = calls
+                quiet -= count
+                through_ns, next_wasted_tokens = process_ns, 0
+                if called_ns >= horizon_ns:
+                    break
+        if not repeat(batch, called_ns):
             break
         through_ns, wasted_tokens, next_wasted_tokens = process_ns, next_wasted_tokens, 0
     recorder.put_last_lanes((asked_ns, launched_ns), (last_asked_ns, now_ns))
@@ -140,6 +164,58 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     latest.end_ns, latest.process_ns, latest.finished = latest_ns, process_ns, ended
     core.in_flight.leapt(group.step)
     return now_ns
+
+
+def _run_on(
+    core: EngineCore,
+    batch: Batch,
+    line: tuple[float, float],
+    host_ns: tuple[int, int],
+    most: int,
+    horizon_ns: float,
+    calls: tuple[int, int, int, int, int],
+    ends_ns: tuple[int, int],
+    wasted_tokens: int,
+) -> tuple[int, ...]:
+    """Launches a steady `batch` at most `most` times more, as `_launch_on` does, while there are blocks; returns how
+    often, and `ends_ns` and `calls` of then. Its steps take as long as `line` says, and the host `host_ns`.
+
+    `calls`: of each of the two steps in flight when the scheduler was asked and the host through with that, then when
+    the scheduler is asked next; `ends_ns`: when these two end. The first has computed `wasted_tokens`.
+    """
+    group, scheduler, recorder, steady = batch.decodes, core.scheduler, core.recorder, core.steady
+    assert group is not None and steady is not None
+    (alone_ns, token_ns), (launch_ns, process_ns), (oldest_ns, latest_ns), pack = line, host_ns, ends_ns, pack_step
+    asked_ns, launched_ns, last_asked_ns, now_ns, called_ns = calls
+    free, waiting, running = scheduler.kv.num_free, scheduler.num_waiting, scheduler.num_running
+    rows, lanes, count = recorder.step_rows, recorder.lane_rows, 0
+    num_decode, context = batch.num_decode, batch.context_tokens
+    taken: list[Sequence] = []
+    for due in cycle(group.due_in_turn()):
+        if called_ns >= horizon_ns or count == most:
+            break
+        if due:
+            if len(due) > free:
+                break
+            free -= len(due)
+            taken += due
+        count += 1
+        lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
+        asked_ns, launched_ns, last_asked_ns, wasted_tokens = last_asked_ns, now_ns, called_ns, 0
+        now_ns = called_ns + launch_ns
+        start_ns = now_ns if now_ns > latest_ns else latest_ns
+        called_ns = start_ns + process_ns
+        context += num_decode
+        duration_ns = int(alone_ns + token_ns * context)
+        rows += pack(
+            start_ns, duration_ns, context, 0, 0, num_decode,
+            num_decode, 0, 0, 0, 0, 0, 0, 0, 0, 0, free, waiting, running, 0,
+        )  # fmt: skip
+        oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
+    if count:
+        steady.repeat_by(batch, count, taken)
+        group.advance_by(count)
+    return count, oldest_ns, latest_ns, asked_ns, launched_ns, last_asked_ns, now_ns, called_ns
 
 
 _NOBODY: list[Sequence] = []

@@ -102,6 +102,19 @@ class Scheduler(Protocol):
         ...
 
 
+class Steady(Protocol):
+    """What a scheduler may offer besides, for leaps to add many steps at once."""
+
+    def is_steady(self, batch: Batch) -> bool:
+        """Whether `repeat`, which has said yes to `batch`, goes on to for as long as there are KV blocks for all its
+        decodes, and changes nothing but these and `batch`."""
+        ...
+
+    def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
+        """Commits so many more steps of a steady `batch`, as by `repeat`; `due` need a KV block each, in this order."""
+        ...
+
+
 class Executor(Protocol):
     """Runs batches: on a model, or on a cost model in simulated time."""
 

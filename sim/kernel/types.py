@@ -267,6 +267,13 @@ class Batch:
         self.pad_context_tokens += self.pad_decode_rows
         self.joined = self.left = ()
 
+    def again_by(self, num_steps: int) -> None:
+        """As `again`, so many steps later."""
+        self.num_steps += num_steps
+        self.context_tokens += num_steps * self.num_decode
+        self.pad_context_tokens += num_steps * self.pad_decode_rows
+        self.joined = self.left = ()
+
     def regroup(self) -> None:
         """Turns this decode-only batch into that of a step before, had the members who left the group since not been in
         it. O(1); before `again`."""

@@ -206,6 +206,16 @@ class BlockHashKV(Pins):
                     self._publish_to(holding, seq, seq.num_tokens - unknown)
         return True
 
+    def grow_by(self, due: list[Sequence]) -> None:
+        """As that of `CountingKV`; only while not `is_shared`."""
+        self.num_free -= len(due)
+        self._due += due
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a block of any sequence that holds some could be found by others as it fills."""
+        return self._num_sharing > 0
+
     def _deal(self) -> None:
         """Takes the blocks that are due from the queue; to be called before tables, queue or index are read."""
         if self._due:

@@ -52,6 +52,9 @@ class TokenCost:
             + self.per_swapped_block_ns * swapped
         )
 
+    def decode_line(self, batch: Batch) -> tuple[int, int]:
+        return self.base_ns + self.per_token_ns * batch.num_decode, self.per_context_ns
+
     def lanes(self) -> TokenCost:
         return self
 

@@ -38,6 +38,9 @@ class HostCost(LinearCost):
     def device_ns(self, batch: Batch) -> int:
         return self.step_ns(batch)
 
+    def decode_line(self, batch: Batch) -> tuple[float, float]:
+        return 10 + 2 * batch.num_decode, 0.0
+
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         return (self.step_ns(batch),)
 

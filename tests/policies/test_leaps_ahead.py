@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from stepping import HostCost, Run, run
 
+from batchsim.kernel.types import Batch, Sequence
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 
-def leapt(arrivals: str, **knobs: Any) -> Run:
+def leapt(arrivals: str, *, policy: type[Vllm] = Vllm, blocks: int = 1000, **knobs: Any) -> Run:
     """The run with leaps; one that steps leaves the same records."""
     config = VllmConfig(async_scheduling=True, enable_prefix_caching=False, **{"max_num_seqs": 8, **knobs})
-    setting: dict[str, Any] = {"cost": HostCost(), "loop": config.traits.loop, "max_model_len": 1000}
-    leaping, stepping = (run(Vllm, config, arrivals, how=how, **setting) for how in ("leap", "step"))
+    setting: dict[str, Any] = {"cost": HostCost(), "loop": config.traits.loop, "max_model_len": 1000, "blocks": blocks}
+    leaping, stepping = (run(policy, config, arrivals, how=how, **setting) for how in ("leap", "step"))
     for table in ("requests", "steps", "states", "lanes"):
         assert getattr(leaping.records, table).tobytes() == getattr(stepping.records, table).tobytes(), table
     return leaping
@@ -40,3 +41,18 @@ def test_the_scheduler_is_asked_for_each_prompt_and_the_step_after_it(
     """Not after an end by a stop token, unless somebody waits; but for the first step without who ended by length,
     which is known before."""
     assert len(leapt(arrivals, **knobs).log) == calls
+
+
+@pytest.mark.parametrize("blocks", [30, 37, 44, 47, 48, 49, 100])
+def test_steps_alike_are_repeated_at_once_as_far_as_there_are_blocks(blocks: int) -> None:
+    """And who finds none is preempted in the same step as without leaps."""
+    noted: list[int] = []
+
+    class Noting(Vllm):
+        def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
+            noted.append(num_steps)
+            super().repeat_by(batch, num_steps, due)
+
+    short = leapt("0:4->60/84 0:6->70/84 0:4->80/84", policy=Noting, blocks=blocks)
+    assert sum(noted) > len(short.records.steps) / 2
+    assert any(short.records.steps["num_preempted"]) == (blocks < 49)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.kv_blocks import never_fits
+from batchsim.kernel.kv_blocks import CountingKV, TableKV, never_fits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
@@ -48,6 +48,7 @@ class Vllm:
             )
         self.config = config
         self.kv = kv
+        self._grows = kv if isinstance(kv, CountingKV | TableKV | BlockHashKV) else None
         self.max_model_len = context.max_model_len
         self.events: list[Event] = []
         self.loop = context.loop
@@ -122,6 +123,17 @@ class Vllm:
             return False
         batch.again()
         return True
+
+    def is_steady(self, batch: Batch) -> bool:
+        if batch.chunks or batch.preempted or self._pipelined or self._grows is None:
+            return False
+        cache = self.cache
+        return cache is None or not (cache.is_shared or (self.waiting and not self.config.enable_chunked_prefill))
+
+    def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
+        assert self._grows is not None, "it is steady"
+        self._grows.grow_by(due)
+        batch.again_by(num_steps)
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         if self._pipelined:
