@@ -111,12 +111,13 @@ def fit_engine(
     The kernel is the scenario's cost without its host; with a constant, linear or free cost there is none, and the
     free form begins with its numbers. MeasuredError or ScenarioError where runs or scenario do not fit each other.
     """
-    _check(setup, runs)
+    _check(setup, [*runs, *held_out])
     spec_of = spec if callable(spec) else lambda _: spec
     case = _case(setup, spec_of, runs)
     replays = [replay(setup, run) for run in runs]
     solved = solve(case, replays, say)
-    known = identify(case, solved)
+    ahead = any(spec_of(run).config.traits.loop.is_ahead for run in runs)
+    known = identify(case, solved, ahead=ahead)
     fitted = with_fit(setup, case.cost(solved.values), solved.values["frontend"])
     steep = {one.run: one.steep for one in solved.equations if one.rows.latency != "tpot"}
     say("errors of the given loads")
@@ -125,11 +126,11 @@ def fit_engine(
     say("errors of the loads held out")
     apart = [_held_out_error(case, fitted, solved, replay(setup, run)) for run in held_out]
     terms = StepTerms(**{name: solved.values[name] for name in TERMS})
-    notes = _notes(case, solved, [*replays])
     words = _words(runs)
     way = solved.values["frontend"]
     every = (*runs, *held_out)
     specs = tuple({each.name: each for each in map(spec_of, every)}.values())
+    notes = _notes(case, solved, replays)
     return EngineFit(
         setup, specs, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
     )
@@ -154,6 +155,12 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
         raise ScenarioError(f"{scenario.places['cost']}: cost is a fit already. Name the kernel, or {{kind: free}}.")
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
+    models = sorted({run.model for run in runs if run.model})
+    if len(models) > 1:
+        other = next(run for run in runs if run.model == models[1])
+        raise MeasuredError(
+            f"{other.name}: the files are of {len(models)} models ({', '.join(models)}). Give those of one."
+        )
     for run in runs:
         if not {"ttft_mean_s", "tpot_mean_s", "e2e_mean_s"} & run.figures.keys():
             raise MeasuredError(f"{run.name}: has no mean TTFT, TPOT or E2E to fit to. Give a file with one.")

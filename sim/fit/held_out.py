@@ -17,7 +17,8 @@ FEWEST_LOADS = 3
 SAME = 0.02
 """Share by which lengths and rates of one load differ between its repeats at most."""
 KNEE = 3.0
-"""A mean TTFT that 1 % of step time moves by more than this many percent lies beyond the knee: it is judged by load."""
+"""A mean TTFT that 1 % of step time moves by more than this many percent lies beyond the knee: where it errs by more than
+FLOORS has, it is judged by load."""
 FLOORS = {"tpot_mean_s": 0.015, "throughput_rps": 0.015, "e2e_mean_s": 0.02, "ttft_mean_s": 0.05, "load": 0.015}
 """The least error that a fit claims of each figure, as a share; `load` is of the load axis, beyond the knee."""
 SIGMAS = 2.0
@@ -25,8 +26,8 @@ SIGMAS = 2.0
 
 @dataclass(frozen=True)
 class LoadError:
-    """The signed errors of one run, simulated less measured as shares, by figure of FLOORS. Beyond the knee `load` is
-    in the place of TTFT and E2E; None: no load within reach equals what was measured."""
+    """The signed errors of one run, simulated less measured as shares, by figure of FLOORS. At the `knee` that of
+    `load` is in the place of TTFT and E2E; None: no load within reach equals what was measured."""
 
     name: str
     errors: Mapping[str, float | None]
@@ -97,14 +98,17 @@ def _users(run: MeasuredRun) -> float:
 
 def load_error(setup: Setup, spec: PolicySpec, run: MeasuredRun, steep: float) -> LoadError:
     """The errors of `setup` on a run whose mean TTFT is so `steep` in step time."""
-    knee = steep > KNEE
-    found = compare(setup, spec, [run], shift=knee)
-    names = ["tpot_mean_s", "throughput_rps"]
-    names += [] if knee and found.shifts else ["e2e_mean_s", "ttft_mean_s"]
+    found = compare(setup, spec, [run], shift=False)
+    names = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "throughput_rps")
     errors = {name: found.error(name).error for name in names if found.error(name).live is not None}
-    if knee and found.shifts:
-        errors["load"] = found.shifts.get("ttft_mean_s", found.shifts.get("e2e_mean_s"))
-    return LoadError(run.name, errors, knee)
+    first = errors.get("ttft_mean_s")
+    if steep <= KNEE or first is None or abs(first) <= FLOORS["ttft_mean_s"]:
+        return LoadError(run.name, errors, knee=False)
+    shifts = compare(setup, spec, [run]).shifts
+    if not shifts:
+        return LoadError(run.name, errors, knee=False)
+    kept = {name: errors[name] for name in ("tpot_mean_s", "throughput_rps") if name in errors}
+    return LoadError(run.name, kept | {"load": shifts.get("ttft_mean_s")}, knee=True)
 
 
 def claims_of(given: Sequence[LoadError], equations: Sequence[Equations], terms: int) -> dict[str, float]:

@@ -34,22 +34,25 @@ _SETTLES = {
     frozenset(("frontend", "prompt_token")): "a run of one request at a time with other prompt lengths",
     frozenset(("beside_token", "context_token")): "a run of long prompts beside many decodes, and one without",
 }
+_LAG = "runs of a larger or smaller model on the same server"
 _OTHERWISE = "a run of other lengths, and one at another load"
 
 
 @dataclass(frozen=True)
 class Term:
     """One fitted term: its value and `half` its 95 % interval, in ns or as a factor; the largest share of a mean
-    latency that it makes; whether it is identified: `half` is at most KNOWN of the value."""
+    latency that it makes; whether it stands `alone`, and is not mixed with what no term is of. It is identified where
+    `half` is at most KNOWN of the value besides."""
 
     name: str
     value: float
     half: float
     share: float
+    alone: bool = True
 
     @property
     def identified(self) -> bool:
-        return self.value > 0 and self.half <= KNOWN * self.value
+        return self.alone and self.value > 0 and self.half <= KNOWN * self.value
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,12 @@ class Identified:
     confused: tuple[Confused, ...]
 
 
-def identify(case: Case, solved: Solved) -> Identified:
-    """How well the terms of a solution are known: from the equations, of which each latency of a run is worth one."""
+def identify(case: Case, solved: Solved, *, ahead: bool) -> Identified:
+    """How well the terms of a solution are known: from the equations, of which each latency of a run is worth one.
+
+    `ahead`: the engine schedules ahead of results. Its tokens come late by a part of a step, the lag, which beyond what
+    is simulated no runs of one model can tell from the way from the client.
+    """
     a, _ = system(case, solved.equations, solved.values)
     size = np.sqrt((a * a).sum(axis=0))
     seen = size > 0
@@ -86,7 +93,7 @@ def identify(case: Case, solved: Solved) -> Identified:
     halves[seen] = SIGMAS * sigma * np.sqrt(np.maximum(np.diag(covariance), 0.0)) / size[seen]
     shares = _shares(case, solved)
     terms = tuple(
-        Term(name, solved.values[name], half, shares[name])
+        Term(name, solved.values[name], half, shares[name], not (ahead and name == "frontend"))
         for name, half in zip(case.active, halves.tolist(), strict=True)
     )
     known = {term.name: term.identified for term in terms}
@@ -98,7 +105,8 @@ def identify(case: Case, solved: Solved) -> Identified:
         for i, j in combinations(range(len(names)), 2)
         if abs(correlations[i, j]) >= TOLD_APART and not (known[names[i]] and known[names[j]])
     ]
-    return Identified(terms, condition, tuple(sorted(found, key=lambda pair: -abs(pair.correlation))))
+    lag = [Confused("frontend", "lag", 1.0, _LAG)] if ahead else []
+    return Identified(terms, condition, tuple(lag + sorted(found, key=lambda pair: -abs(pair.correlation))))
 
 
 def _settled_by(one: str, other: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.base.errors import MeasuredError
 from batchsim.check.measured.run import MeasuredRequests
 from batchsim.check.validation.replay import Replay, simulated_requests
 from batchsim.cost.fitted import TERMS, Fitted
@@ -45,8 +46,16 @@ class Rows:
 
 
 def rows_of(replay: Replay, played: Run, cost: Fitted) -> list[Rows]:
-    """The equations of a run: of TTFT and TPOT, of E2E where neither was measured."""
+    """The equations of a run: of TTFT and TPOT, of E2E where neither was measured.
+
+    MeasuredError where requests that the measured engine served did not finish in simulation.
+    """
     simulated = simulated_requests(played)
+    if lost := int((~simulated.ok).sum()):
+        raise MeasuredError(
+            f"{replay.run.name}: {lost:,} of its {len(simulated):,} requests did not finish in simulation, and the"
+            " measured engine served them. Look at kv, max_waiting and the policy of the scenario."
+        )
     windows = _windows(played, cost)
     measured = replay.run.requests
     found = [_rows(name, replay, measured, simulated, windows[name]) for name in ("ttft", "tpot")]

@@ -134,6 +134,16 @@ def test_a_closed_loop_is_shifted_by_its_users() -> None:
     assert compared(engine(), told, shift=True).shifts["e2e_mean_s"] == pytest.approx(0.1, abs=0.005)
 
 
+def test_the_users_of_a_loop_that_was_asked_for_a_rate_begin_at_that_rate() -> None:
+    """Of aggregates: five are sent over time, not all at once, and each that follows when another ends."""
+    means = {"requests": 40.0, "prompt_tokens": 100.0, "output_tokens": 10.0}
+    run = MeasuredRun("file", "tidy table", "", Client("closed", 2.0, max_concurrency=5), {}, means=means)
+    found = replay(engine(), run)
+    sent_ns = found.setup.resolved.rows[0].arrival_ns
+    assert sent_ns is not None and (np.diff(sent_ns[:5]) > 0).all() and not sent_ns[5:].any() and sent_ns[4] > 0.5e9
+    assert "its users begin at the 2/s that were asked for" in found.notes[1]
+
+
 def test_shared_prompts_are_replayed() -> None:
     """Blocks of 16 that stand in an earlier prompt are found in the cache again: without them prompts take longer."""
     run = asked(20, gap_s=1.0)

@@ -166,7 +166,7 @@ def test_a_slow_last_answer_makes_no_closed_loop(tmp_path: Path) -> None:
     head = "requests,requested_rps,completed_rps,prompt_tokens,output_tokens,ttft_mean_s,e2e_mean_s\n"
     path.write_text(head + "60,1,0.857,100,10,0.1,10\n60,1,0.5,100,10,0.1,10\n")
     calm, held = read_measured(path)
-    assert calm.client.arrivals == "open" and held.client == Client("closed", max_concurrency=5)
+    assert calm.client.arrivals == "open" and held.client == Client("closed", 1.0, max_concurrency=5)
 
 
 def test_a_server_s_log_with_hash_ids_says_what_prompts_share() -> None:
@@ -182,7 +182,7 @@ def test_a_table_of_runs_has_one_for_each_row_and_finds_closed_loops() -> None:
     calm, loop = read_measured(DATA / "stages.csv")
     assert (calm.part, calm.client) == ("a, stage 0", Client("open", 10.0, poisson=True))
     assert calm.figures["ttft_mean_s"] == pytest.approx(0.04) and calm.means["sent_rps"] == 10.1
-    assert loop.client == Client("closed", max_concurrency=200) and "a closed loop in fact" in loop.notes[0]
+    assert loop.client == Client("closed", 100.0, max_concurrency=200) and "a closed loop in fact" in loop.notes[0]
 
 
 def test_every_form_has_its_definitions() -> None:

@@ -26,7 +26,8 @@ def read_bench(node: Node, source: str, part: str, form: str) -> MeasuredRun:
     """The run of one result, with its requests where the lists of them are there."""
     client = _client(node)
     version = node.maybe("label", Node.text) or ""
-    make = partial(MeasuredRun, source, form, version, client, part=part)
+    model = node.maybe("model_id", Node.text) or ""
+    make = partial(MeasuredRun, source, form, version, client, part=part, model=model)
     if not any(node.has(name) for name in _LISTS):
         return make(_aggregates(node), means=_means(node, client), notes=(f"no requests one by one: {_HOW[form]}",))
     lists = {name: node.of(name, f"Write the file with {_HOW[form]}.").items() for name in _LISTS}

@@ -63,7 +63,7 @@ def _held_back(run: MeasuredRun) -> MeasuredRun:
         f"{asked:.4g}/s were asked for and {done:.4g}/s completed: a closed loop in fact, of {users} in flight"
         " (completed/s × mean E2E)"
     )
-    return replace(run, client=Client("closed", max_concurrency=users), notes=(*run.notes, note))
+    return replace(run, client=Client("closed", asked, max_concurrency=users), notes=(*run.notes, note))
 
 
 def _left_out(requests: MeasuredRequests) -> list[str]:

@@ -105,11 +105,11 @@ class MeasuredRequests:
 class MeasuredRun:
     """One run, as a file tells it.
 
-    `source` is the file, `part` which of its runs, "" for the only one. `figures`: those of FIGURES that are known.
-    `requests` is None where the file has aggregates alone; `means` then says how many requests there were, their
-    lengths, and how fast they were sent (`requests`, `prompt_tokens`, `output_tokens`, `sent_rps`). `definitions` names
-    the row of `batchsim.check.measured.definitions` by which metrics were converted. `notes`: what was converted, left
-    out, or is wrong with the client, a line each.
+    `source` is the file, `part` which of its runs, "" for the only one, `model` what was served, "" where not told.
+    `figures`: those of FIGURES that are known. `requests` is None where the file has aggregates alone; `means` then
+    says how many requests there were, their lengths, and how fast they were sent (`requests`, `prompt_tokens`,
+    `output_tokens`, `sent_rps`). `definitions` names the row of `batchsim.check.measured.definitions` by which metrics
+    were converted. `notes`: what was converted, left out, or is wrong with the client, a line each.
     """
 
     source: str
@@ -120,6 +120,7 @@ class MeasuredRun:
     requests: MeasuredRequests | None = None
     means: Mapping[str, float] = field(default_factory=dict[str, float])
     part: str = ""
+    model: str = ""
     notes: tuple[str, ...] = ()
 
     @property

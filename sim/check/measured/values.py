@@ -11,8 +11,8 @@ from batchsim.base.errors import MeasuredError, shown
 from batchsim.base.units import NS_PER_S
 
 MAX_TOKENS = 2**31 - 1
-MAX_SECONDS = 1e11
-"""Of a time: epoch times lie below, and a float holds them to 0.02 ms."""
+MAX_SECONDS = 4e9
+"""Of a time: epoch times lie below until 2096, a float holds them to 1 us, and two of them in ns fit 64 bits."""
 MAX_REQUESTS = 20_000_000
 
 T = TypeVar("T")

@@ -113,6 +113,10 @@ def _sendings(run: MeasuredRun, index: Ints, closed: bool, limit: int | None) ->
     if client.arrivals == "at_once" or (closed and limit is None):
         return np.zeros(count, np.int64), []
     told = None if requests is None or requests.sent_ns is None else requests.sent_ns[index]
+    if closed and limit is not None and told is None and client.rate_rps is not None:
+        times_ns = np.zeros(count, np.int64)
+        times_ns[:limit] = arrival_times_ns(PoissonArrivals(client.rate_rps), SEED, None, count)[:limit]
+        return times_ns, [f"its users begin at the {client.rate_rps:.4g}/s that were asked for, with exponential gaps"]
     if closed:
         if told is None or requests is None or limit is None:
             return np.zeros(count, np.int64), []
