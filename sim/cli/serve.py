@@ -25,6 +25,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free one.")] = 8000,
     speed: Annotated[float, typer.Option(min=0.001, max=1000, help="Simulated seconds in a second.")] = 1.0,
     model: Annotated[str | None, typer.Option("--served-model-name", help="The model's name to clients.")] = None,
+    metrics_names: Annotated[Literal["vllm", "sglang"], typer.Option(help="Whose names /metrics has.")] = "vllm",
     api_key: Annotated[str, typer.Option(envvar="BATCHSIM_API_KEY", help="What clients must show.")] = "",
     drain_s: Annotated[
         float, typer.Option("--drain", min=0, max=3600, help="Seconds for open requests at the end.")
@@ -39,7 +40,11 @@ def serve(
 
     SIGTERM or Ctrl-C ends it: open requests are answered first. Example: batchsim serve my.yaml --policy vllm
     """
+    from batchsim.report.layout import fit
+    from batchsim.report.text.summary_text import report
     from batchsim.scenario.point import Setup
+    from batchsim.serve.keep_served import keep_served
+    from batchsim.serve.metrics import Metrics
     from batchsim.serve.paced import Paced
     from batchsim.serve.run_server import run_server
 
@@ -55,13 +60,20 @@ def serve(
             f"{loaded.source}: has {len(loaded.specs)} policies, an engine runs one. Write --policy and one of {names}."
         )
     check_out(out)
-    paced = Paced(setup, spec, seed)
+    name = model or setup.model.name
+    paced = Paced(setup, spec, Metrics(metrics_names, name, setup.max_model_len), seed)
 
     def ready(port: int) -> None:
         typer.echo(f"http://{host}:{port}/v1  {name}: {spec.name} on {setup.cost_text}", err=True)
 
-    name = model or setup.model.name
-    run_server(paced, name, host=host, port=port, speed=speed, api_key=api_key, drain_s=drain_s, ready=ready)
+    end_ns = run_server(paced, host=host, port=port, speed=speed, api_key=api_key, drain_s=drain_s, ready=ready)
+    records, spans = paced.close(end_ns)
+    if not paced.arrivals_sent:
+        typer.echo("no request came, so there are no results", err=True)
+        return
+    results = keep_served(paced, records, spans, paced.now_ns, out)
+    typer.echo(report(results))
+    typer.echo(fit(f"{results.path}/  summary.csv"))
 
 
 def _is_local(host: str) -> bool:

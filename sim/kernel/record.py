@@ -401,6 +401,10 @@ class Recorder:
             arrival.num_retries,
         )
 
+    def requests_from(self, first: int) -> NDArray[np.void]:
+        """A copy of the rows of requests from the `first`-th on, in the order in which they ended."""
+        return np.frombuffer(bytes(self._requests[first * _REQUEST.size :]), REQUEST_DTYPE)
+
     def __len__(self) -> int:
         """Number of rows of requests."""
         return len(self._requests) // _REQUEST.size

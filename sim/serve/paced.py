@@ -7,7 +7,7 @@ clients and not in the records, which are those of a simulation of the same arri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import simpy
 
@@ -20,14 +20,16 @@ from batchsim.drive.fleet.routing import RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import Fleet
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, Tokens
-from batchsim.kernel.record import CANCELLED, UNFINISHED, Records
+from batchsim.kernel.record import CANCELLED, UNFINISHED, Recorder, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
+from batchsim.serve.metrics import Life, Metrics, Tally
 from batchsim.serve.received import unplayed
 
 STOPPED = "server_stopped"
 """The reason of requests that were open when the server ended."""
+_OF_LIFE = tuple(field.name for field in fields(Life) if field.name != "by_length")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,18 @@ class Answer:
     `told` is called whenever more has come.
     """
 
-    __slots__ = ("asked", "cached_tokens", "held", "num_tokens", "number", "outcome", "reason", "sent_ns", "told")
+    __slots__ = (
+        "asked",
+        "cached_tokens",
+        "held",
+        "last_token_ns",
+        "num_tokens",
+        "number",
+        "outcome",
+        "reason",
+        "sent_ns",
+        "told",
+    )
 
     def __init__(self, number: int, asked: Asked, sent_ns: int, told: Callable[[Answer], None]) -> None:
         self.number = number
@@ -58,6 +71,7 @@ class Answer:
         self.num_tokens = self.cached_tokens = self.held = 0
         self.outcome: int | None = None
         self.reason = ""
+        self.last_token_ns = -1
 
 
 @dataclass(slots=True)
@@ -128,13 +142,16 @@ class Paced:
     ScenarioError where the policy needs to know of its requests what only a simulation knows.
     """
 
-    def __init__(self, setup: Setup, spec: PolicySpec, seed: int = 0) -> None:
+    def __init__(self, setup: Setup, spec: PolicySpec, metrics: Metrics, seed: int = 0) -> None:
         if spec.predictor is not None:
             raise ScenarioError(
                 f"{spec.name}: predicts lengths, and nobody knows those of an endpoint's answers. Choose another."
             )
         self.setup = setup
         self.spec = spec
+        self.metrics = metrics
+        self._caches = bool(spec.config.traits.prefix_cache)
+        self._num_rows: dict[Recorder, int] = {}  # rows of requests of each engine that were read
         self.seed = seed
         self.now_ns = -1
         self.answers: dict[int, Answer] = {}
@@ -209,7 +226,7 @@ class Paced:
         """Ends what is open as unfinished; returns the records and what each replica was doing when."""
         while not self.answers and any(engine.core.in_flight.steps for engine in self.engines()):
             self.run_to(int(self.next_ns))  # what is in flight is in vain, and ends
-        now_ns = max(now_ns, self.now_ns)
+        now_ns = self.now_ns = max(now_ns, self.now_ns)
         ended: set[int] = set()
         for engine in (engines := self.engines()):
             engine.core.fail(now_ns, STOPPED)
@@ -239,7 +256,7 @@ class Paced:
             self._deliver([_News(self.answers[request_id], outcome, reason)])
 
     def told(self, engine: Engine, events: list[EngineEvent], now_ns: int) -> None:
-        """Passes on to who asked what an engine did at `now_ns`."""
+        """Counts what an engine did at `now_ns`, and passes it on to who asked."""
         streams = engine.core.scheduler.streams
         news: dict[int, _News] = {}
         for event in events:
@@ -253,6 +270,10 @@ class Paced:
                 its.num_tokens += event.count
             elif isinstance(event, Ended):
                 its.outcome, its.reason = event.outcome, event.reason
+        tally = self.metrics.of(engine.slot.number)
+        self._count(tally, news.values(), now_ns)
+        if any(its.outcome is not None for its in news.values()):
+            self._count_ends(tally, engine.core.recorder, now_ns)
         if not streams:  # a whole response at its end
             for its in news.values():
                 its.answer.held += its.num_tokens
@@ -264,6 +285,35 @@ class Paced:
             later = self._env.timeout(per_chunk_ns)
             assert later.callbacks is not None
             later.callbacks.append(lambda _: self._deliver(news.values()))
+
+    def _count(self, tally: Tally, news: Iterable[_News], now_ns: int) -> None:
+        output = prompts = 0
+        for its in news:
+            if not its.num_tokens:
+                continue
+            answer = its.answer
+            output += its.num_tokens
+            if answer.last_token_ns < 0:
+                tally.first_token(now_ns - answer.sent_ns, answer.asked.prompt_tokens)
+                prompts += answer.asked.prompt_tokens
+            else:
+                tally.next_token(now_ns - answer.last_token_ns)
+            answer.last_token_ns = now_ns
+        if output:
+            tally.step(prompts + output, output)
+
+    def _count_ends(self, tally: Tally, recorder: Recorder, now_ns: int) -> None:
+        """Counts the requests whose rows an engine has written since it was last asked."""
+        rows = recorder.requests_from(self._num_rows.get(recorder, 0))
+        self._num_rows[recorder] = len(recorder)
+        for row in rows:
+            life = Life(
+                by_length=bool(row["output_tokens"] >= row["max_output_tokens"]),
+                **{name: int(row[name]) for name in _OF_LIFE},
+            )
+            tally.end(life, now_ns - int(row["sent_ns"]), self._caches)
+            if (answer := self.answers.get(int(row["request_id"]))) is not None:
+                answer.cached_tokens = life.cached_tokens
 
     def _deliver(self, news: Iterable[_News]) -> None:
         for its in news:

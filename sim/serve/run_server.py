@@ -35,7 +35,6 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 def run_server(
     paced: Paced,
-    model: str,
     *,
     host: str,
     port: int,
@@ -43,15 +42,15 @@ def run_server(
     api_key: str,
     drain_s: float,
     ready: Callable[[int], None],
-) -> None:
+) -> int:
     """Serves until SIGTERM or Ctrl-C, and then until what is open is answered, at most `drain_s`; a second signal ends
-    that. `ready` is called with the port.
+    that. `ready` is called with the port. Returns the simulated time at the end, in ns.
 
     ScenarioError where the port cannot be had. Raises what the engines raise.
     """
 
-    async def serve() -> None:
-        server = Server(paced, model, speed, api_key)
+    async def serve() -> int:
+        server = Server(paced, speed, api_key)
         loop = asyncio.get_running_loop()
         try:
             bound = await server.start(host, port)
@@ -78,6 +77,7 @@ def run_server(
         await asyncio.sleep(0)
         if server.failure is not None:
             raise server.failure
+        return server.now_ns
 
     with asyncio.Runner(loop_factory=event_loop) as runner:
-        runner.run(serve())
+        return runner.run(serve())

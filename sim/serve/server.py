@@ -58,8 +58,10 @@ class Pacer:
 
     def _tick(self) -> None:
         self._timer = None
+        now_ns = self.now_ns()
+        self.paced.metrics.late.observe((now_ns - self._timer_ns) / self.speed / NS_PER_S)
         try:
-            self.paced.run_to(self.now_ns())
+            self.paced.run_to(now_ns)
         except Exception as error:
             self.is_broken = True
             self._failed(error)
@@ -69,10 +71,9 @@ class Pacer:
 
 @dataclass
 class Server:
-    """The endpoint of `paced`, in the form of OpenAI's and vLLM's; `model` is its name to clients."""
+    """The endpoint of `paced`, in the form of OpenAI's and vLLM's, under the model's name in its metrics."""
 
     paced: Paced
-    model: str
     speed: float = 1.0
     api_key: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -81,6 +82,7 @@ class Server:
         setup = self.paced.setup
         self.words = Words(setup.model.vocab_size)
         self.max_model_len = setup.max_model_len
+        self.model = self.paced.metrics.model
         self.connections: set[Connection] = set()
         self.exchanges: dict[str, Exchange] = {}
         self.started_s = int(time.time())
@@ -98,6 +100,7 @@ class Server:
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
             ("GET", "/version"): self._version,
+            ("GET", "/metrics"): self._metrics,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
         }
@@ -235,6 +238,11 @@ class Server:
 
     def _version(self, request: HttpRequest, reply: Connection) -> None:
         reply.answer(200, json.dumps({"version": f"batchsim {VERSION}"}).encode())
+
+    def _metrics(self, request: HttpRequest, reply: Connection) -> None:
+        engines = {engine.slot.number: engine.core for engine in self.paced.engines()}
+        text = self.paced.metrics.text(engines)
+        reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, request: HttpRequest, reply: Connection) -> None:
         values = parse_json(request.body)

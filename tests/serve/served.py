@@ -7,6 +7,8 @@ from tempfile import TemporaryDirectory
 
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
+from batchsim.serve.metrics import Metrics, Names
+from batchsim.serve.paced import Paced
 
 SCENARIO = """\
 model: llama-3.1-8b
@@ -35,3 +37,8 @@ def setup_of(policy: str, more: str = "", workload: str = "") -> Setup:
         path = Path(folder) / "served.yaml"
         path.write_text(SCENARIO.format(policy=policy, more=more, workload=workload))
         return Setup.of(load_scenario(str(path)))
+
+
+def paced_of(setup: Setup, names: Names = "vllm") -> Paced:
+    """The engines of the one policy of `setup`, whose model is called m."""
+    return Paced(setup, setup.scenario.specs[0], Metrics(names, "m", setup.max_model_len))

@@ -14,7 +14,7 @@ from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED
 from batchsim.kernel.types import Arrival, Request
 from batchsim.serve.paced import Answer, Asked, Paced
 from batchsim.serve.received import unplayed
-from tests.serve.served import setup_of
+from tests.serve.served import paced_of, setup_of
 
 POLICIES = {
     "vllm": "vllm: {max_num_seqs: 8, max_num_batched_tokens: 512, enable_prefix_caching: false}",
@@ -58,7 +58,7 @@ def served(paced: Paced, count: int, seed: int = 1) -> list[Answer]:
 def test_records_are_those_of_a_simulation_of_the_same_arrivals(policy: str) -> None:
     """However seldom the clock was looked at, steps and requests are what `run` makes of the same arrivals."""
     setup = setup_of(POLICIES[policy])
-    paced = Paced(setup, setup.scenario.specs[0])
+    paced = paced_of(setup)
     served(paced, 120)
     records, _ = paced.close(paced.now_ns)
     playing = unplayed(setup)
@@ -76,7 +76,7 @@ def test_replicas_behind_a_router_are_those_of_a_simulation() -> None:
     """With replicas, requests go where the router of `run` sends them, and steps are the same on each."""
     setup = setup_of(POLICIES["continuous"], "replicas: {count: 3, router: shortest_queue}")
     spec = setup.scenario.specs[0]
-    paced = Paced(setup, spec)
+    paced = paced_of(setup)
     served(paced, 150)
     records, spans = paced.close(paced.now_ns)
     playing = unplayed(setup)
@@ -100,7 +100,7 @@ def test_replicas_behind_a_router_are_those_of_a_simulation() -> None:
 def test_tokens_are_told_one_by_one_when_their_steps_end() -> None:
     """Who asked hears of each token once the clock has passed the end of its step, and not before."""
     setup = setup_of(POLICIES["continuous"])
-    paced, heard = Paced(setup, setup.scenario.specs[0]), []
+    paced, heard = paced_of(setup), []
     answer = paced.send(Asked(10, 3, 3), 0, lambda answer: heard.append((answer.num_tokens, answer.outcome)))
     for ms in (9, 10, 11, 20, 21, 29, 31):
         paced.run_to(ms * 1_000_000)
@@ -112,7 +112,7 @@ def test_tokens_are_told_one_by_one_when_their_steps_end() -> None:
 def test_one_given_up_leaves_the_engine_at_the_end_of_the_step() -> None:
     """A cancelled request frees its KV at the next boundary; its row says who ended it and how far it was."""
     setup = setup_of(POLICIES["continuous"])
-    paced = Paced(setup, setup.scenario.specs[0])
+    paced = paced_of(setup)
     answer = paced.send(Asked(100, 50, 50), 0, lambda answer: None)
     paced.run_to(25_000_000)
     paced.cancel(answer, 25_000_000)
@@ -128,7 +128,7 @@ def test_one_given_up_leaves_the_engine_at_the_end_of_the_step() -> None:
 def test_what_is_open_at_the_end_is_unfinished() -> None:
     """No request is lost: those in a batch and those on their way to an engine end unfinished."""
     setup = setup_of(POLICIES["continuous"], workload="frontend: {request: 1s}")
-    paced = Paced(setup, setup.scenario.specs[0])
+    paced = paced_of(setup)
     paced.send(Asked(100, 50, 50), 0, lambda answer: None)
     paced.run_to(1_100_000_000)
     paced.send(Asked(100, 50, 50), 1_100_000_000, lambda answer: None)

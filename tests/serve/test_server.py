@@ -12,9 +12,8 @@ import pytest
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
 from batchsim.serve.connection import Limits
-from batchsim.serve.paced import Paced
 from batchsim.serve.server import Server
-from tests.serve.served import setup_of
+from tests.serve.served import paced_of, setup_of
 
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -86,7 +85,7 @@ def ask(
 
     async def run() -> Any:
         setup = setup_of(policy, more)
-        server = Server(Paced(setup, setup.scenario.specs[0]), "m", speed, api_key, limits or Limits())
+        server = Server(paced_of(setup), speed, api_key, limits or Limits())
         port = await server.start("127.0.0.1", 0)
         try:
             return await asyncio.wait_for(use(Client(server, port)), 30)

@@ -254,3 +254,15 @@ def test_steps_from_a_number_on_are_the_same_packed_or_not() -> None:
     recorder.pack_steps()
     assert recorder.steps_from(3).tolist() == before and len(before) == 17
     assert recorder.steps_from(15).tolist() == before[12:]
+
+
+def test_rows_of_requests_can_be_read_while_more_come() -> None:
+    """`requests_from` has the rows from one on, in the order of ending, and recording goes on after it."""
+    recorder = Recorder()
+    width = len(REQUEST_DTYPE.names or ())
+    for number in (7, 3, 5):
+        recorder.request(number, *[0] * (width - 1))
+    assert recorder.requests_from(1)["request_id"].tolist() == [3, 5]
+    recorder.request(1, *[0] * (width - 1))
+    assert recorder.requests_from(3)["request_id"].tolist() == [1]
+    assert len(recorder.requests_from(4)) == 0

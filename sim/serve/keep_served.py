@@ -1,0 +1,102 @@
+"""Keeps what a server did in the layout of simulated runs, so that every table, picture and `batchsim explain` works.
+
+results/<scenario>-served/received/<hash>.csv   a row a request, by sending: a trace to run again, and a measured run
+                                                for `validate --against`, latencies as the engines had them
+results/<scenario>-served/...                   as `batchsim.results.read` says, of the scenario with that trace
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import write_text, writing
+from batchsim.check.validation.replay import simulated_requests
+from batchsim.drive.fleet.fleet_plan import ReplicaSpan
+from batchsim.kernel.record import Records
+from batchsim.metrics.measure import measure
+from batchsim.metrics.replica_table import replica_table
+from batchsim.results.heading import heading
+from batchsim.results.keep import check_cohort, keep_run, pack_point, point_inputs
+from batchsim.results.point_files import write_point
+from batchsim.results.provenance import identity, short_hash
+from batchsim.results.read import POINTS, Results
+from batchsim.scenario import Point, changed
+from batchsim.scenario.point import Run, Setup
+from batchsim.serve.paced import Paced
+from batchsim.serve.received import received
+
+RECEIVED = "received"
+_COLUMNS = {"arrival": "sent_ns", "prompt": "prompt_tokens", "output": "max_tokens"}
+
+
+def keep_served(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...], end_ns: int, out: Path) -> Results:
+    """Writes what was received and what became of it, with `end_ns` as the end; returns these results.
+
+    ScenarioError where `out` cannot be written, or nothing was received.
+    """
+    if not paced.arrivals_sent:
+        raise ScenarioError("nothing was received, so there is nothing to keep. Send a request.")
+    scenario, spec = paced.setup.scenario, paced.spec
+    home = out / f"{scenario.name}-served"
+    name = short_hash([identity(paced.setup), spec.name, paced.seed, len(paced.arrivals_sent), time.time_ns()])
+    with writing(out, "Give another folder with --out."):
+        (home / RECEIVED).mkdir(parents=True, exist_ok=True)
+        table = home / RECEIVED / f"{name}.csv"
+        played = received(paced.setup, paced.arrivals_sent)
+        point = Point(spec, 1.0, 0)
+        run = Run(point, played.workload(1.0, 0), records, _streams(paced), end_ns, (0, _last_ns(records)), spans)
+        write_text(table, _table(paced, run))
+        check_cohort(run)
+        kept = _kept(paced, table)
+        inputs = point_inputs(kept, run)
+        packed = pack_point(run, measure(inputs), name, replica_table(inputs))
+        write_point(packed, home / POINTS / name)
+        facts: dict[str, Any] = {
+            "heading": f"{heading(kept)} · served",
+            "served": {"received": f"{RECEIVED}/{name}.csv", "end_ns": end_ns},
+        }
+        return keep_run(kept, home, [packed.result], reused=0, facts=facts)
+
+
+def _last_ns(records: Records) -> int:
+    return int(records.requests["sent_ns"].max(initial=0))
+
+
+def _streams(paced: Paced) -> bool:
+    return all(engine.core.scheduler.streams for engine in paced.engines())
+
+
+def _kept(paced: Paced, table: Path) -> Setup:
+    """The setup of the scenario whose workload is the trace `table`, under the one policy that ran."""
+    spec = paced.spec
+    trace = {"path": str(table), "columns": _COLUMNS, "time_unit": "ns"}
+    workload = {"arrivals": {"kind": "trace"}, "trace": trace, "output_cap": "exact"}
+    policy = paced.setup.scenario.plain["policies"][spec.label]
+    asked = {"load": None, "seeds": 1, "workload": workload, "policies": {spec.label: policy}}
+    return Setup.of(changed(paced.setup.scenario, [f"{key}={json.dumps(value)}" for key, value in asked.items()]))
+
+
+def _table(paced: Paced, run: Run) -> str:
+    """The requests as CSV, by sending."""
+    requests = simulated_requests(run)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["sent_ns", "ttft_ns", "e2e_ns", "prompt_tokens", "output_tokens", "max_tokens", "status"])
+    assert requests.sent_ns is not None
+    caps = np.sort(run.records.requests, order="request_id")["max_output_tokens"]
+    for row in zip(
+        *(requests.sent_ns, requests.ttft_ns, requests.e2e_ns, requests.prompt_tokens, requests.output_tokens),
+        *(caps, requests.ok),
+        strict=True,
+    ):
+        *numbers, ok = (each.item() for each in row)
+        rows.writerow([*("" if number < 0 else number for number in numbers), "ok" if ok else "error"])
+    return text.getvalue()
