@@ -21,6 +21,7 @@ from batchsim.drive.fleet.simulate_fleet import Fleet
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, Tokens
 from batchsim.kernel.record import CANCELLED, UNFINISHED, Recorder, Records
+from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
@@ -42,6 +43,7 @@ class Asked:
     ignore_eos: bool = False
     priority: int = 0
     tenant: str = ""
+    tokens: TokenIds | None = None
 
 
 class Answer:
@@ -150,7 +152,7 @@ class Paced:
         self.setup = setup
         self.spec = spec
         self.metrics = metrics
-        self._caches = bool(spec.config.traits.prefix_cache)
+        self.caches = bool(spec.config.traits.prefix_cache)
         self._num_rows: dict[Recorder, int] = {}  # rows of requests of each engine that were read
         self.seed = seed
         self.now_ns = -1
@@ -205,6 +207,7 @@ class Paced:
             max_output_tokens=asked.max_output_tokens,
             priority=asked.priority,
             tenant=asked.tenant,
+            tokens=asked.tokens,
             ignore_eos=asked.ignore_eos,
         )
         arrival = Arrival(request, asked.output_tokens, None, None if request.arrival_ns == sent_ns else sent_ns)
@@ -311,7 +314,7 @@ class Paced:
                 by_length=bool(row["output_tokens"] >= row["max_output_tokens"]),
                 **{name: int(row[name]) for name in _OF_LIFE},
             )
-            tally.end(life, now_ns - int(row["sent_ns"]), self._caches)
+            tally.end(life, now_ns - int(row["sent_ns"]), self.caches)
             if (answer := self.answers.get(int(row["request_id"]))) is not None:
                 answer.cached_tokens = life.cached_tokens
 

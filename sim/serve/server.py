@@ -18,6 +18,7 @@ from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import Body, completion, parse_json
 from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.exchange import Exchange, rejection
+from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.paced import Answer, Asked, Paced
 from batchsim.serve.received import AnswerLengths
 from batchsim.serve.words import Words
@@ -93,6 +94,7 @@ class Server:
         self._pacer = Pacer(self.paced, self.speed, self._break_down)
         self._listener: asyncio.Server | None = None
         self._count = 0
+        self._texts = KnownTexts()
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): lambda request, reply: self._complete(request, reply, chat=False),
             ("POST", "/v1/chat/completions"): lambda request, reply: self._complete(request, reply, chat=True),
@@ -103,6 +105,7 @@ class Server:
             ("GET", "/metrics"): self._metrics,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
+            ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
         }
 
     # ---- from start to end
@@ -204,13 +207,24 @@ class Server:
             if not asked.ignore_eos:
                 output = min(max(self._lengths.of_request(number), asked.min_tokens, 1), output)
             its = Asked(
-                choice.prompt.num_tokens, asked.max_tokens, output, asked.ignore_eos, asked.priority, asked.user
+                choice.prompt.num_tokens,
+                asked.max_tokens,
+                output,
+                asked.ignore_eos,
+                asked.priority,
+                asked.user,
+                self._texts.of(choice.prompt.ids) if self.paced.caches else None,
             )
             choice.answer = self.paced.send(its, self.now_ns, exchange.listener(choice))
         self._pacer.arm()
 
     def _ended(self, id: str) -> None:
-        self.exchanges.pop(id, None)
+        exchange = self.exchanges.pop(id)
+        for choice in exchange.choices:
+            answer = choice.answer
+            if answer is not None and answer.asked.tokens is not None and choice.num_tokens:
+                output = self.words.generated(answer.number, 0, choice.num_tokens)
+                self._texts.answered(choice.prompt.ids, answer.asked.tokens, answer.number, output)
         self._check_drained()
 
     def cancel(self, answer: Answer) -> None:
@@ -252,6 +266,10 @@ class Server:
             ids = self.words.encode(Body(values).text("prompt"))
         found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
         reply.answer(200, json.dumps(found).encode())
+
+    def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
+        self._texts.forget()
+        reply.answer(200, b"")
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
         values = parse_json(request.body)

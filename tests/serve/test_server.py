@@ -193,3 +193,25 @@ def test_who_hangs_up_frees_the_engine() -> None:
         return len(client.server.paced.answers), kv.num_free == kv.num_blocks
 
     assert ask(use, speed=10) == (0, True)
+
+
+def test_usage_tells_what_the_prefix_cache_held() -> None:
+    """A prompt sent again finds its full blocks, an answer sent back too; a reset empties the cache."""
+    vllm = "vllm: {max_num_seqs: 8, max_num_batched_tokens: 512}"
+
+    async def use(client: Client) -> list[int]:
+        async def cached(prompt: list[int]) -> int:
+            body = {"prompt": prompt, "max_tokens": 30, "ignore_eos": True, "return_token_ids": True}
+            found = await client.json(COMPLETIONS, body)
+            answers.append(found["choices"][0]["token_ids"])
+            return found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        answers: list[list[int]] = []
+        prompt = list(range(100))
+        counts = [await cached(prompt), await cached(prompt)]
+        counts.append(await cached([*prompt, *answers[1], 5]))
+        status, _, _ = await client.call("POST", "/reset_prefix_cache")
+        assert status == 200
+        return [*counts, await cached(prompt)]
+
+    assert ask(use, vllm) == [0, 96, 128, 0]
