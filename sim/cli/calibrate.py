@@ -17,6 +17,7 @@ from batchsim.cli import option
 from batchsim.cli.bench import calibrate_bench
 from batchsim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
 from batchsim.cli.live import check_overwrite
+from batchsim.cli.url import calibrate_url
 
 _ANOTHER = "Give -o another path."
 
@@ -66,13 +67,24 @@ def calibrate(
     bench: Annotated[
         list[Path] | None, typer.Option(metavar="FILES", help="Fit to measured runs of your engine; measures nothing.")
     ] = None,
-    scenario: Annotated[str | None, typer.Option(help="Of --bench: engine, model, cost and KV of those runs.")] = None,
+    scenario: Annotated[str | None, typer.Option(help="Of --bench and --url: engine, model, cost and KV.")] = None,
     hold_out: Annotated[
         list[str] | None,
         typer.Option(metavar="FILES", help="Of --bench: runs to judge by alone, files or pieces of names."),
     ] = None,
     part: Annotated[list[str] | None, typer.Option(help="Of --bench: the runs whose name holds this.")] = None,
     policy: Annotated[str | None, typer.Option(help="Of --bench: the policy, where the scenario has more.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Measure your running OpenAI-compatible server: http://127.0.0.1:8000.")
+    ] = None,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Of --url: most requests in flight; default twice max_num_seqs, or 64."),
+    ] = None,
+    max_requests: Annotated[int, typer.Option(min=1, max=INT32_MAX, help="Of --url: most requests in all.")] = 20_000,
+    log: Annotated[Path | None, typer.Option(help="Of --url: the engine's start-up log, which says its KV.")] = None,
+    api_key: Annotated[str, typer.Option(envvar="BATCHSIM_API_KEY", help="Of --url: the server's key.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Of --url: the server may be at a public address.")] = False,
     set_: option.Set = None,
     force: Annotated[bool, typer.Option("--force", help="Write a fit that errs by more than it claims.")] = False,
     allow_code: option.AllowCode = False,
@@ -80,10 +92,34 @@ def calibrate(
     """Measure what steps of a model cost on this machine and write a profile; or fit them to benchmarks of an engine.
 
     Examples: batchsim calibrate --model llama-3.1-8b --device cuda -o h200.json; batchsim calibrate show h200.json;
-    batchsim calibrate --bench results/*.json --scenario mine.yaml -o mine.json
+    batchsim calibrate --bench results/*.json --scenario mine.yaml -o mine.json;
+    batchsim calibrate --url http://127.0.0.1:8000 --scenario mine.yaml -o mine.json
     """
     if context.invoked_subcommand is not None:
         return
+    if url is not None:
+        if bench or device is not None:
+            raise CalibrationError("--url: measures a server. Drop --bench and --device.")
+        calibrate_url(
+            url,
+            scenario,
+            out,
+            model=model,
+            minutes=minutes,
+            max_concurrency=max_concurrency,
+            max_requests=max_requests,
+            log=log,
+            api_key=api_key,
+            yes=yes,
+            policy=policy,
+            set_=set_,
+            force=force,
+            allow_code=allow_code,
+        )
+        return
+    for given, value in (("--max-concurrency", max_concurrency), ("--log", log), ("--yes", yes)):
+        if value:
+            raise CalibrationError(f"{given}: is of --url. Add the address of a server, or drop it.")
     if bench:
         if model is not None or device is not None:
             raise CalibrationError("--bench: the scenario says model and device. Drop --model and --device.")
