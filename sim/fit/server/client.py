@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from batchsim.base.errors import MeasuredError, cut, shown
 from batchsim.fit.server.loads import Ask, Load
@@ -24,6 +25,7 @@ CONNECT_S, SILENT_S, ANSWER_S = 10.0, 60.0, 900.0
 LINE_BYTES = 1 << 20
 LATE_S, LATE_GAPS, LATE_SHARE = 0.010, 0.1, 0.01
 """A load is void where more than LATE_SHARE of its requests are sent LATE_S and LATE_GAPS of a mean gap too late."""
+_BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class Client:
 
     async def __aenter__(self) -> Client:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
-        connector = aiohttp.TCPConnector(limit=0)
+        # Shorter than servers keep an idle connection, so that none is closed just when a request is written to it
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=self._headers, read_bufsize=LINE_BYTES, trust_env=False
         )
@@ -104,7 +107,7 @@ class Client:
         try:
             async with self._session.get(self.url + path, allow_redirects=False) as reply:
                 return reply.status, (await reply.content.read(LINE_BYTES)).decode(errors="replace")
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except (*_BROKEN, TimeoutError) as error:
             raise RequestError(f"GET {path}: {reason(error)}") from error
 
     async def send(self, load: Load, dialect: Dialect, loaded: Loaded) -> None:
@@ -176,7 +179,7 @@ class Client:
         except TimeoutError as error:
             silent = "sent nothing for" if isinstance(error, aiohttp.ServerTimeoutError) else "did not end within"
             raise RequestError(f"an answer {silent} {SILENT_S if 'nothing' in silent else ANSWER_S:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError, EOFError) as error:
+        except _BROKEN as error:
             raise RequestError(reason(error)) from error
         counted.check()
         return Answer(
