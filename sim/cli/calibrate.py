@@ -17,13 +17,21 @@ from batchsim.cli import option
 from batchsim.cli.bench import calibrate_bench
 from batchsim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
 from batchsim.cli.live import check_overwrite
+from batchsim.cli.url import calibrate_url
 
 _ANOTHER = "Give -o another path."
 
 _LISTS = ("--bench", "--hold-out")
 """Options that take all the values up to the next option, so that a shell's *.json can follow them."""
 
-_OF_BENCH = ("bench", "scenario", "hold_out", "part", "policy", "set_", "force", "allow_code")
+_OF_FIT = ("scenario", "policy", "set_", "force", "allow_code")
+_OF = {
+    "--bench": ("bench", "hold_out", "part", *_OF_FIT),
+    "--url": ("url", "model", "minutes", "max_concurrency", "max_requests", "log", "api_key", "yes", *_OF_FIT),
+    "": ("model", "device", "minutes", "max_seqs", "max_batched_tokens", "max_model_len", "kv_tokens", "block_size",
+         "graphs", "seed", "name"),
+}  # fmt: skip
+"""Options by the one that says what is done; without it a model is measured here."""
 
 
 class _Group(OneLineGroup):
@@ -68,13 +76,24 @@ def calibrate(
     bench: Annotated[
         list[Path] | None, typer.Option(metavar="FILES", help="Fit to measured runs of your engine; measures nothing.")
     ] = None,
-    scenario: Annotated[str | None, typer.Option(help="Of --bench: engine, model, cost and KV of those runs.")] = None,
+    scenario: Annotated[str | None, typer.Option(help="Of --bench and --url: engine, model, cost and KV.")] = None,
     hold_out: Annotated[
         list[str] | None,
         typer.Option(metavar="FILES", help="Of --bench: runs to judge by alone, files or pieces of names."),
     ] = None,
     part: Annotated[list[str] | None, typer.Option(help="Of --bench: the runs whose name holds this.")] = None,
     policy: Annotated[str | None, typer.Option(help="Of --bench: the policy, where the scenario has more.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Measure your running OpenAI-compatible server: http://127.0.0.1:8000.")
+    ] = None,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Of --url: most requests in flight; default twice max_num_seqs, or 64."),
+    ] = None,
+    max_requests: Annotated[int, typer.Option(min=1, max=INT32_MAX, help="Of --url: most requests in all.")] = 20_000,
+    log: Annotated[Path | None, typer.Option(help="Of --url: the engine's start-up log, which says its KV.")] = None,
+    api_key: Annotated[str, typer.Option(envvar="BATCHSIM_API_KEY", help="Of --url: the server's key.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Of --url: the server may be at a public address.")] = False,
     set_: option.Set = None,
     force: Annotated[bool, typer.Option("--force", help="Write a fit that errs by more than it claims.")] = False,
     allow_code: option.AllowCode = False,
@@ -82,11 +101,30 @@ def calibrate(
     """Measure what steps of a model cost on this machine and write a profile; or fit them to benchmarks of an engine.
 
     Examples: batchsim calibrate --model llama-3.1-8b --device cuda -o h200.json; batchsim calibrate show h200.json;
-    batchsim calibrate --bench results/*.json --scenario mine.yaml -o mine.json
+    batchsim calibrate --bench results/*.json --scenario mine.yaml -o mine.json;
+    batchsim calibrate --url http://127.0.0.1:8000 --scenario mine.yaml -o mine.json
     """
     if context.invoked_subcommand is not None:
         return
-    _check_given(context, bench=bool(bench))
+    _check_given(context, "--url" if url is not None else "--bench" if bench else "")
+    if url is not None:
+        calibrate_url(
+            url,
+            scenario,
+            out,
+            model=model,
+            minutes=minutes,
+            max_concurrency=max_concurrency,
+            max_requests=max_requests,
+            log=log,
+            api_key=api_key,
+            yes=yes,
+            policy=policy,
+            set_=set_,
+            force=force,
+            allow_code=allow_code,
+        )
+        return
     if bench:
         calibrate_bench(
             bench,
@@ -130,16 +168,20 @@ def calibrate(
     typer.echo(f"{out}: use it with cost: {out}, look at it with batchsim calibrate show {out}")
 
 
-def _check_given(context: typer.Context, *, bench: bool) -> None:
-    """CalibrationError for an option that is of measured runs alone, or of measuring alone, beside the other."""
+def _check_given(context: typer.Context, way: str) -> None:
+    """CalibrationError for an option that is not one of `way` of _OF."""
     for name in context.params:
         source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name == "out" or (name in _OF_BENCH) == bench:
+        if source is None or source.name != "COMMANDLINE" or name == "out" or name in _OF[way]:
             continue
-        option_name = f"--{name.strip('_').replace('_', '-')}"
-        if bench:
-            raise CalibrationError(f"{option_name}: nothing is measured with --bench. Drop one of them.")
-        raise CalibrationError(f"{option_name}: is of --bench. Add the files of measured runs, or drop it.")
+        given, ways = f"--{name.strip('_').replace('_', '-')}", [one for one in _OF if one and name in _OF[one]]
+        if way and not ways:
+            raise CalibrationError(f"{given}: nothing is measured here with {way}. Drop one of them.")
+        if way:
+            raise CalibrationError(f"{given}: is of {' and '.join(ways)}, not of {way}. Drop one of them.")
+        what = "the files of measured runs" if ways == ["--bench"] else "the address of a server"
+        both = "files of measured runs, or a server's address," if len(ways) > 1 else f"{what},"
+        raise CalibrationError(f"{given}: is of {' and '.join(ways)}. Add {both} or drop it.")
 
 
 @calibrate_app.command()

@@ -1,0 +1,138 @@
+"""`batchsim calibrate --url`: what an engine's steps cost, from an experiment on a server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from batchsim.base.errors import CalibrationError, MeasuredError, ScenarioError
+from batchsim.cli.bench import calibrate_bench
+from batchsim.cli.common import check_output, progress_bar, read_scenario
+
+if TYPE_CHECKING:
+    from batchsim.fit.server.experiment import Experiment
+    from batchsim.scenario.config import PolicySpec, Scenario
+    from batchsim.scenario.point import Setup
+
+LEAST_S = 20.0
+MOST_USERS = 256
+
+
+def calibrate_url(
+    url: str,
+    scenario: str | None,
+    out: Path | None,
+    *,
+    model: str | None,
+    minutes: float,
+    max_concurrency: int | None,
+    max_requests: int,
+    log: Path | None,
+    api_key: str,
+    yes: bool,
+    policy: str | None,
+    set_: list[str] | None,
+    force: bool,
+    allow_code: bool,
+) -> None:
+    """Measures the server at `url` into a folder beside `out` and fits the engine of `scenario` to that; without a
+    scenario the files are all. A stopped call goes on when it is given again."""
+    try:
+        from batchsim.fit.server.experiment import Runner
+    except ModuleNotFoundError as error:
+        raise CalibrationError(
+            f"calibrate --url: needs {error.name}, which is not installed. Run pip install 'batchsim[server]'."
+        ) from None
+    from batchsim.fit.server.address import Address
+    from batchsim.fit.server.client import Client
+    from batchsim.scenario.point import Setup
+
+    if out is None:
+        raise ScenarioError("calibrate --url: -o is missing. Give the file to write, like -o mine.json.")
+    if out.suffix != ".json":
+        raise ScenarioError(
+            f"-o {out}: does not end in .json, by which a cost is known as a file. Give a name that does."
+        )
+    if not (math.isfinite(minutes) and minutes * 60 >= LEAST_S):
+        raise CalibrationError(f"--minutes {minutes:g}: an experiment takes {LEAST_S / 60:.2g} at least. Give more.")
+    if log is not None and scenario is None:
+        raise ScenarioError("--log: is read with the scenario, whose KV it says. Add --scenario.")
+    check_output(out, "Give -o another path.")
+    address = Address.of(url)
+    if not address.private and not yes:
+        raise MeasuredError(
+            f"--url {address.url}: is no loopback or private address, and the experiment puts as much load on it as it"
+            " bears. Add --yes if it is yours."
+        )
+    overrides = [*(set_ or []), *([f"kv={{log: {log}}}"] if log is not None else [])]
+    setup = spec = None
+    if scenario is not None:
+        loaded = read_scenario(scenario, overrides, None, "calibrate", allow_code=allow_code)
+        setup, spec = Setup.of(loaded), the_policy(loaded, policy)
+    seqs = spec.config.traits.max_num_seqs if spec is not None else None
+    most = max_concurrency or min(2 * seqs if seqs else 64, MOST_USERS)
+    folder = out.with_suffix("")
+
+    async def measure() -> Experiment:
+        async with Client(address.url, most, api_key) as client:
+            longest = None if setup is None else setup.max_model_len
+            runner = Runner(client, folder, minutes * 60, max_requests, longest, say)
+            return await runner.run(model)
+
+    with progress_bar() as bar:
+
+        def say(done: int, total: int, what: str) -> None:
+            bar(done, total, what)
+
+        try:
+            found = asyncio.run(measure())
+        except KeyboardInterrupt:
+            typer.echo(f"{folder}: stopped; what is done is kept. The same command goes on.", err=True)
+            raise typer.Exit(130) from None
+        except MeasuredError as error:
+            kept = f" {folder} keeps what is done; the same command goes on." if (folder / "given").exists() else ""
+            raise MeasuredError(f"{error}{kept}") from None
+    for note in found.notes:
+        typer.echo(note, err=True)
+    if setup is None or spec is None:
+        typer.echo(
+            f"{folder}/given, {folder}/held: fit them with batchsim calibrate --bench {folder}/given --hold-out"
+            f" {folder}/held --scenario SCENARIO -o {out}, where SCENARIO says engine, model and KV"
+        )
+        return
+    if not force:
+        check_told(found, setup, spec)
+    calibrate_bench(
+        found.given, scenario, out, parts=[], hold_out=[str(path) for path in found.held], policy=policy,
+        set_=overrides or None, force=force, allow_code=allow_code,
+    )  # fmt: skip
+
+
+def the_policy(scenario: Scenario, label: str | None) -> PolicySpec:
+    """The policy of that label, or the only one. ScenarioError where there is none, or several."""
+    specs = [spec for spec in scenario.specs if label in (None, spec.name, spec.label)]
+    if len(specs) != 1:
+        names = ", ".join(spec.name for spec in scenario.specs)
+        raise ScenarioError(f"{scenario.source}: a server has one policy, of {names}. Say which with --policy.")
+    return specs[0]
+
+
+def check_told(found: Experiment, setup: Setup, spec: PolicySpec) -> None:
+    """ScenarioError where the scenario says otherwise than the server itself; --force goes on all the same."""
+    offer = found.offer
+    told = offer.metrics.cache if offer.metrics is not None else {}
+    policy, place = spec.config, setup.scenario.source
+    pairs: list[tuple[str, object, object]] = []
+    if told.get("num_gpu_blocks", "").isdigit() and told.get("block_size") == str(setup.kv.block_size):
+        pairs.append(("KV blocks", int(told["num_gpu_blocks"]), setup.kv.num_blocks))
+    if told.get("enable_prefix_caching") in ("True", "False"):
+        pairs.append(("prefix caching", told["enable_prefix_caching"] == "True", bool(policy.traits.prefix_cache)))
+    for what, theirs, ours in pairs:
+        if theirs != ours:
+            raise ScenarioError(
+                f"{place}: {what} {ours}, but the server says {theirs}. Correct the scenario, or add --force."
+            )

@@ -1,0 +1,341 @@
+"""One client: streaming completions of one server, sent at times of their own or by users in turn, timed and counted.
+
+Tokens are counted as the server says them (`usage`, and ids where it sends them), never as chunks: a chunk may hold
+several. Only the times of the first and the last chunk are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
+
+from batchsim.base.errors import MeasuredError, cut, shown
+from batchsim.fit.server.loads import Ask, Load
+from batchsim.fit.server.prompts import Prompts
+
+CONNECT_S, SILENT_S, ANSWER_S = 10.0, 60.0, 900.0
+"""The longest that a connection may take to be made, a stream to be silent, an answer to take."""
+LINE_BYTES = 1 << 20
+LATE_S, LATE_GAPS, LATE_SHARE = 0.010, 0.1, 0.01
+"""A load is void where more than LATE_SHARE of its requests are sent LATE_S and LATE_GAPS of a mean gap too late."""
+_BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a server was found to understand: its model's name, how prompts are written, whether it sends token ids."""
+
+    model: str
+    prompts: Prompts
+    token_ids: bool = True
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An ask that was answered in full; times in seconds from the start of its load. `due_s`: when it was to be sent,
+    which is later than the load's own time where as many as may be were in flight; None of a user's."""
+
+    number: int
+    ask: Ask
+    due_s: float | None
+    sent_s: float
+    first_s: float
+    last_s: float
+    prompt_tokens: int
+    output_tokens: int
+    chunks: int
+
+
+class RequestError(Exception):
+    """A request that was refused, cut or not what was asked for; `what` reads on after the load's name."""
+
+    def __init__(self, what: str, status: int = 0) -> None:
+        super().__init__(what)
+        self.what, self.status = what, status
+
+
+class Loaded:
+    """The answers to a load so far, in the order of their ends. `held`: requests that waited for one in flight to end.
+    `failure`: what the first that failed said, which ends the load; None so far."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.answers: list[Answer] = []
+        self.held = 0
+        self.failure: RequestError | None = None
+
+    @property
+    def late(self) -> int:
+        """Requests that the client sent too late."""
+        rate = self.load.rate_rps
+        least = LATE_S + LATE_GAPS * (1 / rate if rate else 0.0)
+        return sum(one.due_s is not None and one.sent_s - one.due_s > least for one in self.answers)
+
+    @property
+    def void(self) -> bool:
+        return self.late > LATE_SHARE * len(self.answers)
+
+
+class Client:
+    """Asks the server at `url`, with at most `max_concurrency` requests in flight. To be used `async with`."""
+
+    def __init__(self, url: str, max_concurrency: int, api_key: str = "") -> None:
+        self.url, self.max_concurrency = url, max_concurrency
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def __aenter__(self) -> Client:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
+        # Shorter than servers keep an idle connection, so that none is closed just when a request is written to it
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers=self._headers, read_bufsize=LINE_BYTES, trust_env=False
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """(status, text) of a GET. RequestError where there is no answer."""
+        try:
+            async with self._session.get(self.url + path, allow_redirects=False) as reply:
+                return reply.status, (await reply.content.read(LINE_BYTES)).decode(errors="replace")
+        except (*_BROKEN, TimeoutError) as error:
+            raise RequestError(f"GET {path}: {reason(error)}") from error
+
+    async def send(self, load: Load, dialect: Dialect, loaded: Loaded) -> None:
+        """Sends a load and waits for all its answers; they are added to `loaded` as they end."""
+        start_s = time.monotonic()
+        requests, free = load.requests(), asyncio.Semaphore(self.max_concurrency)
+        number = 0
+
+        async def one(ask: Ask, number: int, due_s: float | None) -> None:
+            try:
+                loaded.answers.append(await self.answer(ask, dialect, number, load.seed, start_s, due_s))
+            except RequestError as failed:
+                loaded.failure = loaded.failure or failed
+            finally:
+                free.release()
+
+        async def user() -> None:
+            nonlocal number
+            first = True
+            while loaded.failure is None and (first or time.monotonic() - start_s < load.seconds):
+                if (ask := requests.following()) is None:
+                    return
+                mine, number, first = number, number + 1, False
+                await free.acquire()
+                await one(ask, mine, None)
+
+        if load.rate_rps is None:
+            await _all([asyncio.create_task(user()) for _ in range(min(load.users, self.max_concurrency))])
+            return
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            while loaded.failure is None and (ask := requests.following()) is not None:
+                assert ask.at_s is not None, "of an open load"
+                await _until(start_s + ask.at_s)
+                due_s = ask.at_s
+                if free.locked():
+                    loaded.held += 1
+                    await free.acquire()
+                    due_s = time.monotonic() - start_s
+                else:
+                    await free.acquire()
+                tasks.append(asyncio.create_task(one(ask, number, due_s)))
+                number += 1
+        finally:
+            await _all(tasks, stop=loaded.failure is not None)
+
+    async def answer(
+        self, ask: Ask, dialect: Dialect, number: int, seed: int, start_s: float, due_s: float | None = None
+    ) -> Answer:
+        """The answer to one ask. RequestError where it is not a whole one of the lengths asked for."""
+        body: dict[str, Any] = {
+            "model": dialect.model,
+            "prompt": dialect.prompts.write(ask, number, seed),
+            "max_tokens": ask.output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if dialect.token_ids:
+            body["return_token_ids"] = True
+        data = json.dumps(body).encode()
+        counted = _Counted(ask, dialect)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                sent_s = time.monotonic() - start_s
+                async for event in self._events(data):
+                    counted.event(event, time.monotonic() - start_s)
+        except TimeoutError as error:
+            silent = "sent nothing for" if isinstance(error, aiohttp.ServerTimeoutError) else "did not end within"
+            raise RequestError(f"an answer {silent} {SILENT_S if 'nothing' in silent else ANSWER_S:g} s") from error
+        except _BROKEN as error:
+            raise RequestError(reason(error)) from error
+        counted.check()
+        return Answer(
+            number,
+            ask,
+            due_s,
+            sent_s,
+            counted.first_s,
+            counted.last_s,
+            counted.usage["prompt_tokens"],
+            counted.usage["completion_tokens"],
+            counted.chunks,
+        )
+
+    async def _events(self, data: bytes) -> AsyncIterator[dict[str, Any]]:
+        """The objects of the stream of server-sent events that answers `data`."""
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        async with self._session.post(
+            self.url + "/v1/completions", data=data, headers=headers, allow_redirects=False
+        ) as reply:
+            if reply.status != 200:
+                said = (await reply.content.read(2000)).decode(errors="replace")
+                raise RequestError(f"it answers {reply.status} {reply.reason}: {_words_of(said)}", reply.status)
+            if (kind := reply.content_type) != "text/event-stream":
+                raise RequestError(
+                    f"it answers with {kind}, not with a stream of events: is this its completions address?"
+                )
+            ended = False
+            async for line in reply.content:
+                if not line.startswith(b"data:"):
+                    continue
+                text = line[5:].strip()
+                if text == b"[DONE]":
+                    ended = True
+                    break
+                try:
+                    event = json.loads(text)
+                except ValueError:
+                    raise RequestError(
+                        f"an event of its stream is no JSON: {shown(text.decode(errors='replace'))}"
+                    ) from None
+                if not isinstance(event, dict):
+                    raise RequestError(f"an event of its stream is no object: {shown(event)}")
+                yield event
+            if not ended:
+                raise RequestError("its stream broke off before [DONE]")
+
+
+class _Counted:
+    """What an answer's events add up to."""
+
+    def __init__(self, ask: Ask, dialect: Dialect) -> None:
+        self._ask, self._dialect = ask, dialect
+        self.usage: dict[str, int] = {}
+        self.chunks = self._ids = 0
+        self.first_s = self.last_s = -1.0
+
+    def event(self, event: dict[str, Any], now_s: float) -> None:
+        if event.get("error"):
+            raise RequestError(f"an error amid its stream: {_words_of(json.dumps(event))}")
+        if isinstance(usage := event.get("usage"), dict):
+            found = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+            if not all(type(n) is int and n >= 0 for n in found.values()):
+                raise RequestError(f"its usage counts no tokens: {shown(usage)}")
+            self.usage = found  # type: ignore[assignment]
+        choices = event.get("choices") or []
+        if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+            raise RequestError(f"an event's choices are no list of objects: {shown(choices)}")
+        ids = sum(len(one["token_ids"]) for one in choices if isinstance(one.get("token_ids"), list))
+        if ids or any(one.get("text") for one in choices):
+            self.chunks += 1
+            self._ids += ids
+            self.first_s = now_s if self.first_s < 0 else self.first_s
+            self.last_s = now_s
+        if max(self.chunks, self._ids) > self._ask.output_tokens:
+            raise RequestError(
+                f"it sends more than the {self._ask.output_tokens} tokens asked for: max_tokens is not kept"
+            )
+
+    def check(self) -> None:
+        """RequestError where what was counted is not what was asked for."""
+        asked = self._ask.output_tokens
+        if not self.usage:
+            raise RequestError(
+                "it does not count tokens: no usage at the end, which stream_options.include_usage asks for"
+            )
+        if not self.chunks:
+            raise RequestError("its answer has no token with a text")
+        said = self.usage["completion_tokens"]
+        if said < asked:
+            raise RequestError(
+                f"an answer has {said} of the {asked} tokens asked for: ignore_eos is not kept, so that lengths are not"
+                " known beforehand"
+            )
+        if said > asked or (self._ids and self._ids != said) or self.chunks > said:
+            raise RequestError(
+                f"its counts differ: usage says {said} tokens, {asked} were asked for, {self._ids or 'no'} ids came in"
+                f" {self.chunks} chunks"
+            )
+        prompt = self.usage["prompt_tokens"]
+        if self._dialect.prompts.ids and not 0 <= prompt - self._ask.prompt_tokens <= 2:  # some add marks at the ends
+            raise RequestError(
+                f"its counts differ: a prompt of {self._ask.prompt_tokens} ids has {prompt} tokens by its usage"
+            )
+        if not prompt:
+            raise RequestError("its usage says that a prompt had no token")
+
+
+def reason(error: BaseException) -> str:
+    """Why there was no answer, in words."""
+    if isinstance(error, (aiohttp.ServerTimeoutError, TimeoutError)):
+        return f"no answer within {SILENT_S:g} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot be reached ({cut(error.os_error.strerror or str(error.os_error))})"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it hung up without an answer"
+    if isinstance(error, (aiohttp.ClientPayloadError, ConnectionResetError)):
+        return "it broke off in the middle of an answer"
+    return f"it does not speak HTTP ({cut(str(error)) or type(error).__name__})"
+
+
+def _words_of(text: str) -> str:
+    """The message in an error's body, else its beginning."""
+    try:
+        found = json.loads(text)
+        while isinstance(found, dict) and ("error" in found or "message" in found or "detail" in found):
+            found = found.get("error") or found.get("message") or found.get("detail")
+        text = found if isinstance(found, str) else text
+    except ValueError:
+        pass
+    return cut(" ".join(text.split()) or "nothing", 160)
+
+
+async def _until(at_s: float) -> None:
+    while (left_s := at_s - time.monotonic()) > 0:
+        await asyncio.sleep(left_s)
+
+
+async def _all(tasks: list[asyncio.Task[None]], *, stop: bool = False) -> None:
+    """Waits for the tasks; stops them first if told, or where this waiting is itself stopped."""
+    try:
+        if not stop:
+            await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def refused(name: str, failed: RequestError) -> MeasuredError:
+    """The line of what ended load `name`."""
+    advice = {
+        401: "Give the key with --api-key.",
+        403: "Give the key with --api-key.",
+        404: "Is the address right, and the model's name?",
+        429: "It limits requests: lower --max-concurrency, or lift its limit.",
+        503: "It is overloaded or not ready: lower --max-concurrency, or wait.",
+    }.get(failed.status, "Look at its log.")
+    return MeasuredError(f"{name}: {failed.what.rstrip('.')}. {advice}")

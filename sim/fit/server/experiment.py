@@ -1,0 +1,257 @@
+"""The experiment on one server, load by load, each left as a file, so that who stops goes on where they stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from batchsim.base.errors import MeasuredError
+from batchsim.base.files import read_json, write_text
+from batchsim.check.measured.read import read_measured
+from batchsim.fit.server.client import Answer, Client, Dialect, Loaded, RequestError, refused
+from batchsim.fit.server.design import Design
+from batchsim.fit.server.loads import Ask, Load
+from batchsim.fit.server.offers import COUNTERS, GAUGES, Metrics, Offer, ask_offer, read_metrics
+from batchsim.fit.server.prompts import Prompts, hash_ids
+
+MOVED = 0.05
+"""Share by which a lone answer's time per token may change from before to after; beyond, the machine moved."""
+LOOK_S = 0.5
+"""Seconds between looks at the server's metrics."""
+_VOCABULARIES = ((1000, 30_000), (300, 2000), (20, 200))
+"""Token ids that prompts are drawn from, the first that the server takes."""
+_PROBE = Ask(None, 16, 16)
+
+Say = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is known once a server was measured: its `offer`, the files of the `given` loads and of those `held` out,
+    loads that the client was too late for (`void`), and by which share a lone answer's time per token `moved`."""
+
+    offer: Offer
+    given: tuple[Path, ...]
+    held: tuple[Path, ...]
+    void: tuple[str, ...]
+    moved: float
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the measurement, a line each."""
+        found = [f"{name}: left out: this machine sent it late, twice. Nothing is wrong with the server"
+                 for name in self.void]  # fmt: skip
+        if abs(self.moved) > MOVED:
+            found.append(
+                f"a lone answer's time per token moved by {100 * self.moved:+.1f} % from before to after: server or"
+                " machine was disturbed, and nothing below is judged"
+            )
+        return found
+
+
+class Runner:
+    """Measures the server of `client` into `folder`, within `seconds` and `max_requests`. `say` is told of progress."""
+
+    def __init__(
+        self, client: Client, folder: Path, seconds: float, max_requests: int, max_model_len: int | None, say: Say
+    ) -> None:
+        self.client, self.folder, self.seconds, self.max_requests = client, folder, seconds, max_requests
+        self._max_model_len, self._say = max_model_len, say
+        self._journal: dict[str, Any] = {"loads": {}}
+        self._done = 0
+        self._begun_s = time.monotonic()
+
+    async def run(self, model: str | None) -> Experiment:
+        """The whole experiment; what a former call has measured is not measured again.
+
+        MeasuredError where the server fails, or is another one than before; files of loads that were done stay.
+        """
+        offer = await ask_offer(self.client, model)
+        known = [n for n in (self._max_model_len, offer.max_model_len) if n is not None]
+        if not known:
+            raise MeasuredError(
+                f"{self.client.url}: does not say how long requests may be. Give a --scenario that does."
+            )
+        self._resume(offer)
+        dialect, token_s = await self._probe(offer)
+        self._journal["token_s"] = token_s = self._journal.get("token_s", token_s)
+        self._keep()
+        design = Design(self.seconds, self.client.max_concurrency, min(known), token_s)
+        files: dict[str, list[Path]] = {"given": [], "held": []}
+        before = await self._idle_s(design.sentinel, "before", dialect)
+        for load in design.singles():
+            files["given"].append(path := await self._measure(load, "given", dialect))
+            (run,) = read_measured(path)
+            if load.prompt[1] >= 256 and run.figures["ttft_mean_s"] > load.seconds / 2:
+                break  # four times the prompt would take more than all of its time
+        files["given"] += await self._each(design.closed(), "given", dialect)
+        full_rps: dict[str, float] = {}
+        for load in design.full():
+            files["given"].append(path := await self._measure(load, "given", dialect))
+            full_rps[load.name.removeprefix("full-")] = read_measured(path)[0].figures["throughput_rps"]
+        for kind, load in design.rates(full_rps):
+            files[kind].append(await self._measure(load, kind, dialect))
+        after = await self._idle_s(replace(design.sentinel, seed=1), "after", dialect)
+        void = {name for name, row in self._journal["loads"].items() if row["void"]}
+        given, held = ([path for path in files[kind] if path.stem not in void] for kind in ("given", "held"))
+        return Experiment(offer, tuple(given), tuple(held), tuple(sorted(void)), after / before - 1)
+
+    async def _each(self, loads: Iterable[Load], kind: str, dialect: Dialect) -> list[Path]:
+        return [await self._measure(load, kind, dialect) for load in loads]
+
+    async def _idle_s(self, load: Load, when: str, dialect: Dialect) -> float:
+        """The median of lone answers' time per token."""
+        path = await self._measure(replace(load, name=f"sentinel-{when}"), "sentinel", dialect)
+        (run,) = read_measured(path)
+        assert run.requests is not None, "the file has them one by one"
+        return statistics.median(run.requests.latency_s("tpot").tolist())
+
+    async def _measure(self, load: Load, kind: str, dialect: Dialect) -> Path:
+        """The file of a load, measured now unless it is there. Measured again, once, where this machine was late."""
+        path = self.folder / kind / f"{load.name}.csv"
+        self._done += 1
+        if load.name in self._journal["loads"] and path.exists():
+            return path
+        left_s = max(self.seconds - (time.monotonic() - self._begun_s), 0)
+        self._say(self._done, 0, f"{load.name}, {left_s / 60:.1f} min left")
+        sent = sum(row["requests"] for row in self._journal["loads"].values())
+        if sent >= self.max_requests:
+            raise MeasuredError(
+                f"{load.name}: {sent:,} requests were sent, and --max-requests is {self.max_requests:,}. Raise it: the"
+                " same command goes on."
+            )
+        bounded = replace(load, most=min(load.most or self.max_requests, self.max_requests - sent))
+        for again in (False, True):
+            loaded, seen = await self._send(bounded, dialect)
+            if not loaded.void or again:
+                break
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, tidy(loaded.answers))
+        self._journal["loads"][load.name] = {
+            "kind": kind,
+            "load": asdict(load),
+            "requests": len(loaded.answers),
+            "held_back": loaded.held,
+            "late": loaded.late,
+            "void": loaded.void,
+            "metrics": seen,
+        }
+        self._keep()
+        return path
+
+    async def _send(self, load: Load, dialect: Dialect) -> tuple[Loaded, dict[str, float]]:
+        """The answers to a load, and what the server's metrics said meanwhile."""
+        loaded, samples = Loaded(load), list[Metrics]()
+        start = await read_metrics(self.client)
+
+        async def look() -> None:
+            while start is not None:
+                await asyncio.sleep(LOOK_S)
+                if (found := await read_metrics(self.client)) is not None:
+                    samples.append(found)
+
+        looking = asyncio.create_task(look())
+        try:
+            await self.client.send(load, dialect, loaded)
+        finally:
+            looking.cancel()
+        if loaded.failure is not None:
+            self._keep_partial(load, loaded)
+            raise refused(f"{load.name}: {len(loaded.answers):,} answers came, then", loaded.failure)
+        end = await read_metrics(self.client) if start is not None else None
+        return loaded, _seen(start, samples, end)
+
+    def _keep_partial(self, load: Load, loaded: Loaded) -> None:
+        if loaded.answers:
+            path = self.folder / "failed" / f"{load.name}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, tidy(loaded.answers))
+
+    def _resume(self, offer: Offer) -> None:
+        """Takes up the journal of a former call. MeasuredError where that was of another server or experiment."""
+        path = self.folder / "experiment.json"
+        mine = {
+            "url": self.client.url,
+            "model": offer.model,
+            "version": offer.version,
+            "max_concurrency": self.client.max_concurrency,
+            "seconds": self.seconds,
+        }
+        if path.exists():
+            try:
+                found = read_json(path)
+                before = {name: found[name] for name in mine}
+                assert isinstance(found["loads"], dict)
+            except (ValueError, KeyError, TypeError, AssertionError) as error:
+                raise MeasuredError(f"{path}: is no experiment ({error!r}). Remove its folder.") from None
+            for name, value in mine.items():
+                if before[name] != value:
+                    raise MeasuredError(
+                        f"{path}: of an experiment with {name} {before[name]!r}, now it is {value!r}. Say the same to"
+                        " go on, or give -o another name."
+                    )
+            self._journal = found
+            return
+        self._journal = {**mine, "engine": offer.engine, "loads": {}}
+        if offer.metrics is not None and offer.metrics.cache:
+            self._journal["cache"] = dict(offer.metrics.cache)
+
+    def _keep(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / "experiment.json", json.dumps(self._journal, indent=1) + "\n")
+
+    async def _probe(self, offer: Offer) -> tuple[Dialect, float]:
+        """The dialect that the server understands, and the seconds of a token in a lone answer."""
+        tried = [Dialect(offer.model, Prompts(low, high), token_ids) for low, high in _VOCABULARIES
+                 for token_ids in (True, False)]  # fmt: skip
+        tried.append(Dialect(offer.model, Prompts(ids=False), token_ids=False))
+        last: RequestError | None = None
+        for dialect in tried:
+            try:
+                await self.client.answer(_PROBE, dialect, 0, 0, time.monotonic())
+                start_s = time.monotonic()
+                answer = await self.client.answer(_PROBE, dialect, 1, 0, start_s)
+                return dialect, max(answer.last_s - answer.first_s, 1e-6) / (answer.output_tokens - 1)
+            except RequestError as failed:
+                if failed.status not in (400, 422):  # all others would be the same however it is asked
+                    raise refused("a first request", failed) from None
+                last = failed
+        assert last is not None, "something was tried"
+        raise refused("a first request", last)
+
+
+def tidy(answers: list[Answer]) -> str:
+    """Answers as a CSV that `read_measured` reads, in the order of sending."""
+    rows = sorted(answers, key=lambda one: (one.sent_s, one.number))
+    shares = any(one.ask.group >= 0 for one in rows)
+    timed = all(one.due_s is not None for one in rows)
+    names = ["intended_s"] if timed else []
+    names += ["sent_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens", "chunks"]
+    lines = [",".join([*names, *(["hash_ids"] if shares else [])])]
+    for one in rows:
+        times = [one.due_s] if timed else []
+        fields = [f"{time_s:.6f}" for time_s in (*times, one.sent_s, one.first_s, one.last_s)]
+        fields += map(str, (one.prompt_tokens, one.output_tokens, one.chunks))
+        if shares:
+            fields.append(f'"{hash_ids(one.ask, one.number, one.prompt_tokens)}"')
+        lines.append(",".join(fields))
+    return "\n".join(lines) + "\n"
+
+
+def _seen(start: Metrics | None, samples: list[Metrics], end: Metrics | None) -> dict[str, float]:
+    """Mean and most of the gauges, and by how much the counters grew."""
+    if start is None or end is None:
+        return {}
+    found: dict[str, float] = {}
+    looks = [one.known(GAUGES) for one in samples]
+    for name in GAUGES:
+        if values := [look[name] for look in looks if name in look]:
+            found |= {f"{name}_mean": statistics.fmean(values), f"{name}_max": max(values)}
+    before, after = start.known(COUNTERS), end.known(COUNTERS)
+    return found | {name: after[name] - before[name] for name in after if name in before}
