@@ -23,7 +23,7 @@ from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
 from batchsim.kernel.protocols import Executor, Scheduler, Steady
-from batchsim.kernel.record import CAP_CUT, MISSING, OUTCOME_NAMES, Recorder
+from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder
 from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Sequence, StepResult
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
@@ -139,8 +139,7 @@ class EngineCore:
     @property
     def queued_prompt_tokens(self) -> int:
         """Tokens of the prompts of requests that were never scheduled, those still in the inbox among them."""
-        waiting = [life.arrival for life in self.journal.lives.values() if life.scheduled_ns == MISSING]
-        return sum(arrival.request.prompt_tokens for arrival in (*waiting, *(each[2] for each in self._inbox)))
+        return self.journal.waiting_prompt_tokens + sum(each[2].request.prompt_tokens for each in self._inbox)
 
     @property
     def next_timer_ns(self) -> int | None:

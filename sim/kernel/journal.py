@@ -82,6 +82,12 @@ class Journal:
     def begin(self, seq: Sequence, arrival: Arrival) -> None:
         self.lives[seq] = _Life(arrival)
 
+    @property
+    def waiting_prompt_tokens(self) -> int:
+        """Tokens of the prompts of requests that were never scheduled."""
+        waiting = (life.arrival for life in self.lives.values() if life.scheduled_ns == MISSING)
+        return sum(arrival.request.prompt_tokens for arrival in waiting)
+
     def computed(self, seq: Sequence, done: int) -> None:
         """Notes that a chunk takes `seq`, still at its old count, to `done` tokens; with all, its prompt ends."""
         life, before = self.lives[seq], seq.settled_computed_tokens

@@ -94,7 +94,7 @@ class _Door(Clients):
         self._paced = paced
         self.cancelled: set[int] = set()
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Lets no engine believe that nobody will come, until `close`."""
         self.streams += 1
 
@@ -174,7 +174,7 @@ class Paced:
         self._env = simpy.Environment()
         self.fleet = Fleet(self._env, new_engine, router, plan, self, feeds_back=True, stop_ns=None, leap=False)
         self.fleet.clients = self.door = _Door(self, self.fleet)
-        self.door.open()
+        self.door.begin()
         self.fleet.start()
         self.run_to(0)
 

@@ -156,8 +156,8 @@ CALLS = {
     "a part of no run": (["{runs}", "--part", "x9", "--scenario", "{free}", "-o", "{out}"], "--part x9: no run"),
     "nothing to hold out": (["{runs}", "--hold-out", "x9", "--scenario", "{free}", "-o", "{out}"], "--hold-out x9"),
     "all held out": (["{runs}", "--hold-out", "{runs}", "--scenario", "{free}", "-o", "{out}"], "no run is left"),
-    "a device beside": (["{runs}", "--device", "cpu", "-o", "{out}"], "--device: nothing is measured with --bench"),
-    "minutes beside": (["{runs}", "--minutes", "8", "-o", "{out}"], "--minutes: nothing is measured with --bench"),
+    "a device beside": (["{runs}", "--device", "cpu", "-o", "{out}"], "--device: nothing is measured"),
+    "minutes beside": (["{runs}", "--minutes", "8", "-o", "{out}"], "--minutes: is of --url, not of --bench"),
     "another policy": (["{runs}", "--policy", "sjf", "--scenario", "{free}", "-o", "{out}"], "the scenario has vllm"),
     "a cost factor": (["{runs}", "--set", "cost_factor=2", "--scenario", "{free}", "-o", "{out}"], "cost_factor and"),
     "replicas": (
@@ -178,7 +178,7 @@ CALLS = {
 def test_options_of_bench_need_its_files(tmp_path: Path) -> None:
     """They would be ignored."""
     done = batchsim("calibrate", "--model", "llama-3.1-8b", "--device", "cpu", "-o", tmp_path / "x.json", "--force")
-    assert done.exit_code == 2 and "--force: is of --bench. Add the files" in done.stderr
+    assert done.exit_code == 2 and "--force: is of --bench and --url. Add files" in done.stderr
 
 
 @pytest.mark.parametrize("name", CALLS)

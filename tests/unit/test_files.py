@@ -161,6 +161,8 @@ OWN = {
     "batchsim.report.page.plan_pictures._svg": "into memory",
     "batchsim.explain.counterfactual._scenario": "into a temporary folder of its own",
     "batchsim.cli.common._give_up_stdout": "/dev/null",
+    "tools.real_engines.server.running": "what a child prints, as it prints it",
+    "tools.real_engines.server._last_words": "what a child printed, in whatever encoding",
     "batchsim.study.sweep.folder_lock.FolderLock.__init__": "a lock, never read as data",
     "batchsim.calibrate.weights.load_weights": "checked first, and mapped by its library",
     "batchsim.calibrate.prompts.TextPrompts.__init__": "checked first, and read by its library",

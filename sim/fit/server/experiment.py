@@ -14,7 +14,7 @@ from typing import Any
 from batchsim.base.errors import MeasuredError
 from batchsim.base.files import read_json, write_text
 from batchsim.check.measured.read import read_measured
-from batchsim.fit.server.client import Answer, Client, Dialect, Loaded, RequestError, refused
+from batchsim.fit.server.client import Client, Dialect, Loaded, RequestError, refused
 from batchsim.fit.server.design import Design
 from batchsim.fit.server.loads import Ask, Load
 from batchsim.fit.server.offers import COUNTERS, GAUGES, Metrics, Offer, ask_offer, read_metrics
@@ -132,7 +132,7 @@ class Runner:
             if not loaded.void or again:
                 break
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, tidy(loaded.answers))
+        write_text(path, tidy(loaded, self.client.max_concurrency))
         self._journal["loads"][load.name] = {
             "kind": kind,
             "load": asdict(load),
@@ -171,7 +171,7 @@ class Runner:
         if loaded.answers:
             path = self.folder / "failed" / f"{load.name}.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, tidy(loaded.answers))
+            write_text(path, tidy(loaded, self.client.max_concurrency))
 
     def _resume(self, offer: Offer) -> None:
         """Takes up the journal of a former call. MeasuredError where that was of another server or experiment."""
@@ -226,17 +226,17 @@ class Runner:
         raise refused("a first request", last)
 
 
-def tidy(answers: list[Answer]) -> str:
-    """Answers as a CSV that `read_measured` reads, in the order of sending."""
-    rows = sorted(answers, key=lambda one: (one.sent_s, one.number))
-    shares = any(one.ask.group >= 0 for one in rows)
-    timed = all(one.due_s is not None for one in rows)
-    names = ["intended_s"] if timed else []
+def tidy(loaded: Loaded, max_concurrency: int) -> str:
+    """The answers as a CSV that `read_measured` reads, in the order of sending; `users` are those of a closed loop."""
+    rows = sorted(loaded.answers, key=lambda one: (one.sent_s, one.number))
+    load = loaded.load
+    timed, shares = load.rate_rps is not None, load.shared > 0
+    names = ["intended_s"] if timed else ["users"]
     names += ["sent_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens", "chunks"]
     lines = [",".join([*names, *(["hash_ids"] if shares else [])])]
     for one in rows:
-        times = [one.due_s] if timed else []
-        fields = [f"{time_s:.6f}" for time_s in (*times, one.sent_s, one.first_s, one.last_s)]
+        fields = [f"{one.due_s:.6f}" if timed else str(min(load.users, max_concurrency))]
+        fields += [f"{time_s:.6f}" for time_s in (one.sent_s, one.first_s, one.last_s)]
         fields += map(str, (one.prompt_tokens, one.output_tokens, one.chunks))
         if shares:
             fields.append(f'"{hash_ids(one.ask, one.number, one.prompt_tokens)}"')
