@@ -23,6 +23,8 @@ from batchsim.fit.server.prompts import Prompts
 CONNECT_S, SILENT_S, ANSWER_S = 10.0, 60.0, 900.0
 """The longest that a connection may take to be made, a stream to be silent, an answer to take."""
 LINE_BYTES = 1 << 20
+RAMP = 0.25
+"""Share of a load's time over which its users begin: together they would go on in lockstep."""
 LATE_S, LATE_GAPS, LATE_SHARE = 0.010, 0.1, 0.01
 """A load is void where more than LATE_SHARE of its requests are sent LATE_S and LATE_GAPS of a mean gap too late."""
 _BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError)
@@ -124,9 +126,10 @@ class Client:
             finally:
                 free.release()
 
-        async def user() -> None:
+        async def user(begins_s: float) -> None:
             nonlocal number
             first = True
+            await _until(start_s + begins_s)
             while loaded.failure is None and (first or time.monotonic() - start_s < load.seconds):
                 if (ask := requests.following()) is None:
                     return
@@ -135,7 +138,9 @@ class Client:
                 await one(ask, mine, None)
 
         if load.rate_rps is None:
-            await _all([asyncio.create_task(user()) for _ in range(min(load.users, self.max_concurrency))])
+            users = min(load.users, self.max_concurrency)
+            apart_s = RAMP * load.seconds / users
+            await _all([asyncio.create_task(user(i * apart_s)) for i in range(users)])
             return
         tasks: list[asyncio.Task[None]] = []
         try:
