@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,6 +41,8 @@ def serve(
 
     SIGTERM or Ctrl-C ends it: open requests are answered first. Example: batchsim serve my.yaml --policy vllm
     """
+    if find_spec("h11") is None:
+        raise ScenarioError("batchsim serve: needs h11, which is not installed. pip install 'batchsim[serve]'")
     from batchsim.report.layout import fit
     from batchsim.report.text.summary_text import report
     from batchsim.scenario.point import Setup

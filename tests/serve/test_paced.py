@@ -134,3 +134,20 @@ def test_what_is_open_at_the_end_is_unfinished() -> None:
     paced.send(Asked(100, 50, 50), 1_100_000_000, lambda answer: None)
     records, _ = paced.close(1_200_000_000)
     assert records.requests["outcome"].tolist() == [UNFINISHED, UNFINISHED]
+
+
+def test_one_sent_at_an_instant_already_handled_comes_after_it() -> None:
+    """A request that comes as the end of a step has just been handled is not in the step that began then, here or in
+    a simulation of the same arrivals."""
+    setup = setup_of(POLICIES["continuous"])
+    paced = paced_of(setup)
+    for now_ns in (0, 10_000_001):
+        paced.run_to(now_ns)
+        paced.send(Asked(10, 3, 3), now_ns, lambda answer: None)
+    paced.run_to(60_000_000)
+    records, _ = paced.close(60_000_000)
+    playing = unplayed(setup)
+    core = playing.engine(setup.scenario.specs[0], playing.workload(1.0, 0))
+    simulate(core, Sent(paced.arrivals_sent))
+    assert records.requests["scheduled_ns"].tolist() == [1, 20_000_001]
+    assert core.recorder.records().requests["scheduled_ns"].tolist() == [1, 20_000_001]

@@ -1,0 +1,70 @@
+"""`batchsim serve`: what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from tiny_scenario import TINY, batchsim
+
+pytest.importorskip("h11", reason="batchsim serve needs h11")
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "has 2 policies, an engine runs one. Write --policy and one of static, continuous."),
+        (["--policy", "sjf"], "has no policy sjf"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0: others could use the server. Add --api-key"),
+        (["--policy", "static", "--set", "policies.static.batch_size=0"], "batch_size"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(arguments: list[str], message: str, scenario: Path) -> None:
+    """Bad input ends with 2 and one line that says what to do."""
+    done = batchsim("serve", scenario, *arguments)
+    assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line(scenario: Path, tmp_path: Path) -> None:
+    """Where another listens already, that is said."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = batchsim("serve", scenario, "--policy", "static", "--port", port, "--out", tmp_path)
+    assert done.exit_code == 2 and f"--port {port}: " in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_sigterm_answers_what_is_open_and_leaves_results(scenario: Path, tmp_path: Path) -> None:
+    """A request that is open at SIGTERM is answered whole; the folder printed at the end holds it."""
+    command = [sys.executable, "-m", "batchsim", "serve", str(scenario), "--policy", "continuous", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    url = process.stderr.readline().split()[0]
+    body = json.dumps({"prompt": [1, 2], "max_tokens": 50, "ignore_eos": True, "stream": True}).encode()
+    with urlopen(Request(f"{url}/completions", body)) as answer:
+        first = answer.readline()
+        os.kill(process.pid, signal.SIGTERM)
+        rest = answer.read()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert (first + rest).count(b'"index"') == 50 and rest.endswith(b"data: [DONE]\n\n")
+    (manifest,) = tmp_path.glob("mine-served/*/manifest.json")
+    assert "in SLO" in out and json.loads(manifest.read_text())["served"]["speed"] == 1
