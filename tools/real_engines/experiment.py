@@ -18,7 +18,7 @@ from tools.real_engines.engines import MODEL, Engine
 from tools.real_engines.server import Server
 
 IDLE = Load("sentinel", 5, (16, 16), (100, 100))
-STALLED, TRIES = 0.05, 3
+STALLED, TRIES = 0.05, 2
 """The share of a load's time from which on a client without a core is told, and how often a load is tried."""
 _SINGLES = (16, 64, 256, 700)  # tokens of prompts that come one at a time
 _MIXES = {"short-prompts": ((32, 128), (32, 96)), "long-prompts": ((150, 350), (8, 40))}
