@@ -6,6 +6,9 @@ CONTEXT is of all slots together, in equal parts. Prompts are not cached and not
 asked for is computed once.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# an extra, compiled and without types
+
 import signal
 import sys
 

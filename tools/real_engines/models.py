@@ -4,6 +4,9 @@ Both have a vocabulary of words, ` w0`, ` w1`, ..., each of them one token howev
 word for every token of it: no token that an engine hides can be chosen greedily.
 """
 
+# pyright: reportMissingImports=false
+# gguf is an extra
+
 from __future__ import annotations
 
 import json
