@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from batchsim.cli.common import check_out, check_output, read_scenario
 
 if TYPE_CHECKING:
     from batchsim.check.measured.run import MeasuredRun
+    from batchsim.scenario import Scenario
 
 
 def against(
@@ -48,7 +50,8 @@ def against(
     if unknown := set(policies) - {text for spec in loaded.specs for text in (spec.name, spec.label)}:
         known = ", ".join(spec.name for spec in loaded.specs)
         raise ScenarioError(f"--policy {sorted(unknown)[0]}: the scenario has {known}. Write one of them.")
-    groups = _repeats([run for file in files for run in read_measured(file)], parts)
+    runs = [run for file in files for run in _own_log(loaded, file) or read_measured(file)]
+    groups = _repeats(runs, parts)
     stem = out / f"against-{name or f'{loaded.name}-{files[0].stem}'}"
     check_out(out)
     if json_file is not None:
@@ -73,6 +76,21 @@ def against(
             write_text(json_file, text)
     typer.echo("  ".join(f"{stem}{end}" for end in (".json", ".md", ".png")), err=True)
     typer.echo(report(title, found))
+
+
+def _own_log(scenario: Scenario, file: Path) -> list[MeasuredRun]:
+    """The scenario's own trace as a measured run, where `file` is that and tells latencies; [] for others."""
+    from batchsim.check.measured.client_faults import with_faults
+    from batchsim.check.measured.log import measured_log, tells_latencies
+    from batchsim.workload.traces import read_trace
+
+    trace = scenario.file.workload.trace
+    if trace is None or not file.exists() or not (scenario.base / trace.path).exists():
+        return []
+    if not (scenario.base / trace.path).samefile(file):
+        return []
+    rows = read_trace(replace(trace, rate_scale=None, jitter=0), scenario.base)
+    return [with_faults(measured_log(rows))] if tells_latencies(rows) else []
 
 
 def _repeats(runs: Sequence[MeasuredRun], parts: Sequence[str]) -> list[list[MeasuredRun]]:

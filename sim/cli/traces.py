@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -69,8 +70,15 @@ def trace_config(file: Path, format_: str, columns: str | None, time_unit: str |
 
 
 def _column_names(text: str) -> dict[str, str]:
+    from batchsim.workload.traces import Columns
+
     pairs = [part.partition("=") for part in text.split(",")]
     names = {role.strip(): name.strip() for role, _, name in pairs}
-    if set(names) - {"arrival"} != {"prompt", "output"} or not all(names.values()) or len(names) != len(pairs):
-        raise ScenarioError(f"--columns {text}: write prompt=NAME,output=NAME and, with times, arrival=NAME.")
+    known = {each.name for each in fields(Columns)}
+    if not {"prompt", "output"} <= set(names) <= known or not all(names.values()) or len(names) != len(pairs):
+        others = ", ".join(sorted(known - {"arrival", "prompt", "output"}))
+        raise ScenarioError(
+            f"--columns {text}: write prompt=NAME,output=NAME and, with times, arrival=NAME; what else rows may tell is"
+            f" {others}."
+        )
     return names

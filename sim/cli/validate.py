@@ -61,7 +61,8 @@ def validate(
     runs beside each. By default at 50 % and 80 % of every policy's saturation.
 
     With --against nothing runs live: the requests of a benchmark's file (vllm bench serve, SGLang, guidellm, aiperf,
-    inference-perf, a table of your own) are simulated, whatever the scenario's workload and load.
+    inference-perf, a table of your own, or the scenario's own trace where its columns tell ttft or e2e) are simulated,
+    whatever the scenario's workload and load.
 
     Examples: batchsim validate live-demo --set cost=my-cpu.json; batchsim validate chat --device cuda --policy vllm
     --at 50%,80%,95%; batchsim validate chat --from campaign/; batchsim validate mine.yaml --against result.json

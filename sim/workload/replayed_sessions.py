@@ -203,12 +203,15 @@ def links_of(rows: TraceRows) -> Links:
     count = len(rows)
     root = np.arange(count)
     wait_ns = np.full(count, NOT_TOLD)
-    recorded, e2e = rows.labels["recorded"], rows.labels.get("e2e")
+    recorded, e2e, delay = rows.labels["recorded"], rows.labels.get("e2e"), rows.labels.get("delay")
     early = untold = 0
     for row, before in enumerate(parents):
         if not before:
             continue
         root[row] = root[before[0]]
+        if delay is not None and delay[row] != NOT_TOLD:
+            wait_ns[row] = delay[row]
+            continue
         if e2e is None or min(e2e[list(before)]) == NOT_TOLD:
             untold += 1
             continue

@@ -39,7 +39,9 @@ def setup_of(folder: Path, text: str, columns: str, *overrides: str) -> Setup:
 def sent_ms(setup: Setup) -> dict[int, float]:
     """When each row was sent in a simulation, in ms."""
     records = simulate_point(setup, setup.scenario.points()[0]).records.requests
-    return {int(row["request_id"]): int(row["sent_ns"]) / MS for row in records}
+    found = {int(row["request_id"]): int(row["sent_ns"]) / MS for row in records}
+    assert len(found) == len(records), "every row is sent once"
+    return found
 
 
 def replayed(setup: Setup) -> ReplayedSessions:

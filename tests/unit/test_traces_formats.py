@@ -90,7 +90,6 @@ def test_mapping_reads_other_tools(
     ("name", "message", "advice"),
     [
         ("blis_tracev2_style.csv", "BLIS TraceV2", "arrival: arrival_time_us"),
-        ("llmservingsim_style.jsonl", "LLMServingSim", "time_unit: ns"),
         ("servegen_chunk_style.csv", "ServeGen", "rates, not requests"),
         ("sharegpt_style.json", "ShareGPT", "count their tokens"),
         ("splitwise_sim_style.csv", "splitwise-sim", "prompt: prompt_size"),

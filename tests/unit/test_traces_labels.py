@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import BatchsimError, ScenarioError, TraceError
+from batchsim.cli.traces import trace_config
+from batchsim.report.text.trace_text import trace_text
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup, simulate_point
 from batchsim.workload.traces import Columns, TraceConfig, read_trace
+from batchsim.workload.traces.inspect import summary
 from batchsim.workload.traces.trace_rows import TraceRows
 
 S = 1_000_000_000
@@ -218,6 +221,21 @@ def test_a_class_of_a_log_has_an_objective_and_knobs(tmp_path: Path) -> None:
     assert list(classes) == ["code", "chat"]
     assert (classes["code"].slo, classes["chat"].slo) == ("ttft<9s @ 99%", None)
     assert classes["chat"].share == pytest.approx(2 / 3)
+
+
+def test_inspect_shows_each_class(tmp_path: Path) -> None:
+    """Rows and mean lengths by class are those of the rows, in figures and in text."""
+    figures = summary(read(tmp_path, ROWS))
+    assert figures["classes"]["chat"] == {"rows": 2, "mean_prompt_tokens": 105.0, "mean_output_tokens": 10.5}
+    assert "class code: 1 rows, on average 900.0 prompt and 5.0 output tokens" in trace_text(figures)
+
+
+def test_columns_of_an_option_may_name_any_role() -> None:
+    """--columns takes whatever a scenario's columns take, and lists that where a name is none of it."""
+    config = trace_config(Path("log.csv"), "auto", "arrival=ts,prompt=in,output=out,request_class=kind", "s")
+    assert config.columns is not None and config.columns.request_class == "kind"
+    with pytest.raises(ScenarioError, match=r"what else rows may tell is .*, session, status, tenant, ttft, turn"):
+        trace_config(Path("log.csv"), "auto", "prompt=in,output=out,klass=kind", None)
 
 
 def test_a_resolved_scenario_keeps_labels(tmp_path: Path) -> None:

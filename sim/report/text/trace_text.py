@@ -18,6 +18,11 @@ def trace_text(figures: dict[str, Any]) -> str:
         cells = [f"{row['mean']:,.0f}", f"{row['cv']:.2f}"]
         cells += [f"{row[name]:,.0f}" for name in ("min", "p50", "p90", "p99", "max")]
         lines.append(f"{kind + ' tokens':<14}" + "".join(f"{cell:>10}" for cell in cells))
+    for name, row in figures.get("classes", {}).items():
+        lines.append(
+            f"class {name}: {row['rows']:,} rows, on average {row['mean_prompt_tokens']:,.1f} prompt and"
+            f" {row['mean_output_tokens']:,.1f} output tokens"
+        )
     return "\n".join(fit(line) for line in [*lines, *(f"- {note}" for note in figures["notes"])])
 
 

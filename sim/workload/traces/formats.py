@@ -5,10 +5,13 @@ Source: the column names and units of each tool's own documentation and code, 20
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from batchsim.base.errors import TraceError
-from batchsim.workload.traces.trace_config import Columns, TimeUnit, TraceConfig
+from batchsim.workload.traces import nested
+from batchsim.workload.traces.nested import Flatten
+from batchsim.workload.traces.trace_config import WAITS, Columns, TimeUnit, TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource
 
 
@@ -18,7 +21,8 @@ class Layout:
 
     `unit` is None where there are no times, or where nothing says their unit (`ambiguous`). `whole_units`: the unit was
     inferred from a time that is an integer, so all of them have to be. `hash_block_tokens` is how many tokens each
-    id in `columns.hash_ids` stands for; None: no ids are read.
+    id in `columns.hash_ids` stands for; None: no ids are read. `duration_unit` is that of the columns of durations.
+    `flatten` makes what turns a record of the file into rows with `columns`; None: a record is a row.
     """
 
     format: str
@@ -27,6 +31,8 @@ class Layout:
     reason: str
     whole_units: bool = False
     hash_block_tokens: int | None = None
+    duration_unit: str | None = None
+    flatten: Callable[[], Flatten] | None = None
 
     @property
     def ambiguous(self) -> bool:
@@ -59,6 +65,12 @@ _FORMATS: dict[str, _Format] = {
     "qwen": _Format(_TIMESTAMP_FAMILY, "s", 16),  # Qwen-Bailian's README
 }
 
+# What rows of a format wait for: a chat names the one it goes on with; a session's turns follow each other.
+_WAITS: dict[str, dict[str, str]] = {
+    "qwen": {"id": "chat_id", "parent": "parent_chat_id"},
+    "burstgpt": {"session": "Session ID", "e2e": "Elapsed time"},
+}
+
 # Columns that carry meaning, are not used, and are worth a note.
 UNUSED = {
     "hash_ids": "prompts are taken as sharing nothing",
@@ -76,7 +88,6 @@ def _mapping_advice(arrival: str, prompt: str, output: str, unit: str) -> str:
 
 
 _TEXTS = "It holds texts: count their tokens first and write prompt and output lengths as columns."
-_SESSIONS = "Sessions are not replayed: flatten it to one line per request with an arrival of its own."
 _WEKA = (
     "Flatten it to one line per request with an arrival of its own and hash_ids told apart between conversations, and"
     " read that by mapping with hash_id_block_size: 64."
@@ -85,7 +96,6 @@ _RATES = "It holds rates, not requests: write arrivals: {kind: gamma, ...} with 
 
 # Known formats without a reader: name, the columns that tell them, and what to do instead.
 _KNOWN: tuple[tuple[str, set[str], str], ...] = (
-    ("LLMServingSim with sessions", {"arrival_time_ns", "sub_requests"}, _SESSIONS),
     (
         "LLMServingSim",
         {"arrival_time_ns", "input_toks", "output_toks"},
@@ -117,9 +127,21 @@ def lay_out(source: TraceSource, config: TraceConfig) -> Layout:
         if config.format == "vidur" and "arrived_at" not in source.names:
             columns, unit = Columns(prompt=columns.prompt, output=columns.output), None
         layout = Layout(config.format, columns, _unit(source, config, config.format, unit), "format given")
+    layout = _with_waits(source, config, layout)
     layout = _with_hash_ids(source, config, layout)
     _check_names(source, layout)
     return layout
+
+
+def _with_waits(source: TraceSource, config: TraceConfig, layout: Layout) -> Layout:
+    """`layout` with the columns that say what waits for what, where its format has them and they are to be used."""
+    columns = layout.columns
+    if config.replay == "as_recorded":
+        return replace(layout, columns=replace(columns, **dict.fromkeys(WAITS)))
+    waits, names = _WAITS.get(layout.format, {}), set(source.names)
+    if config.columns is not None or not waits or not set(waits.values()) <= names or layout.columns.arrival is None:
+        return layout
+    return replace(layout, columns=replace(columns, **waits), duration_unit="s")
 
 
 def _with_hash_ids(source: TraceSource, config: TraceConfig, layout: Layout) -> Layout:
@@ -145,6 +167,8 @@ def _check_names(source: TraceSource, layout: Layout) -> None:
     if source.container not in ("CSV", "Parquet"):
         return  # JSON objects differ line by line; a missing key is reported with its line
     columns = layout.columns
+    if layout.flatten is not None:
+        return
     for name in (columns.arrival, *(getattr(columns, each.name) for each in fields(columns))):
         if name is not None and name not in source.names:
             asked = "" if layout.format == "mapping" else f", which format {layout.format} needs"
@@ -180,6 +204,10 @@ def _recognised(source: TraceSource, config: TraceConfig) -> Layout:
         reason = f"{listed} {columns.prompt}, {columns.output} and no arrived_at"
         lengths = Columns(prompt=columns.prompt, output=columns.output)
         return Layout("vidur", lengths, _unit(source, config, "vidur", None), reason)
+    form = nested.form_of(source.first, names) if source.container.startswith("JSON") else None
+    if form is not None and config.time_unit in (None, "ns") and config.replay != "as_recorded":
+        flat, flatten = nested.FLAT, form.flatten
+        return Layout(form.name, flat, "ns", f"{listed} {form.told_by}", duration_unit="ns", flatten=flatten)
     _refuse_known(source)
     if {"chat_id", "parent_chat_id", "timestamp", "input_length"} <= names:
         unit = _unit(source, config, "qwen", "s")

@@ -21,7 +21,8 @@ def inspect_trace(config: TraceConfig, base: Path, seed: int = 0) -> dict[str, A
 
     Keys: source, format, rows, notes; `arrivals` (rate_rps, cv, idc_1s, idc_60s, ...; None without times);
     `prompt_tokens` and `output_tokens` (mean, cv, min, p50, p90, p99, max); `hash_ids` (block_tokens, reused_share:
-    the share of blocks that stand in an earlier row; None without).
+    the share of blocks that stand in an earlier row; None without); where rows tell classes, `classes` (rows,
+    mean_prompt_tokens, mean_output_tokens by name).
     """
     trace = read_trace(config, base, seed)
     if config.rate_scale is not None:
@@ -41,11 +42,27 @@ def summary(trace: TraceRows) -> dict[str, Any]:
         "arrivals": None if trace.arrival_ns is None else asdict(describe_arrivals(trace.arrival_ns)),
         "prompt_tokens": _lengths(trace.prompt_tokens),
         "output_tokens": _lengths(trace.output_tokens),
+        **_by_class(trace),
         "hash_ids": None
         if hashed is None
         else {"block_tokens": hashed.block_tokens, "reused_share": hashed.reused_share},
         "notes": list(trace.notes),
     }
+
+
+def _by_class(trace: TraceRows) -> dict[str, Any]:
+    """How many rows each class has, and their mean lengths; {} where rows tell no classes."""
+    if "request_class" not in trace.labels:
+        return {}
+    found: dict[str, Any] = {}
+    for name, count in trace.class_counts.items():
+        mine = trace.labels["request_class"] == trace.texts["request_class"].index(name)
+        found[name] = {
+            "rows": count,
+            "mean_prompt_tokens": float(trace.prompt_tokens[mine].mean()),
+            "mean_output_tokens": float(trace.output_tokens[mine].mean()),
+        }
+    return {"classes": found}
 
 
 def _lengths(tokens: Ints) -> dict[str, float]:

@@ -36,13 +36,13 @@ class Labels:
     drop_failed: bool = True
 
     @classmethod
-    def of(cls, columns: Columns, config: TraceConfig) -> Labels:
-        """Readers of the columns that `columns` names."""
+    def of(cls, columns: Columns, config: TraceConfig, duration_unit: str | None = None) -> Labels:
+        """Readers of the columns that `columns` names; `duration_unit` is the format's."""
         labels = cls(drop_failed=config.failed == "drop")
-        unit = config.duration_unit or config.time_unit or "s"
+        unit = config.duration_unit or duration_unit or config.time_unit or "s"
         for role, name in columns.labels.items():
             if role in DURATIONS:
-                reader = _or_not_told(clock_reader(name, unit))
+                reader = _or_not_told(clock_reader(name, unit), zero=role == "delay")
             elif role in ("priority", "turn"):
                 reader = _whole_reader(name)
             elif role == "parent":
@@ -86,11 +86,14 @@ class Labels:
         return [f"{self.failed.total():,} of {seen:,} rows dropped: they failed ({by_status}{more})"]
 
 
-def _or_not_told(clock: Reader) -> Reader:
-    """`clock`, with NOT_TOLD for a value that is empty or 0."""
+def _or_not_told(clock: Reader, *, zero: bool) -> Reader:
+    """`clock`, with NOT_TOLD for a value that is empty, or 0 unless `zero` is a time like others."""
 
     def read(value: object) -> int:
-        return (clock(value) or NOT_TOLD) if value is not None and value != "" else NOT_TOLD
+        if value is None or value == "":
+            return NOT_TOLD
+        found = clock(value)
+        return found if found or zero else NOT_TOLD
 
     return read
 

@@ -14,6 +14,7 @@ from batchsim.base.units import MAX_TIME_NS, NS_PER_S, format_duration
 from batchsim.workload.traces.apart import rows_apart
 from batchsim.workload.traces.formats import UNUSED, Layout, lay_out
 from batchsim.workload.traces.labels import Labels
+from batchsim.workload.traces.nested import flattened
 from batchsim.workload.traces.scale import spread
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource, open_source, reading, rows
@@ -121,8 +122,10 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
     read_prompt, read_output = token_reader(columns.prompt), token_reader(columns.output)
     # Where the unit is not known yet, ms will do: the rows are only read for the error that shows the rates.
     read_clock = clock_reader(columns.arrival, layout.unit or "ms") if columns.arrival is not None else None
-    loaded = _Loaded(labels=Labels.of(columns, config))
+    loaded = _Loaded(labels=Labels.of(columns, config, layout.duration_unit))
     lines, decode = rows(source, names)
+    if layout.flatten is not None:
+        lines = flattened(lines, layout.flatten())
     start, stop = config.rows if config.rows is not None else (0, None)
     for number, raw in islice(lines, start, stop):
         loaded.seen += 1
@@ -198,6 +201,8 @@ def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded) -> list[st
     notes += loaded.labels.notes(loaded.seen)
     columns = layout.columns
     used = {getattr(columns, each.name) for each in fields(columns)}
+    if layout.flatten is not None:
+        used.add("session_id")  # which nested forms read as their session
     notes += [f"{name} not used: {what}" for name, what in UNUSED.items() if name in source.names and name not in used]
     return notes
 

@@ -13,9 +13,11 @@ from batchsim.base.units import Duration, TraceDuration
 TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
 FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm", "qwen", "mapping"]
 
-LABELS = ("request_class", "priority", "tenant", "session", "turn", "id", "parent", "deadline", "status", "ttft", "e2e")
+WAITS = ("session", "turn", "id", "parent", "delay")
+"""Those of LABELS that say what a row waits for, and how long after the answer it is sent."""
+LABELS = ("request_class", "priority", "tenant", *WAITS, "deadline", "status", "ttft", "e2e")
 """What a row of a log may tell beside its arrival and its lengths."""
-DURATIONS = ("deadline", "ttft", "e2e")
+DURATIONS = ("delay", "deadline", "ttft", "e2e")
 
 Factor = Annotated[float, Range(0, 1e6, above=True)]
 """Multiplies the rate of a trace."""
@@ -33,7 +35,7 @@ class Columns(Config):
     the time after sending at which the client is gone, `ttft` and `e2e` what the recorded engine took (all in
     `duration_unit`; empty or 0: not told), `status` how the request ended. A
     row waits for the turn before it of its session, or for the rows whose `id` its `parent` holds: one, or several as a
-    JSON list; empty or -1: for none.
+    JSON list; empty or -1: for none. `delay` is how long after their answers it is sent.
     """
 
     prompt: str
@@ -48,6 +50,7 @@ class Columns(Config):
     turn: str | None = field(default=None, metadata=LEFT_OUT)
     id: str | None = field(default=None, metadata=LEFT_OUT)
     parent: str | None = field(default=None, metadata=LEFT_OUT)
+    delay: str | None = field(default=None, metadata=LEFT_OUT)
     deadline: str | None = field(default=None, metadata=LEFT_OUT)
     status: str | None = field(default=None, metadata=LEFT_OUT)
     ttft: str | None = field(default=None, metadata=LEFT_OUT)

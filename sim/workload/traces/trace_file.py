@@ -203,7 +203,9 @@ def rows(source: TraceSource, columns: Sequence[str]) -> tuple[Iterator[Row], De
     pick = itemgetter(*columns)
 
     def decode(raw: object) -> Sequence[object]:
-        record = raw if isinstance(raw, dict) else _object(raw)
+        if isinstance(raw, ValueError):
+            raise raw
+        record = record_of(raw)
         try:
             return pick(record)
         except KeyError as missing:
@@ -222,6 +224,11 @@ def _decode(text: str) -> Any:
         raise
     except ValueError:
         return _JSON_DIGITS.decode(text)
+
+
+def record_of(raw: object) -> dict[str, object]:
+    """The JSON object of a row as `rows` yields it. ValueError where it is none."""
+    return raw if isinstance(raw, dict) else _object(raw)
 
 
 def _object(raw: object) -> dict[str, object]:
