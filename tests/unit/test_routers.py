@@ -163,6 +163,16 @@ def test_dynamo_counts_a_shared_block_once_and_forgets_after_the_ttl() -> None:
         assert routes(router, asked(2, same, at_ns=at_ns)) == [replica]
 
 
+def test_dynamo_counts_blocks_in_use_of_the_same_prompt_once() -> None:
+    """Without credit for caches: 4 + 4 at replica 0, which has the 4 blocks in use, against 4 + 1 + 4 at 1."""
+    router = DynamoKvConfig(overlap_score_credit=0.0).build(0)
+    routes(router, asked(0, (7, 64)), up=(0,))
+    routes(router, asked(1, prompt=16), up=(1,))
+    router.prefilled(0, 0)
+    router.prefilled(1, 1)
+    assert routes(router, asked(2, (7, 64))) == [0]
+
+
 def test_dynamo_s_temperature_spreads() -> None:
     """At 0 the cheaper always wins; hot, with costs one range apart, it wins by e^(1/T) to 1."""
 
@@ -201,14 +211,13 @@ def test_sglang_balances_where_one_holds_far_more() -> None:
 
 def test_sglang_forgets_text_beyond_the_tree_s_size() -> None:
     """Only at the interval, and what was sent last stays."""
-    config = SglangCacheAwareConfig(max_tree_size=64, eviction_interval=100)
-    router = config.build(0)
+    router = SglangCacheAwareConfig(max_tree_size=64, eviction_interval=100).build(0)
     routes(router, asked(0, (7, 64)), asked(1, (8, 64)), up=(0,))
-    routes(router, asked(2, (9, 160)), up=(1,))
+    routes(router, asked(2, (9, 16)), up=(1,))
     assert routes(router, asked(3, (7, 64), at_ns=99)) == [0]
-    # At 100 replica 0 keeps the 64 tokens sent last, those of 7, and replica 1 the first 64 of its 160
-    assert routes(router, asked(4, (8, 64), at_ns=100)) == [0]
-    assert routes(router, asked(5, (9, 160), at_ns=101)) == [1]  # 4 of 10 blocks match
+    # At 100 replica 0 keeps the 64 tokens sent last, those of 7, and has more text than replica 1
+    assert routes(router, asked(4, (8, 64), at_ns=100)) == [1]
+    assert routes(router, asked(5, (7, 64), at_ns=101)) == [0]
 
 
 # ---- in a fleet
@@ -265,10 +274,12 @@ def test_metrics_are_read_no_more_often_than_steps_run(interval: int) -> None:
 
 
 def test_dynamo_is_told_of_first_tokens_and_survives_a_failure() -> None:
-    """A prompt computed costs its replica only its blocks; what was lost is routed anew."""
+    """Blocks of 4. At 29 the prompt of 40 is computed and costs its replica 1 + 11, that of 36 is not: 10 + 10. What
+    was lost is routed anew."""
     router = DynamoKvConfig(block_tokens=4).build(0)
-    arrivals = [arrival(0, 0, prompt=40, output=50), arrival(1, 1, prompt=36, output=50), arrival(2, 30, output=1)]
-    assert fleet(router, FleetPlan(2), *arrivals)[:2] in ([0, 1], [1, 0])
+    arrivals = [arrival(0, 0, prompt=40, output=50), arrival(1, 25, prompt=36, output=50), arrival(2, 29, prompt=4)]
+    where = fleet(router, FleetPlan(2), *arrivals)
+    assert where[2] == where[0] != where[1]
     router = DynamoKvConfig(block_tokens=4).build(0)
     plan = FleetPlan(2, (Failure(0, 105, 20), Failure(1, 205, 20)), "retry")
     assert len(fleet(router, plan, *(arrival(i, 10 * i, prompt=8, output=9) for i in range(12)))) == 12

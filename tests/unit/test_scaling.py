@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, ReplicaSpan
+from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig, FleetLoad
 from batchsim.drive.fleet.scaling.dynamo_planner import DynamoPlannerConfig
 from batchsim.drive.fleet.scaling.hpa import ScalingPolicy, ScalingRules
 from batchsim.drive.fleet.scaling.keda import KedaConfig, KedaTriggers
@@ -51,7 +54,7 @@ def test_keda_needs_more_than_the_activation() -> None:
 
 def test_who_would_wait_for_ever_is_an_error() -> None:
     """Nobody comes any more, and one alone never activates."""
-    with pytest.raises(ScenarioError, match=r"no replica for 10,000 looks, and 1 requests wait for one. Lower its"):
+    with pytest.raises(ScenarioError, match=r"no replica for 10,000 looks, and 1 requests wait for one"):
         run(FleetPlan(1, scaler=keda(cooldown=400, activation=1.0)), arrival(0, 0, output=3), arrival(1, 710, output=3))
 
 
@@ -81,6 +84,45 @@ def test_dynamo_s_planner_waits_for_what_starts_and_removes_one_at_a_time() -> N
     assert starting[:2] == [50, 150]
     last = sorted(span.end_ns for span in found.spans if span.replica in (1, 2) and span.state == "up")
     assert last[-1] - last[-2] == 50
+
+
+class Scripted:
+    """An autoscaler that asks for what it is told to, look by look."""
+
+    def __init__(self, *wanted: int) -> None:
+        self.wanted = list(wanted)
+
+    def desired(self, fleet: FleetLoad, now_ns: int) -> int:
+        return self.wanted.pop(0) if self.wanted else fleet.num_replicas
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedConfig(AutoscalerConfig):
+    wanted: tuple[int, ...]
+
+    def build(self) -> Scripted:
+        return Scripted(*self.wanted)
+
+
+def scripted(*wanted: int, **more: int) -> ScriptedConfig:
+    given = {"every": 100, "min": 1, "max": 3, "cold_start": 150} | more
+    return ScriptedConfig(**given, wanted=wanted)
+
+
+def test_the_newest_replica_is_removed_first() -> None:
+    """One that still starts at 200 goes before the one that serves, and never takes a request."""
+    found = run(FleetPlan(1, scaler=scripted(2, 1)), arrival(0, 0, output=100), until_ns=1000)
+    assert found.spans == (ReplicaSpan(0, "up", 0, 1000), ReplicaSpan(1, "starting", 100, 200))
+
+
+def test_surge_lets_new_ones_start_while_others_drain() -> None:
+    """Both serve for 1,000 ns. At 100 one of two is to go and drains; at 200 two are wanted again: with max 2 there is
+    no place until it is empty, with a surge of 1 one starts at once."""
+    for surge, most in ((0, 2), (1, 3)):
+        config = scripted(1, 2, 2, max=2, surge=surge, cold_start=10)
+        found = run(FleetPlan(2, scaler=config), *(arrival(i, 0, output=100) for i in range(2)), until_ns=500)
+        assert len({span.replica for span in found.spans}) == most
+        assert (ReplicaSpan(2, "starting", 200, 210) in found.spans) == bool(surge)
 
 
 def test_a_spot_replica_drains_in_its_notice_and_costs_nothing_until_replaced() -> None:

@@ -103,7 +103,8 @@ class Fleet:
         self.up: list[int] = []
         self.spans: list[ReplicaSpan] = []
         self.control_ns: list[int] = []  # when something becomes of a replica
-        self._engines: list[Engine] = []
+        self._engines: list[Engine] = []  # all there ever were
+        self._living: list[Engine] = []
         self._idle_looks = 0  # in a row without a replica, while requests wait and nobody else will come
         self._scaler = None if plan.scaler is None else plan.scaler.build()
 
@@ -164,14 +165,14 @@ class Fleet:
         if clients.streams or clients.pending or (clients.held and clients.gate is None):
             return False
         return not self.feeds_back or not any(
-            other.alive and (other.wake is None or other.core.in_flight.steps) and other.core.has_work
-            for other in self._engines
+            (other.wake is None or other.core.in_flight.steps) and other.core.has_work
+            for other in self._living
             if other is not engine
         )
 
     def rouse_undrained(self) -> None:
         """Wakes engines that went to sleep waiting for arrivals, where by now none will come."""
-        for engine in self._engines:
+        for engine in self._living:
             if engine.wake is not None and not engine.asked_to_drain and engine.core.has_work and self.drain(engine):
                 engine.rouse()
 
@@ -216,6 +217,7 @@ class Fleet:
         if isinstance(self.router, SeesFirstTokens):
             slot.engine.core.journal.first_tokens = []
         self._engines.append(slot.engine)
+        self._living.append(slot.engine)
         self.env.process(slot.engine.process())
         self.clients.release()
 
@@ -227,7 +229,7 @@ class Fleet:
                 return
             assert engine is not None and slot.state in (UP, DRAINING), "checked by the scenario"
             self._become(slot, LOST if slot.is_noticed else FAILED, now_ns)
-            engine.alive, slot.engine = False, None
+            self._stop(slot, engine)
             lost = engine.core.fail(now_ns, REPLICA_FAILED)
             events = engine.core.take_events()
             if self.plan.lost == "fail":
@@ -244,10 +246,14 @@ class Fleet:
         slot.is_noticed = True
         self._remove(slot, int(self.env.now))
 
+    def _stop(self, slot: Slot, engine: Engine) -> None:
+        engine.alive, slot.engine = False, None
+        self._living.remove(engine)
+
     def retire(self, slot: Slot) -> None:
         """Removes a replica without work at once."""
         if slot.engine is not None:
-            slot.engine.alive, slot.engine = False, None
+            self._stop(slot, slot.engine)
         self._become(slot, LOST if slot.is_noticed else "", int(self.env.now))
         self.rouse_undrained()
 
@@ -262,8 +268,7 @@ class Fleet:
         for slot in [slot for slot in self.slots if not slot.state][: max(wanted - len(staying), 0)]:
             self._become(slot, STARTING, now_ns)
             self.at(now_ns + config.cold_start, lambda slot=slot: self._started(slot, now_ns))
-        removable = sorted(staying, key=lambda slot: (slot.state != STARTING, -slot.number))
-        for slot in removable[: max(len(staying) - wanted, 0)]:
+        for slot in reversed(staying[max(wanted, 0) :]):
             self._remove(slot, now_ns)
         self._check_served(len(staying) + wanted)
         self.at(now_ns + config.every, self._look)
@@ -291,7 +296,7 @@ class Fleet:
 
     def num_waiting(self) -> int:
         """Requests that wait, at the router and in all engines."""
-        return len(self.clients.held) + sum(e.core.num_waiting for e in self._engines if e.alive)
+        return len(self.clients.held) + sum(engine.core.num_waiting for engine in self._living)
 
     def _started(self, slot: Slot, since_ns: int) -> None:
         """Ends the cold start that began at `since_ns`, unless the replica was removed meanwhile."""

@@ -71,8 +71,7 @@ class Autoscaler(Protocol):
 class AutoscalerConfig(Config):
     """What every autoscaler has: it looks every `every` ns, and holds from `min` to `max` replicas, each of which takes
     requests `cold_start` after it is added. A removed one takes no new requests and goes when it is empty; `surge`
-    replicas beyond `max` may be held while others drain. Of replicas to remove, those that start go first, then the
-    highest numbers.
+    replicas beyond `max` may be held while others drain. Those with the highest numbers are removed first.
     """
 
     every: PositiveDuration
