@@ -147,6 +147,8 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
                 calls,
                 (oldest_ns, latest_ns),
                 next_wasted_tokens,
+                waiting,
+                running,
             )
             line = None
             if count:
@@ -176,19 +178,21 @@ def _run_on(
     calls: tuple[int, int, int, int, int],
     ends_ns: tuple[int, int],
     wasted_tokens: int,
+    waiting: int,
+    running: int,
 ) -> tuple[int, ...]:
     """Launches a steady `batch` at most `most` times more, as `_launch_on` does, while there are blocks; returns how
     often, and `ends_ns` and `calls` of then. Its steps take as long as `line` says, and the host `host_ns`.
 
     `calls`: of each of the two steps in flight when the scheduler was asked and the host through with that, then when
     the scheduler is asked next; `ends_ns`: when these two end. The first has computed `wasted_tokens`.
+    `waiting` and `running` are columns of the rows.
     """
-    group, scheduler, recorder, steady = batch.decodes, core.scheduler, core.recorder, core.steady
+    group, recorder, steady = batch.decodes, core.recorder, core.steady
     assert group is not None and steady is not None
     (alone_ns, token_ns), (launch_ns, process_ns), (oldest_ns, latest_ns), pack = line, host_ns, ends_ns, pack_step
     asked_ns, launched_ns, last_asked_ns, now_ns, called_ns = calls
-    free, waiting, running = scheduler.kv.num_free, scheduler.num_waiting, scheduler.num_running
-    rows, lanes, count = recorder.step_rows, recorder.lane_rows, 0
+    rows, lanes, free, count = recorder.step_rows, recorder.lane_rows, core.scheduler.kv.num_free, 0
     num_decode, context = batch.num_decode, batch.context_tokens
     taken: list[Sequence] = []
     for due in cycle(group.due_in_turn()):

@@ -139,6 +139,7 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
+_TWO_LANES = struct.Struct("<8q")
 _TWO_CALLS, _PROCESSED = struct.Struct("<qq16xqq"), struct.Struct("<qq")
 LANE_BYTES = _LANE.size
 PROCESSED_AT = 16
@@ -342,11 +343,10 @@ class Recorder:
         del self.lane_rows[first:]
         return found
 
-    def put_last_lanes(self, *calls: tuple[int, int]) -> None:
-        """Writes the rows of the host's part of steps in flight, of each as `launched`, behind those processed."""
+    def put_last_lanes(self, first: tuple[int, int], second: tuple[int, int]) -> None:
+        """Writes the rows of the host's part of the two steps in flight, as `launched`, behind those processed."""
         self.num_processed = len(self.lane_rows) // LANE_BYTES
-        for called_ns, launched_ns in calls:
-            self.launched(called_ns, launched_ns)
+        self.lane_rows += _TWO_LANES.pack(*first, MISSING, 0, *second, MISSING, 0)
 
     def landed(self, back: int, launched_ns: int, start_ns: int, duration_ns: int) -> None:
         """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""

@@ -108,6 +108,15 @@ def test_the_features_of_a_step_times_the_terms_are_its_time(cost: Fitted) -> No
     assert found == pytest.approx([cost.step_ns(batch) for batch in BATCHES.values()], abs=3)
 
 
+def test_a_step_of_decodes_is_on_its_line_at_every_context() -> None:
+    """To the nanosecond; so is the device's part of it. A cost that does not say so has no line."""
+    for cost in (ROOFLINE, ROOFLINE.lanes()):
+        alone_ns, token_ns = cost.decode_line(step([5, 6, 7])) or (0, 0)
+        for context in (1, 17, 1000, 99_999):
+            assert int(alone_ns + token_ns * 3 * context) == cost.step_ns(step([context] * 3))
+    assert LINEAR.decode_line(step([5])) is None
+
+
 def test_draft_tokens_are_rows_of_their_sequence_that_read_its_keys_once() -> None:
     """Layers and head compute every row; KV is read and the host's part taken a sequence; the rest is pairs."""
     few, many = (ROOFLINE.explain(columns_of(step([1000] * 40, drafts=drafts))) for drafts in (0, 3))

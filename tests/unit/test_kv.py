@@ -273,6 +273,34 @@ def test_a_pool_of_more_blocks_than_ids_can_be_kept_of_is_refused(kind: str) -> 
     assert new_kv(Caching(""), MAX_IDS + 1, 1, ids=False).num_free == MAX_IDS + 1
 
 
+@pytest.mark.parametrize("manager", [CountingKV, TableKV, BlockHashKV])
+def test_a_group_that_grows_by_many_steps_holds_the_blocks_of_one_after_the_other(manager: type) -> None:
+    """10 steps of members at 4, 6 and 7 tokens in blocks of 4: 8 more blocks, the same ones where they have ids."""
+    held: list[list[Any]] = []
+    for at_once in (False, True):
+        pool, group, members = (
+            manager(20, 4),
+            DecodeGroup(4),
+            [sequence(i, prompt) for i, prompt in enumerate((4, 6, 7))],
+        )
+        for seq in members:
+            assert pool.allocate(seq, seq.num_tokens)
+            seq.settled_computed_tokens, seq.settled_output_tokens = seq.num_tokens, 1
+            group.join(seq)
+        if at_once:
+            turn = group.due_in_turn()
+            pool.grow_by([seq for number in range(10) for seq in turn[number % 4]])
+            group.advance_by(10)
+        else:
+            for _ in range(10):
+                assert pool.grow_group(group)
+                group.advance()
+        tables = [] if isinstance(pool, CountingKV) else [pool.table(seq) for seq in members]
+        held.append([pool.num_free, [seq.num_computed_tokens for seq in members], group.total_context_tokens, tables])
+    assert held[0] == held[1]
+    assert held[0][:3] == [7, [14, 16, 17], 47]
+
+
 @pytest.mark.parametrize("manager", [CountingKV, TableKV, BlockHashKV, RadixKV, ReuseTreeKV])
 @pytest.mark.parametrize("decodes", [False, True])
 def test_pinned_blocks_stay_taken_through_free_until_unpinned(manager: type, decodes: bool) -> None:
