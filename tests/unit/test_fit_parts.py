@@ -215,6 +215,12 @@ def test_the_free_form_has_no_times_before_it_is_fitted() -> None:
 
 def test_the_equations_of_a_run_count_alike_whatever_their_number() -> None:
     """A row's weight falls with the root of their number, and with the mean that it is a share of."""
-    few, many = (Rows("tpot", np.ones((n, 8)), np.ones(n), 100.0, 90.0) for n in (1, 400))
+    few, many = (Rows("tpot", np.ones((n, 8)), np.ones(n), 100.0, 95.0) for n in (1, 400))
     assert Equations(few, 1.0, 0, 0).weight == 20 * Equations(many, 1.0, 0, 0).weight == 0.01
-    assert Equations(few, 1.0, 0, 0).off == pytest.approx(-0.1)
+    assert Equations(few, 2.0, 0, 0).off == pytest.approx(-0.025)
+
+
+def test_a_run_that_is_far_off_counts_by_its_error() -> None:
+    """Measured a thousandth of what is simulated, as of a client that got all tokens at once: a bounded share."""
+    lost = Equations(Rows("tpot", np.ones((1, 8)), np.ones(1), 0.1, 100.0), 1.0, 0, 0)
+    assert lost.off == pytest.approx(0.999) and lost.weight == pytest.approx(0.01 * (0.1 / 0.999) ** 0.5)
