@@ -65,11 +65,10 @@ class EngineFit:
 
     @property
     def exceeded(self) -> list[str]:
-        """What is no claim, and of each held-out load that errs by more than is claimed what and by how much. Empty: the
-        claims hold."""
+        """What is no claim, and what of each held-out load errs by more than is claimed. Empty: the claims hold."""
         found = [
-            f"{name}: ±{100 * claim:.3g} % would be claimed, and more than ±{100 * MOST_CLAIMED:g} % is no claim: the terms"
-            " do not explain the given loads"
+            f"{name}: ±{100 * claim:.3g} % would be claimed, and more than ±{100 * MOST_CLAIMED:g} % is no claim: the"
+            " terms do not explain the given loads"
             for name, claim in self.claims.items()
             if claim > MOST_CLAIMED
         ]

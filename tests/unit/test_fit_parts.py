@@ -17,6 +17,7 @@ from batchsim.check.measured.run import Client, MeasuredRun
 from batchsim.check.validation.replay import replay
 from batchsim.cost.fitted import TERMS, Fitted, Free, StepTerms
 from batchsim.cost.profile import load_profile
+from batchsim.fit.engine_fit import EngineFit
 from batchsim.fit.held_out import FLOORS, LoadError, claims_of, load_error, short_names, split
 from batchsim.fit.identify import Term
 from batchsim.fit.solve import Case, Equations, simulate_all
@@ -116,6 +117,14 @@ def test_errors_above_what_is_claimed_are_named() -> None:
     """On either side, and where no load within reach is what was measured."""
     one = LoadError("a", {"tpot_mean_s": -0.02, "throughput_rps": 0.01, "load": None}, True)
     assert one.exceeded(FLOORS) == ["tpot_mean_s", "load"]
+
+
+def test_more_than_half_is_no_claim() -> None:
+    """However well the loads held out are within it."""
+    parts: list[Any] = [None] * 12
+    parts[7], parts[8] = (LoadError("a", {"tpot_mean_s": 0.4}, False),), {"tpot_mean_s": 0.51, "load": 0.5}
+    (line,) = EngineFit(*parts).exceeded
+    assert line.startswith("tpot_mean_s: ±51 % would be claimed")
 
 
 def test_a_ttft_beyond_the_knee_is_judged_by_load(tmp_path: Path) -> None:
