@@ -61,8 +61,8 @@ def calibrate_bench(
         typer.echo(line, err=True)
     if found.exceeded and not force:
         typer.echo(
-            f"{out}: not written: {len(found.exceeded)} errors of loads held out are above what the fit claims. Look at"
-            " its runs and the scenario, or write it all the same with --force.",
+            f"{out}: not written: {len(found.exceeded)} errors are above what the fit claims, or can claim. Look at its"
+            " runs and the scenario, or write it all the same with --force.",
             err=True,
         )
         raise typer.Exit(REFUSED_EXIT)

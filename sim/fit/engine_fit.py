@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from batchsim.base.errors import MeasuredError, ScenarioError
@@ -29,7 +30,10 @@ FREE = ("base", "sequence", "prompt_token", "context_token", "pair", "frontend")
 OVER_KERNEL = ("kernel", "base", "sequence", "prompt_token", "beside_token", "frontend")
 """What is fitted over one."""
 FIRST_GUESS = 0.5
-"""Share of the shortest mean TPOT, and of TTFT for each prompt token, that a free form begins with."""
+"""Share of the median mean TPOT, and of TTFT for each prompt token, that a free form begins with."""
+
+MOST_CLAIMED = 0.5
+"""The largest error, as a share, that is a claim."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,13 @@ class EngineFit:
 
     @property
     def exceeded(self) -> list[str]:
-        """Of each held-out load that errs by more than is claimed: what and by how much. Empty: the claims hold."""
-        found: list[str] = []
+        """What is no claim, and what of each held-out load errs by more than is claimed. Empty: the claims hold."""
+        found = [
+            f"{name}: ±{100 * claim:.3g} % would be claimed, and more than ±{100 * MOST_CLAIMED:g} % is no claim: the"
+            " terms do not explain the given loads"
+            for name, claim in self.claims.items()
+            if claim > MOST_CLAIMED
+        ]
         for one in self.held_out:
             for name in one.exceeded(self.claims):
                 error = one.errors[name]
@@ -182,30 +191,20 @@ def _case(setup: Setup, spec_of: Callable[[MeasuredRun], PolicySpec], runs: Sequ
     elif isinstance(cost, Constant):
         defaults = {"base": float(cost.step)}
     else:
-        tpots = [run.figures["tpot_mean_s"] * 1e9 for run in runs if run.figures.get("tpot_mean_s")]
-        ttfts = [
-            run.figures["ttft_mean_s"] * 1e9 / mean_lengths(run)[0] for run in runs if "ttft_mean_s" in run.figures
-        ]
-        e2es = [run.figures["e2e_mean_s"] * 1e9 / mean_lengths(run)[1] for run in runs if "e2e_mean_s" in run.figures]
-        defaults = {
-            "base": FIRST_GUESS * min(tpots or e2es or ttfts),
-            "prompt_token": FIRST_GUESS * min(ttfts) if ttfts else 0.0,
-        }
+        defaults = _first_guess(runs)
     return Case(setup, spec_of, None, FREE, {**defaults, "frontend": way})
 
 
 def _first_guess(runs: Sequence[MeasuredRun]) -> dict[str, float]:
-    """Where a free form begins: shares of the shortest mean TPOT, and of the shortest mean TTFT for a prompt token."""
+    """Where a free form begins: shares of the median run's mean TPOT, and of its mean TTFT for each prompt token."""
 
-    def shortest(latency: str, tokens: int | None) -> float:
-        known = [run for run in runs if run.figures.get(f"{latency}_mean_s")]
-        each = [
-            run.figures[f"{latency}_mean_s"] / (1 if tokens is None else mean_lengths(run)[tokens]) for run in known
-        ]
-        return FIRST_GUESS * NS_PER_S * min(each, default=0.0)
+    def middle(latency: str, tokens: int | None) -> float:
+        known = [(run, mean_s) for run in runs if (mean_s := run.figures.get(f"{latency}_mean_s"))]
+        each = [mean_s / (1 if tokens is None else mean_lengths(run)[tokens]) for run, mean_s in known]
+        return FIRST_GUESS * NS_PER_S * median(each) if each else 0.0
 
-    prompt = shortest("ttft", 0)
-    return {"base": shortest("tpot", None) or shortest("e2e", 1) or prompt, "prompt_token": prompt}
+    prompt = middle("ttft", 0)
+    return {"base": middle("tpot", None) or middle("e2e", 1) or prompt, "prompt_token": prompt}
 
 
 def _finite(value: float) -> float | None:

@@ -18,7 +18,7 @@ FEWEST_LOADS = 3
 SAME = 0.02
 """Share by which lengths and rates of one load differ between its repeats at most."""
 KNEE = 3.0
-"""A mean TTFT that 1 % of step time moves by more than this many percent lies beyond the knee. Where it errs by more
+"""A mean TTFT that 1 % of step time moves by more than this many percent lies beyond the knee: where it errs by more
 than FLOORS has, it is judged by load."""
 FLOORS = {"tpot_mean_s": 0.015, "throughput_rps": 0.015, "e2e_mean_s": 0.02, "ttft_mean_s": 0.05, "load": 0.015}
 """The least error that a fit claims of each figure, as a share; `load` is of the load axis, beyond the knee."""

@@ -126,7 +126,7 @@ def _settled_by(one: str, other: str) -> str:
 
 def _sigma(solved: Solved, terms: int) -> float:
     """Root mean square of what the equations of means are off by, for each that is not used up by a term."""
-    off = np.array([WEIGHTS[one.rows.latency] * one.off / one.steep for one in solved.equations])
+    off = np.array([WEIGHTS[one.rows.latency] * one.off for one in solved.equations])
     return float(np.sqrt((off**2).sum() / max(len(off) - terms, 1)))
 
 

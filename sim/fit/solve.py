@@ -35,6 +35,9 @@ RIDGE = 1e-4
 STRETCH = 0.02
 """Share by which step times are stretched to see how steep latencies are in them."""
 MOST_STEEP = 50.0
+CUT = 0.1
+"""Share by which a run is off from which on it counts by the error, not by its square: a client that was late, or got
+all tokens at once, is not to outweigh the others."""
 WEIGHTS = {"ttft": 0.5, "tpot": 1.0, "e2e": 1.0}
 """Of each latency of a run. First tokens are what clients and networks blur most."""
 
@@ -71,13 +74,18 @@ class Equations:
 
     @property
     def weight(self) -> float:
-        """What a row is multiplied by, so that a latency of a run counts as one equation in shares of its mean."""
-        return WEIGHTS[self.rows.latency] / (self.rows.measured_ns * np.sqrt(len(self.rows.left)))
+        """What a row is multiplied by, so that a latency of a run counts as one equation in shares of its mean,
+        measured or simulated, whichever is more; as less beyond CUT."""
+        mean, off = max(self.rows.measured_ns, self.rows.simulated_ns), abs(self.off)
+        trust = np.sqrt(CUT / off) if off > CUT else 1.0
+        return float(trust * WEIGHTS[self.rows.latency] / (mean * np.sqrt(len(self.rows.left))))
 
     @property
     def off(self) -> float:
-        """Simulated over measured mean, less 1."""
-        return self.rows.simulated_ns / self.rows.measured_ns - 1
+        """Simulated less measured mean, as a share of whichever is more, for each percent of step time that moves it
+        by one."""
+        mean = max(self.rows.measured_ns, self.rows.simulated_ns)
+        return (self.rows.simulated_ns - self.rows.measured_ns) / mean / self.steep
 
 
 @dataclass(frozen=True)
@@ -143,10 +151,10 @@ def _vector(values: Mapping[str, float]) -> Floats:
 
 
 def _error(equations: Sequence[Equations]) -> float:
-    """Root of the weighted mean square of the errors of means, as shares of step time."""
+    """Root of the weighted mean square of the errors of means, as shares of step time; beyond CUT, of their product."""
     weights = np.array([WEIGHTS[one.rows.latency] for one in equations])
-    off = np.array([one.off / one.steep for one in equations])
-    return float(np.sqrt((weights**2 * off**2).sum() / (weights**2).sum()))
+    off = np.abs([one.off for one in equations])
+    return float(np.sqrt((weights**2 * off * np.minimum(off, CUT)).sum() / (weights**2).sum()))
 
 
 def system(case: Case, equations: Sequence[Equations], values: Mapping[str, float]) -> tuple[Floats, Floats]:

@@ -17,6 +17,7 @@ from batchsim.check.measured.run import Client, MeasuredRun
 from batchsim.check.validation.replay import replay
 from batchsim.cost.fitted import TERMS, Fitted, Free, StepTerms
 from batchsim.cost.profile import load_profile
+from batchsim.fit.engine_fit import EngineFit
 from batchsim.fit.held_out import FLOORS, LoadError, claims_of, load_error, short_names, split
 from batchsim.fit.identify import Term
 from batchsim.fit.solve import Case, Equations, simulate_all
@@ -118,6 +119,14 @@ def test_errors_above_what_is_claimed_are_named() -> None:
     assert one.exceeded(FLOORS) == ["tpot_mean_s", "load"]
 
 
+def test_more_than_half_is_no_claim() -> None:
+    """However well the loads held out are within it."""
+    parts: list[Any] = [None] * 12
+    parts[7], parts[8] = (LoadError("a", {"tpot_mean_s": 0.4}, False),), {"tpot_mean_s": 0.51, "load": 0.5}
+    (line,) = EngineFit(*parts).exceeded
+    assert line.startswith("tpot_mean_s: ±51 % would be claimed")
+
+
 def test_a_ttft_beyond_the_knee_is_judged_by_load(tmp_path: Path) -> None:
     """2 % of step time too much are tens of percent of TTFT there, and 2 % of the load."""
     run = run_of(tmp_path, Load(14), 200)
@@ -215,6 +224,12 @@ def test_the_free_form_has_no_times_before_it_is_fitted() -> None:
 
 def test_the_equations_of_a_run_count_alike_whatever_their_number() -> None:
     """A row's weight falls with the root of their number, and with the mean that it is a share of."""
-    few, many = (Rows("tpot", np.ones((n, 8)), np.ones(n), 100.0, 90.0) for n in (1, 400))
+    few, many = (Rows("tpot", np.ones((n, 8)), np.ones(n), 100.0, 95.0) for n in (1, 400))
     assert Equations(few, 1.0, 0, 0).weight == 20 * Equations(many, 1.0, 0, 0).weight == 0.01
-    assert Equations(few, 1.0, 0, 0).off == pytest.approx(-0.1)
+    assert Equations(few, 2.0, 0, 0).off == pytest.approx(-0.025)
+
+
+def test_a_run_that_is_far_off_counts_by_its_error() -> None:
+    """Measured a thousandth of what is simulated, as of a client that got all tokens at once: a bounded share."""
+    lost = Equations(Rows("tpot", np.ones((1, 8)), np.ones(1), 0.1, 100.0), 1.0, 0, 0)
+    assert lost.off == pytest.approx(0.999) and lost.weight == pytest.approx(0.01 * (0.1 / 0.999) ** 0.5)
