@@ -91,7 +91,7 @@ def naive(
     coming = [
         (a.request.arrival_ns, a.request.id, a.request.prompt_tokens, a.output_tokens)
         for a in arrivals
-        if a.request.prompt_tokens + a.request.max_output_tokens - 1 <= room
+        if a.output_tokens and a.request.prompt_tokens + a.request.max_output_tokens - 1 <= room
     ]
     table: list[list[int] | None] = [None] * n_parallel
     used = [-1] * n_parallel
