@@ -51,6 +51,7 @@ FOLLOWED = {
     "vllm_v0": Followed("Vidur", "7d47513a", 1),
     "faster_transformer": Followed("Vidur", "7d47513a", 1),
     "tgi": Followed("Text Generation Inference", "db931fcf"),
+    "llama_cpp": Followed("llama.cpp", "001d906a", differs="without its prompt cache"),
     "triton": Followed("Triton", "73aad7c3"),
     "tf_serving": Followed("TensorFlow Serving", "9d981c5c"),
     "ray_serve": Followed("Ray", "2.60.0"),

@@ -7,6 +7,8 @@ from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
 from batchsim.policies.systems.hf_static import HfStatic, HfStaticConfig
+from batchsim.policies.systems.llama_cpp.llama_cpp import LlamaCpp
+from batchsim.policies.systems.llama_cpp.llama_cpp_config import LlamaCppConfig
 from batchsim.policies.systems.ray_serve import RayServe, RayServeConfig
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
@@ -37,6 +39,7 @@ POLICIES = {
     "sglang": (SglangConfig, SglangWithDrafts),
     "tensorrt_llm": (TensorrtLlmConfig, TensorrtLlmWithDrafts),
     "tgi": (TgiConfig, Tgi),
+    "llama_cpp": (LlamaCppConfig, LlamaCpp),
     "ray_serve": (RayServeConfig, RayServe),
     "tf_serving": (TfServingConfig, TfServing),
     "triton": (TritonConfig, Triton),

@@ -30,6 +30,7 @@ REUSE = (
 MEASURES = "unit/test_metrics unit/test_metrics_objectives unit/test_metrics_kpis unit/test_slo conformance:continuous"
 BATCHES = "policies/test_static policies/test_dynamic policies/test_hf_static conformance:static conformance:dynamic"
 TRITON = "policies/test_triton conformance:triton"
+LLAMA_CPP = "policies/test_llama_cpp conformance:llama_cpp"
 TGI = "policies/test_tgi conformance:tgi"
 SGLANG = (
     "policies/test_sglang policies/test_sglang_clip policies/test_sglang_memory policies/test_sglang_naive"
@@ -92,6 +93,7 @@ TESTS = {
     "sim/policies/systems/sglang/sglang_drafts.py": SGLANG_DRAFTS,
     "sim/policies/systems/sglang/speculative_args.py": SGLANG_DRAFTS,
     "sim/policies/systems/tensorrt_llm/tensorrt_llm.py": REUSE,
+    "sim/policies/systems/llama_cpp/*.py": LLAMA_CPP,
     "sim/policies/systems/tgi/*.py": TGI,
     "sim/policies/systems/triton/*.py": TRITON,
     "sim/policies/systems/tensorrt_llm/*.py": REUSE,

@@ -112,7 +112,7 @@ def test_colours_are_fixed_by_kind_and_lines_tell_members_apart():
 
 SYSTEMS = (
     "vllm", "sglang", "tensorrt_llm", "tgi", "orca", "sarathi", "vllm_v0", "faster_transformer", "hf_static", "triton",
-    "tf_serving", "ray_serve",
+    "tf_serving", "ray_serve", "llama_cpp",
 )  # fmt: skip
 WHOLE_BATCH = {"faster_transformer", "hf_static", "triton", "tf_serving", "ray_serve"}
 

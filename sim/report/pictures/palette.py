@@ -21,6 +21,7 @@ _KINDS = {
     "sglang": ("#56B4E9", "P", _SOLID),
     "tensorrt_llm": ("#000000", "X", _SOLID),
     "tgi": ("#117733", "d", _SOLID),
+    "llama_cpp": ("#8C6D31", "h", _SOLID),
     "orca": ("#882255", "<", _SOLID),
     "sarathi": ("#999933", ">", _SOLID),
     "vllm_v0": ("#332288", "^", _SOLID),

@@ -1,0 +1,1 @@
+"""The scheduler of llama.cpp's server."""
