@@ -138,7 +138,6 @@ def calibrate(
             allow_code=allow_code,
         )
         return
-    _check_given(context, bench=False)
     for given, value in (("--model", model), ("--device", device), ("-o", out)):
         if value is None:
             raise CalibrationError(f"calibrate: {given} is missing. Give --model, --device and -o PROFILE.")
