@@ -86,10 +86,8 @@ def calibrate(
     """
     if context.invoked_subcommand is not None:
         return
+    _check_given(context, bench=bool(bench))
     if bench:
-        if model is not None or device is not None:
-            raise CalibrationError("--bench: the scenario says model and device. Drop --model and --device.")
-        _check_given(context, bench=True)
         calibrate_bench(
             bench,
             scenario,
@@ -102,7 +100,6 @@ def calibrate(
             allow_code=allow_code,
         )
         return
-    _check_given(context, bench=False)
     for given, value in (("--model", model), ("--device", device), ("-o", out)):
         if value is None:
             raise CalibrationError(f"calibrate: {given} is missing. Give --model, --device and -o PROFILE.")

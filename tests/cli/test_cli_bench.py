@@ -156,7 +156,7 @@ CALLS = {
     "a part of no run": (["{runs}", "--part", "x9", "--scenario", "{free}", "-o", "{out}"], "--part x9: no run"),
     "nothing to hold out": (["{runs}", "--hold-out", "x9", "--scenario", "{free}", "-o", "{out}"], "--hold-out x9"),
     "all held out": (["{runs}", "--hold-out", "{runs}", "--scenario", "{free}", "-o", "{out}"], "no run is left"),
-    "a device beside": (["{runs}", "--device", "cpu", "-o", "{out}"], "Drop --model and --device"),
+    "a device beside": (["{runs}", "--device", "cpu", "-o", "{out}"], "--device: nothing is measured with --bench"),
     "minutes beside": (["{runs}", "--minutes", "8", "-o", "{out}"], "--minutes: nothing is measured with --bench"),
     "another policy": (["{runs}", "--policy", "sjf", "--scenario", "{free}", "-o", "{out}"], "the scenario has vllm"),
     "a cost factor": (["{runs}", "--set", "cost_factor=2", "--scenario", "{free}", "-o", "{out}"], "cost_factor and"),
