@@ -334,7 +334,7 @@ def test_a_scenario_names_a_shipped_profile(tmp_path: Path) -> None:
     assert load_scenario(scenario_file(tmp_path, "h200")).plain["cost"] == {"kind": "roofline", "gpu": "h200"}
     changed = load_scenario(scenario_file(tmp_path, NAME), overrides=["cost.extrapolate=true"])
     assert changed.cost == ProfileConfig(NAME, extrapolate=True)
-    assert set(KINDS) == {"roofline", "profile", "constant", "linear"}
+    assert set(KINDS) == {"roofline", "profile", "constant", "linear", "free"}
 
 
 def test_a_profile_stands_beside_its_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
