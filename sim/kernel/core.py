@@ -18,7 +18,7 @@ from batchsim.base.units import MAX_TIME_NS, format_duration
 from batchsim.kernel.chunks import advance_chunks
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.events import Cancelled, EngineEvent, Finished, HandedOver, Left, Rejected, Tokens, Unfinished
+from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Finished, HandedOver, Rejected, Tokens, Unfinished
 from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
@@ -433,7 +433,7 @@ class EngineCore:
         for seq in step.batch.sampled:
             self.events.append(Tokens(seq.request, 1))
 
-    def _end(self, seq: Sequence, now_ns: int, ended: type[Left], reason: str) -> None:
+    def _end(self, seq: Sequence, now_ns: int, ended: type[Ended | HandedOver], reason: str) -> None:
         """Ends the request of `seq` at this engine and adds the event, an `ended`."""
         in_flight = self.in_flight
         undelivered = 0
