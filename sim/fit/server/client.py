@@ -143,17 +143,17 @@ class Client:
             await _all([asyncio.create_task(user(i * apart_s)) for i in range(users)])
             return
         tasks: list[asyncio.Task[None]] = []
+        freed_s = 0.0  # when a request in flight ended for which one waited
         try:
             while loaded.failure is None and (ask := requests.following()) is not None:
                 assert ask.at_s is not None, "of an open load"
                 await _until(start_s + ask.at_s)
-                due_s = ask.at_s
-                if free.locked():
-                    loaded.held += 1
-                    await free.acquire()
-                    due_s = time.monotonic() - start_s
-                else:
-                    await free.acquire()
+                full = free.locked()
+                await free.acquire()
+                if full:
+                    freed_s = time.monotonic() - start_s
+                due_s = max(ask.at_s, freed_s)
+                loaded.held += due_s > ask.at_s
                 tasks.append(asyncio.create_task(one(ask, number, due_s)))
                 number += 1
         finally:
