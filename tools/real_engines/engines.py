@@ -79,9 +79,7 @@ class LlamaCpp:
         return [str(python), str(Path(__file__).with_name("llama_server.py")), str(model), *map(str, numbers)]
 
     def scenario(self) -> str:
-        # Each step: the tokens of all that decode, then prompts, to n_batch in all; slots in the order of coming
-        knobs = f"max_num_seqs: {self.slots}, max_num_batched_tokens: {self.n_batch}"
-        policy = f"vllm: {{{knobs}, enable_prefix_caching: false, async_scheduling: false}}"
+        policy = f"llama_cpp: {{n_parallel: {self.slots}, n_batch: {self.n_batch}}}"
         longest = self.context // self.slots
         return _SCENARIO.format(model=MODEL, policy=policy, kv=self.context, block=1, longest=longest)
 

@@ -1,12 +1,10 @@
-"""Loads for a running engine, kept as files that `batchsim calibrate --bench` is given."""
+"""Loads for a running engine, kept as files, and its calibration as a user makes it."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +18,7 @@ from tools.real_engines.server import Server
 IDLE = Load("sentinel", 5, (16, 16), (100, 100))
 STALLED, TRIES = 0.05, 2
 """The share of a load's time from which on a client without a core is told, and how often a load is tried."""
-_SINGLES = (16, 64, 256, 700)  # tokens of prompts that come one at a time
-_MIXES = {"short-prompts": ((32, 128), (32, 96)), "long-prompts": ((150, 350), (8, 40))}
-_SHARES = {"short-prompts": (0.3, 0.75), "long-prompts": (0.5, 1.5)}  # the last is an overload
-_HELD_OUT = "short-prompts-30"  # the rule of calibrate, blind to what loads are for, may take all that come at random
 _FULL_ROUNDS = 4  # requests of each slot by which the most is found
-_LEAST_S = 5.0
 
 Lengths = tuple[int, int]
 
@@ -70,50 +63,14 @@ class Asker:
         return Load(name, max(round(rate * seconds), 2), *mix, rate_rps=rate, seed=seed)
 
 
-def measure_given(ask: Asker, seconds: float) -> list[Path]:
-    """The files of an experiment that takes about `seconds`: prompts one at a time, users who decode, long contexts,
-    and two mixes of lengths below and above saturation."""
-    start_s = time.monotonic()
-    slots = ask.engine.slots
-    loads = [Load(f"single-{prompt}", 4, (prompt, prompt), (24, 24)) for prompt in _SINGLES]
-    loads += [Load(f"users-{users}", 3 * users, (16, 48), (60, 100), users=users) for users in _ladder(slots)]
-    loads.append(Load("long-contexts", 2 * slots, (400, 700), (30, 60), users=slots // 2))
-    files = [ask.measure(load) for load in loads]
-    full_rps = {name: ask.full_rps(name, mix) for name, mix in _MIXES.items()}
-    rates = [(name, share) for name, shares in _SHARES.items() for share in shares]
-    left_s = max((seconds - (time.monotonic() - start_s)) / len(rates), _LEAST_S)
-    for number, (name, share) in enumerate(rates):
-        rate = share * full_rps[name]
-        load = Load(f"{name}-{share:.0%}".rstrip("%"), round(rate * left_s) + 2, *_MIXES[name], rate, seed=number)
-        files.append(ask.measure(load))
-    return files
-
-
-def _ladder(slots: int) -> list[int]:
-    """2, 4, 8, ... users, up to `slots`."""
-    return [2**power for power in range(1, slots.bit_length()) if 2**power <= slots]
-
-
-def calibrate(ask: Asker, scenario: Path, out: Path, seconds: float) -> None:
-    """Writes `out`/mine.json by an experiment and `batchsim calibrate --bench`; what that prints is in calibrate.txt.
+def calibrate(server: Server, slots: int, scenario: Path, out: Path, minutes: float) -> None:
+    """Writes `out`/mine.json by `batchsim calibrate --url` as a user would; what that prints is in calibrate.txt.
 
     It is written whatever it claims: what is foretold is judged here, by other loads. CalibrationError where it fails.
     """
-    files = measure_given(ask, seconds)
-    fit(files, scenario, out)
-
-
-def fit(files: Sequence[Path], scenario: Path, out: Path) -> None:
-    """Runs `batchsim calibrate --bench` on the files as a user would, one load of them held out."""
-    command = [sys.executable, "-m", "batchsim", "calibrate", "--scenario", str(scenario), "--force"]
-    command += [
-        "--hold-out",
-        _HELD_OUT,
-        "-o",
-        str(out / "mine.json"),
-        *(word for file in files for word in ("--bench", str(file))),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "batchsim", "calibrate", "--url", server.url, "--scenario", str(scenario)]
+    command += ["--minutes", f"{minutes:g}", "--max-concurrency", str(2 * slots), "-o", str(out / "mine.json")]
+    done = subprocess.run([*command, "--force"], capture_output=True, text=True)
     write_text(out / "calibrate.txt", done.stdout + done.stderr)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]

@@ -127,7 +127,7 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
         loads = [ask.load_at(name, mix, share, seconds, seed=11) for name, (mix, share) in RATES.items()]
         rates = ", ".join(f"{load.name} {load.rate_rps:.3g}/s" for load in loads)
         say(f"idle decode step {1e3 * sentinel_s[0]:.3f} ms; to be predicted: {rates}")
-        calibrate(replace(ask, folder=out / "given"), scenario, out, 60 * minutes)
+        calibrate(server, engine.slots, scenario, out, minutes)
         say(f"calibrated: {out / 'mine.json'}")
         sentinel_s.append(ask.idle_step_s(1))
         files: dict[str, list[Path]] = {load.name: [] for load in loads}
