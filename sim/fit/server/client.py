@@ -94,8 +94,8 @@ class Client:
 
     async def __aenter__(self) -> Client:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
-        # Shorter than servers keep an idle connection, so that none is closed just when a request is written to it
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+        # A server may close a connection just when the next request is written to it: each has its own
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=self._headers, read_bufsize=LINE_BYTES, trust_env=False
         )

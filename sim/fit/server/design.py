@@ -18,7 +18,7 @@ LONGEST = 8192
 """Tokens beyond which the experiment asks for no longer requests, whatever the server takes."""
 SHARES = {"given": (0.3, 0.75, 1.3), "held": (0.5,)}
 """Rates of each mix as shares of what the server answers when all users ask at once; the last is an overload."""
-_PARTS = 38.0  # into which the time is divided; what each kind of load has of them stands below
+_PARTS = 44.0  # into which the time is divided; what each kind of load has of them stands below
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,10 @@ class Design:
         for number, (name, rps) in enumerate((full_rps | between).items()):
             prompt, output = self.mixes.get(name, third)
             for kind, shares in SHARES.items():
+                parts = 4 if kind == "held" else 2  # what judges must be known better
                 for share in shares if name != "between" or kind == "held" else ():
                     load = Load(
-                        f"{name}-{share:.0%}".rstrip("%"), prompt, output, 2 * self._part_s, rate_rps=share * rps,
+                        f"{name}-{share:.0%}".rstrip("%"), prompt, output, parts * self._part_s, rate_rps=share * rps,
                         seed=300 + 10 * number + round(10 * share),
                     )  # fmt: skip
                     yield kind, load

@@ -6,7 +6,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,14 @@ Say = Callable[[int, int, str], None]
 @dataclass(frozen=True)
 class Experiment:
     """What is known once a server was measured: its `offer`, the files of the `given` loads and of those `held` out,
-    loads that the client was too late for (`void`), and by which share a lone answer's time per token `moved`."""
+    loads that the client was too late for (`void`), how many requests of a load `waited` for one in flight to end, and
+    by which share a lone answer's time per token `moved`."""
 
     offer: Offer
     given: tuple[Path, ...]
     held: tuple[Path, ...]
     void: tuple[str, ...]
+    waited: Mapping[str, int]
     moved: float
 
     @property
@@ -47,6 +49,8 @@ class Experiment:
         """What is to be known of the measurement, a line each."""
         found = [f"{name}: left out: this machine sent it late, twice. Nothing is wrong with the server"
                  for name in self.void]  # fmt: skip
+        found += [f"{name}: {count:,} requests waited at the client for one of --max-concurrency to end"
+                  for name, count in self.waited.items()]  # fmt: skip
         if abs(self.moved) > MOVED:
             found.append(
                 f"a lone answer's time per token moved by {100 * self.moved:+.1f} % from before to after: server or"
@@ -63,7 +67,7 @@ class Runner:
     ) -> None:
         self.client, self.folder, self.seconds, self.max_requests = client, folder, seconds, max_requests
         self._max_model_len, self._say = max_model_len, say
-        self._journal: dict[str, Any] = {"loads": {}}
+        self._journal: dict[str, Any] = {"loads": {}, "sent": 0}
         self._done = 0
         self._begun_s = time.monotonic()
 
@@ -101,7 +105,10 @@ class Runner:
         after = await self._idle_s(replace(design.sentinel, seed=1), "after", dialect)
         void = {name for name, row in self._journal["loads"].items() if row["void"]}
         given, held = ([path for path in files[kind] if path.stem not in void] for kind in ("given", "held"))
-        return Experiment(offer, tuple(given), tuple(held), tuple(sorted(void)), after / before - 1)
+        self._journal["moved"] = moved = after / before - 1
+        self._keep()
+        waited = {name: row["held_back"] for name, row in self._journal["loads"].items() if row["held_back"]}
+        return Experiment(offer, tuple(given), tuple(held), tuple(sorted(void)), waited, moved)
 
     async def _each(self, loads: Iterable[Load], kind: str, dialect: Dialect) -> list[Path]:
         return [await self._measure(load, kind, dialect) for load in loads]
@@ -117,19 +124,13 @@ class Runner:
         """The file of a load, measured now unless it is there. Measured again, once, where this machine was late."""
         path = self.folder / kind / f"{load.name}.csv"
         self._done += 1
-        if load.name in self._journal["loads"] and path.exists():
+        found = self._journal["loads"].get(load.name)
+        if found is not None and path.exists() and not found["void"]:
             return path
         left_s = max(self.seconds - (time.monotonic() - self._begun_s), 0)
         self._say(self._done, 0, f"{load.name}, {left_s / 60:.1f} min left")
-        sent = sum(row["requests"] for row in self._journal["loads"].values())
-        if sent >= self.max_requests:
-            raise MeasuredError(
-                f"{load.name}: {sent:,} requests were sent, and --max-requests is {self.max_requests:,}. Raise it: the"
-                " same command goes on."
-            )
-        bounded = replace(load, most=min(load.most or self.max_requests, self.max_requests - sent))
         for again in (False, True):
-            loaded, seen = await self._send(bounded, dialect)
+            loaded, seen = await self._send(load, dialect)
             if not loaded.void or again:
                 break
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,8 +148,11 @@ class Runner:
         return path
 
     async def _send(self, load: Load, dialect: Dialect) -> tuple[Loaded, dict[str, float]]:
-        """The answers to a load, and what the server's metrics said meanwhile."""
-        loaded, samples = Loaded(load), list[Metrics]()
+        """The answers to a load, and what the server's metrics said meanwhile. MeasuredError where it fails, or is cut
+        by the budget of requests."""
+        left = self.max_requests - self._journal["sent"]
+        cut = load.most is None or left < load.most
+        loaded, samples = Loaded(replace(load, most=left) if cut else load), list[Metrics]()
         start = await read_metrics(self.client)
 
         async def look() -> None:
@@ -159,12 +163,21 @@ class Runner:
 
         looking = asyncio.create_task(look())
         try:
-            await self.client.send(load, dialect, loaded)
+            if left > 0:
+                await self.client.send(loaded.load, dialect, loaded)
         finally:
             looking.cancel()
+            self._journal["sent"] += len(loaded.answers) + (loaded.failure is not None)
+            self._keep()
         if loaded.failure is not None:
             self._keep_partial(load, loaded)
             raise refused(f"{load.name}: {len(loaded.answers):,} answers came, then", loaded.failure)
+        if cut and len(loaded.answers) >= left:
+            self._keep_partial(load, loaded)
+            raise MeasuredError(
+                f"{load.name}: {self._journal['sent']:,} requests were sent, and --max-requests is"
+                f" {self.max_requests:,}. Raise it: the same command goes on."
+            )
         end = await read_metrics(self.client) if start is not None else None
         return loaded, _seen(start, samples, end)
 
@@ -188,7 +201,7 @@ class Runner:
             try:
                 found = read_json(path)
                 before = {name: found[name] for name in mine}
-                assert isinstance(found["loads"], dict)
+                assert isinstance(found["loads"], dict) and type(found["sent"]) is int
             except (ValueError, KeyError, TypeError, AssertionError) as error:
                 raise MeasuredError(f"{path}: is no experiment ({error!r}). Remove its folder.") from None
             for name, value in mine.items():
@@ -199,7 +212,7 @@ class Runner:
                     )
             self._journal = found
             return
-        self._journal = {**mine, "engine": offer.engine, "loads": {}}
+        self._journal = {**mine, "engine": offer.engine, "sent": 0, "loads": {}}
         if offer.metrics is not None and offer.metrics.cache:
             self._journal["cache"] = dict(offer.metrics.cache)
 
@@ -218,6 +231,9 @@ class Runner:
                 await self.client.answer(_PROBE, dialect, 0, 0, time.monotonic())
                 start_s = time.monotonic()
                 answer = await self.client.answer(_PROBE, dialect, 1, 0, start_s)
+                if not dialect.prompts.ids:
+                    each = answer.prompt_tokens / _PROBE.prompt_tokens
+                    dialect = replace(dialect, prompts=replace(dialect.prompts, tokens_per_word=each))
                 return dialect, max(answer.last_s - answer.first_s, 1e-6) / (answer.output_tokens - 1)
             except RequestError as failed:
                 if failed.status not in (400, 422):  # all others would be the same however it is asked

@@ -20,11 +20,13 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Prompts:
-    """How prompts are written: ids from `low` to `high`, both included; where `ids` is false as that many words."""
+    """How prompts are written: ids from `low` to `high`, both included; where `ids` is false as words, of
+    `tokens_per_word` on average."""
 
     low: int = 0
     high: int = 0
     ids: bool = True
+    tokens_per_word: float = 1.0
 
     def write(self, ask: Ask, number: int, seed: int) -> list[int] | str:
         """The prompt of request `number` of a load of that seed: no two are alike but by `ask.group`."""
@@ -39,7 +41,8 @@ class Prompts:
     def _text(self, draw: np.random.Generator, size: int) -> list[int] | str:
         if self.ids:
             return draw.integers(self.low, self.high + 1, size).tolist()
-        return "".join(f" {_WORDS[i]}" for i in draw.integers(0, len(_WORDS), size))
+        words = max(round(size / self.tokens_per_word), 1) if size else 0
+        return "".join(f" {_WORDS[i]}" for i in draw.integers(0, len(_WORDS), words))
 
 
 def hash_ids(ask: Ask, number: int, prompt_tokens: int) -> list[int]:
