@@ -2,7 +2,10 @@
 
     step = kernel · kernel(step) + base + sequence · sequences + prompt_token · prompt tokens
          + context_token · context that decodes read + beside_token · such context beside a chunk + pair · pairs
+         + rows_2 · [2 rows or more] + rows_4 · [4 or more] + rows_8 · [8 or more]
 
+A row is a token computed. Kernels for one row, for a few and for many differ, so that a step may cost the same with two
+sequences as with three, and much less with one.
 `kernel(step)` is another cost without its host; the free form has none. All terms lie on the device's lane, so that
 they add up in engines that schedule ahead of results too: a host's time that is hidden there is in no term.
 """
@@ -27,6 +30,8 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.types import Batch
 
+ROW_STEPS = (2, 4, 8)
+"""Rows from which on a step may cost more at once."""
 Nanoseconds = Annotated[float, Range(0, 1e15)]
 """Of a term, for each of what it multiplies."""
 
@@ -34,7 +39,8 @@ Nanoseconds = Annotated[float, Range(0, 1e15)]
 @dataclass(frozen=True, slots=True)
 class StepTerms(Config):
     """The factor on the kernel's time, and ns: of each step, of each of its sequences, prompt tokens computed, context
-    tokens that decodes read, context tokens read beside a chunk, query-key pairs of chunks. Padding counts."""
+    tokens that decodes read, context tokens read beside a chunk, query-key pairs of chunks; of each step of at least 2,
+    4 or 8 tokens computed. Padding counts."""
 
     kernel: Annotated[float, Range(0, 1e3)] = 0.0
     base: Nanoseconds = 0.0
@@ -43,11 +49,14 @@ class StepTerms(Config):
     context_token: Nanoseconds = 0.0
     beside_token: Nanoseconds = 0.0
     pair: Nanoseconds = 0.0
+    rows_2: Nanoseconds = 0.0
+    rows_4: Nanoseconds = 0.0
+    rows_8: Nanoseconds = 0.0
 
     def __str__(self) -> str:
         units = {"base": "", "sequence": " a sequence", "prompt_token": " a prompt token"}
         units |= {"context_token": " a context token", "beside_token": " a context token beside a chunk"}
-        units |= {"pair": " a query-key pair"}
+        units |= {"pair": " a query-key pair"} | {f"rows_{n}": f" from {n} rows on" for n in ROW_STEPS}
         parts = [f"{self.kernel:.3g} × kernel"] if self.kernel else []
         parts += [f"{_short(ns)}{unit}" for name, unit in units.items() if (ns := getattr(self, name))]
         return " + ".join(parts) or "nothing"
@@ -85,6 +94,9 @@ class Fitted(Cost):
             ns += its.beside_token * context
         if its.pair and (prompt or batch.num_decode_tokens > batch.num_decode):
             ns += its.pair * int(padded_work(columns_of(batch)).pairs[0])
+        if its.rows_2 or its.rows_4 or its.rows_8:
+            rows = prompt + batch.num_decode_tokens + batch.pad_decode_rows
+            ns += its.rows_2 * (rows >= 2) + its.rows_4 * (rows >= 4) + its.rows_8 * (rows >= 8)
         if self.kernel is not None and its.kernel:
             ns += its.kernel * self.kernel.step_ns(batch)
         return round(ns) or 1
@@ -93,6 +105,7 @@ class Fitted(Cost):
         """ns of a step that computes the first `num_tokens` of one sequence, and nothing else."""
         its, kernel = self.terms, 0 if self.kernel is None else self.kernel.recompute_ns(num_tokens)
         own = its.base + its.sequence + its.prompt_token * num_tokens + its.pair * num_tokens * (num_tokens + 1) // 2
+        own += sum(getattr(its, f"rows_{n}") for n in ROW_STEPS if num_tokens >= n)
         return round(its.kernel * kernel + own)
 
     def swap_ns(self, num_blocks: int) -> int:
@@ -111,17 +124,19 @@ class Fitted(Cost):
             kernel = sum((parts[name] for name in TIME_TERMS), kernel)
         prompt = columns["num_prefill_tokens"] + columns["pad_prefill_tokens"]
         beside = work.context * (chunks > 0)
-        rows = (kernel, np.ones(len(chunks)), work.sequences, prompt, work.context, beside, work.pairs)
-        return np.stack(rows, axis=1).astype(np.float64)
+        rows = prompt + columns["num_decode_tokens"] + columns["pad_decode_rows"]
+        found = (kernel, np.ones(len(chunks)), work.sequences, prompt, work.context, beside, work.pairs)
+        return np.stack((*found, *(rows >= n for n in ROW_STEPS)), axis=1).astype(np.float64)
 
     def explain(self, columns: Columns) -> Terms:
         """The kernel's terms times its factor; context under `kv_reads`, pairs under `attention`, the rest `host`."""
         its, zeros = self.terms, np.zeros(len(columns["num_decode"]))
-        _, base, sequences, prompt, context, beside, pairs = self.features(columns).T
+        _, base, sequences, prompt, context, beside, pairs, *rows = self.features(columns).T
+        stairs = sum((getattr(its, f"rows_{n}") * on for n, on in zip(ROW_STEPS, rows, strict=True)), zeros)
         own = {
             "kv_reads": its.context_token * context + its.beside_token * beside,
             "attention": its.pair * pairs,
-            "host": its.base * base + its.sequence * sequences + its.prompt_token * prompt,
+            "host": its.base * base + its.sequence * sequences + its.prompt_token * prompt + stairs,
         }
         found = dict.fromkeys(TIME_TERMS, zeros) | own
         if self.kernel is None:

@@ -42,6 +42,9 @@ LARGER = {
     "context_token": "many requests of long contexts",
     "beside_token": "long prompts beside many decodes",
     "pair": "prompts of many thousands of tokens",
+    "rows_2": "one, two and three requests at a time",
+    "rows_4": "three to six requests at a time",
+    "rows_8": "six to twelve requests at a time",
     "frontend": "one request at a time, of short prompts",
 }
 """Of each term, a load in which it makes a larger share of a latency."""

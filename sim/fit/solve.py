@@ -112,7 +112,7 @@ def solve(case: Case, replays: Sequence[Replay], say: Callable[[str], None]) -> 
     best, best_error, moved, rounds = None, np.inf, np.inf, 0
     while True:
         equations = simulate_all(case, replays, values)
-        error = _error(equations)
+        error = error_of(equations)
         if error < best_error:
             best, best_error = (values, equations), error
         say(f"round {rounds}: latencies off by {100 * error:.2f} % of step time (root mean square)")
@@ -150,7 +150,7 @@ def _vector(values: Mapping[str, float]) -> Floats:
     return np.array([values[name] for name in NAMES])
 
 
-def _error(equations: Sequence[Equations]) -> float:
+def error_of(equations: Sequence[Equations]) -> float:
     """Root of the weighted mean square of the errors of means, as shares of step time; beyond CUT, of their product."""
     weights = np.array([WEIGHTS[one.rows.latency] for one in equations])
     off = np.abs([one.off for one in equations])

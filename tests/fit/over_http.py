@@ -16,10 +16,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from batchsim.fit.server.experiment import MOVED
 from batchsim.results.provenance import provenance
 
 BOUNDS = {"tpot_mean_s": 0.015, "throughput_rps": 0.015, "ttft_mean_s": 0.05, "load": 0.015}
@@ -87,22 +88,24 @@ def measure(name: str, folder: Path, minutes: float) -> Verdict:
     (folder / "calibrate.txt").write_text(done.stdout + done.stderr)
     if done.returncode:
         return Verdict("not met", (f"calibrate ended with {done.returncode}: {done.stderr.strip()[-300:]}",))
-    return judge(name, json.loads((folder / "mine.json").read_text()), done.stderr)
+    return judge(name, *(json.loads((folder / file).read_text()) for file in ("mine.json", "mine/experiment.json")))
 
 
-def judge(name: str, found: dict[str, object], said: str) -> Verdict:
-    """The verdict on a fit and what was said while it was made."""
-    if disturbed := [line for line in said.splitlines() if "nothing below is judged" in line or "sent it late" in line]:
-        return Verdict("not judged", tuple(disturbed))
+def judge(name: str, found: dict[str, Any], measured: dict[str, Any]) -> Verdict:
+    """The verdict on a fit, and on what it was made of."""
+    disturbed = [f"{load} was sent late" for load, row in measured["loads"].items() if row["void"]]
+    if abs(measured["moved"]) > MOVED:
+        disturbed.append(f"a lone answer's time per token moved by {measured['moved']:+.1%}")
+    if disturbed or not found["held_out"]:
+        return Verdict("not judged", tuple(disturbed or ["no load was held out"]))
     wrong: list[str] = []
-    for run in found["held_out"]:  # type: ignore[attr-defined]
-        for figure, bound in BOUNDS.items():
-            error = run["errors"].get(figure, 0.0)
-            if figure == "ttft_mean_s" and run["beyond_knee"]:
-                continue
-            if error is None or abs(error) > bound:
-                wrong.append(f"{Path(run['run']).stem}: {figure} off by {error}, {bound} allowed")
-    for term in found["known"]:  # type: ignore[attr-defined]
+    for run in found["held_out"]:
+        of = ("load",) if run["beyond_knee"] else ("ttft_mean_s",)
+        for figure in ("tpot_mean_s", "throughput_rps", *of):
+            error = run["errors"][figure]
+            if error is None or abs(error) > BOUNDS[figure]:
+                wrong.append(f"{Path(run['run']).stem}: {figure} off by {error}, {BOUNDS[figure]} allowed")
+    for term in found["known"]:
         right = TERMS.get(name, {}).get(term["name"])
         if term["identified"] and right is not None and abs(term["value"] / right - 1) > KNOWN:
             wrong.append(f"{term['name']}: {term['value']:.4g}, the truth is {right:.4g}, and is called identified")

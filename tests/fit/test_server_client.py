@@ -195,7 +195,7 @@ def test_another_server_is_not_measured_into_the_same_folder(tmp_path: Path) -> 
 
     (tmp_path / "experiment.json").write_text(
         '{"url": "http://127.0.0.1:1", "model": "m", "version": "1.2", '
-        '"max_concurrency": 2, "seconds": 2.0, "loads": {}}'
+        '"max_concurrency": 2, "seconds": 2.0, "sent": 0, "loads": {}}'
     )
     with pytest.raises(MeasuredError, match=r"experiment with url .*:1', now it is"):
         asyncio.run(run(2.0))
@@ -231,6 +231,9 @@ def test_the_budget_of_requests_ends_an_experiment(tmp_path: Path) -> None:
 
     with pytest.raises(MeasuredError, match=r"20 requests were sent, and --max-requests is 20"):
         asyncio.run(run())
+    journal = json.loads((tmp_path / "experiment.json").read_text())
+    whole = sum(row["requests"] for row in journal["loads"].values())
+    assert whole < journal["sent"] == 20  # the load that was cut is none
 
 
 def test_the_same_prompts_are_drawn_again_and_no_two_are_alike() -> None:

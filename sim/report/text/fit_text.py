@@ -19,6 +19,9 @@ WHAT = {
     "context_token": "a context token that a decode reads",
     "beside_token": "such a token beside a chunk, more",
     "pair": "a query-key pair of a chunk",
+    "rows_2": "a step of 2 tokens or more",
+    "rows_4": "a step of 4 or more, besides",
+    "rows_8": "a step of 8 or more, besides",
     "frontend": "from the client to the engine",
 }
 _FIGURES = {
