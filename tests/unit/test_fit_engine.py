@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from engine_truth import Load, scenario_text, setup_of, write_runs
 
 from batchsim.check.measured.read import read_measured
 from batchsim.fit.engine_fit import EngineFit, fit_engine
+from batchsim.scenario.fitted_config import FORMAT
 
 LINEAR = "cost: {kind: linear, base: 8ms, per_token: 60us, per_sequence: 40us, per_context_token: 60ns}"
 FREE = "cost: {kind: free}"
@@ -35,6 +37,24 @@ def test_a_linear_engine_is_found_by_the_free_form(tmp_path: Path) -> None:
     assert error.errors["throughput_rps"] == pytest.approx(0, abs=0.015)
     assert error.errors["ttft_mean_s"] == pytest.approx(0, abs=0.05)
     assert "KV was never full" in " ".join(found.notes)
+
+
+STAIRS = {"base": 8e6, "sequence": 100e3, "prompt_token": 60e3, "rows_2": 6e6, "rows_4": 9e6}
+
+
+@pytest.mark.slow
+def test_an_engine_of_other_kernels_for_few_rows_has_steps_in_its_free_form(tmp_path: Path) -> None:
+    """The plain free form misses it by several percent; a load of other numbers of requests is then foretold."""
+    (tmp_path / "truth.json").write_text(json.dumps({"format": FORMAT, "words": "", "kernel": None, "kernel_source": "",
+        "terms": STAIRS, "frontend": {"request": 0.0}, "claims": {"tpot_mean_s": 0.0}}))  # fmt: skip
+    truth = f"cost: {tmp_path / 'truth.json'}"
+    loads = [Load(0.1), Load(0.7), Load(1.2), Load(2, 1000, 40), Load(4)]
+    given = write_runs(tmp_path, truth, loads, requests=120)
+    held = write_runs(tmp_path, truth, [Load(1.6), Load(3)], form="json", requests=120)
+    found = fitted(FREE, given, held)
+    assert found.terms.rows_2 == pytest.approx(6e6, rel=0.1) and found.terms.rows_4 == pytest.approx(9e6, rel=0.1)
+    for one in found.held_out:
+        assert one.errors["tpot_mean_s"] == pytest.approx(0, abs=0.015)
 
 
 HOST = "host: {base: 1.5ms, per_sequence: 20us, per_token: 5us}"
