@@ -11,7 +11,6 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
 # a real server in real time: alone, since what runs beside it would be measured
-TIMED := tests/engines/test_real_engine.py
 
 .PHONY: real-engines help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench lint format clean
 
@@ -20,7 +19,7 @@ help:
 	@echo "make demo-live the same plus torch: calibrate a tiny model here, run it live, compare with the simulation"
 	@echo "make test      set up, then the fast tests, under 2 minutes"
 	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
-	@echo "make test-rest what of test-all make test has not run, as .ci/run does"
+	@echo "make test-rest what of test-all make test has not run, but for what is judged by the clock, as .ci/run does"
 	@echo "make test-wheel is what pip installs whole? In an empty environment, from another folder"
 	@echo "make accelerated builds the accelerated wheel, compiled by mypyc, into build/: minutes, and a C compiler"
 	@echo "make test-accelerated does what it holds leave the same records, and pass the tests of policies?"
@@ -63,13 +62,12 @@ test: $(RUNTIME)
 	$(PYTEST) -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 test-all: $(ALL)
-	$(PYTEST) -m "not gpu" --numprocesses auto --dist loadfile --durations 20 --ignore $(TIMED)
-	$(PYTEST) $(TIMED)
+	$(PYTEST) -m "not gpu and not judged" --numprocesses auto --dist loadfile --durations 20
+	$(PYTEST) -m judged
 
 test-rest: $(ALL)
-	$(PYTEST) -m "slow and not gpu" --numprocesses auto --dist loadfile --durations 40 --ignore $(TIMED)
+	$(PYTEST) -m "slow and not gpu and not judged" --numprocesses auto --dist loadfile --durations 40
 	$(PYTEST) $(NEED_TORCH) -m "not slow and not gpu" --numprocesses auto --dist loadfile
-	$(PYTEST) $(TIMED)
 
 WHEEL := build/wheel
 test-wheel:

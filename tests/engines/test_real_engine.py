@@ -30,6 +30,7 @@ def test_llama_cpp_answers_with_the_lengths_asked_for(tmp_path: Path) -> None:
     assert list(run.requests.chunks) == list(run.requests.output_tokens)
 
 
+@pytest.mark.judged
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_is_predicted_at_loads_that_its_calibration_was_not_shown(name: str, tmp_path: Path) -> None:
     """Mean TPOT, mean E2E and throughput are within their bounds, unless the machine was not the same throughout."""

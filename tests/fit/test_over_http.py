@@ -12,6 +12,7 @@ from tests.fit.over_http import judge, measure
 
 
 @pytest.mark.slow
+@pytest.mark.judged
 def test_an_unknown_engine_behind_http_is_predicted(tmp_path: Path) -> None:
     """Loads held out within BOUNDS, unless the machine was disturbed. TTFT is of too few requests here."""
     verdict = measure("linear", tmp_path, 0.7)
