@@ -119,8 +119,8 @@ def chosen(
             names = ", ".join(run.name for run in runs[:6])
             raise ScenarioError(f"--hold-out {text}: is no file, and no run is so called. There are {names}.")
         held += named
-    names = {run.name for run in held}
-    given = [run for run in runs if run.name not in names]
+    apart = {(Path(run.source).resolve(), run.part) for run in held}
+    given = [run for run in runs if (Path(run.source).resolve(), run.part) not in apart]
     if not given:
         raise MeasuredError(f"--hold-out {hold_out[0]}: no run is left to fit to. Hold out fewer, or give more files.")
     return given, [*{run.name: run for run in held}.values()]

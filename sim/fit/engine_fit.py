@@ -77,6 +77,12 @@ class EngineFit:
             for name, claim in self.claims.items()
             if claim > MOST_CLAIMED
         ]
+        found += [
+            f"{one.name}: {name} off by more than any load within reach, at a given load"
+            for one in self.given
+            for name, error in one.errors.items()
+            if error is None
+        ]
         for one in self.held_out:
             for name in one.exceeded(self.claims):
                 error = one.errors[name]

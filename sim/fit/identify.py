@@ -21,6 +21,8 @@ FLOOR = 0.002
 TOLD_APART = 0.95
 """Correlation of the errors of two terms from which on they cannot be told apart."""
 SIGMAS = 2.0
+NOTHING = 1e-6
+"""Share of the largest singular value up to which a direction is none that the equations tell of."""
 
 _SETTLES = {
     frozenset(("kernel", "base")): "a run of long prompts or many requests at a time, where the kernel's time grows",
@@ -99,12 +101,15 @@ def identify(case: Case, solved: Solved, *, ahead: bool) -> Identified:
     size = np.sqrt((a * a).sum(axis=0))
     seen = size > 0
     scaled = a[:, seen] / size[seen]
-    spread = np.linalg.svd(scaled, compute_uv=False)
+    _, spread, directions = np.linalg.svd(scaled, full_matrices=True)
     condition = float(spread[0] / spread[-1]) if len(spread) == int(seen.sum()) and spread[-1] > 0 else float("inf")
     covariance = np.linalg.pinv(scaled.T @ scaled, rcond=1e-12)
     sigma = max(_sigma(solved, int(seen.sum())), FLOOR)
     halves = np.full(len(size), np.inf)
     halves[seen] = SIGMAS * sigma * np.sqrt(np.maximum(np.diag(covariance), 0.0)) / size[seen]
+    told = int((spread > NOTHING * spread[0]).sum())
+    unknown = np.abs(directions[told:]).max(axis=0, initial=0.0) > NOTHING  # the equations say nothing of these
+    halves[np.flatnonzero(seen)[unknown]] = np.inf
     shares = _shares(case, solved)
     terms = tuple(
         Term(name, solved.values[name], half, shares[name], not (ahead and name == "frontend"))

@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=app.limits.header_bytes)
         self._transport: Any = None
         self._request: h11.Request | None = None
+        self._is_head = False  # a HEAD request, whose answer has no body
         self._body = bytearray()
         self._busy = False  # a request is with the app
         self._has_begun = False  # part of a request has come
@@ -137,7 +138,8 @@ class Connection(asyncio.Protocol):
             return
         its: list[tuple[str, str]] = [("content-type", content_type), ("content-length", str(len(body))), *headers]
         head = self._http.send(h11.Response(status_code=status, headers=its, reason=_REASONS.get(status, b"")))
-        parts = [head or b"", self._http.send(h11.Data(data=body)) or b"", self._http.send(h11.EndOfMessage()) or b""]
+        content = b"" if self._is_head else self._http.send(h11.Data(data=body))
+        parts = [head or b"", content or b"", self._http.send(h11.EndOfMessage()) or b""]
         self._transport.write(b"".join(parts))
         self._next()
 
@@ -239,7 +241,7 @@ class Connection(asyncio.Protocol):
         request, self._request = self._request, None
         assert request is not None
         self._stop_timer()
-        self._busy, self._has_begun = True, False
+        self._busy, self._has_begun, self._is_head = True, False, request.method == b"HEAD"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
         path = request.target.decode("latin-1").partition("?")[0]
         body, self._body = bytes(self._body), bytearray()

@@ -38,4 +38,4 @@ class Words:
     def _id(self, word: str) -> int:
         if word.isascii() and word.isdigit() and len(word) < 10 and (number := int(word)) < self.vocab_size:
             return number
-        return crc32(word.encode()) % self.vocab_size
+        return crc32(word.encode(errors="surrogatepass")) % self.vocab_size

@@ -21,7 +21,7 @@ from batchsim.fit.server.client import Client, Dialect, Loaded, RequestError
 from batchsim.fit.server.design import Design
 from batchsim.fit.server.experiment import Runner
 from batchsim.fit.server.loads import Ask, Load
-from batchsim.fit.server.offers import GAUGES, Metrics
+from batchsim.fit.server.offers import GAUGES, Metrics, read_metrics
 from batchsim.fit.server.prompts import Prompts
 from tests.fit.hostile_server import good, server, stream, tokens, usage, whole
 
@@ -247,6 +247,37 @@ def test_the_same_prompts_are_drawn_again_and_no_two_are_alike() -> None:
     requests = load.requests()
     groups = [ask.group for _ in range(4) if (ask := requests.following()) is not None]
     assert groups == [0, 1, 0, 1]
+
+
+def test_no_load_finds_the_prompts_of_another_in_a_cache() -> None:
+    """Not even its own, sent again: lengths are the same, texts are not."""
+    sent: list[list[int]] = []
+
+    def kept(body: dict[str, Any]) -> bytes:
+        sent.append(body["prompt"])
+        return good(body)
+
+    async def run() -> None:
+        load = Load("l", (8, 30), (2, 2), 60.0, most=5)
+        async with server(kept) as url, Client(url, 1) as client:
+            for _ in range(2):
+                await client.send(load, Dialect("m", Prompts(1, 10**6)), Loaded(load))
+
+    asyncio.run(run())
+    assert [len(prompt) for prompt in sent[:5]] == [len(prompt) for prompt in sent[5:]]
+    assert not {tuple(prompt[:4]) for prompt in sent[:5]} & {tuple(prompt[:4]) for prompt in sent[5:]}
+
+
+def test_a_long_text_is_read_whole() -> None:
+    """Of as many pieces as it comes in."""
+    long = "# comment\n" * 200_000 + "vllm:num_requests_running 3\n"
+
+    async def run() -> Metrics | None:
+        async with server(good, metrics=long) as url, Client(url, 1) as client:
+            return await read_metrics(client)
+
+    found = asyncio.run(run())
+    assert found is not None and found.known(GAUGES) == {"running": 3.0}
 
 
 def test_metrics_of_three_engines_by_one_name() -> None:

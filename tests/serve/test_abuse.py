@@ -75,6 +75,19 @@ def test_hostile_requests_get_a_status_and_no_traceback() -> None:
     assert whole
 
 
+def test_a_head_has_no_body_and_half_a_letter_is_a_word() -> None:
+    """A probe of a load balancer, and an emoji cut in two."""
+    letter = post(b'{"prompt": "\\ud83d", "max_tokens": 2, "ignore_eos": true}', b"connection: close")
+
+    async def use(client: Client) -> list[bytes]:
+        probe = b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        return [await client.raw(data) for data in (probe, letter)]
+
+    head, whole = ask(use, limits=SMALL)
+    assert head.split()[1] == b"405" and head.endswith(b"\r\n\r\n")
+    assert whole.split()[1] == b"200" and b'"completion_tokens": 2' in whole.replace(b'":2', b'": 2')
+
+
 def test_three_hundred_damaged_requests_leave_nothing_behind() -> None:
     """A good request with bytes changed, cut out, doubled or cut off at any place is answered or hung up on."""
     rng = random.Random(18)

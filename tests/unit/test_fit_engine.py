@@ -57,6 +57,17 @@ def test_an_engine_of_other_kernels_for_few_rows_has_steps_in_its_free_form(tmp_
         assert one.errors["tpot_mean_s"] == pytest.approx(0, abs=0.015)
 
 
+def test_terms_that_always_come_together_are_not_identified(tmp_path: Path) -> None:
+    """Of one request at a time nobody can tell a step's constant from that of its one sequence."""
+    (tmp_path / "a").mkdir()
+    loads = [Load(0.01, 100, 40), Load(0.01, 900, 40), Load(0.011, 300, 90)]
+    given = write_runs(tmp_path / "a", LINEAR, loads, requests=12)
+    held = write_runs(tmp_path, LINEAR, [Load(0.01, 500, 60)], requests=12)
+    found = fitted(FREE, given, held).known
+    assert not {"base", "sequence"} & {term.name for term in found.terms if term.identified}
+    assert ("base", "sequence") in {(pair.one, pair.other) for pair in found.confused}
+
+
 HOST = "host: {base: 1.5ms, per_sequence: 20us, per_token: 5us}"
 LOADS = [Load(0.5), Load(4, 1500, 60), Load(15, 300, 150), Load(80)]
 APART = [Load(8, 600), Load(40), Load(70), Load(120)]

@@ -122,9 +122,11 @@ def test_errors_above_what_is_claimed_are_named() -> None:
 def test_more_than_half_is_no_claim() -> None:
     """However well the loads held out are within it."""
     parts: list[Any] = [None] * 12
-    parts[7], parts[8] = (LoadError("a", {"tpot_mean_s": 0.4}, False),), {"tpot_mean_s": 0.51, "load": 0.5}
-    (line,) = EngineFit(*parts).exceeded
-    assert line.startswith("tpot_mean_s: ±51 % would be claimed")
+    parts[6], parts[7] = (LoadError("g", {"load": None}, True),), (LoadError("a", {"tpot_mean_s": 0.4}, False),)
+    parts[8] = {"tpot_mean_s": 0.51, "load": 0.5}
+    claim, given = EngineFit(*parts).exceeded
+    assert claim.startswith("tpot_mean_s: ±51 % would be claimed")
+    assert given == "g: load off by more than any load within reach, at a given load"
 
 
 def test_a_ttft_beyond_the_knee_is_judged_by_load(tmp_path: Path) -> None:

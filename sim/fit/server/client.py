@@ -22,7 +22,7 @@ from batchsim.fit.server.prompts import Prompts
 
 CONNECT_S, SILENT_S, ANSWER_S = 10.0, 60.0, 900.0
 """The longest that a connection may take to be made, a stream to be silent, an answer to take."""
-LINE_BYTES = 1 << 20
+LINE_BYTES, TEXT_BYTES = 1 << 20, 64 << 20
 RAMP = 0.25
 """Share of a load's time over which its users begin: together they would go on in lockstep."""
 LATE_S, LATE_GAPS, LATE_SHARE = 0.010, 0.1, 0.01
@@ -108,7 +108,12 @@ class Client:
         """(status, text) of a GET. RequestError where there is no answer."""
         try:
             async with self._session.get(self.url + path, allow_redirects=False) as reply:
-                return reply.status, (await reply.content.read(LINE_BYTES)).decode(errors="replace")
+                body = b""
+                async for piece in reply.content.iter_any():
+                    body += piece
+                    if len(body) > TEXT_BYTES:
+                        raise RequestError(f"GET {path}: it answers with more than {TEXT_BYTES:,} bytes")
+                return reply.status, body.decode(errors="replace")
         except (*_BROKEN, TimeoutError) as error:
             raise RequestError(f"GET {path}: {reason(error)}") from error
 
@@ -116,11 +121,12 @@ class Client:
         """Sends a load and waits for all its answers; they are added to `loaded` as they end."""
         start_s = time.monotonic()
         requests, free = load.requests(), asyncio.Semaphore(self.max_concurrency)
+        texts = time.time_ns()  # what was sent before, by a former call too, may be in the server's prefix cache
         number = 0
 
         async def one(ask: Ask, number: int, due_s: float | None) -> None:
             try:
-                loaded.answers.append(await self.answer(ask, dialect, number, load.seed, start_s, due_s))
+                loaded.answers.append(await self.answer(ask, dialect, number, texts, start_s, due_s))
             except RequestError as failed:
                 loaded.failure = loaded.failure or failed
             finally:
@@ -181,6 +187,8 @@ class Client:
                 sent_s = time.monotonic() - start_s
                 async for event in self._events(data):
                     counted.event(event, time.monotonic() - start_s)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise RequestError(reason(error)) from error
         except TimeoutError as error:
             silent = "sent nothing for" if isinstance(error, aiohttp.ServerTimeoutError) else "did not end within"
             raise RequestError(f"an answer {silent} {SILENT_S if 'nothing' in silent else ANSWER_S:g} s") from error
@@ -295,6 +303,8 @@ class _Counted:
 
 def reason(error: BaseException) -> str:
     """Why there was no answer, in words."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"cannot be reached within {CONNECT_S:g} s"
     if isinstance(error, (aiohttp.ServerTimeoutError, TimeoutError)):
         return f"no answer within {SILENT_S:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -21,7 +21,11 @@ GAUGES = {
 }
 """Of a moment: requests that run and wait, and the share of KV in use."""
 COUNTERS = {
-    "preemptions": ("vllm:num_preemptions_total", "sglang:num_retractions_total"),
+    "preemptions": (
+        "vllm:num_preemptions_total",
+        "sglang:num_retracted_requests_total",
+        "sglang:num_retractions_total",
+    ),
     "steps": ("vllm:iteration_tokens_total_count", "llamacpp:n_decode_total"),
     "step_tokens": ("vllm:iteration_tokens_total_sum",),
     "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
