@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,10 @@ def calibrate_bench(
     set_: list[str] | None,
     force: bool,
     allow_code: bool,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Fits the engine of `scenario` to the runs of `files`, prints the fit and writes `out`.
+    """Fits the engine of `scenario` to the runs of `files`, prints the fit and writes `out`; `notes`, of how the files
+    were measured, go into both.
 
     typer.Exit with REFUSED_EXIT, and nothing written, where loads held out err by more than is claimed, unless `force`.
     """
@@ -56,6 +59,7 @@ def calibrate_bench(
     specs = policy_of(loaded, policy, [*runs, *held])
     setup = Setup.of(loaded)
     found = fit_engine(setup, lambda run: specs[run.name], runs, held, lambda text: typer.echo(text, err=True))
+    found = replace(found, notes=(*found.notes, *notes))
     typer.echo(report(found))
     for line in found.exceeded:
         typer.echo(line, err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from batchsim.cli.common import check_output, progress_bar, read_scenario
 
 if TYPE_CHECKING:
     from batchsim.fit.server.experiment import Experiment
+    from batchsim.fit.server.offers import Offer
     from batchsim.scenario.config import PolicySpec, Scenario
     from batchsim.scenario.point import Setup
 
@@ -68,7 +70,7 @@ def calibrate_url(
             f"--url {address.url}: is no loopback or private address, and the experiment puts as much load on it as it"
             " bears. Add --yes if it is yours."
         )
-    overrides = [*(set_ or []), *([f"kv={{log: {log}}}"] if log is not None else [])]
+    overrides = [*(set_ or []), *([f"kv={{log: {json.dumps(str(log))}}}"] if log is not None else [])]
     setup = spec = None
     if scenario is not None:
         loaded = read_scenario(scenario, overrides, None, "calibrate", allow_code=allow_code)
@@ -77,17 +79,16 @@ def calibrate_url(
     most = max_concurrency or min(2 * seqs if seqs else 64, MOST_USERS)
     folder = out.with_suffix("")
 
+    def check(offer: Offer) -> None:
+        if setup is not None and spec is not None and not force:
+            check_told(offer, setup, spec)
+
     async def measure() -> Experiment:
         async with Client(address.url, most, api_key) as client:
             longest = None if setup is None else setup.max_model_len
-            runner = Runner(client, folder, minutes * 60, max_requests, longest, say)
-            return await runner.run(model)
+            return await Runner(client, folder, minutes * 60, max_requests, longest, say).run(model, check)
 
-    with progress_bar() as bar:
-
-        def say(done: int, total: int, what: str) -> None:
-            bar(done, total, what)
-
+    with progress_bar() as say:
         try:
             found = asyncio.run(measure())
         except KeyboardInterrupt:
@@ -96,19 +97,17 @@ def calibrate_url(
         except MeasuredError as error:
             kept = f" {folder} keeps what is done; the same command goes on." if (folder / "given").exists() else ""
             raise MeasuredError(f"{error}{kept}") from None
-    for note in found.notes:
-        typer.echo(note, err=True)
     if setup is None or spec is None:
+        for note in found.notes:
+            typer.echo(note, err=True)
         typer.echo(
             f"{folder}/given, {folder}/held: fit them with batchsim calibrate --bench {folder}/given --hold-out"
             f" {folder}/held --scenario SCENARIO -o {out}, where SCENARIO says engine, model and KV"
         )
         return
-    if not force:
-        check_told(found, setup, spec)
     calibrate_bench(
         found.given, scenario, out, parts=[], hold_out=[str(path) for path in found.held], policy=policy,
-        set_=overrides or None, force=force, allow_code=allow_code,
+        set_=overrides or None, force=force, allow_code=allow_code, notes=found.notes,
     )  # fmt: skip
 
 
@@ -121,9 +120,8 @@ def the_policy(scenario: Scenario, label: str | None) -> PolicySpec:
     return specs[0]
 
 
-def check_told(found: Experiment, setup: Setup, spec: PolicySpec) -> None:
+def check_told(offer: Offer, setup: Setup, spec: PolicySpec) -> None:
     """ScenarioError where the scenario says otherwise than the server itself; --force goes on all the same."""
-    offer = found.offer
     told = offer.metrics.cache if offer.metrics is not None else {}
     policy, place = spec.config, setup.scenario.source
     pairs: list[tuple[str, object, object]] = []

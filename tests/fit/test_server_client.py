@@ -14,14 +14,14 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="pip install 'batchsim[server]'")
 
-from batchsim.base.errors import MeasuredError
+from batchsim.base.errors import MeasuredError, ScenarioError
 from batchsim.check.measured.read import read_measured
 from batchsim.fit.server.address import Address
 from batchsim.fit.server.client import Client, Dialect, Loaded, RequestError
 from batchsim.fit.server.design import Design
 from batchsim.fit.server.experiment import Runner
 from batchsim.fit.server.loads import Ask, Load
-from batchsim.fit.server.offers import GAUGES, Metrics, read_metrics
+from batchsim.fit.server.offers import GAUGES, Metrics, Offer, read_metrics
 from batchsim.fit.server.prompts import Prompts
 from tests.fit.hostile_server import good, server, stream, tokens, usage, whole
 
@@ -278,6 +278,41 @@ def test_a_long_text_is_read_whole() -> None:
 
     found = asyncio.run(run())
     assert found is not None and found.known(GAUGES) == {"running": 3.0}
+
+
+def test_who_is_stopped_waits_for_no_answer() -> None:
+    """Ctrl-C amid an open load: what is in flight is given up at once."""
+
+    class Silent(Client):
+        async def answer(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.Event().wait()
+
+    async def run() -> bool:
+        load = Load("l", (8, 8), (4, 4), 60.0, rate_rps=100.0)
+        async with asyncio.timeout(10) as limit, Silent("http://127.0.0.1:1", 50) as client:
+            sending = asyncio.create_task(client.send(load, Dialect("m", Prompts(1, 9)), Loaded(load)))
+            await asyncio.wait([sending], timeout=0.2)
+            sending.cancel()
+            await asyncio.wait([sending])
+        return limit.expired()
+
+    assert not asyncio.run(run())
+
+
+def test_what_contradicts_the_server_is_told_before_it_is_asked_for_anything(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def refuse(offer: Offer) -> None:
+        raise ScenarioError(f"KV blocks 3, but the server says {offer.metrics.cache['num_gpu_blocks']}")  # type: ignore[union-attr]
+
+    async def run() -> None:
+        text = 'vllm:cache_config_info{num_gpu_blocks="2588"} 1.0'
+        async with server(lambda body: asked.append(1) or good(body), metrics=text) as url, Client(url, 2) as client:
+            await Runner(client, tmp_path, 2.0, 10, 64, lambda *_: None).run(None, refuse)
+
+    with pytest.raises(ScenarioError, match="the server says 2588"):
+        asyncio.run(run())
+    assert not asked and not (tmp_path / "experiment.json").exists()
 
 
 def test_metrics_of_three_engines_by_one_name() -> None:

@@ -150,6 +150,7 @@ class Client:
             return
         tasks: list[asyncio.Task[None]] = []
         freed_s = 0.0  # when a request in flight ended for which one waited
+        stop = True  # who is stopped, as by Ctrl-C, does not wait for answers
         try:
             while loaded.failure is None and (ask := requests.following()) is not None:
                 assert ask.at_s is not None, "of an open load"
@@ -162,8 +163,9 @@ class Client:
                 loaded.held += due_s > ask.at_s
                 tasks.append(asyncio.create_task(one(ask, number, due_s)))
                 number += 1
+            stop = loaded.failure is not None
         finally:
-            await _all(tasks, stop=loaded.failure is not None)
+            await _all(tasks, stop=stop)
 
     async def answer(
         self, ask: Ask, dialect: Dialect, number: int, seed: int, start_s: float, due_s: float | None = None

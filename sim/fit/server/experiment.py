@@ -71,12 +71,14 @@ class Runner:
         self._done = 0
         self._begun_s = time.monotonic()
 
-    async def run(self, model: str | None) -> Experiment:
-        """The whole experiment; what a former call has measured is not measured again.
+    async def run(self, model: str | None, check: Callable[[Offer], None] = lambda _: None) -> Experiment:
+        """The whole experiment; what a former call has measured is not measured again. `check` is shown what the server
+        offers before it is asked for anything, and may raise.
 
         MeasuredError where the server fails, or is another one than before; files of loads that were done stay.
         """
         offer = await ask_offer(self.client, model)
+        check(offer)
         known = [n for n in (self._max_model_len, offer.max_model_len) if n is not None]
         if not known:
             raise MeasuredError(
@@ -133,6 +135,8 @@ class Runner:
             loaded, seen = await self._send(load, dialect)
             if not loaded.void or again:
                 break
+        if loaded.void:  # where no folder of runs to fit is
+            path = self.folder / "void" / path.name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, tidy(loaded, self.client.max_concurrency))
         self._journal["loads"][load.name] = {
