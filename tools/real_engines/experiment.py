@@ -15,7 +15,7 @@ from tools.real_engines.client import Load, send, tidy
 from tools.real_engines.engines import MODEL, Engine
 from tools.real_engines.server import Server
 
-IDLE = Load("sentinel", 5, (16, 16), (100, 100))
+IDLE = Load("sentinel", 40, (16, 16), (100, 100))
 STALLED, TRIES = 0.05, 2
 """The share of a load's time from which on a client without a core is told, and how often a load is tried."""
 _FULL_ROUNDS = 4  # requests of each slot by which the most is found

@@ -5,14 +5,16 @@ What is predicted: two rates of one mix of lengths, shares of the most that the 
 Each is measured several times with the same requests at the same times. Bounds: mean TPOT and mean E2E within LATENCY
 or twice the spread of the repeats (`spread` of `validate --against`, half their range), whichever is more, throughput
 within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one request after another while it has nothing
-else to do, is measured before and after everything: where its readings differ by more than MOVED the machine was
-another one than that calibrated, and nothing is judged; nor where the client, which has a core to itself on a quiet
-machine, got none for more than STALLED of the time of a load.
+else to do, is read before and after the calibration, and after each round of loads: where the mean of the readings
+beside the loads differs from that of the two beside the calibration by more than MOVED, the machine was another one
+than that calibrated, and nothing is judged; nor where the client, which has a core to itself on a quiet machine, got
+none for more than STALLED of the time of a load.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from tools.real_engines.engines import Engine, serving, version
 from tools.real_engines.experiment import IDLE, STALLED, Asker, calibrate
 
 LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
+AT_CALIBRATION = 2  # readings of the sentinel before and after the calibration
 MIX, OTHER_MIX = ((64, 256), (16, 64)), ((300, 600), (8, 32))
 """Lengths in tokens of prompts and answers, each drawn evenly."""
 RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5)}
@@ -41,7 +44,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class Judgement:
     """What was found: the comparison of each load by name, and what one idle decode step took, in seconds, each time
-    that it was asked. `stalled`: the largest share of a load's time in which the client got no core."""
+    that it was asked: AT_CALIBRATION times beside the calibration, then beside the loads. `stalled`: the largest share
+    of a load's time in which the client got no core."""
 
     engine: str
     comparisons: dict[str, Comparison]
@@ -50,8 +54,13 @@ class Judgement:
 
     @property
     def moved(self) -> float:
-        """The share by which the slowest reading of the sentinel exceeds the fastest."""
-        return max(self.sentinel_s) / min(self.sentinel_s) - 1
+        """The share by which the sentinel's mean beside the loads and that beside the calibration differ."""
+        calibrated, measured = (statistics.mean(part) for part in self._readings)
+        return max(calibrated, measured) / min(calibrated, measured) - 1
+
+    @property
+    def _readings(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.sentinel_s[:AT_CALIBRATION], self.sentinel_s[AT_CALIBRATION:]
 
     @property
     def unfit(self) -> str:
@@ -77,10 +86,11 @@ class Judgement:
 
     def lines(self) -> list[str]:
         """The judgement in Markdown."""
-        readings = ", ".join(f"{1e3 * one:.3f}" for one in self.sentinel_s)
+        calibrated, measured = (", ".join(f"{1e3 * one:.3f}" for one in part) for part in self._readings)
+        idle = f"Idle decode step, ms: {calibrated} beside the calibration, {measured} beside the loads"
         rows = [f"| {one.what} | {one.bound} | {one.found} | {_word(one)} |" for one in self.verdicts]
         head = ["| what | bound | found | |", "|---|---|---|---|"]
-        return [f"{self.engine}: {self.word}", "", f"Idle decode step, ms: {readings}", "", *head, *rows]
+        return [f"{self.engine}: {self.word}", "", idle, "", *head, *rows]
 
 
 def verdicts(load: str, comparison: Comparison) -> list[Verdict]:
