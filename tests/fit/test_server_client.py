@@ -224,6 +224,23 @@ def test_what_a_server_does_not_offer(models: bytes | None, model: str | None, m
         asyncio.run(run())
 
 
+def test_ids_that_a_server_refuses_in_its_stream_are_out_of_its_vocabulary(tmp_path: Path) -> None:
+    """A status of 200 and then an error of code 400: prompts are drawn from a smaller vocabulary; code 500 ends it."""
+
+    def vocabulary(code: int) -> Behave:
+        refusal = stream({"error": {"message": "Token id 29796 is out of vocabulary", "code": code}})
+        return lambda body: good(body) if max(body["prompt"]) < 2048 else refusal
+
+    async def run(code: int) -> None:
+        async with server(vocabulary(code)) as url, Client(url, 2) as client:
+            await Runner(client, tmp_path / str(code), 2.0, 20, 64, lambda *_: None).run(None)
+
+    with pytest.raises(MeasuredError, match=r"20 requests were sent"):
+        asyncio.run(run(400))
+    with pytest.raises(MeasuredError, match=r"a first request: .* out of vocabulary"):
+        asyncio.run(run(500))
+
+
 def test_the_budget_of_requests_ends_an_experiment(tmp_path: Path) -> None:
     async def run() -> None:
         async with server(good) as url, Client(url, 2) as client:

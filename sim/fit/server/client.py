@@ -253,8 +253,10 @@ class _Counted:
         self.first_s = self.last_s = -1.0
 
     def event(self, event: dict[str, Any], now_s: float) -> None:
-        if event.get("error"):
-            raise RequestError(f"an error amid its stream: {_words_of(json.dumps(event))}")
+        if error := event.get("error"):
+            code = error.get("code") if isinstance(error, dict) else None  # vLLM refuses some requests in their stream
+            said = f"an error amid its stream: {_words_of(json.dumps(event))}"
+            raise RequestError(said, code if type(code) is int else 0)
         if isinstance(usage := event.get("usage"), dict):
             found = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
             if not all(type(n) is int and n >= 0 for n in found.values()):
