@@ -357,4 +357,6 @@ def test_a_design_has_loads_below_and_above_saturation_and_three_held_out() -> N
     assert [load.name for kind, load in loads if kind == "held"] == ["short-50", "long-50", "between-50"]
     longest = max(load.prompt[1] + load.output[1] for load in (*design.singles(), *design.closed(), *design.full()))
     assert longest <= 2048
-    assert [load.users for load in design.closed() if load.name.startswith("users")] == [2, 4, 8, 16]
+    assert [load.users for load in design.closed() if load.name.startswith("users")] == [2, 3, 4, 6, 8, 16]
+    ladders = {users: [load.users for load in Design(60.0, users, 64, 0.01).closed()][:-3] for users in (1, 2, 3, 40)}
+    assert ladders == {1: [], 2: [2], 3: [2, 3], 40: [2, 3, 4, 6, 8, 16, 32, 40]}

@@ -18,7 +18,7 @@ LONGEST = 8192
 """Tokens beyond which the experiment asks for no longer requests, whatever the server takes."""
 SHARES = {"given": (0.3, 0.75, 1.3), "held": (0.5,)}
 """Rates of each mix as shares of what the server answers when all users ask at once; the last is an overload."""
-_PARTS = 44.0  # into which the time is divided; what each kind of load has of them stands below
+_PARTS = 46.0  # into which the time is divided; what each kind of load has of them stands below
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class Design:
 
 
 def _ladder(users: int) -> list[int]:
-    """2, 4, 8, ..., up to `users`, and `users`."""
-    found = [2**power for power in range(1, users.bit_length()) if 2**power < users]
+    """2, 3, 4, 6, 8, 16, ..., up to `users`, and `users`: among few tokens one more may cost a tile more."""
+    doubled = (2**power for power in range(3, users.bit_length()))
+    found = [number for number in (2, 3, 4, 6, *doubled) if number < users]
     return [*found, users] if users > 1 else found
