@@ -44,13 +44,22 @@ def good(body: dict[str, Any]) -> bytes:
 
 @asynccontextmanager
 async def server(
-    behave: Callable[[dict[str, Any]], bytes], models: bytes | None = None, metrics: str = "", port: int = 0
+    behave: Callable[[dict[str, Any]], bytes],
+    models: bytes | None = None,
+    metrics: str = "",
+    port: int = 0,
+    trickle: bytes | None = None,
 ) -> AsyncIterator[str]:
-    """The URL of a server that answers each completion with the bytes of `behave`, and then hangs up."""
+    """The URL of a server that answers each completion with the bytes of `behave`, and then hangs up; with a `trickle`
+    it sends that again and again instead, or with an empty one nothing, until the client hangs up."""
 
     async def handle(reader: asyncio.StreamReader, writer: Writer) -> None:
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readexactly(1)
+            if head == b"\x16":  # of a TLS greeting
+                writer.write(whole(b"", "400 Bad Request"))
+                return
+            head += await reader.readuntil(b"\r\n\r\n")
             method, path, _ = head.split(b"\r\n")[0].decode().split()
             if method == "GET":
                 found = {
@@ -65,6 +74,11 @@ async def server(
                 )
                 writer.write(behave(json.loads(await reader.readexactly(size))))
             await writer.drain()
+            while trickle and method == "POST":
+                writer.write(trickle)
+                await writer.drain()
+            if trickle is not None and method == "POST":
+                await reader.read()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:

@@ -17,7 +17,7 @@ pytest.importorskip("aiohttp", reason="pip install 'batchsim[server]'")
 from batchsim.base.errors import MeasuredError, ScenarioError
 from batchsim.check.measured.read import read_measured
 from batchsim.fit.server.address import Address
-from batchsim.fit.server.client import Client, Dialect, Loaded, RequestError
+from batchsim.fit.server.client import Client, Dialect, Loaded, Patience, RequestError
 from batchsim.fit.server.design import Design
 from batchsim.fit.server.experiment import Runner
 from batchsim.fit.server.loads import Ask, Load
@@ -77,6 +77,34 @@ def test_a_server_that_misbehaves_is_told_in_words(case: str) -> None:
     found = asked(behave)
     assert re.search(message, found), found
     assert "\n" not in found and len(found) < 300
+
+
+@pytest.mark.parametrize(
+    ("trickle", "patience", "message"),
+    [
+        (b"", Patience(silent_s=0.05), "it sent nothing for 0.05 s"),
+        (b": still there\n\n", Patience(answer_s=0.05), "its answer did not end within 0.05 s"),
+    ],
+)
+def test_a_stream_that_goes_on_for_ever_is_left(trickle: bytes, patience: Patience, message: str) -> None:
+    """After two of four tokens there is silence, or there are comments that keep the connection busy."""
+
+    async def run() -> None:
+        half = stream(*FOUR[:2], end=False)
+        async with server(lambda _: half, trickle=trickle) as url, Client(url, 2, patience=patience) as client:
+            with pytest.raises(RequestError, match=f"^{message}$"):
+                await client.answer(ASK, Dialect("m", Prompts(1, 9)), 0, 0, time.monotonic())
+
+    asyncio.run(run())
+
+
+def test_https_asked_of_a_server_that_speaks_http_is_told() -> None:
+    async def run() -> None:
+        async with server(good) as url, Client(url.replace("http:", "https:"), 1) as client:
+            with pytest.raises(RequestError, match=r"models: cannot be reached by TLS .*speak http://"):
+                await client.get("/v1/models")
+
+    asyncio.run(run())
 
 
 def test_a_silent_port_and_an_unknown_host() -> None:

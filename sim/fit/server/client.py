@@ -20,14 +20,21 @@ from batchsim.base.errors import MeasuredError, cut, shown
 from batchsim.fit.server.loads import Ask, Load
 from batchsim.fit.server.prompts import Prompts
 
-CONNECT_S, SILENT_S, ANSWER_S = 10.0, 60.0, 900.0
-"""The longest that a connection may take to be made, a stream to be silent, an answer to take."""
 LINE_BYTES, TEXT_BYTES = 1 << 20, 64 << 20
 RAMP = 0.25
 """Share of a load's time over which its users begin: together they would go on in lockstep."""
 LATE_S, LATE_GAPS, LATE_SHARE = 0.010, 0.1, 0.01
 """A load is void where more than LATE_SHARE of its requests are sent LATE_S and LATE_GAPS of a mean gap too late."""
 _BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The longest, in seconds, that a connection may take to be made, a stream to be silent, and an answer to take."""
+
+    connect_s: float = 10.0
+    silent_s: float = 60.0
+    answer_s: float = 900.0
 
 
 @dataclass(frozen=True)
@@ -88,12 +95,15 @@ class Loaded:
 class Client:
     """Asks the server at `url`, with at most `max_concurrency` requests in flight. To be used `async with`."""
 
-    def __init__(self, url: str, max_concurrency: int, api_key: str = "") -> None:
-        self.url, self.max_concurrency = url, max_concurrency
+    def __init__(self, url: str, max_concurrency: int, api_key: str = "", patience: Patience | None = None) -> None:
+        self.url, self.max_concurrency, self.patience = url, max_concurrency, patience or Patience()
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def __aenter__(self) -> Client:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
+        patience = self.patience
+        timeout = aiohttp.ClientTimeout(
+            total=patience.answer_s, sock_connect=patience.connect_s, sock_read=patience.silent_s
+        )
         # A server may close a connection just when the next request is written to it: each has its own
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
@@ -115,7 +125,7 @@ class Client:
                         raise RequestError(f"GET {path}: it answers with more than {TEXT_BYTES:,} bytes")
                 return reply.status, body.decode(errors="replace")
         except (*_BROKEN, TimeoutError) as error:
-            raise RequestError(f"GET {path}: {reason(error)}") from error
+            raise RequestError(f"GET {path}: {reason(error, self.patience)}") from error
 
     async def send(self, load: Load, dialect: Dialect, loaded: Loaded) -> None:
         """Sends a load and waits for all its answers; they are added to `loaded` as they end."""
@@ -185,17 +195,11 @@ class Client:
         data = json.dumps(body).encode()
         counted = _Counted(ask, dialect)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                sent_s = time.monotonic() - start_s
-                async for event in self._events(data):
-                    counted.event(event, time.monotonic() - start_s)
-        except aiohttp.ConnectionTimeoutError as error:
-            raise RequestError(reason(error)) from error
-        except TimeoutError as error:
-            silent = "sent nothing for" if isinstance(error, aiohttp.ServerTimeoutError) else "did not end within"
-            raise RequestError(f"an answer {silent} {SILENT_S if 'nothing' in silent else ANSWER_S:g} s") from error
-        except _BROKEN as error:
-            raise RequestError(reason(error)) from error
+            sent_s = time.monotonic() - start_s
+            async for event in self._events(data):
+                counted.event(event, time.monotonic() - start_s)
+        except (*_BROKEN, TimeoutError) as error:
+            raise RequestError(reason(error, self.patience)) from error
         counted.check()
         return Answer(
             number,
@@ -305,12 +309,18 @@ class _Counted:
             raise RequestError("its usage says that a prompt had no token")
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException, patience: Patience) -> str:
     """Why there was no answer, in words."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return f"cannot be reached within {CONNECT_S:g} s"
-    if isinstance(error, (aiohttp.ServerTimeoutError, TimeoutError)):
-        return f"no answer within {SILENT_S:g} s"
+        return f"cannot be reached within {patience.connect_s:g} s"
+    if isinstance(error, aiohttp.SocketTimeoutError):
+        return f"it sent nothing for {patience.silent_s:g} s"
+    if isinstance(error, TimeoutError):
+        return f"its answer did not end within {patience.answer_s:g} s"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted ({cut(str(error.certificate_error))})"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"cannot be reached by TLS ({cut(str(error.os_error))}): does it speak http:// ?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot be reached ({cut(error.os_error.strerror or str(error.os_error))})"
     if isinstance(error, aiohttp.ServerDisconnectedError):
