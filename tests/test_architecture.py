@@ -71,7 +71,7 @@ ROOMS = {
     "scenario": _room(8, "numpy pydantic pydantic_core yaml"),
     "check.validation": _room(9, "numpy", of_file="load_shift:scipy"),
     "fit": _room(10, "numpy", of_file="solve:scipy"),
-    "fit.server": _room(11, "numpy", of_file="client:aiohttp"),
+    "fit.server": _room(11, "numpy", of_file="client:aiohttp refusals:aiohttp"),
     "results": _room(10, "numpy pandas pyarrow"),
     "serve": _room(11, "numpy", of_file="connection:h11 paced:simpy"),
     "explain": _room(11, "numpy pandas"),

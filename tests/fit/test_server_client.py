@@ -17,12 +17,13 @@ pytest.importorskip("aiohttp", reason="pip install 'batchsim[server]'")
 from batchsim.base.errors import MeasuredError, ScenarioError
 from batchsim.check.measured.read import read_measured
 from batchsim.fit.server.address import Address
-from batchsim.fit.server.client import Client, Dialect, Loaded, Patience, RequestError
+from batchsim.fit.server.client import Client, Dialect, Loaded
 from batchsim.fit.server.design import Design
 from batchsim.fit.server.experiment import Runner
 from batchsim.fit.server.loads import Ask, Load
 from batchsim.fit.server.offers import GAUGES, Metrics, Offer, read_metrics
 from batchsim.fit.server.prompts import Prompts
+from batchsim.fit.server.refusals import Patience, RequestError
 from tests.fit.hostile_server import good, server, stream, tokens, usage, whole
 
 ASK = Ask(None, 8, 4)

@@ -14,27 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp.http_exceptions import HttpProcessingError
 
-from batchsim.base.errors import MeasuredError, cut, shown
+from batchsim.base.errors import shown
 from batchsim.fit.server.loads import Ask, Load
 from batchsim.fit.server.prompts import Prompts
+from batchsim.fit.server.refusals import BROKEN, Patience, RequestError, reason, words_of
 
 LINE_BYTES, TEXT_BYTES = 1 << 20, 64 << 20
 RAMP = 0.25
 """Share of a load's time over which its users begin: together they would go on in lockstep."""
 LATE_S, LATE_GAPS, LATE_SHARE = 0.010, 0.1, 0.01
 """A load is void where more than LATE_SHARE of its requests are sent LATE_S and LATE_GAPS of a mean gap too late."""
-_BROKEN = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, EOFError)
-
-
-@dataclass(frozen=True)
-class Patience:
-    """The longest, in seconds, that a connection may take to be made, a stream to be silent, and an answer to take."""
-
-    connect_s: float = 10.0
-    silent_s: float = 60.0
-    answer_s: float = 900.0
 
 
 @dataclass(frozen=True)
@@ -60,14 +50,6 @@ class Answer:
     prompt_tokens: int
     output_tokens: int
     chunks: int
-
-
-class RequestError(Exception):
-    """A request that was refused, cut or not what was asked for; `what` reads on after the load's name."""
-
-    def __init__(self, what: str, status: int = 0) -> None:
-        super().__init__(what)
-        self.what, self.status = what, status
 
 
 class Loaded:
@@ -124,7 +106,7 @@ class Client:
                     if len(body) > TEXT_BYTES:
                         raise RequestError(f"GET {path}: it answers with more than {TEXT_BYTES:,} bytes")
                 return reply.status, body.decode(errors="replace")
-        except (*_BROKEN, TimeoutError) as error:
+        except BROKEN as error:
             raise RequestError(f"GET {path}: {reason(error, self.patience)}") from error
 
     async def send(self, load: Load, dialect: Dialect, loaded: Loaded) -> None:
@@ -198,7 +180,7 @@ class Client:
             sent_s = time.monotonic() - start_s
             async for event in self._events(data):
                 counted.event(event, time.monotonic() - start_s)
-        except (*_BROKEN, TimeoutError) as error:
+        except BROKEN as error:
             raise RequestError(reason(error, self.patience)) from error
         counted.check()
         return Answer(
@@ -221,7 +203,7 @@ class Client:
         ) as reply:
             if reply.status != 200:
                 said = (await reply.content.read(2000)).decode(errors="replace")
-                raise RequestError(f"it answers {reply.status} {reply.reason}: {_words_of(said)}", reply.status)
+                raise RequestError(f"it answers {reply.status} {reply.reason}: {words_of(said)}", reply.status)
             if (kind := reply.content_type) != "text/event-stream":
                 raise RequestError(
                     f"it answers with {kind}, not with a stream of events: is this its completions address?"
@@ -259,7 +241,7 @@ class _Counted:
     def event(self, event: dict[str, Any], now_s: float) -> None:
         if error := event.get("error"):
             code = error.get("code") if isinstance(error, dict) else None  # vLLM refuses some requests in their stream
-            said = f"an error amid its stream: {_words_of(json.dumps(event))}"
+            said = f"an error amid its stream: {words_of(json.dumps(event))}"
             raise RequestError(said, code if type(code) is int else 0)
         if isinstance(usage := event.get("usage"), dict):
             found = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
@@ -309,39 +291,6 @@ class _Counted:
             raise RequestError("its usage says that a prompt had no token")
 
 
-def reason(error: BaseException, patience: Patience) -> str:
-    """Why there was no answer, in words."""
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return f"cannot be reached within {patience.connect_s:g} s"
-    if isinstance(error, aiohttp.SocketTimeoutError):
-        return f"it sent nothing for {patience.silent_s:g} s"
-    if isinstance(error, TimeoutError):
-        return f"its answer did not end within {patience.answer_s:g} s"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not trusted ({cut(str(error.certificate_error))})"
-    if isinstance(error, aiohttp.ClientSSLError):
-        return f"cannot be reached by TLS ({cut(str(error.os_error))}): does it speak http:// ?"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot be reached ({cut(error.os_error.strerror or str(error.os_error))})"
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "it hung up without an answer"
-    if isinstance(error, (aiohttp.ClientPayloadError, ConnectionResetError)):
-        return "it broke off in the middle of an answer"
-    return f"it does not speak HTTP ({cut(str(error)) or type(error).__name__})"
-
-
-def _words_of(text: str) -> str:
-    """The message in an error's body, else its beginning."""
-    try:
-        found = json.loads(text)
-        while isinstance(found, dict) and ("error" in found or "message" in found or "detail" in found):
-            found = found.get("error") or found.get("message") or found.get("detail")
-        text = found if isinstance(found, str) else text
-    except ValueError:
-        pass
-    return cut(" ".join(text.split()) or "nothing", 160)
-
-
 async def _until(at_s: float) -> None:
     while (left_s := at_s - time.monotonic()) > 0:
         await asyncio.sleep(left_s)
@@ -356,15 +305,3 @@ async def _all(tasks: list[asyncio.Task[None]], *, stop: bool = False) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def refused(name: str, failed: RequestError) -> MeasuredError:
-    """The line of what ended load `name`."""
-    advice = {
-        401: "Give the key with --api-key.",
-        403: "Give the key with --api-key.",
-        404: "Is the address right, and the model's name?",
-        429: "It limits requests: lower --max-concurrency, or lift its limit.",
-        503: "It is overloaded or not ready: lower --max-concurrency, or wait.",
-    }.get(failed.status, "Look at its log.")
-    return MeasuredError(f"{name}: {failed.what.rstrip('.')}. {advice}")

@@ -14,11 +14,12 @@ from typing import Any
 from batchsim.base.errors import MeasuredError
 from batchsim.base.files import read_json, write_text
 from batchsim.check.measured.read import read_measured
-from batchsim.fit.server.client import Client, Dialect, Loaded, RequestError, refused
+from batchsim.fit.server.client import Client, Dialect, Loaded
 from batchsim.fit.server.design import Design
 from batchsim.fit.server.loads import Ask, Load
 from batchsim.fit.server.offers import COUNTERS, GAUGES, Metrics, Offer, ask_offer, read_metrics
 from batchsim.fit.server.prompts import Prompts, hash_ids
+from batchsim.fit.server.refusals import RequestError, refused
 
 MOVED = 0.05
 """Share by which a lone answer's time per token may change from before to after; beyond, the machine moved."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchsim.base.errors import MeasuredError, shown
-from batchsim.fit.server.client import Client, RequestError, refused
+from batchsim.fit.server.client import Client
+from batchsim.fit.server.refusals import RequestError, refused
 
 _LINE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+([^\s]+)")
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
