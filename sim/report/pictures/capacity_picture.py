@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from batchsim.metrics.slo import parse_slo
 from batchsim.report.pictures.palette import PolicyStyle, kind_styles
 from batchsim.report.pictures.style import GREY, figure, house_style, put_around, save
 from batchsim.report.text.capacity_text import capacity_in_words
@@ -16,20 +17,23 @@ from batchsim.results.heading import heading
 from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity
 from batchsim.study.capacity.search import most_margin, probes
 
-# ---- the picture
+_SPREAD = 8  # loads further apart than this factor stand on a logarithmic axis
 
 
 def capacity_picture(study: CapacityStudy, path: Path) -> None:
-    """Writes a panel a policy: SLO margins of probes with intervals, by load; the band is the capacity's interval."""
+    """Writes a panel a policy: the share within the SLO at each load tried, or its margin where the SLO is not
+    one share, with intervals; the band is the capacity's interval."""
     policies = [policy for policy in study.policies if policy.case.book]
     styles = kind_styles([policy.case.spec.kind for policy in policies])
     with house_style():
         fig = figure(8.5, 1.4 + 2.1 * len(policies))
         panels = np.atleast_1d(fig.subplots(len(policies), 1, sharex=True))
-        for ax, policy, style in zip(panels, policies, styles, strict=True):
-            _panel(ax, study, policy, style)
         loads = [load for policy in policies for load in policy.case.book]
-        if max(loads) > 8 * min(loads):
+        edges = _edges(min(loads), max(loads))
+        for ax, policy, style in zip(panels, policies, styles, strict=True):
+            _panel(ax, study, policy, style, _asked(study), edges)
+        panels[-1].set_xlim(*edges)
+        if max(loads) > _SPREAD * min(loads):
             panels[-1].set_xscale("log")
             panels[-1].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
             panels[-1].xaxis.set_minor_locator(NullLocator())
@@ -39,19 +43,52 @@ def capacity_picture(study: CapacityStudy, path: Path) -> None:
         head = heading(study.setup).partition(" · measured at: ")[0]
         foot = (
             "bars: 95 % interval over seeds · hollow: undecided · × the queue grows · band: where the verdict is open"
+            " · dotted: between loads that nothing was decided of"
         )
         handles = [Line2D([], [], color=GREY, linestyle=(0, (4, 1.5)), label=f"the SLO: {study.objective}")]
         put_around(fig, "Highest load within the SLO", head, foot, handles)
         save(fig, path)
 
 
-def _panel(ax: Any, study: CapacityStudy, policy: PolicyCapacity, style: PolicyStyle) -> None:
+def _asked(study: CapacityStudy) -> float | None:
+    """The share of the requests that must keep the SLO; None where it is not one share of all requests."""
+    file = study.scenario.file
+    own = any(each.slo is not None for each in file.workload.classes.values())
+    return None if own else parse_slo(file.slo).share
+
+
+def _edges(low: float, high: float) -> tuple[float, float]:
+    """The ends of the axis of loads, a little beyond those tried."""
+    if high > _SPREAD * low:
+        margin = (high / low) ** 0.04
+        return low / margin, high * margin
+    margin = 0.04 * ((high - low) or high)
+    return low - margin, high + margin
+
+
+def _shown(margin: float, asked: float | None) -> str:
+    """A margin as a share of the requests where one share is `asked` for, else in percent with its sign."""
+    if asked is not None:
+        return f"{100 * (asked + margin):.4g} %"
+    return f"{100 * margin:+.3g} %".replace("-", "−") if margin else "0"
+
+
+def _panel(
+    ax: Any,
+    study: CapacityStudy,
+    policy: PolicyCapacity,
+    style: PolicyStyle,
+    asked: float | None,
+    edges: tuple[float, float],
+) -> None:
+    """Draws one policy; `edges` are those of the axis of loads, up to which an open verdict reaches."""
     found = policy.found
     # Linear between the largest margin and as much below 0, by powers of ten down to where everybody misses.
     scale = max(most_margin(policy.case.book), 1e-3)
     ax.set_yscale("symlog", linthresh=scale, linscale=0.8)
-    ax.set_ylim(-1.2, 1.25 * scale)
-    ax.set_yticks([-1.0, *(tick for tick in (-0.1, -0.01) if tick <= -scale), 0.0, scale])
+    least = -1.0 if asked is None else -asked
+    ax.set_ylim(1.2 * least, 1.25 * scale)
+    ax.set_yticks([least, *(tick for tick in (-0.1, -0.01) if tick <= -scale), 0.0, scale])
     for p in probes(policy.case.book):
         if p.low is not None and p.high is not None:
             ax.plot([p.load, p.load], [p.low, p.high], color=style.color, alpha=0.5, linewidth=1.4)
@@ -60,9 +97,10 @@ def _panel(ax: Any, study: CapacityStudy, policy: PolicyCapacity, style: PolicyS
         ax.plot([p.load], [p.margin], marker=marker, color=style.color, markersize=5.5, zorder=3, mfc=filled)
     ax.axhline(0, color=GREY, linestyle=(0, (4, 1.5)), linewidth=1.2)
     if found.load is not None:
-        ends = [found.load if end is None else end for end in (found.low, found.high)]
+        ends = [edge if end is None else end for end, edge in zip((found.low, found.high), edges, strict=True)]
         ax.axvspan(*ends, color=style.color, alpha=0.18, linewidth=0)
-        ax.axvline(found.load, color=style.color, linewidth=1.0)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:+.3g} %".replace("-", "−") if y else "0"))
-    ax.set_ylabel("margin of the SLO")
+        decided = found.low is not None and found.high is not None
+        ax.axvline(found.load, color=style.color, linewidth=1.0, linestyle="-" if decided else ":")
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _shown(y, asked)))
+    ax.set_ylabel("margin of the SLO" if asked is None else "within the SLO")
     ax.set_title(f"{policy.name}: {capacity_in_words(study, found)}", size=9)
