@@ -64,6 +64,8 @@ def draw_slo_share(ax: Axes, results: Results, share: SloShare) -> None:
         ax.fill_between(x, nines(y - half), nines(y + half), color=style.color, alpha=shade, linewidth=0)
         ax.plot(x, nines(y), color=style.color, linestyle=style.linestyle, linewidth=size["linewidth"])
         for chosen, marker in ((~sweep.unstable, style.marker), (sweep.unstable, "x")):
+            if not chosen.any():
+                continue  # an empty unclipped line would stretch the panel to the figure's corner
             ax.plot(
                 x[chosen], nines(y[chosen]), linestyle="none", marker=marker, markersize=size["markersize"],
                 color=style.color, zorder=3, clip_on=False,

@@ -44,7 +44,7 @@
       ticks: { stroke: "#ccc", width: 1 },
       font: "12px system-ui, sans-serif",
       labelFont: "12px system-ui, sans-serif",
-      size: across ? 44 : 66,
+      size: across ? 44 : scale === "nines" ? 78 : 66,
       labelSize: 20,
       values: (u, at) => at.map((v) => (scale === "nines" && v >= SCALES.nines.to(MOST) - 1e-6 ? "≥99.99 %" : write(v))),
     };
@@ -118,7 +118,9 @@
         ctx.stroke();
         ctx.setLineDash([]);
         ctx.font = `${12 * dot}px system-ui, sans-serif`;
-        ctx.fillText(`asked: ${WRITE[chart.y.kind](chart.target)}`, bbox.left + 6 * dot, y - 5 * dot);
+        ctx.textAlign = "right";
+        ctx.textBaseline = "bottom";
+        ctx.fillText(`asked: ${WRITE[chart.y.kind](chart.target)}`, bbox.left + bbox.width, y - 3 * dot);
       }
       for (const { at, s } of marks) {
         if (!u.series[at].show) continue;
@@ -141,6 +143,8 @@
       const target = name === "y" && chart.target !== null ? place.y(chart.target) : min;
       if (scales[name] === "nines") return [-0.08, place.y(MOST) + 0.15];
       min = Math.min(min, target); max = Math.max(max, target);
+      const flat = Math.log10(4); // a flat curve should look flat
+      if (scales[name] === "log" && max - min < flat) [min, max] = [(min + max - flat) / 2, (min + max + flat) / 2];
       const room = 0.06 * (max - min || Math.abs(max) || 1);
       const floor = scales[name] === "linear" && name === "y" && min >= 0 ? 0 : min - room;
       return [floor, max + room];
@@ -196,7 +200,7 @@
     figure.insertBefore(buttons, figure.querySelector(".plot"));
     const fit = () => { const width = widthOf(figure); if (width !== drawn && figure.offsetParent !== null) redraw(width); };
     new ResizeObserver(fit).observe(figure);
-    redraws.push({ fit, print: () => redraw(620) });
+    redraws.push({ fit, print: () => redraw(330) });
   }
   addEventListener("beforeprint", () => {
     for (const fold of document.querySelectorAll("details")) fold.open = true;
