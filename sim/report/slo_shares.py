@@ -1,4 +1,4 @@
-"""Which shares of requests an SLO asks for, and where in a run's results they stand."""
+"""What an SLO asks for on the axes of a run: shares of requests, bounds on latencies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from batchsim.base.units import NS_PER_S
 from batchsim.metrics.slo import parse_slo
 from batchsim.report.reading import column
 from batchsim.results.read import Results
@@ -38,3 +39,18 @@ def slo_shares(results: Results) -> list[SloShare]:
         if share is not None and known:
             found.append(SloShare(metric, text, share, name))
     return found
+
+
+def slo_bounds(results: Results, name: str, percentile: str | None = None) -> list[float]:
+    """The SLO's bounds in seconds on the latency `name`: on the `percentile` (`p50`, `p99`), no mean. A bound that a
+    share of the requests must keep is one on the P99 where that is more than half of them, else on the P50.
+
+    Without `percentile`: the bounds that either the P50 or the P99 panel shows.
+    """
+    if results.manifest["objective"] != results.manifest["slo"]:
+        return []  # each request class has bounds of its own: no line holds for all
+    slo = parse_slo(results.manifest["slo"])
+    of_each = None if slo.share is None else 0.99 if slo.share > 0.5 else 0.5
+    shown = (0.5, 0.99) if percentile is None else (float(percentile.removeprefix("p")) / 100,)
+    bounds = [bound for bound in slo.bounds if bound.metric == name and not bound.mean]
+    return [bound.limit_ns / NS_PER_S for bound in bounds if (bound.share or of_each) in shown]

@@ -95,8 +95,8 @@ def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool =
         known = [row for row in rows if row[column] is not None]
         if not known:
             continue
-        ends = [[row[f"{column}_{end}"] for row in known] for end in ("low", "high")] if interval else [[], []]
+        low, high = ([row[f"{column}_{end}"] for row in known] if interval else [] for end in ("low", "high"))
         name = "1 replica" if replicas == 1 else f"{replicas} replicas"
         x, y = ([row[key] for row in known] for key in ("offered_rps", column))
-        found.append(Series(name, COLORS[i % len(COLORS)], x, y, *ends))
+        found.append(Series(name, COLORS[i % len(COLORS)], x, y, low, high))
     return found

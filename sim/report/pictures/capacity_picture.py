@@ -9,15 +9,18 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from batchsim.metrics.slo import parse_slo
 from batchsim.report.pictures.palette import PolicyStyle, kind_styles
 from batchsim.report.pictures.style import GREY, figure, house_style, put_around, save
-from batchsim.report.text.capacity_text import capacity_in_words
+from batchsim.report.text.capacity_text import (
+    SPREAD,
+    asked_share,
+    capacity_in_words,
+    load_edges,
+    share_or_margin,
+)
 from batchsim.results.heading import heading
 from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity
 from batchsim.study.capacity.search import most_margin, probes
-
-_SPREAD = 8  # loads further apart than this factor stand on a logarithmic axis
 
 
 def capacity_picture(study: CapacityStudy, path: Path) -> None:
@@ -29,11 +32,11 @@ def capacity_picture(study: CapacityStudy, path: Path) -> None:
         fig = figure(8.5, 1.4 + 2.1 * len(policies))
         panels = np.atleast_1d(fig.subplots(len(policies), 1, sharex=True))
         loads = [load for policy in policies for load in policy.case.book]
-        edges = _edges(min(loads), max(loads))
+        edges = load_edges(min(loads), max(loads))
         for ax, policy, style in zip(panels, policies, styles, strict=True):
-            _panel(ax, study, policy, style, _asked(study), edges)
+            _panel(ax, study, policy, style, asked_share(study), edges)
         panels[-1].set_xlim(*edges)
-        if max(loads) > _SPREAD * min(loads):
+        if max(loads) > SPREAD * min(loads):
             panels[-1].set_xscale("log")
             panels[-1].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
             panels[-1].xaxis.set_minor_locator(NullLocator())
@@ -48,29 +51,6 @@ def capacity_picture(study: CapacityStudy, path: Path) -> None:
         handles = [Line2D([], [], color=GREY, linestyle=(0, (4, 1.5)), label=f"the SLO: {study.objective}")]
         put_around(fig, "Highest load within the SLO", head, foot, handles)
         save(fig, path)
-
-
-def _asked(study: CapacityStudy) -> float | None:
-    """The share of the requests that must keep the SLO; None where it is not one share of all requests."""
-    file = study.scenario.file
-    own = any(each.slo is not None for each in file.workload.classes.values())
-    return None if own else parse_slo(file.slo).share
-
-
-def _edges(low: float, high: float) -> tuple[float, float]:
-    """The ends of the axis of loads, a little beyond those tried."""
-    if high > _SPREAD * low:
-        margin = (high / low) ** 0.04
-        return low / margin, high * margin
-    margin = 0.04 * ((high - low) or high)
-    return low - margin, high + margin
-
-
-def _shown(margin: float, asked: float | None) -> str:
-    """A margin as a share of the requests where one share is `asked` for, else in percent with its sign."""
-    if asked is not None:
-        return f"{100 * (asked + margin):.4g} %"
-    return f"{100 * margin:+.3g} %".replace("-", "−") if margin else "0"
 
 
 def _panel(
@@ -101,6 +81,6 @@ def _panel(
         ax.axvspan(*ends, color=style.color, alpha=0.18, linewidth=0)
         decided = found.low is not None and found.high is not None
         ax.axvline(found.load, color=style.color, linewidth=1.0, linestyle="-" if decided else ":")
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _shown(y, asked)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: share_or_margin(y, asked)))
     ax.set_ylabel("margin of the SLO" if asked is None else "within the SLO")
     ax.set_title(f"{policy.name}: {capacity_in_words(study, found)}", size=9)

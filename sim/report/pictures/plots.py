@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from batchsim.base.units import NS_PER_S
 from batchsim.metrics.latencies import LATENCIES
-from batchsim.metrics.slo import parse_slo
 from batchsim.report.drafting import draft_curves
 from batchsim.report.pictures import closeup
 from batchsim.report.pictures.curve_lines import (
@@ -50,7 +48,7 @@ from batchsim.report.pictures.style import (
 )
 from batchsim.report.pictures.vary import vary_picture
 from batchsim.report.reading import check_load, column, load_to_show
-from batchsim.report.slo_shares import slo_shares
+from batchsim.report.slo_shares import slo_bounds, slo_shares
 from batchsim.results.read import Results
 
 VARY, DRAFTING, FLEET = "vary.png", "drafting.png", "fleet.png"
@@ -67,7 +65,7 @@ def p99_vs_qps(results: Results, path: Path | str) -> None:
         if below:
             draw_lanes(fig.add_subplot(grid[2, :]), results)
         for column, name in enumerate(SHOWN):
-            limits = latency_limits(results, [f"{name}_p99_s", f"{name}_p50_s"], _bounds(results, name))
+            limits = latency_limits(results, [f"{name}_p99_s", f"{name}_p50_s"], slo_bounds(results, name))
             for row, percentile in enumerate(("p99", "p50")):
                 ax = axes[row, column]
                 draw_latency(ax, results, f"{name}_{percentile}_s", limits)
@@ -97,7 +95,7 @@ def draw_latency(ax: Axes, results: Results, metric: str, limits: tuple[float, f
     `limits` fixes the y axis, so that panels can be compared; the default covers this metric.
     """
     name, percentile = metric.removesuffix("_s").rsplit("_", 1)
-    bounds = _bounds(results, name, percentile)
+    bounds = slo_bounds(results, name, percentile)
     low, high = limits if limits is not None else latency_limits(results, [metric], bounds)
     ax.set_yscale("log")
     ax.set_ylim(low, high)
@@ -166,21 +164,6 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
         drafting_picture(results, results.path / DRAFTING)
         names.append(DRAFTING)
     return [results.path / name for name in names]
-
-
-def _bounds(results: Results, name: str, percentile: str | None = None) -> list[float]:
-    """The SLO's bounds in seconds on the latency `name`: on the `percentile` (`p50`, `p99`), no mean. A bound that a
-    share of the requests must keep is one on the P99 where that is more than half of them, else on the P50.
-
-    Without `percentile`: the bounds that either the P50 or the P99 panel shows.
-    """
-    if results.manifest["objective"] != results.manifest["slo"]:
-        return []  # each request class has bounds of its own: no line holds for all
-    slo = parse_slo(results.manifest["slo"])
-    of_each = None if slo.share is None else 0.99 if slo.share > 0.5 else 0.5
-    shown = (0.5, 0.99) if percentile is None else (float(percentile.removeprefix("p")) / 100,)
-    bounds = [bound for bound in slo.bounds if bound.metric == name and not bound.mean]
-    return [bound.limit_ns / NS_PER_S for bound in bounds if (bound.share or of_each) in shown]
 
 
 def _slo_mark(results: Results) -> str:

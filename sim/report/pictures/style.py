@@ -26,6 +26,7 @@ from batchsim.base.units import NS_PER_S, YEAR_NS, format_duration
 from batchsim.report.layout import wrapped
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.reading import (
+    AXIS_LABELS,
     is_auto,
     load_name,
     load_text,
@@ -215,13 +216,7 @@ def load_axis(ax: Axes, results: Results) -> None:
         ax.xaxis.set_major_locator(FixedLocator(_spaced(loads, logarithmic)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_load(name, x)))
-    axis_names = {
-        "mean_rate": "offered load (requests/s)",
-        "users": "users in a closed loop",
-        "rate_scale": "offered load (times the trace's rate)",
-        "": "the scenario's load",
-    }
-    ax.set_xlabel(axis_names.get(name, name))
+    ax.set_xlabel(AXIS_LABELS.get(name, name))
 
 
 def _spaced(loads: np.ndarray, logarithmic: bool) -> list[float]:

@@ -53,7 +53,7 @@ def overview(
         "mean_parts": [{"part": part, "ns": means[part]} for part in sorted(means, key=lambda part: -means[part])],
         "by": by,
         "slowest": [
-            _one(records, parts, int(known[i])) | ({} if by is None else {f"{by}_ns": _finite(values[i])})
+            _one(records, parts, int(known[i])) | ({} if by is None else {f"{by}_ns": _finite(float(values[i]))})
             for i in longest
         ],
     }
@@ -66,8 +66,9 @@ def overview_text(results: Results, found: dict[str, Any]) -> str:
     lines += [_paragraph(_lanes_text(found["lanes"]))] if found["lanes"] else []
     for one in found["slowest"]:
         end = "" if one["outcome"] == "finished" else f", {one['outcome']} ({one['reason']})"
-        value = None if found["by"] is None else one[f"{found['by']}_ns"]
-        of = f", {LATENCIES[found['by']].title} {format_duration(value)}" if value is not None else ""
+        by = found["by"] or ""
+        value = one.get(f"{by}_ns")
+        of = f", {LATENCIES[by].title} {format_duration(value)}" if value is not None else ""
         head = f"  request {one['request_id']} ({one['prompt_tokens']:,} + {one['output_tokens']:,} tokens{end}{of})"
         lines.append(_paragraph(f"{head}: {_sum_text(one['life_ns'], one['parts'])}"))
     return "\n".join(lines)
@@ -82,7 +83,7 @@ def _values(records: Records, name: str) -> Ns:
 
 
 def _finite(ns: float) -> float | None:
-    return float(ns) if np.isfinite(ns) else None
+    return ns if np.isfinite(ns) else None
 
 
 def _lanes(records: Records) -> dict[str, Any] | None:
