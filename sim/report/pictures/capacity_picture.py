@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from batchsim.report.pictures.palette import PolicyStyle, kind_styles
-from batchsim.report.pictures.style import GREY, figure, house_style, put_around, save
+from batchsim.report.pictures.style import GREY, figure, house_style, nines, nines_axis, put_around, save
 from batchsim.report.text.capacity_text import (
     SPREAD,
     asked_share,
@@ -63,24 +63,36 @@ def _panel(
 ) -> None:
     """Draws one policy; `edges` are those of the axis of loads, up to which an open verdict reaches."""
     found = policy.found
-    # Linear between the largest margin and as much below 0, by powers of ten down to where everybody misses.
-    scale = max(most_margin(policy.case.book), 1e-3)
-    ax.set_yscale("symlog", linthresh=scale, linscale=0.8)
-    least = -1.0 if asked is None else -asked
-    ax.set_ylim(1.2 * least, 1.25 * scale)
-    ax.set_yticks([least, *(tick for tick in (-0.1, -0.01) if tick <= -scale), 0.0, scale])
+
+    def place(margin: float) -> float:
+        return margin if asked is None else float(nines(asked + margin))
+
+    if asked is None:
+        _margin_axis(ax, most_margin(policy.case.book))
+    else:
+        nines_axis(ax.yaxis)
+        ax.set_ylim(-0.08, nines(1.0) + 0.15)
+        ax.set_ylabel("within the SLO")
     for p in probes(policy.case.book):
         if p.low is not None and p.high is not None:
-            ax.plot([p.load, p.load], [p.low, p.high], color=style.color, alpha=0.5, linewidth=1.4)
+            ax.plot([p.load, p.load], [place(p.low), place(p.high)], color=style.color, alpha=0.5, linewidth=1.4)
         marker = "x" if p.grows else style.marker
         filled = style.color if p.decided else "white"
-        ax.plot([p.load], [p.margin], marker=marker, color=style.color, markersize=5.5, zorder=3, mfc=filled)
-    ax.axhline(0, color=GREY, linestyle=(0, (4, 1.5)), linewidth=1.2)
+        ax.plot([p.load], [place(p.margin)], marker=marker, color=style.color, markersize=5.5, zorder=3, mfc=filled)
+    ax.axhline(place(0), color=GREY, linestyle=(0, (4, 1.5)), linewidth=1.2)
     if found.load is not None:
         ends = [edge if end is None else end for end, edge in zip((found.low, found.high), edges, strict=True)]
         ax.axvspan(*ends, color=style.color, alpha=0.18, linewidth=0)
         decided = found.low is not None and found.high is not None
         ax.axvline(found.load, color=style.color, linewidth=1.0, linestyle="-" if decided else ":")
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: share_or_margin(y, asked)))
-    ax.set_ylabel("margin of the SLO" if asked is None else "within the SLO")
     ax.set_title(f"{policy.name}: {capacity_in_words(study, found)}", size=9)
+
+
+def _margin_axis(ax: Any, most: float) -> None:
+    """Linear between the largest margin and as much below 0, by powers of ten down to where everybody misses."""
+    scale = max(most, 1e-3)
+    ax.set_yscale("symlog", linthresh=scale, linscale=0.8)
+    ax.set_ylim(-1.2, 1.25 * scale)
+    ax.set_yticks([-1.0, *(tick for tick in (-0.1, -0.01) if tick <= -scale), 0.0, scale])
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: share_or_margin(y, None)))
+    ax.set_ylabel("margin of the SLO")

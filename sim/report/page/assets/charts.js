@@ -198,7 +198,8 @@
       buttons.append(button);
     }
     figure.insertBefore(buttons, figure.querySelector(".plot"));
-    const fit = () => { const width = widthOf(figure); if (width !== drawn && figure.offsetParent !== null) redraw(width); };
+    const fit = () => { const width = widthOf(figure); if (width !== drawn) redraw(width); };
+    fit();
     new ResizeObserver(fit).observe(figure);
     redraws.push({ fit, print: () => redraw(330) });
   }
