@@ -28,6 +28,7 @@ def capacity(
     max_seeds: Annotated[int, typer.Option(min=3, max=10_000, help="Seeds of a probe at most.")] = 32,
     max_probes: Annotated[int, typer.Option(min=5, max=1000, help="Loads that a policy is tried at, at most.")] = 40,
     only_rates: Annotated[bool, typer.Option("--only-rates", help="Leave out what would change them.")] = False,
+    html: option.Html = False,
     traces: option.Traces = None,
     allow_code: option.AllowCode = False,
     max_points: option.MaxPoints = MAX_POINTS,
@@ -44,6 +45,7 @@ def capacity(
     from dataclasses import replace
 
     from batchsim.base.units import parse_share
+    from batchsim.report.page.capacity_page import write_capacity_page
     from batchsim.report.pictures.capacity_picture import capacity_picture
     from batchsim.report.text.capacity_text import capacity_json, capacity_text
     from batchsim.report.text.summary_text import fit
@@ -71,8 +73,10 @@ def capacity(
     folder = keep_capacity(study, sweep, text, capacity_json(study))
     with keeping(sweep.home):
         capacity_picture(study, folder / "capacity.png")
+        page = [write_capacity_page(study, folder).name] if html else []
     if as_json:
         print_json(capacity_json(study) | {"path": str(folder)})
     else:
         typer.echo(text)
-        typer.echo(fit(f"{folder}/  capacity.csv  probes.csv  capacity.json  capacity.txt  capacity.png"))
+        files = ["capacity.csv", "probes.csv", "capacity.json", "capacity.txt", "capacity.png", *page]
+        typer.echo(fit(f"{folder}/  {'  '.join(files)}"))

@@ -32,6 +32,9 @@ def explain(
     slowest: Annotated[
         int | None, typer.Option(min=0, max=INT32_MAX, help="How many of the slowest requests; 5 by default.")
     ] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="LATENCY", help="Slowest by ttft, tpot, e2e, queue_time or norm_latency.")
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -53,9 +56,9 @@ def explain(
 ) -> None:
     """Show why requests were slow: the parts of their lives, largest first, and the mean over all.
 
-    Examples: batchsim explain results/bursty --policy continuous --slowest 3; batchsim explain results/bursty
-    --request 774; batchsim explain results/bursty --slo; batchsim explain results/bursty --policy continuous
-    --counterfactual kv.tokens=+20%
+    Examples: batchsim explain results/bursty --policy continuous --slowest 3 --by ttft; batchsim explain
+    results/bursty --request 774; batchsim explain results/bursty --slo; batchsim explain results/bursty
+    --policy continuous --counterfactual kv.tokens=+20%
     """
     from batchsim.report.reading import check_load, load_to_show, sweeps_at
 
@@ -73,11 +76,12 @@ def explain(
         raise ScenarioError("--output: is for the picture of --slo alone. Drop it, or add --slo.")
     if audit is not None and as_json:
         raise ScenarioError("--json: the log of --audit is JSON lines already. Drop it.")
-    given = {"--slowest": slowest is not None, "--request": request is not None, "--slo": slo}
+    given = {"--slowest": slowest is not None or by is not None, "--request": request is not None, "--slo": slo}
     given |= {"--counterfactual": bool(changes), "--audit": audit is not None}
     modes = [name for name, asked in given.items() if asked]
     if len(modes) > 1:
         raise ScenarioError(f"{' and '.join(modes)}: each tells something else. Give one of them.")
+    _check_latency(by)
     if slo:
         _slo(loaded, chosen, load, seed, output, as_json)
     elif audit is not None:
@@ -88,7 +92,7 @@ def explain(
     elif request is not None:
         _story(loaded, chosen, load, seed or 0, request, as_json)
     else:
-        _overview(loaded, chosen, load, seed or 0, 5 if slowest is None else slowest, as_json)
+        _overview(loaded, chosen, load, seed or 0, 5 if slowest is None else slowest, by, as_json)
 
 
 def _print(found: list[dict[str, Any]], text: str, as_json: bool) -> None:
@@ -98,10 +102,20 @@ def _print(found: list[dict[str, Any]], text: str, as_json: bool) -> None:
         typer.echo(text)
 
 
-def _overview(results: Results, policies: list[str], load: float, seed: int, slowest: int, as_json: bool) -> None:
+def _check_latency(name: str | None) -> None:
+    from batchsim.metrics.latencies import LATENCIES
+
+    known = [each for each, latency in LATENCIES.items() if latency.of is not None]
+    if name is not None and name not in known:
+        raise ScenarioError(f"--by {name}: is no latency of a request. Write one of {', '.join(known)}.")
+
+
+def _overview(
+    results: Results, policies: list[str], load: float, seed: int, slowest: int, by: str | None, as_json: bool
+) -> None:
     from batchsim.report.text.attribution_text import overview, overview_text
 
-    found = [overview(results, name, load, seed, slowest=slowest) for name in policies]
+    found = [overview(results, name, load, seed, slowest=slowest, by=by) for name in policies]
     _print(found, "\n".join(overview_text(results, one) for one in found), as_json)
 
 

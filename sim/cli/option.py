@@ -13,6 +13,7 @@ Scenario = Annotated[str, typer.Argument(help="A YAML file, or the name of a shi
 Results = Annotated[Path, typer.Argument(help="The folder that `batchsim run` or `live` printed.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")]
 Out = Annotated[Path, typer.Option(help="Folder for results.")]
+Html = Annotated[bool, typer.Option("--html", help="Write a page of it too, report.html, which opens anywhere.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Traces = Annotated[
     Path | None,

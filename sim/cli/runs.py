@@ -31,6 +31,7 @@ def run(
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")
     ] = True,
+    html: option.Html = False,
     traces: option.Traces = None,
     precision: Annotated[
         str | None,
@@ -59,6 +60,7 @@ def run(
     if where["jobs"] > 1 and not where["ray"]:
         start_early("batchsim.study.sweep.points")  # while this process goes on importing
     from batchsim.report.layout import fit
+    from batchsim.report.page.run_page import write_run_page
     from batchsim.report.pictures.plots import write_pictures
     from batchsim.report.text.summary_text import report
     from batchsim.results.failed import Failed, points_failed
@@ -78,6 +80,7 @@ def run(
     _check_rejections(results, strict)
     with keeping(results.path.parent):
         drawn = write_pictures(results, load) if pictures else []
+        drawn += [write_run_page(results, drawn, load)] if html else []
     if as_json:
         print_json(results.as_json())
     else:

@@ -19,6 +19,14 @@ from batchsim.results.read import Results, scenario_of, varied
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
 
+AXIS_LABELS = {
+    "mean_rate": "offered load (requests/s)",
+    "users": "users in a closed loop",
+    "rate_scale": "offered load (times the trace's rate)",
+    "": "the scenario's load",
+}
+"""What the axis of loads is called, by the name of the load."""
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 

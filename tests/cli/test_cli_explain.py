@@ -69,6 +69,16 @@ def test_the_slowest_of_every_policy(ran: Path) -> None:
     assert "queued:batch" in out.partition("continuous at")[0]
 
 
+def test_the_slowest_by_a_latency_of_ones_choice(ran: Path) -> None:
+    """Those with the largest TTFT first, which is told in the text and in --json."""
+    (found,) = explained("explain", ran, "--policy", "continuous", "--load", 10, "--slowest", 40, "--by", "ttft")
+    requests = load_results(ran).requests("continuous", 10, 0).set_index("request_id")
+    ttfts = [one["ttft_ns"] for one in found["slowest"]]
+    ids = [one["request_id"] for one in found["slowest"]]
+    assert ttfts == sorted(ttfts, reverse=True) == list((requests["first_delivery_ns"] - requests["sent_ns"])[ids])
+    assert "tokens, TTFT " in done("explain", ran, "--policy", "continuous", "--slowest", 2, "--by", "ttft")
+
+
 def test_parts_sum_to_the_latency_in_the_table(ran: Path) -> None:
     """In --json the parts add up to the request's E2E to the ns, and the slowest come first."""
     (found,) = explained("explain", ran, "--policy", "static", "--load", 10, "--slowest", 40)
@@ -203,6 +213,7 @@ REFUSED = {
     "audit_over_another_file": (["--audit", __file__], "is there, and no audit log"),
     "picture_over_another_file": (["--slo", "-o", __file__], "is there, and no PNG picture"),
     "slowest_of_one": (["--request", 1, "--slowest", 2], "--slowest and --request: each tells something else"),
+    "no_latency": (["--by", "itl"], "--by itl: is no latency of a request. Write one of ttft"),
     "audit_as_json": (["--audit", "a.jsonl", "--json"], "is JSON lines already"),
     "other_policy": (["--policy", "static", "--counterfactual", "policies.continuous.max_num_seqs=9"], "of continuous"),
     "audit_folder": (["--audit", "no/such/folder/a.jsonl"], "cannot be written"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from tiny_scenario import batchsim
 
+from batchsim.report.page.cells import margin
 from batchsim.report.page.plan_markdown import markdown
 from batchsim.report.page.plan_text import plan_text
 from batchsim.report.page.sections import sections
@@ -51,7 +53,7 @@ plan:
 
 
 class Sources(HTMLParser):
-    """Texts by the data-source they stand under, and those under none, styles aside."""
+    """Texts by the data-source they stand under, and those under none, styles and scripts aside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class Sources(HTMLParser):
         self.stack.pop()
 
     def handle_data(self, data: str) -> None:
-        if not data.strip() or any(tag in ("style", "title") for tag, _ in self.stack):
+        if not data.strip() or any(tag in ("style", "title", "script") for tag, _ in self.stack):
             return
         source = self.stack[-1][1]
         if source is None:
@@ -88,7 +90,9 @@ def parsed(text: str) -> float:
 
 
 def same(shown: str, value: str) -> bool:
-    """Whether a cell is shown as it is: a word as the word, a number to three digits or more."""
+    """Whether a cell is shown as it is: a word as the word, a number to three digits or more, none far below zero."""
+    if shown == "below −100 %":
+        return float(value) < -1
     if shown == value or (shown == "–" and value == "") or (shown, value) in (("yes", "True"), ("no", "False")):
         return True
     return abs(parsed(shown) - float(value)) <= max(0.006 * abs(float(value)), 5e-7)
@@ -124,7 +128,7 @@ def test_the_smallest_group_holds_and_one_less_does_not(planned: tuple[Path, Any
 
 
 def test_every_number_of_the_page_is_a_cell_of_a_csv(planned: tuple[Path, Any]) -> None:
-    """Text outside of cells has no digit; every cell shows what stands in its file, row and column."""
+    """As those of its charts; text outside of cells has no digit, a cell shows what its file has at its place."""
     assert check_page(planned[0] / "report") > 150
 
 
@@ -150,7 +154,8 @@ def check_page(folder: Path) -> int:
     page = (folder / "report.html").read_text(encoding="utf-8")
     found = Sources()
     found.feed(page)
-    assert found.external == [] and "http" not in re.sub(r"data:[^\"]*", "", page)
+    scripts = re.compile(r"<script.*?</script>", re.DOTALL)
+    assert found.external == [] and "http" not in re.sub(r"data:[^\"]*", "", scripts.sub("", page))
     names = {path.name for path in folder.glob("*.csv")}
     files = "|".join(map(re.escape, names))
     loose = [re.sub(f"{files}|T[TP][FO]T p99", "", text) for text in found.loose]  # names, not numbers
@@ -164,7 +169,18 @@ def check_page(folder: Path) -> int:
         row, _, column = place.partition(",")
         value = tables[file][int(row) - 1][column]
         assert value in QUANTITIES or same(shown, value), f"{source}: {shown!r} is not {value!r}"
+    charts = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+    known = {float(value) for rows in tables.values() for row in rows for value in row.values() if _is_number(value)}
+    drawn = [value for c in charts for s in c["series"] for name in ("y", "low", "high") for value in s[name]]
+    assert drawn and {value for value in drawn if value is not None} <= known
     return len(found.cells)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
 
 
 def test_the_bill_is_shared_whole(planned: tuple[Path, Any]) -> None:
@@ -186,8 +202,28 @@ def test_tables_are_there_as_csv_and_json_and_in_markdown(planned: tuple[Path, A
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == re.findall(r"<h2>(.*)</h2>", page)
     assert (folder / "report.html").stat().st_size < 5_000_000
-    traffic = [line for line in text.splitlines() if re.match(r"\| \d\d:00-", line)]
-    assert len(traffic) == 24
+    traffic = [line.split(" | ")[0] for line in text.splitlines() if re.match(r"\| \d\d:00-", line)]
+    assert traffic == ["| 00:00-01:00 to 11:00-12:00", "| 12:00-13:00 to 22:00-23:00", "| 23:00-00:00"], "alike in one"
+    with (folder / "traffic.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 24
+
+
+def test_an_interval_that_reaches_below_everything_is_said_in_words() -> None:
+    """A margin cannot be below minus one: a number there would be read as one of requests."""
+    assert [margin(value) for value in (-1.19, -1.0, -0.004, 0.01)] == ["below −100 %", "−100 %", "−0.4 %", "+1 %"]
+
+
+def test_a_page_opens_with_the_decision_and_ends_with_closed_appendices(planned: tuple[Path, Any]) -> None:
+    """The share within the SLO against load comes second; all configurations and the glossary wait in folds."""
+    page = (planned[0] / "report" / "report.html").read_text(encoding="utf-8")
+    heads = re.findall(r"<h2>(.*)</h2>", page)
+    assert heads[:2] == ["Recommendation", "Within the SLO against load"]
+    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-2:] == ["All configurations", "Glossary"]
+    charts = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
+    within = charts[0]
+    replicas = planned[1]["tables"]["recommendation"][0]["replicas"]
+    assert f"{replicas} replicas" in [series["label"] for series in within["series"]]
+    assert within["target"] is None and charts[1]["target"] == 0.0, "each class has an objective of its own"
 
 
 def test_a_second_plan_simulates_nothing_anew(planned: tuple[Path, Any]) -> None:

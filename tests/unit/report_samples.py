@@ -79,6 +79,7 @@ def sample_results(
             "policies": {policy: {"kind": kind} | (knobs or {}) for policy, (_, kind, _) in policies.items()},
         },
         manifest={
+            "scenario_name": "bursty",
             "measured_at": "engine",
             "heading": f"bursty · llama-3.1-8b bf16 on h200 · {cost} · measured at: engine",
             "kv": "KV 892,800 tokens (55,800 blocks of 16: 141 GB × 0.90 − 15.0 weights − 4.2 reserve)",

@@ -11,7 +11,6 @@ from matplotlib.image import imread
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD, UP, ReplicaSpan
-from batchsim.explain.causes import Objectives
 from batchsim.report.pictures import closeup
 from batchsim.report.pictures.fleet_picture import cost_text, counted, draw_kept, fleet_picture
 from batchsim.report.reading import sweeps
@@ -62,7 +61,7 @@ def test_the_share_within_the_slo_is_of_those_sent_in_each_interval(tmp_path: Pa
     records = results.records("continuous", 1.0, 0)
     ax = Figure().subplots()
     edges = np.linspace(0, 30 * NS_PER_S, 11)
-    draw_kept(ax, records, Objectives.of(results.scenario), edges, "black")
+    draw_kept(ax, records, results.scenario, edges, "black")
     (stairs,) = ax.patches
     shares = stairs.get_data().values  # pyright: ignore[reportAttributeAccessIssue]
     sent = records.requests["sent_ns"]

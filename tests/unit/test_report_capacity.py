@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
@@ -67,15 +68,22 @@ def test_what_no_load_decided_is_said_in_words(book: Book, cell: str, met: str, 
 
 
 def test_the_picture_shades_no_further_than_what_was_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the capacity and a decided end; to a side on which nothing was decided, not at all."""
+    """Between decided ends; to a side on which nothing was decided, to the end of the axis, and the value is dotted."""
     spans: list[tuple[float, float]] = []
+    values: list[tuple[float, Any]] = []
     draw = Axes.axvspan
     monkeypatch.setattr(
         Axes, "axvspan", lambda ax, low, high, **how: spans.append((low, high)) or draw(ax, low, high, **how)
     )
+    line = Axes.axvline
+    monkeypatch.setattr(
+        Axes, "axvline", lambda ax, at, **how: values.append((at, how["linestyle"])) or line(ax, at, **how)
+    )
     bracket = {10.0: DOUBTFUL, 11.0: BARELY_FAILS}
-    for book in (bracket, {8.0: PASSES, **bracket}, {**bracket, 14.0: FAILS}):
+    for book in (bracket, {8.0: PASSES, **bracket}, {**bracket, 14.0: FAILS}, {8.0: PASSES, **bracket, 14.0: FAILS}):
         capacity_picture(study(book), tmp_path / "capacity.png")
-    both, below, above = spans
-    middle = capacity(bracket).load
-    assert both == (middle, middle) and below[0] < 10 and below[1] == middle and above[0] == middle and above[1] > 11
+    neither, below, above, both = spans
+    assert neither[0] < 10 and neither[1] > 11 and below[0] > 8 and below[1] > 11 and above[0] < 10 and above[1] < 14
+    assert both == (below[0], above[1])
+    assert [style for _, style in values] == [":", ":", ":", "-"]
+    assert all(low < at < high for (low, high), (at, _) in zip(spans, values, strict=True))

@@ -16,9 +16,13 @@ from matplotlib.image import imread
 from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 
 from batchsim.report.pictures import closeup, plots
+from batchsim.report.pictures.curve_lines import log_ends
+from batchsim.report.pictures.frontier_picture import draw_throughput_latency, pareto
 from batchsim.report.pictures.palette import policy_styles
-from batchsim.report.pictures.style import figure, frame, growth_notes
+from batchsim.report.pictures.slo_share_picture import draw_slo_share
+from batchsim.report.pictures.style import figure, frame, growth_notes, seconds_text, time_ticks
 from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, speculation, sweeps, systems_note
+from batchsim.report.slo_shares import slo_shares
 
 
 def axes() -> Any:
@@ -75,14 +79,17 @@ def test_percentiles_of_few_observations_have_open_markers():
 @pytest.mark.parametrize(
     ("slo", "metric", "lines"),
     [
-        ("ttft<1s & tpot<50ms @ 99%", "ttft_p50_s", ["SLO\n1 s"]),
+        ("ttft<1s & tpot<50ms @ 99%", "ttft_p50_s", []),
+        ("ttft<1s & tpot<50ms @ 99%", "ttft_p99_s", ["SLO\n1 s"]),
+        ("ttft<1s @ 50%", "ttft_p50_s", ["SLO\n1 s"]),
+        ("ttft<1s @ 50%", "ttft_p99_s", []),
         ("ttft<1s & tpot<50ms @ 99%", "norm_latency_p99_s", []),
         ("p99(ttft)<500ms, p50(ttft)<80ms", "ttft_p99_s", ["SLO\n500 ms"]),
         ("p90(ttft)<500ms", "ttft_p99_s", []),
     ],
 )
 def test_slo_is_drawn_where_it_applies(slo: str, metric: str, lines: list[str]):
-    """A bound on each request is drawn at every percentile of its metric, one on a percentile only there."""
+    """A bound that most requests must keep is one on the tail, not on the median; one on a percentile stands there."""
     ax = axes()
     plots.draw_latency(ax, sample_results(slo=slo), metric)
     assert [text.get_text() for text in ax.texts] == lines
@@ -91,21 +98,69 @@ def test_slo_is_drawn_where_it_applies(slo: str, metric: str, lines: list[str]):
 def test_throughput_picture_marks_what_an_overloaded_policy_still_delivers():
     """The cross stands at the throughput achieved at the first load at which the queue grows."""
     results, ax = sample_results(), axes()
-    plots.draw_throughput_latency(ax, results)
+    draw_throughput_latency(ax, results)
     assert crosses(ax)[color_of(results, "static")] == pytest.approx(3.4 * 200)
 
 
 def test_pareto_keeps_what_nothing_beats():
     """A point worse in both is dropped, as is one equal in one and worse in the other."""
-    assert plots.pareto([(1, 5), (2, 4), (2, 3), (1, 1), (3, 1)]) == [(3, 1), (2, 4), (1, 5)]
-    assert plots.pareto([]) == []
+    assert pareto([(1, 5), (2, 4), (2, 3), (1, 1), (3, 1)]) == [(3, 1), (2, 4), (1, 5)]
+    assert pareto([]) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (0.2, 0.9, ["200 ms", "300 ms", "500 ms", "700 ms"]),
+        (5, 500, ["5 s", "10 s", "20 s", "60 s", "2 min", "5 min"]),
+        (0.01, 4000, ["10 ms", "100 ms", "1 s", "10 s", "60 s", "10 min", "60 min"]),
+        (3600, 86_400 * 400, ["60 min", "6 h", "24 h", "10 d", "100 d", "365 d"]),
+    ],
+)
+def test_times_on_an_axis_are_round_in_the_unit_that_they_are_written_in(low: float, high: float, texts: list[str]):
+    """500 s is no tick, since it would read 8.33 min."""
+    assert [seconds_text(tick) for tick in time_ticks(low, high)] == texts
+
+
+def test_a_band_wider_than_its_value_stays_above_zero():
+    """On a logarithmic axis an interval reaches as far down, by factor, as up; a narrow one is that of the table."""
+    low, high = log_ends(np.array([1.0, 1.0]), np.array([3.0, 0.01]))
+    assert high.tolist() == [4.0, 1.01] and low[0] == 0.25 and low[1] == pytest.approx(0.99, abs=2e-4)
+    results, ax = sample_results(noise=3.0), axes()
+    plots.draw_latency(ax, results, "ttft_p99_s")
+    bottoms = [np.nanmin(path.vertices[:, 1]) for band in ax.collections for path in band.get_paths()]
+    assert bottoms and min(bottoms) > 0.05 * np.nanmin(results.summary["ttft_p99_s"])
+
+
+def test_the_share_within_the_slo_is_drawn_with_the_share_asked_for():
+    """Every load of every policy, those at which the queue grows as crosses; the dashed line stands at the share."""
+    results, ax = sample_results(), axes()
+    (share,) = slo_shares(results)
+    draw_slo_share(ax, results, share)
+    dashed = [line for line in ax.lines if to_hex(line.get_color()) == "#000000"]
+    assert [line.get_ydata()[0] for line in dashed] == [pytest.approx(2.0)]
+    grows = {to_hex(m.get_color()).upper(): list(m.get_xdata()) for m in ax.lines if m.get_marker() == "x"}
+    assert grows[color_of(results, "static")] == [4.0, 8.0, 12.0, 16.0, 20.0]
+    _, y = curve(ax, color_of(results, "preemptive"))
+    assert y == pytest.approx([-np.log10(1 - v) for v in sweeps(results)[3].values("in_slo")])
+
+
+def test_only_objectives_of_single_requests_have_a_share():
+    """A percentile is no share of the requests; where classes have objectives of their own each has a share."""
+    assert slo_shares(sample_results(slo="p99(ttft)<500ms")) == []
+    results = sample_results()
+    results.manifest["objective"] = "chat: ttft<1s @ 90%"
+    results.scenario["workload"]["classes"] = {"chat": {"slo": "ttft<1s @ 90%"}, "rest": {}, "none": {}}
+    results.summary["in_slo[chat]"], results.summary["in_slo[rest]"] = 0.9, 0.5
+    found = [(share.request_class, share.target) for share in slo_shares(results)]
+    assert found == [("chat", 0.9), ("rest", 0.99)]
 
 
 def test_colours_are_fixed_by_kind_and_lines_tell_members_apart():
-    """The same kind has the same colour in any run; two policies of a kind differ in their line."""
+    """The same kind has the same colour in any run; two policies of a kind differ in tone and line."""
     few, many = policy_styles(sweeps(sample_results())), policy_styles(sweeps(sample_results(SEVEN)))
     assert {policy: few[policy].color for policy in FOUR} == {policy: many[policy].color for policy in FOUR}
-    assert many["small"].color == many["continuous"].color
+    assert many["small"].color != many["continuous"].color
     assert many["small"].linestyle != many["continuous"].linestyle
     assert len({(style.color, str(style.linestyle)) for style in many.values()}) == len(SEVEN)
 
@@ -313,8 +368,8 @@ def test_every_picture_is_drawn(case: str, tmp_path: Path):
     paths = plots.write_pictures(results)
     assert [path.name for path in paths] == [
         "p99_vs_qps.png",
-        "throughput_latency.png",
         "frontier.png",
+        "slo_share.png",
         "timeline.png",
         "latency_cdf.png",
     ]

@@ -11,6 +11,7 @@ from batchsim.report.pictures.lanes import draw_lanes
 from batchsim.report.pictures.plots import write_pictures
 from batchsim.report.pictures.style import figure, house_style
 from batchsim.report.pictures.vary import draw_rate
+from batchsim.report.reading import sweeps
 from batchsim.report.text.summary_text import report
 from batchsim.results.read import Results, curve_marks, num_blocks, scenario_of
 from batchsim.scenario import load_scenario
@@ -135,7 +136,7 @@ def test_the_pictures_have_a_line_a_policy_and_a_point_a_value(tmp_path: Path, l
     assert (results.path / "vary.png").read_bytes().startswith(b"\x89PNG")
     with house_style():
         ax = figure(4, 3).subplots()
-        draw_rate(ax, results, lambda sweep, _: float(sweep.value or 5))
+        draw_rate(ax, results, {sweep.policy: float(sweep.value or 5) for sweep in sweeps(results)})
     curves = [line.get_xydata().tolist() for line in ax.lines if line.get_linestyle() != "None"]
     assert curves == [[[2, 5], [8, 5]], [[2, 2], [4, 4], [8, 8]]]  # static is the same whatever the value
 

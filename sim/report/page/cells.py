@@ -16,13 +16,20 @@ NEARLY_ALL = 0.9999
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of a plan's table as shown, and its place: `row` of `table`, from 0, and `column`."""
+    """One value of a table as shown, and its place: `row` of `table`, from 0, and `column`. `last`: that of the last
+    row where it stands for several in a row."""
 
     table: str
     row: int
     column: str
     text: str
     is_number: bool = False
+    last: Cell | None = None
+
+    @property
+    def shown(self) -> str:
+        """The text, with that of the last row where the value stands for several."""
+        return self.text if self.last is None else f"{self.text} to {self.last.text}"
 
     @property
     def source(self) -> str:
@@ -53,6 +60,11 @@ def yes_no(value: bool) -> str:
 
 def plain(value: Any) -> str:
     return str(value)
+
+
+def margin(value: float) -> str:
+    """A share with its sign, the lower end of an interval; below -1 it says that seeds differ too much to say more."""
+    return "below −100 %" if value < -1 else signed(value)
 
 
 def signed(value: float) -> str:
@@ -98,13 +110,13 @@ COLUMNS: dict[str, Column] = {
     ),
     "margin_low": Column(
         "margin, low",
-        signed,
+        margin,
         "lower end of the interval of what is within the SLO beyond what it asks; of the worst class",
     ),
     "one_less": Column("with one replica less", share, "the same traffic on one replica less"),
     "one_less_shown": Column("which", meaning='what that shows of one replica less, in the words of "shown"'),
     "one_less_margin_low": Column(
-        "its margin, low", signed, "the same with one replica less; below zero it is not shown to hold"
+        "its margin, low", margin, "the same with one replica less; below zero it is not shown to hold"
     ),
     "one_less_class": Column("its worst class", meaning="of one replica less: the class with the least beyond its SLO"),
     "headroom": Column(

@@ -27,4 +27,4 @@ def sentence_text(sentence: Sentence) -> str:
 
 
 def _table(view: TableView) -> str:
-    return markdown_table(view.headings, view.numeric, [[cell.text for cell in row] for row in view.rows])
+    return markdown_table(view.headings, view.numeric, [[cell.shown for cell in row] for row in view.rows])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from batchsim.report.page.cells import Cell, Tables, cell, heading
+from batchsim.report.page.charts import Chart
+from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
 
 Sentence = list[str | Cell]
 
@@ -25,12 +27,15 @@ class TableView:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the report; `pictures` are pairs of name and caption."""
+    """One section of the report; `pictures` are pairs of name and caption, `charts` stand in their place on the page.
+    `folded`: an appendix, closed on the page until it is asked for."""
 
     title: str
     sentences: list[Sentence] = field(default_factory=list)
     pictures: list[tuple[str, str]] = field(default_factory=list)
     views: list[TableView] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    folded: bool = False
 
 
 HELD = (
@@ -80,48 +85,63 @@ CLASSES = (
 SURENESS = ("gpu", "policy", "error", "quantity", "low", "planned", "high", "source")
 SHOWN = list(dict.fromkeys((*HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES)))
 
-_ALWAYS = ("energy_kwh_per_1m_output_tokens",)  # shown though empty: its dash means that no power was measured
-
 
 def view(
     tables: Tables, name: str, columns: tuple[str, ...], currency: str, rows: list[int] | None = None
 ) -> TableView:
     """Table `name` with those of `columns` in which some row has a value; `rows` chooses by number, by default all."""
     chosen = range(len(tables[name])) if rows is None else rows
-    kept = tuple(
-        column
-        for column in columns
-        if column in _ALWAYS or any(tables[name][i][column] not in (None, "") for i in chosen)
-    )
+    kept = tuple(column for column in columns if any(tables[name][i][column] not in (None, "") for i in chosen))
     cells = tuple(tuple(cell(tables, name, i, column) for column in kept) for i in chosen)
     return TableView(name, tuple(heading(column, currency) for column in kept), cells)
 
 
+def folded(shown: TableView) -> TableView:
+    """The table with one row for neighbours that say the same but in their first column, which tells from which to
+    which they reach."""
+    kept: list[tuple[Cell, ...]] = []
+    for row in shown.rows:
+        if kept and [each.text for each in kept[-1][1:]] == [each.text for each in row[1:]]:
+            kept[-1] = (replace(kept[-1][0], last=row[0]), *kept[-1][1:])
+        else:
+            kept.append(row)
+    return replace(shown, rows=tuple(kept))
+
+
 def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Section]:
     """The report's sections in their order; `pictures` has the caption of every picture that was drawn, by name."""
-    held = [i for i, row in enumerate(tables["configurations"]) if row["holds"]]
-    failed = [i for i, row in enumerate(tables["configurations"]) if not row["holds"]]
-    views = [view(tables, "configurations", columns, currency, held) for columns in (HELD, EVIDENCE) if held]
-    views += [view(tables, "configurations", NOT_HELD, currency, failed)] if failed else []
-    found = [
-        Section("Recommendation", recommendation(tables, currency)),
-        Section("All configurations", pictures=_of(pictures, "pareto", "replicas"), views=views),
-    ]
-    if "what_if" in tables:
-        found.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)]))
+    found = [Section("Recommendation", recommendation(tables, currency))]
+    if charts := slo_charts(tables):
+        found.append(Section("Within the SLO against load", charts=charts, pictures=_of(pictures, "replicas")))
+    if charts := latency_charts(tables):
+        found.append(Section("Latency against load", charts=charts))
     if "traffic" in tables:
-        views = [view(tables, "traffic", TRAFFIC, currency)]
+        views = [folded(view(tables, "traffic", TRAFFIC, currency))]
         if "growth" in tables:
             views.append(view(tables, "growth", GROWTH, currency))
-        found.append(Section("The rest of the traffic", pictures=_of(pictures, "traffic"), views=views))
+        day = _of(pictures, "traffic")
+        found.append(Section("The rest of the traffic", pictures=day, views=views, charts=day_charts(tables)))
     if "classes" in tables:
         found.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
+    if "what_if" in tables:
+        found.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)]))
     if "sureness" in tables:
         sentence: Sentence = ["Sampling and cost-model error are apart: no interval here contains both."]
         found.append(Section("How sure", [sentence], views=[view(tables, "sureness", SURENESS, currency)]))
     found.append(Section("Assumptions", views=[view(tables, "assumptions", ("what", "assumed"), currency)]))
-    found.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)]))
+    found.append(_configurations(tables, currency, pictures))
+    found.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)], folded=True))
     return found
+
+
+def _configurations(tables: Tables, currency: str, pictures: dict[str, str]) -> Section:
+    """All configurations: an appendix where one of them is recommended."""
+    held = [i for i, row in enumerate(tables["configurations"]) if row["holds"]]
+    failed = [i for i, row in enumerate(tables["configurations"]) if not row["holds"]]
+    views = [view(tables, "configurations", columns, currency, held) for columns in (HELD, EVIDENCE) if held]
+    views += [view(tables, "configurations", NOT_HELD, currency, failed)] if failed else []
+    drawn = _of(pictures, "pareto", *([] if held else ["replicas"]))
+    return Section("All configurations", pictures=drawn, views=views, folded=bool(held))
 
 
 def _of(pictures: dict[str, str], *names: str) -> list[tuple[str, str]]:

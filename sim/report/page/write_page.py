@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from batchsim.base.files import write_text
 from batchsim.report.page.cells import Tables, cell, glossary
 from batchsim.report.page.plan_markdown import markdown
 from batchsim.report.page.plan_pictures import draw_pictures
+from batchsim.report.page.render import HTML, data_uri, render
 from batchsim.report.page.sections import SHOWN, sections
 from batchsim.results.provenance import as_json, write_csv
 
-HTML, MARKDOWN = "report.html", "report.md"
+MARKDOWN = "report.md"
 
 
 def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list[Path]:
@@ -33,25 +31,10 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     captions = {picture: text for picture, (text, _) in pictures.items()}
     parts = sections(tables, currency, captions)
     files = [f"{table}.csv" for table in tables]
-    images = {picture: _data_uri(svg) for picture, (_, svg) in pictures.items()}
+    images = {picture: data_uri(svg.encode()) for picture, (_, svg) in pictures.items()}
     title = cell(tables, "report", 0, "scenario")
-    write_text(folder / HTML, _template().render(name=title, sections=parts, images=images, files=files))
+    said = "Simulated by batchsim. Every number is a cell of a table beside this page."
+    named = [f"Tables as CSV and JSON: {files[0]}", *files[1:]]
+    write_text(folder / HTML, render("Capacity plan", title, said, parts, images, named))
     write_text(folder / MARKDOWN, markdown(name, parts, files))
     return [folder / HTML, folder / MARKDOWN, *written]
-
-
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("batchsim.report.page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("report.html")
-
-
-def _data_uri(svg: str) -> str:
-    """The SVG as a data URI for the HTML page: inlined, its ids would clash with those of the other pictures."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

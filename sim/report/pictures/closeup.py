@@ -19,7 +19,17 @@ from batchsim.report.pictures.curve_lines import hidden_under, widened
 from batchsim.report.pictures.engine_lanes import ROW_INCH, WAITS, draw_lane_shares, lane_shares
 from batchsim.report.pictures.fleet_picture import draw_replicas, replica_handles
 from batchsim.report.pictures.palette import policy_styles
-from batchsim.report.pictures.style import GREY, figure, frame, house_style, policy_legend, remark, save, time_axis_log
+from batchsim.report.pictures.style import (
+    GREY,
+    figure,
+    frame,
+    house_style,
+    nines_axis,
+    policy_legend,
+    remark,
+    save,
+    time_axis_log,
+)
 from batchsim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, sweeps_at, texts
 from batchsim.results.read import Results, blocks_by_replica, scenario_of
 
@@ -242,10 +252,8 @@ def draw_cdf(ax: Axes, results: Results, values_s: dict[str, Floats]) -> None:
         nines = -np.log10(1 - (np.arange(len(values)) + 0.5) / max(len(values), 1))
         style, width = styles[policy], widened(depth)["linewidth"]
         ax.plot(values, nines, color=style.color, linestyle=style.linestyle, linewidth=width, drawstyle="steps-post")
-    ticks = [0.0, 0.5, 0.9, 0.99, 0.999]
+    nines_axis(ax.yaxis)
     ax.set_ylim(0, 3.3)
-    ax.yaxis.set_major_locator(FixedLocator([-np.log10(1 - share) for share in ticks]))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda nines, _: f"{100 * (1 - 10**-nines):.3g} %"))
     ax.set_xscale("log")
     drawn = np.concatenate(curves) if curves else np.empty(0)
     if len(drawn):

@@ -15,6 +15,9 @@ from batchsim.results.read import Results
 # Crosses closer than APART side by side stand STEP below each other; all are shares of the panel.
 _CROSS_TOP, _CROSS_STEP = 0.965, 0.06
 _CROSS_APART = 0.03
+CROSS = "× the queue grows without end from this load on: no point of the curve"
+NORMALISED = "normalised latency: E2E / output tokens"
+OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tables)"
 
 
 def styled_sweeps(results: Results) -> list[tuple[PolicyCurve, PolicyStyle]]:
@@ -32,6 +35,12 @@ def hidden_under(curves: list[Floats]) -> list[int]:
         )
         for i, curve in enumerate(curves)
     ]
+
+
+def wide_mark(results: Results) -> list[str]:
+    """The footer's words for wide lines, where there are any."""
+    hidden = any(hidden_under([sweep.stable("norm_latency_p99_s") for sweep in sweeps(results)]))
+    return ["wide line: another policy with the same values lies on it"] if hidden else []
 
 
 def widened(depth: int) -> dict[str, float]:
@@ -60,9 +69,18 @@ def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, weak: Flags, d
         )
 
 
-def draw_error_bars(ax: Axes, x: Floats, y: Floats, x_half: Floats, y_half: Floats, style: PolicyStyle) -> None:
-    """Draws confidence intervals in both directions, given by their half-widths."""
-    ax.errorbar(x, y, xerr=x_half, yerr=y_half, fmt="none", ecolor=style.color, alpha=0.35, linewidth=1.2)
+def log_ends(y: Floats, half: Floats) -> tuple[Floats, Floats]:
+    """(low, high) of intervals on a logarithmic axis: up to `y` + `half`, and down by the same factor, since one that
+    reached 0 or below would have no lower end there."""
+    return y * y / (y + half), y + half
+
+
+def draw_error_bars(
+    ax: Axes, x: Floats, y: Floats, x_half: Floats, y_ends: tuple[Floats, Floats], style: PolicyStyle
+) -> None:
+    """Draws confidence intervals in both directions, given by half-widths in x and by their ends in y."""
+    y_halves = np.stack([y - y_ends[0], y_ends[1] - y])
+    ax.errorbar(x, y, xerr=x_half, yerr=y_halves, fmt="none", ecolor=style.color, alpha=0.35, linewidth=1.2)
 
 
 def draw_cross(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +22,8 @@ from batchsim.report.pictures.style import GREY, figure, frame, house_style, rem
 from batchsim.report.reading import Floats, at_load, check_load, load_name, sweeps, sweeps_at
 from batchsim.results.read import Results, scenario_of
 
-_BINS = 96  # quarters of an hour of a day
+BINS = 96
+"""Intervals of the time shown: quarters of an hour of a day."""
 _TRAFFIC = "#B9B9B9"
 
 
@@ -38,7 +40,7 @@ def fleet_picture(results: Results, path: Path | str, load: float, seed: int) ->
         styles = policy_styles(sweeps(results))
         for i, sweep in enumerate(policies):
             spans, color = results.spans(sweep.policy, load, seed), styles[sweep.policy].color
-            edges_ns = np.linspace(0, max(span.end_ns for span in spans), _BINS + 1)
+            edges_ns = np.linspace(0, max(span.end_ns for span in spans), BINS + 1)
             edges, unit = edges_of(edges_ns)
             top, bottom = axes[2 * i : 2 * i + 2]
             records = results.records(sweep.policy, load, seed)
@@ -51,10 +53,7 @@ def fleet_picture(results: Results, path: Path | str, load: float, seed: int) ->
             right.spines["right"].set_visible(True)
             price = (scenario_of(results, sweep.policy).get("replicas") or {}).get("price")
             top.set_title(f"{sweep.labels[sweep.index(load)]}: {cost_text(spans, price)}", color=color, weight="bold")
-            try:
-                draw_kept(bottom, records, Objectives.of(scenario_of(results, sweep.policy)), edges_ns, color)
-            except ScenarioError:
-                remark(bottom, "the SLO bounds no single request")
+            draw_kept(bottom, records, scenario_of(results, sweep.policy), edges_ns, color)
             bottom.set_xlabel(f"time since the start of the run ({unit})" if i == len(policies) - 1 else "")
         handles = [
             Patch(color=_TRAFFIC, label="requests sent (left axis)"),
@@ -90,16 +89,30 @@ def draw_replicas(ax: Axes, spans: Sequence[ReplicaSpan], edges_ns: Floats, edge
     ax.grid(visible=False)
 
 
-def draw_kept(ax: Axes, records: Records, objectives: Objectives, edges_ns: Floats, color: str) -> None:
-    """Draws the share of the judged requests of each interval that kept the SLO, where any was sent."""
-    edges, _ = edges_of(edges_ns)
+def kept_shares(records: Records, scenario: Mapping[str, Any], edges_ns: Floats) -> Floats | None:
+    """The share of the judged requests sent in each interval that kept the SLO, NaN where none was; None where the SLO
+    bounds no single request."""
+    try:
+        objectives = Objectives.of(scenario)
+    except ScenarioError:
+        return None
     sent_ns, judged = records.requests["sent_ns"], objectives.cohort(records)
     missed = np.isin(records.requests["request_id"], slo_misses(records, objectives)["request_id"])
     of = np.histogram(sent_ns[judged], edges_ns)[0]
     good = np.histogram(sent_ns[judged & ~missed], edges_ns)[0]
-    if not of.any():
+    return np.where(of > 0, good / np.maximum(of, 1), np.nan)
+
+
+def draw_kept(ax: Axes, records: Records, scenario: Mapping[str, Any], edges_ns: Floats, color: str) -> None:
+    """Draws the share of the judged requests of each interval that kept the SLO, where any was sent."""
+    share = kept_shares(records, scenario, edges_ns)
+    if share is None:
+        remark(ax, "the SLO bounds no single request")
+        return
+    if np.isnan(share).all():
         remark(ax, "no request after the warm-up")
-    share = np.where(of > 0, good / np.maximum(of, 1), np.nan)
+    edges, _ = edges_of(edges_ns)
+    objectives = Objectives.of(scenario)
     ax.stairs(share, edges, baseline=None, color=color, linewidth=1.6)
     if objectives.slo.share is not None and not objectives.class_slos:
         ax.axhline(objectives.slo.share, color="black", linewidth=1, linestyle=(0, (6, 3)))

@@ -10,6 +10,7 @@ from batchsim.report.reading import PolicyCurve
 
 # Line, the first of those below: solid where members join and leave at every step, dashed where batches run whole.
 _SOLID, _DASHED = 0, 1
+_BLACK = "#000000"
 # Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), then Tol's muted one (personal.sron.nl/~pault, 2021): each is
 # made for colour-blind readers. Where both stand in one picture markers and lines help.
 _KINDS = {
@@ -19,7 +20,7 @@ _KINDS = {
     "preemptive": ("#009E73", "^", _SOLID),
     "vllm": ("#CC79A7", "v", _SOLID),
     "sglang": ("#56B4E9", "P", _SOLID),
-    "tensorrt_llm": ("#000000", "X", _SOLID),
+    "tensorrt_llm": (_BLACK, "X", _SOLID),
     "tgi": ("#117733", "d", _SOLID),
     "llama_cpp": ("#8C6D31", "h", _SOLID),
     "orca": ("#882255", "<", _SOLID),
@@ -32,6 +33,7 @@ _KINDS = {
     "ray_serve": ("#44AA99", "*", _DASHED),
 }
 _OTHER_KINDS = (("#7F7F7F", "<"), ("#8C6D31", ">"), ("#5B5EA6", "p"))  # in the order in which they appear
+_TONES = (0.0, -0.4, 0.45, -0.65, 0.65)  # of members of one kind: toward black below 0, toward white above
 _LINES = ("-", (0, (4, 1.5)), "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))  # tell members of one kind apart
 _PALE, _DARK = 0.55, 0.55  # how far the first and last value of a varied key are from their policy's own colour
 
@@ -46,7 +48,7 @@ class PolicyStyle:
 
 
 def policy_styles(policies: list[PolicyCurve]) -> dict[str, PolicyStyle]:
-    """The style of each policy by name: its kind's colour and marker; within a kind the line style differs.
+    """The style of each policy by name: its kind's marker and a tone of its colour; within a kind lines differ too.
 
     The values of a varied key share a policy's line and marker and differ in shade, the first the palest.
     """
@@ -69,7 +71,9 @@ def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:
     for kind in kinds_of:
         other = _OTHER_KINDS[(len(kinds) - len(_KINDS)) % len(_OTHER_KINDS)]
         color, marker, first = kinds.setdefault(kind, (*other, _SOLID))
-        styles.append(PolicyStyle(color, marker, _LINES[(first + seen[kind]) % len(_LINES)]))
+        tone = _TONES[seen[kind] % len(_TONES)]
+        tone = abs(tone) if color == _BLACK else tone
+        styles.append(PolicyStyle(_toned(color, tone), marker, _LINES[(first + seen[kind]) % len(_LINES)]))
         seen[kind] += 1
     return styles
 
@@ -79,6 +83,11 @@ def _shade(color: str, number: int, of: int) -> str:
     if of == 1:
         return color
     place = number / (of - 1)
-    toward, share = (255, _PALE * (1 - 2 * place)) if place < 0.5 else (0, _DARK * (2 * place - 1))
+    return _toned(color, _PALE * (1 - 2 * place) if place < 0.5 else -_DARK * (2 * place - 1))
+
+
+def _toned(color: str, tone: float) -> str:
+    """`color` as #RRGGBB, mixed with white by a share of `tone`, with black where that is below 0."""
+    toward, share = (255 if tone > 0 else 0), abs(tone)
     mixed = (round((1 - share) * int(color[i : i + 2], 16) + share * toward) for i in (1, 3, 5))
     return "#" + "".join(f"{part:02X}" for part in mixed)

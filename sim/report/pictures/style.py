@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from batchsim.base.units import NS_PER_S, YEAR_NS, format_duration
 from batchsim.report.layout import wrapped
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.reading import (
+    AXIS_LABELS,
     is_auto,
     load_name,
     load_text,
@@ -40,6 +42,15 @@ from batchsim.results.read import Results
 GREY = "#6B6B6B"
 PALE = "#E3E3E3"
 DPI = 130
+_NINES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
+# Labels of an axis that spans fewer factors of ten than the first: how often powers of ten of seconds, days and years,
+# then minutes, then hours.
+_TIME_TICKS: tuple[tuple[float, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = (
+    (1.2, (1, 2, 3, 5, 7), (1, 2, 3, 5, 7, 10, 15, 20, 30), (1, 2, 3, 5, 7, 12)),
+    (2.2, (1, 2, 5), (1, 2, 5, 10, 20), (1, 2, 5, 12)),
+    (3.0, (1, 3), (1, 3, 10, 30), (1, 4, 12)),
+    (math.inf, (1,), (1, 10), (1, 6)),
+)
 # Text height in inches a point of font size takes up with its leading.
 _LINE_INCH = 1.45 / 72
 
@@ -142,9 +153,11 @@ def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[L
     fig.text(left, 1 - y / height, heading, size=9, color=GREY, va="top")
     y += 9 * _LINE_INCH * (heading.count("\n") + 1) + 0.05
     if handles:
-        columns = _legend_columns([str(handle.get_label()) for handle in handles], width)
+        labels = [textwrap.fill(str(handle.get_label()), int((width - 1.0) * 72 / (0.54 * 9))) for handle in handles]
+        columns = _legend_columns(labels, width)
         fig.legend(
             handles=handles,
+            labels=labels,
             loc="upper left",
             bbox_to_anchor=(left, 1 - y / height),
             ncols=columns,
@@ -154,7 +167,8 @@ def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[L
             handlelength=2.6,
             columnspacing=1.6,
         )
-        y += 9 * _LINE_INCH * math.ceil(len(handles) / columns) + 0.12
+        rows = math.ceil(len(handles) / columns) * max(label.count("\n") + 1 for label in labels)
+        y += 9 * _LINE_INCH * rows + 0.12
     foot = lines(foot, 8)
     fig.text(left, 0.07 / height, foot, size=8, color=GREY, va="bottom")
     below = 0.12 + 8 * _LINE_INCH * (foot.count("\n") + 1)
@@ -165,7 +179,8 @@ def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[L
 
 def _legend_columns(labels: list[str], width_inch: float) -> int:
     """As many columns as fit the width, balanced over the rows they need."""
-    column_inch = 0.75 + max(map(len, labels)) * 0.54 * 9 / 72  # handle and gap, then the longest text
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    column_inch = 0.75 + longest * 0.54 * 9 / 72  # handle and gap, then the longest text
     rows = math.ceil(len(labels) / max(1, int(width_inch / column_inch)))
     return math.ceil(len(labels) / rows)
 
@@ -201,13 +216,7 @@ def load_axis(ax: Axes, results: Results) -> None:
         ax.xaxis.set_major_locator(FixedLocator(_spaced(loads, logarithmic)))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_load(name, x)))
-    axis_names = {
-        "mean_rate": "offered load (requests/s)",
-        "users": "users in a closed loop",
-        "rate_scale": "offered load (times the trace's rate)",
-        "": "the scenario's load",
-    }
-    ax.set_xlabel(axis_names.get(name, name))
+    ax.set_xlabel(AXIS_LABELS.get(name, name))
 
 
 def _spaced(loads: np.ndarray, logarithmic: bool) -> list[float]:
@@ -221,13 +230,38 @@ def _spaced(loads: np.ndarray, logarithmic: bool) -> list[float]:
     return [float(loads[i]) for i in kept]
 
 
+def nines(share: Any) -> Any:
+    """Where shares from 0 to 1 stand on an axis that spreads the tail: -log10(1 - share), so that 90 %, 99 % and 99.9 %
+    are equally far apart; what is above the last of its ticks stands at it."""
+    return -np.log10(1 - np.clip(share, 0, _NINES[-1]))
+
+
+def nines_axis(axis: Any) -> None:
+    """Ticks and labels of an axis of shares placed by `nines`."""
+    axis.set_major_locator(FixedLocator([float(nines(share)) for share in _NINES]))
+    axis.set_minor_locator(NullLocator())
+    texts = {round(float(nines(share)), 6): f"{100 * share:g} %" for share in _NINES}
+    texts[round(float(nines(_NINES[-1])), 6)] += "\nor more"
+    axis.set_major_formatter(FuncFormatter(lambda at, _: texts.get(round(at, 6), "")))
+
+
 def time_axis_log(axis: Any, low_s: float, high_s: float) -> None:
-    """A logarithmic axis in ms and s with at least two labels, whatever the span."""
-    decades = math.log10(high_s / low_s)
-    subs = (1, 2, 3, 5, 7) if decades < 1.2 else (1, 2, 5) if decades < 2.2 else (1, 3) if decades < 3 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=20))
+    """A logarithmic axis of times with at least two labels, whatever the span."""
+    axis.set_major_locator(FixedLocator(time_ticks(low_s, high_s)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: seconds_text(value)))
+
+
+def time_ticks(low_s: float, high_s: float) -> list[float]:
+    """Round times in seconds from `low_s` to `high_s`, each a round number of the unit it is written in, the fewer a
+    factor of ten the more of them are spanned."""
+    decades = math.log10(high_s / low_s)
+    subs, minutes, hours = next(ladder for most, *ladder in _TIME_TICKS if decades < most)
+    rounds = [sub * 10.0**k for k in range(min(math.floor(math.log10(low_s)), 0), 13) for sub in subs]
+    ticks = [s for s in rounds if s <= 30] + [60.0 * n for n in minutes] + [3600.0 * n for n in hours]
+    year_s = YEAR_NS / NS_PER_S
+    ticks += [86_400 * n for n in rounds if 1 <= n < 365] + [year_s * n for n in rounds if n >= 1]
+    return [tick for tick in ticks if low_s <= tick <= high_s]
 
 
 def label_points(ax: Axes, points: list[tuple[float, float, str, str]]) -> int:

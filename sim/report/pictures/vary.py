@@ -6,7 +6,7 @@ has loads of its own: saturation, knee and SLO crossing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from batchsim.metrics.latencies import LATENCIES
-from batchsim.report.pictures.curve_lines import draw_line, hidden_under, latency_limits
+from batchsim.report.pictures.curve_lines import draw_line, hidden_under, latency_limits, log_ends
 from batchsim.report.pictures.palette import PolicyStyle, policy_styles
 from batchsim.report.pictures.style import figure, footer, frame, house_style, save, time_axis_log
 from batchsim.report.reading import Floats, PolicyCurve, at_load, is_auto, load_name, sweeps
@@ -42,15 +42,18 @@ def vary_picture(results: Results, path: Path | str, load: float) -> None:
             f"knee ({unit})": lambda _, its: np.nan if its.knee is None else its.knee.load,
         }
     latencies = {} if is_auto(results) else _P99
-    rates = rates if load_name(results) else {}
+    found = curve_marks(results) if load_name(results) else {}
+    known = {title: _by_curve(results, found, value) for title, value in rates.items()} if found else {}
+    empty = [title for title, values in known.items() if not np.isfinite(list(values.values())).any()]
+    shown = {title: values for title, values in known.items() if title not in empty}
     with house_style():
         fig = figure(13.0, 5.0)
-        axes = fig.subplots(1, len(latencies) + len(rates), squeeze=False)[0]
+        axes = fig.subplots(1, len(latencies) + len(shown), squeeze=False)[0]
         for ax, (metric, title) in zip(axes, latencies.items(), strict=False):
             draw_latency(ax, results, metric, load)
             ax.set_title(title)
-        for ax, (title, value) in zip(axes[len(latencies) :], rates.items(), strict=True):
-            draw_rate(ax, results, value)
+        for ax, (title, values) in zip(axes[len(latencies) :], shown.items(), strict=True):
+            draw_rate(ax, results, values)
             ax.set_title(title[0].upper() + title[1:])
         styles = _styles(results)
         handles = [
@@ -61,7 +64,9 @@ def vary_picture(results: Results, path: Path | str, load: float) -> None:
         same = [] if vary["same_requests"] else ["the requests change with the value"]
         marks = () if is_auto(results) else ("latencies" + at, "× the queue grows without end", OPEN)
         seen = "SLO crossed: interpolated between tested loads, or the highest one where that still meets it"
-        frame(fig, results, f"What {vary['key']} changes", footer(results, *marks, seen, *same), handles)
+        none = [f"not drawn, as no value has one: {', '.join(empty)}"] if empty else []
+        seen = [seen] if any(title.startswith("SLO") for title in shown) else []
+        frame(fig, results, f"What {vary['key']} changes", footer(results, *marks, *seen, *none, *same), handles)
         save(fig, path)
 
 
@@ -85,7 +90,8 @@ def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
             style,
             np.array([sweep.tested(load) and sweep.weak(metric)[sweep.index(load)] for sweep in members]),
         )
-        ax.errorbar(x, y, yerr=np.minimum(half, 0.99 * y), fmt="none", ecolor=style.color, alpha=0.5)
+        low_end, high_end = log_ends(y, half)
+        ax.errorbar(x, y, yerr=np.stack([y - low_end, high_end - y]), fmt="none", ecolor=style.color, alpha=0.5)
         grows = np.array([sweep.tested(load) and bool(sweep.unstable[sweep.index(load)]) for sweep in members])
         ax.plot(
             x[grows], np.full(grows.sum(), _TOP), transform=ax.get_xaxis_transform(), color=style.color,
@@ -93,17 +99,19 @@ def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
         )  # fmt: skip
 
 
-def draw_rate(ax: Axes, results: Results, value: Value) -> None:
-    """Draws `value` of each curve, a load such as its knee, against the varied key's value."""
-    found = curve_marks(results)
+def _by_curve(results: Results, found: Mapping[str, Landmarks], value: Value) -> dict[str, float]:
+    """`value` of each curve by the name of its policy."""
+    return {sweep.policy: value(sweep, found[sweep.policy]) for sweep in sweeps(results)}
+
+
+def draw_rate(ax: Axes, results: Results, values: Mapping[str, float]) -> None:
+    """Draws `values` of the curves, loads such as their knees, against the varied key's value."""
     curves = [
-        (style, x, np.array([value(sweep, found[sweep.policy]) for sweep in members]))
-        for style, x, members in _lines(ax, results)
+        (style, x, np.array([values[sweep.policy] for sweep in members])) for style, x, members in _lines(ax, results)
     ]
     for (style, x, y), depth in zip(curves, hidden_under([y for *_, y in curves]), strict=True):
         draw_line(ax, x, y, style, np.zeros(len(x), dtype=bool), depth)
-    drawn = np.concatenate([values for *_, values in curves])
-    ax.set_ylim(0, 1.08 * float(np.nanmax(drawn, initial=1e-9)))
+    ax.set_ylim(0, 1.08 * float(np.nanmax(list(values.values()))))
 
 
 def _lines(ax: Axes, results: Results) -> list[tuple[PolicyStyle, Floats, list[PolicyCurve]]]:

@@ -13,6 +13,7 @@ from batchsim.drive.fleet.fleet_records import by_engine
 from batchsim.kernel.record import OUTCOME_NAMES, Records
 from batchsim.metrics.attribution import attribute
 from batchsim.metrics.host_lane import device_spans_ns, host_spans_ns, host_waits_ns
+from batchsim.metrics.latencies import LATENCIES, Ns
 from batchsim.report.layout import filled
 from batchsim.report.reading import point_text
 from batchsim.results.read import Results, scenario_of
@@ -21,8 +22,12 @@ _LEAST_SHARE = 0.005  # of a request's life; smaller parts are added up as the r
 _UNBROKEN = "\u00a0"  # a no-break space: no line ends inside a term
 
 
-def overview(results: Results, policy: str, load: float, seed: int, *, slowest: int = 5) -> dict[str, Any]:
-    """Where the time of one point's requests went, as JSON values: the mean over all requests, and the `slowest`.
+def overview(
+    results: Results, policy: str, load: float, seed: int, *, slowest: int = 5, by: str | None = None
+) -> dict[str, Any]:
+    """Where the time of one point's requests went, as JSON values: the mean over all requests, and the `slowest`, those
+    with the longest lives or, where `by` names one of LATENCIES, with the largest: of a request that did not finish it
+    has no end, so such come first.
 
     A request's life is from sending to delivery, or to its end if nothing was delivered. Parts are in ns, largest
     first; `blocker` is the id of the request that took its place, or None.
@@ -34,7 +39,8 @@ def overview(results: Results, policy: str, load: float, seed: int, *, slowest: 
     ns = parts["ns"].to_numpy()
     lives = np.zeros(len(known), dtype=np.int64)
     np.add.at(lives, np.searchsorted(known, parts["request_id"].to_numpy()), ns)
-    longest = np.argsort(-lives, kind="stable")[:slowest]
+    values = _values(records, by) if by is not None else np.zeros(len(known))
+    longest = np.lexsort((-lives, -np.nan_to_num(values, nan=-1.0, posinf=np.inf)))[:slowest]
     names = np.asarray(parts["part"].astype(str), dtype=str)
     means = {str(name): float(ns[names == name].sum() / len(known)) for name in np.unique(names)}
     return {
@@ -45,7 +51,11 @@ def overview(results: Results, policy: str, load: float, seed: int, *, slowest: 
         "requests": len(known),
         "mean_ns": sum(means.values()),
         "mean_parts": [{"part": part, "ns": means[part]} for part in sorted(means, key=lambda part: -means[part])],
-        "slowest": [_one(records, parts, int(i)) for i in known[longest]],
+        "by": by,
+        "slowest": [
+            _one(records, parts, int(known[i])) | ({} if by is None else {f"{by}_ns": _finite(float(values[i]))})
+            for i in longest
+        ],
     }
 
 
@@ -56,9 +66,24 @@ def overview_text(results: Results, found: dict[str, Any]) -> str:
     lines += [_paragraph(_lanes_text(found["lanes"]))] if found["lanes"] else []
     for one in found["slowest"]:
         end = "" if one["outcome"] == "finished" else f", {one['outcome']} ({one['reason']})"
-        head = f"  request {one['request_id']} ({one['prompt_tokens']:,} + {one['output_tokens']:,} tokens{end})"
+        by = found["by"] or ""
+        value = one.get(f"{by}_ns")
+        of = f", {LATENCIES[by].title} {format_duration(value)}" if value is not None else ""
+        head = f"  request {one['request_id']} ({one['prompt_tokens']:,} + {one['output_tokens']:,} tokens{end}{of})"
         lines.append(_paragraph(f"{head}: {_sum_text(one['life_ns'], one['parts'])}"))
     return "\n".join(lines)
+
+
+def _values(records: Records, name: str) -> Ns:
+    """The latency `name` of each request in ns; infinite of those that did not finish, NaN where it does not apply."""
+    finished = np.array([OUTCOME_NAMES[int(code)] == "finished" for code in records.requests["outcome"]])
+    of = LATENCIES[name].of
+    assert of is not None, "one value a request"
+    return np.where(finished, of(records.requests), np.inf)
+
+
+def _finite(ns: float) -> float | None:
+    return ns if np.isfinite(ns) else None
 
 
 def _lanes(records: Records) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from typing import Any
 from batchsim.base.units import format_duration
 from batchsim.cost import CostError, Unknown
 from batchsim.metrics.intervals import Difference
+from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.table import METRICS
 from batchsim.report.layout import aligned, fit
 from batchsim.results.heading import heading
@@ -36,6 +37,8 @@ _CAUSES = {
 }
 _UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "× the trace"}
 
+SPREAD = 8  # loads further apart than this factor stand on a logarithmic axis
+
 
 def unit(study: CapacityStudy) -> str:
     return _UNITS[study.scenario.load_name]
@@ -50,7 +53,7 @@ def capacity_text(study: CapacityStudy) -> str:
         ["policy", f"capacity (95 %), {unit(study)}", "probes", "first thing to break", f"at {AT_SHARE:g}× capacity"]
     ]
     grid += [
-        [p.name, capacity_in_words(study, p.found), str(len(p.case.book)), first_to_break(p), _use(p)]
+        [p.name, capacity_in_words(study, p.found), str(len(p.case.book)), first_to_break(p), use_in_words(p)]
         for p in study.policies
     ]
     lines = [
@@ -60,8 +63,35 @@ def capacity_text(study: CapacityStudy) -> str:
         _effort(study),
     ]
     lines += [f"paired: {one} − {other}  {_paired(found, study)}" for one, other, found in study.differences]
-    lines += _remarks(study) + _saturation(study) + _changes(study) + _cost(study)
-    return "\n".join(fit(line) for line in lines)
+    return "\n".join(fit(line) for line in lines + remarks(study))
+
+
+def remarks(study: CapacityStudy) -> list[str]:
+    """What is said below the table: what was not found and why, saturation, what would change it, the costs' error."""
+    return _remarks(study) + _saturation(study) + _changes(study) + _cost(study)
+
+
+def asked_share(study: CapacityStudy) -> float | None:
+    """The share of the requests that must keep the SLO; None where it is not one share of all requests."""
+    file = study.scenario.file
+    own = any(each.slo is not None for each in file.workload.classes.values())
+    return None if own else parse_slo(file.slo).share
+
+
+def load_edges(low: float, high: float) -> tuple[float, float]:
+    """The ends of the axis of loads, a little beyond those tried."""
+    if high > SPREAD * low:
+        margin = (high / low) ** 0.04
+        return low / margin, high * margin
+    margin = 0.04 * ((high - low) or high)
+    return low - margin, high + margin
+
+
+def share_or_margin(margin: float, asked: float | None) -> str:
+    """A margin as a share of the requests where one share is `asked` for, else in percent with its sign."""
+    if asked is not None:
+        return f"{100 * (asked + margin):.4g} %"
+    return f"{100 * margin:+.3g} %".replace("-", "−") if margin else "0"
 
 
 def capacity_in_words(study: CapacityStudy, found: Capacity) -> str:
@@ -118,7 +148,7 @@ def cause_in_words(cause: str) -> str:
     return _CAUSES.get(cause) or _CAUSES.get(name) or f"{name} {reason}".replace("_", " ").strip()
 
 
-def _use(policy: PolicyCapacity) -> str:
+def use_in_words(policy: PolicyCapacity) -> str:
     known = {name: share for name in USE if (share := policy.at.get(name)) is not None}
     return ", ".join(f"{METRICS[name].heading} {share:.0%}" for name, share in known.items()).replace("%", " %") or "–"
 

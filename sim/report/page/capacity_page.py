@@ -1,0 +1,135 @@
+"""The page of a capacity search: who sustains the most within the SLO, what breaks first, every load that was tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from batchsim.base.files import write_text
+from batchsim.report.page.cells import Cell
+from batchsim.report.page.charts import Chart, ChartAxis, Series
+from batchsim.report.page.render import HTML, render
+from batchsim.report.page.sections import Section, Sentence, TableView
+from batchsim.report.pictures.palette import kind_styles
+from batchsim.report.reading import AXIS_LABELS
+from batchsim.report.text.capacity_text import (
+    asked_share,
+    capacity_in_words,
+    first_to_break,
+    load_edges,
+    number,
+    remarks,
+    share_or_margin,
+    unit,
+    use_in_words,
+)
+from batchsim.results.heading import heading
+from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity, found_points
+from batchsim.study.capacity.search import probes
+
+_PROBES = ("label", "load", "margin", "margin_low", "margin_high", "verdict", "num_seeds", "requests")
+
+
+def write_capacity_page(study: CapacityStudy, folder: Path) -> Path:
+    """Writes the page of a capacity search into the folder that keeps it and returns its path."""
+    said = "Simulated by batchsim. Every number of the tables is a cell of a file beside this page."
+    files = ["Beside this page: capacity.csv", "probes.csv", "capacity.json", "scenario.yaml"]
+    page = render("Capacity", study.scenario.name, said, capacity_sections(study), {}, files)
+    path = folder / HTML
+    write_text(path, page)
+    return path
+
+
+def capacity_sections(study: CapacityStudy) -> list[Section]:
+    """The sections of the page in their order."""
+    found = [Section("Decision", decision(study)), Section("Within the SLO against load", charts=[share_chart(study)])]
+    found.append(Section("Policies", views=[_policies(study)]))
+    found.append(Section("Sensitivity and what is not known", [[line] for line in remarks(study)]))
+    found.append(Section("Assumptions", [[heading(study.setup)], [f"objective: {study.objective}"]]))
+    found.append(Section("Every load tried", views=[_probes(study)], folded=True))
+    return found
+
+
+def decision(study: CapacityStudy) -> list[Sentence]:
+    """Who sustains the most; what breaks first above it; how sure that is."""
+    best = study.best
+    sure: Sentence = ["The interval is that of the loads at which other seeds might decide otherwise; the error of the"]
+    sure += [" step costs is not in it, and moves all of these: see below."]
+    if best is None:
+        return [[f"Of no policy a highest load within {study.objective} was found: the table says why."], sure]
+    first: Sentence = [f"{best.name} sustains the most within {study.objective}: ", _capacity(study, best)]
+    first += [f" {unit(study)}"]
+    others = [p for p in study.policies if p.found.load is not None and p is not best]
+    if others:
+        after = max(others, key=lambda policy: policy.found.load or 0.0)
+        first += [f"; next is {after.name} with ", _capacity(study, after)]
+    second: Sentence = [f"Just above that, what breaks first is {first_to_break(best)}"]
+    if (use := use_in_words(best)) != "–":
+        second += [f"; at the load just below the engine is used like this: {use}"]
+    return [[*first, "."], [*second, "."], sure]
+
+
+def share_chart(study: CapacityStudy) -> Chart:
+    """The share of requests within the SLO at every load tried, or the margin where the SLO is not one share; the
+    capacities' intervals are shaded."""
+    policies = [policy for policy in study.policies if policy.case.book]
+    colors = [style.color for style in kind_styles([policy.case.spec.kind for policy in policies])]
+    asked = asked_share(study)
+    loads = [load for policy in policies for load in policy.case.book]
+    edges = load_edges(min(loads), max(loads))
+    bands = []
+    for policy, color in zip(policies, colors, strict=True):
+        if policy.found.load is not None:
+            low, high = policy.found.low, policy.found.high
+            bands.append((edges[0] if low is None else low, edges[1] if high is None else high, color))
+    name = study.scenario.load_name
+    x = ChartAxis(AXIS_LABELS[name], scale="log" if max(loads) > 8 * min(loads) else "linear")
+    y = ChartAxis("margin of the SLO", "share")
+    if asked is not None:
+        y = ChartAxis("requests within the SLO", "share", "nines")
+    lines = [_line(policy, color, asked) for policy, color in zip(policies, colors, strict=True)]
+    return Chart(f"{study.objective}; shaded: where the verdict is open", x, y, lines, asked or 0.0, bands)
+
+
+def _line(policy: PolicyCapacity, color: str, asked: float | None) -> Series:
+    found = probes(policy.case.book)
+    base = asked or 0.0
+    low = [None if p.low is None else base + p.low for p in found]
+    high = [None if p.high is None else base + p.high for p in found]
+    shares = [base + p.margin for p in found]
+    return Series(policy.name, color, [p.load for p in found], shares, low, high, [p.grows for p in found])
+
+
+def _capacity(study: CapacityStudy, policy: PolicyCapacity) -> Cell:
+    column = "capacity_users" if study.scenario.load_name == "users" else "capacity_rps"
+    return Cell("capacity", study.policies.index(policy), column, capacity_in_words(study, policy.found))
+
+
+def _policies(study: CapacityStudy) -> TableView:
+    rows = [
+        (
+            Cell("capacity", i, "label", policy.name),
+            _capacity(study, policy),
+            Cell("capacity", i, "probes", str(len(policy.case.book)), is_number=True),
+            Cell("capacity", i, "breaks", first_to_break(policy)),
+        )
+        for i, policy in enumerate(study.policies)
+    ]
+    return TableView("capacity", ("policy", f"capacity, {unit(study)}", "loads tried", "first to break"), tuple(rows))
+
+
+def _probes(study: CapacityStudy) -> TableView:
+    """Every load tried; shares where one share is asked for, else margins."""
+    asked = asked_share(study)
+    shown = {
+        "load": number,
+        "margin": lambda margin: share_or_margin(margin, asked),
+        "margin_low": lambda margin: "–" if margin is None else share_or_margin(margin, asked),
+        "margin_high": lambda margin: "–" if margin is None else share_or_margin(margin, asked),
+    }
+    rows = [
+        tuple(Cell("probes", i, c, shown.get(c, str)(row[c]), c not in ("label", "verdict")) for c in _PROBES)
+        for i, row in enumerate(found_points(study))
+    ]
+    what = "margin" if asked is None else "within SLO"
+    heads = ("policy", f"load, {unit(study)}", what, "from", "to", "verdict", "seeds", "requests")
+    return TableView("probes", heads, tuple(rows))

@@ -1,0 +1,72 @@
+"""Charts of a page as data, which `assets/charts.js` draws: lines with intervals against a load or a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+Values = Sequence[float | None]
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), which colour-blind readers tell apart too."""
+
+
+@dataclass(frozen=True)
+class ChartAxis:
+    """A quantity along an axis: its label, how its values are written, and the scale that is shown first.
+
+    `nines` spreads shares near 1: 90 %, 99 % and 99.9 % are equally far apart. `names` stand in place of the numbers 0,
+    1, 2 of an axis of parts.
+    """
+
+    label: str
+    kind: Literal["number", "seconds", "share"] = "number"
+    scale: Literal["linear", "log", "nines"] = "linear"
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: `y` at `x`, with intervals from `low` to `high` where those are given; None where there is no value.
+
+    `crosses`: for each point whether the queue grows there. `joined`: whether a line joins the points.
+    """
+
+    label: str
+    color: str
+    x: Sequence[float]
+    y: Values
+    low: Values = ()
+    high: Values = ()
+    crosses: Sequence[bool] = ()
+    dashed: bool = False
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its caption; `target` is a value of y that is asked for, drawn as a dashed line, `bands` are
+    stretches of x that are shaded in a colour: (from, to, colour)."""
+
+    caption: str
+    x: ChartAxis
+    y: ChartAxis
+    series: Sequence[Series]
+    target: float | None = None
+    bands: Sequence[tuple[float, float, str]] = field(default_factory=tuple)
+
+    @property
+    def data(self) -> str:
+        """The chart as JSON that may stand inside an HTML page: no text in it ends the element."""
+        text = json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a file that a page carries: `charts.js`, and uPlot (MIT licence) as its authors released it."""
+    return (files("batchsim.report.page") / "assets" / name).read_text(encoding="utf-8")

@@ -1,0 +1,102 @@
+"""A plan's charts: the share within the SLO and latencies against load, the day. All values are cells of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from batchsim.base.errors import ScenarioError
+from batchsim.metrics.slo import parse_slo
+from batchsim.report.page.cells import Row, Tables
+from batchsim.report.page.charts import COLORS, Chart, ChartAxis, Series
+
+_UNCHANGED: dict[str, Any] = {"dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
+_LATENCIES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
+_LOAD = ChartAxis("requests/s offered")
+
+
+def slo_charts(tables: Tables) -> list[Chart]:
+    """The share of requests within the SLO against load, by number of replicas of the recommended configuration. Where
+    every class has an objective of its own also the lower end of what the worst of them has beyond it."""
+    groups = list(_groups(tables))
+    if not groups:
+        return []
+    target = _target(tables)
+    share = ChartAxis("requests within the SLO", "share", "nines")
+    caption = "Requests within the SLO against load"
+    found = [Chart(caption, _LOAD, share, _lines(groups, "attainment", interval=True), target)]
+    if target is None:
+        beyond = ChartAxis("beyond the objective, lower end", "share")
+        worst = "The least that the worst class has beyond its objective"
+        found.append(Chart(worst, _LOAD, beyond, _lines(groups, "margin_low"), 0.0))
+    return found
+
+
+def latency_charts(tables: Tables) -> list[Chart]:
+    """P99 latencies against load, by number of replicas of the recommended configuration."""
+    groups = list(_groups(tables))
+    seconds = ChartAxis("", "seconds", "log")
+    charts = [
+        Chart(f"{title} against load", _LOAD, seconds, _lines(groups, column)) for column, title in _LATENCIES.items()
+    ]
+    return [chart for chart in charts if chart.series]
+
+
+def day_charts(tables: Tables) -> list[Chart]:
+    """The traffic, the replicas that are enough for it, and the share within the SLO, over the parts of the day."""
+    rows = tables.get("traffic", [])
+    if len(rows) < 2:
+        return []
+    parts = ChartAxis("from", names=[str(row["part"]).partition("-")[0] for row in rows])
+    drawn = {
+        "rate_rps": ("Requests/s", ChartAxis("requests/s")),
+        "replicas_enough": ("Replicas enough", ChartAxis("replicas")),
+        "attainment": ("Requests within the SLO", ChartAxis("within the SLO", "share", "nines")),
+    }
+    x = list(range(len(rows)))
+    return [
+        Chart(
+            caption,
+            parts,
+            axis,
+            [Series(caption, COLORS[i], x, [row[column] for row in rows])],
+            _target(tables) if column == "attainment" else None,
+        )
+        for i, (column, (caption, axis)) in enumerate(drawn.items())
+    ]
+
+
+def _target(tables: Tables) -> float | None:
+    """The share of all requests that must meet the SLO; None where classes have objectives of their own, or none is a
+    share of requests."""
+    try:
+        return parse_slo(tables["recommendation"][0]["slo"]).share
+    except ScenarioError:  # words that say that each class has its own
+        return None
+
+
+def _groups(tables: Tables) -> Iterator[tuple[int, list[Row]]]:
+    """The probes of the recommended configuration whose traffic alone was changed, by number of replicas: of those
+    beside the recommended number, and of others that were tried at several loads."""
+    chosen = tables.get("recommendation", [])
+    wanted = _UNCHANGED | {name: chosen[0][name] for name in ("gpu", "policy")} if chosen else {}
+    rows = [row for row in tables["probes"] if chosen and all(row[name] == value for name, value in wanted.items())]
+    near = {chosen[0]["replicas"] + off for off in (-1, 0, 1)} if chosen else set()
+    for replicas in sorted({row["replicas"] for row in rows}):
+        mine = [row for row in rows if row["replicas"] == replicas and row["offered_rps"] is not None]
+        if mine and (replicas in near or len(mine) > 1):
+            yield replicas, sorted(mine, key=lambda row: row["offered_rps"])
+
+
+def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool = False) -> list[Series]:
+    """A line for each number of replicas, of the probes that have a value of `column`."""
+    found = []
+    for i, (replicas, rows) in enumerate(groups):
+        known = [row for row in rows if row[column] is not None]
+        if not known:
+            continue
+        low, high = ([row[f"{column}_{end}"] for row in known] if interval else [] for end in ("low", "high"))
+        name = "1 replica" if replicas == 1 else f"{replicas} replicas"
+        x, y = ([row[key] for row in known] for key in ("offered_rps", column))
+        found.append(Series(name, COLORS[i % len(COLORS)], x, y, low, high))
+    return found

@@ -1,0 +1,173 @@
+"""A run's page: which policy holds the most load within the SLO, its curves, what it assumes; all else in folds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from batchsim.base.files import write_text
+from batchsim.metrics.table import METRICS
+from batchsim.report.numbers import percent_text, rate_text, time_text
+from batchsim.report.page.cells import Cell
+from batchsim.report.page.render import HTML, data_uri, render
+from batchsim.report.page.run_charts import fleet_charts, frontier_chart, latency_charts, share_charts
+from batchsim.report.page.sections import Section, Sentence, TableView
+from batchsim.report.reading import (
+    PolicyCurve,
+    at_load,
+    load_name,
+    load_text,
+    load_to_show,
+    seeds_text,
+    short_load,
+    sweeps,
+    sweeps_at,
+    systems_note,
+)
+from batchsim.report.slo_shares import slo_shares
+from batchsim.report.text.summary_text import warnings
+from batchsim.results.read import Results, curve_marks
+
+_TIMES = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s")
+_SHOWN = ("in_slo", *_TIMES, "throughput_rps")
+
+
+def write_run_page(results: Results, pictures: Sequence[Path], load: float | None = None) -> Path:
+    """Writes the page of a run into its folder and returns its path. Tables of one load are at `load`, by default that
+    which `load_to_show` gives; `pictures`, PNG files, stand in a fold."""
+    load = load_to_show(results) if load is None else load
+    images = {path.name: data_uri(path.read_bytes(), "png") for path in pictures}
+    sections = run_sections(results, load, list(images))
+    said = "Simulated by batchsim. Every number of the tables is a cell of summary.csv beside this page."
+    files = ["Beside this page: summary.csv", "points.csv", "manifest.json", "scenario.yaml"]
+    path = results.path / HTML
+    write_text(path, render("Policies against load", results.manifest["scenario_name"], said, sections, images, files))
+    return path
+
+
+def run_sections(results: Results, load: float, pictures: Sequence[str] = ()) -> list[Section]:
+    """The sections of a run's page in their order."""
+    found = [Section("Decision", decision(results, load))]
+    if charts := share_charts(results):
+        found.append(Section("Within the SLO against load", charts=charts))
+    found.append(Section("Latency against load", charts=latency_charts(results)))
+    if (results.scenario.get("replicas") or {}).get("autoscaler"):
+        found.append(Section("Replicas over time", charts=fleet_charts(results, load)))
+    at = f"Policies {at_load(load_name(results), load)}"
+    shown = [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
+    found.append(Section(at, views=[_table(results, shown, _SHOWN)]))
+    if classes := list(results.scenario["workload"].get("classes", {})):
+        columns = [f"{metric}[{name}]" for name in classes for metric in ("in_slo", "ttft_p99_s")]
+        found.append(Section("What each class gets", views=[_table(results, shown, columns)]))
+    found.append(Section("Assumptions", _assumptions(results, load)))
+    found.append(Section("Throughput against what a user gets", charts=[frontier_chart(results)], folded=True))
+    every = [(sweep, i) for sweep in sweeps(results) for i in range(len(sweep.loads))]
+    found.append(Section("Every load", views=[_table(results, every, ("load", *_SHOWN))], folded=True))
+    if pictures:
+        found.append(Section("Pictures", pictures=[(name, name) for name in pictures], folded=True))
+    return found
+
+
+# ---- the three sentences
+
+
+def decision(results: Results, load: float) -> list[Sentence]:
+    """Which policy sustains the most within the SLO; what its requests get at `load`; what that rests on."""
+    sure: Sentence = [f"That is of {seeds_text(results)}; ± is half a 95 % interval over seeds. The error of the step"]
+    sure += [" costs is in no interval: the assumptions say what is known of it."]
+    held = [sweep for sweep in sweeps(results) if sweep.meets_slo.any()]
+    held.sort(key=lambda sweep: -_most(sweep))
+    if not held:
+        return [[f"No policy meets {results.manifest['objective']} at any load tested."], sure]
+    shown = next(sweep for sweep in (*held, *sweeps(results)) if sweep.tested(load))
+    return [_who_sustains(results, held), _what_requests_get(results, shown, shown.index(load)), sure]
+
+
+def _most(sweep: PolicyCurve) -> float:
+    """The highest load tested at which the policy meets the SLO."""
+    return float(sweep.loads[sweep.meets_slo][-1])
+
+
+def _who_sustains(results: Results, held: list[PolicyCurve]) -> Sentence:
+    """The first sentence; `held` are the policies that meet the SLO somewhere, those that sustain the most first."""
+    name, objective = load_name(results), results.manifest["objective"]
+    level = [sweep for sweep in held if not name or _most(sweep) == _most(held[0])]
+    who = " and ".join(sweep.name for sweep in level)
+    if not name:
+        verb = "meets" if len(level) == 1 else "meet"
+        return [f"{who} {verb} {objective}; {len(sweeps(results))} policies were tried."]
+    verb = "sustains" if len(level) == 1 else "sustain"
+    said: Sentence = [f"{who} {verb} the most within {objective}: up to ", _highest(results, held[0])]
+    said += [" of the loads tested"]
+    crossing = curve_marks(results)[held[0].policy].crossing
+    if crossing.load is not None:
+        said += [f", with the crossing near {load_text(name, float(f'{crossing.load:.3g}'))}"]
+    if others := held[len(level) :]:
+        said += [f"; next is {others[0].name}, up to ", _highest(results, others[0])]
+    return [*said, "."]
+
+
+def _highest(results: Results, sweep: PolicyCurve) -> Cell:
+    most = _most(sweep)
+    return _cell(results, sweep, sweep.index(most), "load", load_text(load_name(results), most))
+
+
+def _what_requests_get(results: Results, sweep: PolicyCurve, i: int) -> Sentence:
+    """The second sentence: latencies and the share within the SLO of a policy at its `i`-th load."""
+    where = at_load(load_name(results), float(sweep.loads[i]))
+    said: Sentence = [f"{where[0].upper()}{where[1:]}, {sweep.name} has a TTFT p99 of "]
+    said += [_value(results, sweep, i, "ttft_p99_s"), " and a TPOT p99 of ", _value(results, sweep, i, "tpot_p99_s")]
+    for each in slo_shares(results):
+        of = f" of {each.request_class}" if each.request_class else ""
+        said += ["; ", _value(results, sweep, i, each.metric), f"{of} are within the SLO"]
+    return [*said, "."]
+
+
+def _assumptions(results: Results, load: float) -> list[Sentence]:
+    """What a run rests on, a line each: costs, KV memory, the workload, and every warning that its table has."""
+    manifest = results.manifest
+    drawn = next((its for its in manifest["workload"] if its["load"] == load), manifest["workload"][0])
+    lines = [manifest["heading"], manifest["kv"], drawn["text"], *drawn["notes"], systems_note(results)]
+    return [[line] for line in (*lines, *warnings(results, load)) if line]
+
+
+# ---- tables
+
+
+def _table(results: Results, shown: Sequence[tuple[PolicyCurve, int]], columns: Sequence[str]) -> TableView:
+    """A row for each policy and index of its loads, with the columns in which one of them has a value."""
+    kept = [c for c in columns if any(not np.isnan(sweep.values(c)[i]) for sweep, i in shown)]
+    heads = tuple("load" if c == "load" else _heading(c) for c in kept)
+    rows = [
+        (_cell(results, sweep, i, "label", sweep.labels[i]), *(_value(results, sweep, i, c) for c in kept))
+        for sweep, i in shown
+    ]
+    return TableView("summary", ("policy", *heads), tuple(rows))
+
+
+def _heading(column: str) -> str:
+    metric, _, request_class = column.partition("[")
+    words = METRICS[metric].heading if metric in METRICS else metric
+    return f"{request_class.rstrip(']')}: {words}" if request_class else words
+
+
+def _value(results: Results, sweep: PolicyCurve, i: int, column: str) -> Cell:
+    """A metric of a policy at its `i`-th load as its table shows it; percentiles of a queue that grows say so."""
+    value = float(sweep.values(column)[i])
+    if column == "load":
+        return _cell(results, sweep, i, column, short_load(load_name(results), value) or f"{value:g}", is_number=True)
+    if column.partition("[")[0].endswith("_s"):
+        half = float(sweep.half_width(column)[i]) if f"{column}_ci" in sweep.rows else np.nan
+        mark = "~" if sweep.weak(column)[i] else ""
+        text = "unstable" if sweep.unstable[i] else "failed" if sweep.failed[i] else mark + time_text(value, half)
+        return _cell(results, sweep, i, column, text, is_number=True)
+    text = percent_text(value) if column.startswith("in_slo") else rate_text(value)
+    return _cell(results, sweep, i, column, text, is_number=True)
+
+
+def _cell(results: Results, sweep: PolicyCurve, i: int, column: str, text: str, *, is_number: bool = False) -> Cell:
+    place = results.summary.index.get_loc(sweep.rows.index[i])
+    assert isinstance(place, int), "one row a policy and load"
+    return Cell("summary", place, column, text, is_number)
