@@ -8,7 +8,7 @@ from itertools import cycle
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.record import pack_lane, pack_step
+from batchsim.kernel.record import pack_alike, pack_lane, pack_step
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -147,8 +147,6 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
                 calls,
                 (oldest_ns, latest_ns),
                 next_wasted_tokens,
-                waiting,
-                running,
             )
             line = None
             if count:
@@ -178,22 +176,20 @@ def _run_on(
     calls: tuple[int, int, int, int, int],
     ends_ns: tuple[int, int],
     wasted_tokens: int,
-    waiting: int,
-    running: int,
 ) -> tuple[int, ...]:
     """Launches a steady `batch` at most `most` times more, as `_launch_on` does, while there are blocks; returns how
     often, and `ends_ns` and `calls` of then. Its steps take as long as `line` says, and the host `host_ns`.
 
     `calls`: of each of the two steps in flight when the scheduler was asked and the host through with that, then when
     the scheduler is asked next; `ends_ns`: when these two end. The first has computed `wasted_tokens`.
-    `waiting` and `running` are columns of the rows.
     """
     group, recorder, steady = batch.decodes, core.recorder, core.steady
     assert group is not None and steady is not None
-    (alone_ns, token_ns), (launch_ns, process_ns), (oldest_ns, latest_ns), pack = line, host_ns, ends_ns, pack_step
+    (alone_ns, token_ns), (launch_ns, process_ns), (oldest_ns, latest_ns), pack = line, host_ns, ends_ns, pack_alike
     asked_ns, launched_ns, last_asked_ns, now_ns, called_ns = calls
     rows, lanes, free, count = recorder.step_rows, recorder.lane_rows, core.scheduler.kv.num_free, 0
     num_decode, context = batch.num_decode, batch.context_tokens
+    first_columns, last_columns = recorder.last_columns()
     taken: list[Sequence] = []
     for due in cycle(group.due_in_turn()):
         if called_ns >= horizon_ns or count == most:
@@ -211,10 +207,7 @@ def _run_on(
         called_ns = start_ns + process_ns
         context += num_decode
         duration_ns = int(alone_ns + token_ns * context)
-        rows += pack(
-            start_ns, duration_ns, context, 0, 0, num_decode,
-            num_decode, 0, 0, 0, 0, 0, 0, 0, 0, 0, free, waiting, running, 0,
-        )  # fmt: skip
+        rows += pack(start_ns, duration_ns, context, first_columns, free, last_columns)
         oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
     if count:
         steady.repeat_by(batch, count, taken)

@@ -139,6 +139,10 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
+_ALIKE = struct.Struct("<3q60si16s")
+pack_alike = _ALIKE.pack
+"""Packs the row of a step from `start_ns`, `duration_ns`, `context_tokens`, the columns behind these, `free_blocks` and
+the columns behind that, where `Recorder.last_columns` gave the columns."""
 _TWO_LANES = struct.Struct("<8q")
 _TWO_CALLS, _PROCESSED = struct.Struct("<qq16xqq"), struct.Struct("<qq")
 LANE_BYTES = _LANE.size
@@ -334,6 +338,12 @@ class Recorder:
         rows = np.frombuffer(self.step_rows[:size], STEP_DTYPE)
         self._packed.append((len(rows), {name: _packed(column) for name, column in columns(rows).items()}))
         del self.step_rows[:size]
+
+    def last_columns(self) -> tuple[bytes, bytes]:
+        """What rows of steps alike have in common with the last one: the columns from `prefill_pairs` to
+        `num_preempted`, and those from `num_waiting` on, for `pack_alike`."""
+        _, _, _, first, _, last = _ALIKE.unpack_from(self.step_rows, len(self.step_rows) - _STEP.size)
+        return first, last
 
     def take_last_lanes(self) -> tuple[int, int, int, int]:
         """Takes out the last two rows of the host's part; returns, for each of these steps, when the scheduler was
