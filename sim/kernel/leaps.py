@@ -47,21 +47,37 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
 
 
 def leap_ahead(
-    core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int, horizon: Callable[[], float], tell: Tell | None
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    now_ns: int,
+    horizon: Callable[[], float],
+    tell: Tell | None,
+    drains: Callable[[], bool] | None,
 ) -> int:
     """As `leap`, of an engine that has just launched `batch` at `now_ns` while the step before it is in flight: as
     long as the host would be through with the oldest step before the `horizon`, in ns.
 
     Where nobody waits, the oldest step may have prompts, or end somebody and `tell` of it (None: it may not): it lands,
-    even if the scheduler then has to be asked, so that one step is in flight. Returns until when the host was at work,
-    in ns.
+    even if the scheduler then has to be asked, so that one step is in flight. Where the last prompts end with `batch`
+    the scheduler is asked for the decodes that follow; `drains`: whether to drain then (None: it may not be asked).
+    Returns until when the host was at work, in ns.
     """
     flight, group, scheduler = core.in_flight, batch.decodes, core.scheduler
     steps = flight.steps
-    if len(steps) != 2 or group is None or batch.chunks or not batch.num_decode or core.tells_tokens:
+    if len(steps) != 2 or group is None or core.tells_tokens:
         return now_ns
     # The row of the oldest may be drained. What came during the launch enters next.
     if core.recorder.num_processed < 0 or core.has_arrivals or steps[1].landing is not None:
+        return now_ns
+    if batch.chunks:
+        if tell is None or drains is None:
+            return now_ns
+        now_ns = _decode_on(core, executor, batch, now_ns, horizon, tell, drains)
+        if steps[-1].batch is batch:
+            return now_ns
+        batch = steps[-1].batch
+    elif not batch.num_decode:
         return now_ns
     horizon_ns = min(horizon(), MAX_TIME_NS)
     while True:
@@ -92,6 +108,36 @@ def leap_ahead(
         now_ns = _launch_on(core, executor, batch, called_ns, horizon_ns)
         if not oldest.finished:
             return now_ns
+
+
+def _decode_on(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    now_ns: int,
+    horizon: Callable[[], float],
+    tell: Tell,
+    drains: Callable[[], bool],
+) -> int:
+    """Lands the step before `batch`, with which the last prompts end, and launches the decodes that follow, where they
+    surely do. Returns until when the host was at work, in ns; `batch` is then still the latest step if they do not, or
+    something comes before."""
+    (oldest, latest), steady = core.in_flight.steps, core.steady
+    called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+    if called_ns >= horizon() or steady is None or not steady.is_followed_by_decodes(batch):
+        return now_ns
+    if latest.finished and _ends_by_length(core, latest.finished):
+        return now_ns
+    events = core.complete(called_ns)
+    if events:
+        tell(events, called_ns)
+        if core.has_arrivals or called_ns >= horizon():
+            return called_ns
+    decodes = core.schedule(called_ns, drains())
+    assert type(decodes) is Batch, decodes
+    now_ns = called_ns + executor.host_ns(decodes)[0]
+    core.execute(decodes, now_ns)
+    return now_ns
 
 
 def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns: int, horizon_ns: float) -> int:
