@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import cycle
+from itertools import chain, cycle
 
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.record import pack_alike, pack_lane, pack_step
+from batchsim.kernel.record import columns_alike, pack_alike, pack_lane, pack_step
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -147,20 +147,61 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     assert group is not None
     repeat, kv, step_ns, advance = scheduler.repeat, scheduler.kv, executor.duration_ns, group.advance
     launch_ns, process_ns = executor.host_ns(batch)
-    num_decode, pad_rows, rows, pack = batch.num_decode, batch.pad_decode_rows, recorder.step_rows, pack_step
-    waiting, running, quiet = scheduler.num_waiting, scheduler.num_running, executor.quiet_steps(batch)
-    latest_ns, through_ns = latest.end_ns, latest.process_ns  # of the step that is the oldest after the next launch
+    num_decode, pad_rows, rows, quiet = (
+        batch.num_decode,
+        batch.pad_decode_rows,
+        recorder.step_rows,
+        executor.quiet_steps(batch),
+    )
+    waiting, running = scheduler.num_waiting, scheduler.num_running
+    latest_ns, through_ns, next_through_ns = latest.end_ns, 0, latest.process_ns
     ends, ended = _NOBODY, latest.finished  # by the oldest, by the latest step
     # The row of the host's part of a step is written as the step has landed: where the next but one is launched.
     lanes, wasted_tokens, next_wasted_tokens = recorder.lane_rows, oldest.wasted_tokens, latest.wasted_tokens
     asked_ns, launched_ns, last_asked_ns, now_ns = recorder.take_last_lanes()
-    line = executor.decode_line(batch) if core.steady is not None and core.steady.is_steady(batch) else None
-    while True:
+    oldest_ns, steady, line = latest_ns, core.steady, None
+    if quiet and not ended and steady is not None and steady.is_steady(batch):
+        line = executor.decode_line(batch)
+    if line is not None:
+        alone_ns, token_ns = line
+        context, free, count = batch.context_tokens - num_decode, kv.num_free, 0
+        columns, last_columns = columns_alike(num_decode, waiting, running)
+        taken: list[Sequence] = []
+        turns = cycle(group.due_in_turn())
+        next(turns)  # whose blocks `repeat` has taken
+        for due in chain(_FIRST, turns):
+            if called_ns >= horizon_ns or count == quiet:
+                break
+            if due:
+                if len(due) > free:
+                    break
+                free -= len(due)
+                taken += due
+            count += 1
+            lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
+            wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
+            asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
+            now_ns = called_ns + launch_ns
+            start_ns = now_ns if now_ns > latest_ns else latest_ns
+            through_ns, next_through_ns = next_through_ns, process_ns
+            called_ns = start_ns + through_ns
+            context += num_decode
+            duration_ns = int(alone_ns + token_ns * context)
+            rows += pack_alike(start_ns, duration_ns, context, columns, free, last_columns)
+            oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
+        steady.repeat_by(batch, count - 1, taken)
+        group.advance_by(count)
+        quiet -= count
+    said = line is None
+    while said or (called_ns < horizon_ns and repeat(batch, called_ns)):
+        said = False
         lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
         asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
         now_ns = called_ns + launch_ns
         start_ns = now_ns if now_ns > latest_ns else latest_ns
+        through_ns, next_through_ns = next_through_ns, process_ns
         called_ns = start_ns + through_ns
+        wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
         if ended:
             ends, ended = ended, _NOBODY
         if quiet:
@@ -174,93 +215,22 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
             core.in_flight.note_last(ended)
             quiet = executor.quiet_steps(batch)
         # Columns in the order of STEP_COLUMNS; unrolled here as in `leap`.
-        rows += pack(
+        rows += pack_step(
             start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
             num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
         )  # fmt: skip
         oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-        if ends or called_ns >= horizon_ns or (ended and _ends_by_length(core, ended)):
+        if ends or (ended and _ends_by_length(core, ended)):
             break
-        if line is not None and quiet and not ended:
-            calls = asked_ns, launched_ns, last_asked_ns, now_ns, called_ns
-            count, oldest_ns, latest_ns, *calls = _run_on(
-                core,
-                batch,
-                line,
-                (launch_ns, process_ns),
-                quiet,
-                horizon_ns,
-                calls,
-                (oldest_ns, latest_ns),
-                next_wasted_tokens,
-            )
-            line = None
-            if count:
-                asked_ns, launched_ns, last_asked_ns, now_ns, called_ns = calls
-                quiet -= count
-                through_ns, next_wasted_tokens = process_ns, 0
-                if called_ns >= horizon_ns:
-                    break
-        if not repeat(batch, called_ns):
-            break
-        through_ns, wasted_tokens, next_wasted_tokens = process_ns, next_wasted_tokens, 0
     recorder.put_last_lanes((asked_ns, launched_ns), (last_asked_ns, now_ns))
     oldest.end_ns, oldest.process_ns, oldest.finished = oldest_ns, through_ns, ends
-    oldest.wasted_tokens, latest.wasted_tokens = next_wasted_tokens, 0
+    oldest.wasted_tokens, latest.wasted_tokens = wasted_tokens, 0
     latest.end_ns, latest.process_ns, latest.finished = latest_ns, process_ns, ended
     core.in_flight.leapt(group.step)
     return now_ns
 
 
-def _run_on(
-    core: EngineCore,
-    batch: Batch,
-    line: tuple[float, float],
-    host_ns: tuple[int, int],
-    most: int,
-    horizon_ns: float,
-    calls: tuple[int, int, int, int, int],
-    ends_ns: tuple[int, int],
-    wasted_tokens: int,
-) -> tuple[int, ...]:
-    """Launches a steady `batch` at most `most` times more, as `_launch_on` does, while there are blocks; returns how
-    often, and `ends_ns` and `calls` of then. Its steps take as long as `line` says, and the host `host_ns`.
-
-    `calls`: of each of the two steps in flight when the scheduler was asked and the host through with that, then when
-    the scheduler is asked next; `ends_ns`: when these two end. The first has computed `wasted_tokens`.
-    """
-    group, recorder, steady = batch.decodes, core.recorder, core.steady
-    assert group is not None and steady is not None
-    (alone_ns, token_ns), (launch_ns, process_ns), (oldest_ns, latest_ns), pack = line, host_ns, ends_ns, pack_alike
-    asked_ns, launched_ns, last_asked_ns, now_ns, called_ns = calls
-    rows, lanes, free, count = recorder.step_rows, recorder.lane_rows, core.scheduler.kv.num_free, 0
-    num_decode, context = batch.num_decode, batch.context_tokens
-    first_columns, last_columns = recorder.last_columns()
-    taken: list[Sequence] = []
-    for due in cycle(group.due_in_turn()):
-        if called_ns >= horizon_ns or count == most:
-            break
-        if due:
-            if len(due) > free:
-                break
-            free -= len(due)
-            taken += due
-        count += 1
-        lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
-        asked_ns, launched_ns, last_asked_ns, wasted_tokens = last_asked_ns, now_ns, called_ns, 0
-        now_ns = called_ns + launch_ns
-        start_ns = now_ns if now_ns > latest_ns else latest_ns
-        called_ns = start_ns + process_ns
-        context += num_decode
-        duration_ns = int(alone_ns + token_ns * context)
-        rows += pack(start_ns, duration_ns, context, first_columns, free, last_columns)
-        oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-    if count:
-        steady.repeat_by(batch, count, taken)
-        group.advance_by(count)
-    return count, oldest_ns, latest_ns, asked_ns, launched_ns, last_asked_ns, now_ns, called_ns
-
-
+_FIRST = ((),)
 _NOBODY: list[Sequence] = []
 
 

@@ -139,6 +139,14 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
+pack_alike = struct.Struct("<3q60si16s").pack
+"""Packs the row of a step of decodes: `start_ns`, `duration_ns` and `context_tokens`, the first of `columns_alike`,
+`free_blocks`, then the second of them."""
+_STEP_PLACES = {
+    name: (f"<{kind}", struct.calcsize("<" + "".join(before for _, before in STEP_COLUMNS[:i])))
+    for i, (name, kind) in enumerate(STEP_COLUMNS)
+}
+pack_lane = _LANE.pack
 _ALIKE = struct.Struct("<3q60si16s")
 pack_alike = _ALIKE.pack
 """Packs the row of a step from `start_ns`, `duration_ns`, `context_tokens`, the columns behind these, `free_blocks` and
@@ -150,6 +158,13 @@ PROCESSED_AT = 16
 """Bytes of a row of lanes, and the first of those that are filled in later: the columns from `processed_ns`."""
 PACK_BYTES = 1 << 23
 """Bytes of rows of steps beyond which the first half of them is packed, before the next step."""
+
+
+def columns_alike(num_decode: int, num_waiting: int, num_running: int) -> tuple[bytes, bytes]:
+    """What rows of steps of decodes alone, without padding, have in common: the columns from `prefill_pairs` to
+    `num_preempted`, and those from `num_waiting` on."""
+    row = pack_step(0, 0, 0, 0, 0, num_decode, num_decode, *(0,) * 10, num_waiting, num_running, 0)
+    return row[24:84], row[88:]
 
 
 @dataclass(frozen=True)
@@ -338,12 +353,6 @@ class Recorder:
         rows = np.frombuffer(self.step_rows[:size], STEP_DTYPE)
         self._packed.append((len(rows), {name: _packed(column) for name, column in columns(rows).items()}))
         del self.step_rows[:size]
-
-    def last_columns(self) -> tuple[bytes, bytes]:
-        """What rows of steps alike have in common with the last one: the columns from `prefill_pairs` to
-        `num_preempted`, and those from `num_waiting` on, for `pack_alike`."""
-        _, _, _, first, _, last = _ALIKE.unpack_from(self.step_rows, len(self.step_rows) - _STEP.size)
-        return first, last
 
     def take_last_lanes(self) -> tuple[int, int, int, int]:
         """Takes out the last two rows of the host's part; returns, for each of these steps, when the scheduler was
