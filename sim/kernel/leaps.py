@@ -8,7 +8,7 @@ from itertools import chain, cycle
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.record import columns_alike, pack_alike, pack_lane, pack_step
+from batchsim.kernel.record import pack_decodes, pack_lane, pack_step
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -147,14 +147,10 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     assert group is not None
     repeat, kv, step_ns, advance = scheduler.repeat, scheduler.kv, executor.duration_ns, group.advance
     launch_ns, process_ns = executor.host_ns(batch)
-    num_decode, pad_rows, rows, quiet = (
-        batch.num_decode,
-        batch.pad_decode_rows,
-        recorder.step_rows,
-        executor.quiet_steps(batch),
-    )
-    waiting, running = scheduler.num_waiting, scheduler.num_running
-    latest_ns, through_ns, next_through_ns = latest.end_ns, 0, latest.process_ns
+    num_decode, pad_rows, rows, pack = batch.num_decode, batch.pad_decode_rows, recorder.step_rows, pack_step
+    waiting, running, quiet = scheduler.num_waiting, scheduler.num_running, executor.quiet_steps(batch)
+    # ns to process the oldest step in flight, and the one behind it
+    latest_ns, through_ns, next_through_ns = latest.end_ns, oldest.process_ns, latest.process_ns
     ends, ended = _NOBODY, latest.finished  # by the oldest, by the latest step
     # The row of the host's part of a step is written as the step has landed: where the next but one is launched.
     lanes, wasted_tokens, next_wasted_tokens = recorder.lane_rows, oldest.wasted_tokens, latest.wasted_tokens
@@ -162,14 +158,13 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     oldest_ns, steady, line = latest_ns, core.steady, None
     if quiet and not ended and steady is not None and steady.is_steady(batch):
         line = executor.decode_line(batch)
-    if line is not None:
+    if line is not None and steady is not None:
         alone_ns, token_ns = line
         context, free, count = batch.context_tokens - num_decode, kv.num_free, 0
-        columns, last_columns = columns_alike(num_decode, waiting, running)
         taken: list[Sequence] = []
         turns = cycle(group.due_in_turn())
         next(turns)  # whose blocks `repeat` has taken
-        for due in chain(_FIRST, turns):
+        for due in chain(_NOBODY_DUE, turns):
             if called_ns >= horizon_ns or count == quiet:
                 break
             if due:
@@ -187,14 +182,14 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
             called_ns = start_ns + through_ns
             context += num_decode
             duration_ns = int(alone_ns + token_ns * context)
-            rows += pack_alike(start_ns, duration_ns, context, columns, free, last_columns)
+            rows += pack_decodes(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
             oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
         steady.repeat_by(batch, count - 1, taken)
         group.advance_by(count)
         quiet -= count
-    said = line is None
-    while said or (called_ns < horizon_ns and repeat(batch, called_ns)):
-        said = False
+    granted = line is None  # the first launch, by who has asked for it
+    while granted or (called_ns < horizon_ns and repeat(batch, called_ns)):
+        granted = False
         lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
         asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
         now_ns = called_ns + launch_ns
@@ -215,7 +210,7 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
             core.in_flight.note_last(ended)
             quiet = executor.quiet_steps(batch)
         # Columns in the order of STEP_COLUMNS; unrolled here as in `leap`.
-        rows += pack_step(
+        rows += pack(
             start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
             num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
         )  # fmt: skip
@@ -230,8 +225,8 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     return now_ns
 
 
-_FIRST = ((),)
 _NOBODY: list[Sequence] = []
+_NOBODY_DUE: tuple[tuple[Sequence, ...], ...] = ((),)
 
 
 def _ends_by_length(core: EngineCore, finished: list[Sequence]) -> bool:

@@ -139,32 +139,13 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
-pack_alike = struct.Struct("<3q60si16s").pack
-"""Packs the row of a step of decodes: `start_ns`, `duration_ns` and `context_tokens`, the first of `columns_alike`,
-`free_blocks`, then the second of them."""
-_STEP_PLACES = {
-    name: (f"<{kind}", struct.calcsize("<" + "".join(before for _, before in STEP_COLUMNS[:i])))
-    for i, (name, kind) in enumerate(STEP_COLUMNS)
-}
-pack_lane = _LANE.pack
-_ALIKE = struct.Struct("<3q60si16s")
-pack_alike = _ALIKE.pack
-"""Packs the row of a step from `start_ns`, `duration_ns`, `context_tokens`, the columns behind these, `free_blocks` and
-the columns behind that, where `Recorder.last_columns` gave the columns."""
-_TWO_LANES = struct.Struct("<8q")
-_TWO_CALLS, _PROCESSED = struct.Struct("<qq16xqq"), struct.Struct("<qq")
+pack_decodes = struct.Struct("<3q16x2i36x3i8x").pack  # a step of decodes, without padding: the columns that are not 0
+_TWO_LANES, _TWO_CALLS, _PROCESSED = map(struct.Struct, ("<8q", "<qq16xqq", "<qq"))
 LANE_BYTES = _LANE.size
 PROCESSED_AT = 16
 """Bytes of a row of lanes, and the first of those that are filled in later: the columns from `processed_ns`."""
 PACK_BYTES = 1 << 23
 """Bytes of rows of steps beyond which the first half of them is packed, before the next step."""
-
-
-def columns_alike(num_decode: int, num_waiting: int, num_running: int) -> tuple[bytes, bytes]:
-    """What rows of steps of decodes alone, without padding, have in common: the columns from `prefill_pairs` to
-    `num_preempted`, and those from `num_waiting` on."""
-    row = pack_step(0, 0, 0, 0, 0, num_decode, num_decode, *(0,) * 10, num_waiting, num_running, 0)
-    return row[24:84], row[88:]
 
 
 @dataclass(frozen=True)
