@@ -128,7 +128,7 @@ class _Run:
         core.execute(batch, now_ns)
         if not self.leaps or core.loop.stages > 1:
             return now_ns
-        return leap_ahead(core, self.executor, batch, now_ns, self._horizon_ns, self.tell)
+        return leap_ahead(core, self.executor, batch, now_ns, self._horizon_ns, self.tell, self.is_over)
 
     def _horizon_ns(self) -> float:
         """When something next happens besides what this engine does, in ns."""

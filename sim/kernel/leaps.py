@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import cycle
+from itertools import chain, cycle
 
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.record import pack_lane, pack_step
+from batchsim.kernel.record import pack_decodes, pack_lane, pack_step
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -47,21 +47,37 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
 
 
 def leap_ahead(
-    core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int, horizon: Callable[[], float], tell: Tell | None
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    now_ns: int,
+    horizon: Callable[[], float],
+    tell: Tell | None,
+    drains: Callable[[], bool] | None,
 ) -> int:
     """As `leap`, of an engine that has just launched `batch` at `now_ns` while the step before it is in flight: as
     long as the host would be through with the oldest step before the `horizon`, in ns.
 
     Where nobody waits, the oldest step may have prompts, or end somebody and `tell` of it (None: it may not): it lands,
-    even if the scheduler then has to be asked, so that one step is in flight. Returns until when the host was at work,
-    in ns.
+    even if the scheduler then has to be asked, so that one step is in flight. Where the last prompts end with `batch`
+    the scheduler is asked for the decodes that follow; `drains`: whether to drain then (None: it may not be asked).
+    Returns until when the host was at work, in ns.
     """
     flight, group, scheduler = core.in_flight, batch.decodes, core.scheduler
     steps = flight.steps
-    if len(steps) != 2 or group is None or batch.chunks or not batch.num_decode or core.tells_tokens:
+    if len(steps) != 2 or group is None or core.tells_tokens:
         return now_ns
     # The row of the oldest may be drained. What came during the launch enters next.
     if core.recorder.num_processed < 0 or core.has_arrivals or steps[1].landing is not None:
+        return now_ns
+    if batch.chunks:
+        if tell is None or drains is None:
+            return now_ns
+        now_ns = _decode_on(core, executor, batch, now_ns, horizon, tell, drains)
+        if steps[-1].batch is batch:
+            return now_ns
+        batch = steps[-1].batch
+    elif not batch.num_decode:
         return now_ns
     horizon_ns = min(horizon(), MAX_TIME_NS)
     while True:
@@ -94,6 +110,36 @@ def leap_ahead(
             return now_ns
 
 
+def _decode_on(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    now_ns: int,
+    horizon: Callable[[], float],
+    tell: Tell,
+    drains: Callable[[], bool],
+) -> int:
+    """Lands the step before `batch`, with which the last prompts end, and launches the decodes that follow, where they
+    surely do. Returns until when the host was at work, in ns; `batch` is then still the latest step if they do not, or
+    something comes before."""
+    (oldest, latest), steady = core.in_flight.steps, core.steady
+    called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+    if called_ns >= horizon() or steady is None or not steady.is_followed_by_decodes(batch):
+        return now_ns
+    if latest.finished and _ends_by_length(core, latest.finished):
+        return now_ns
+    events = core.complete(called_ns)
+    if events:
+        tell(events, called_ns)
+        if core.has_arrivals or called_ns >= horizon():
+            return called_ns
+    decodes = core.schedule(called_ns, drains())
+    assert type(decodes) is Batch, decodes
+    now_ns = called_ns + executor.host_ns(decodes)[0]
+    core.execute(decodes, now_ns)
+    return now_ns
+
+
 def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns: int, horizon_ns: float) -> int:
     """Launches `batch` once more as the oldest of two steps has landed at `called_ns`, and on, until one is the oldest
     that ends somebody, the scheduler has to be asked or the `horizon_ns` is reached. Returns when it did so last."""
@@ -103,18 +149,54 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     launch_ns, process_ns = executor.host_ns(batch)
     num_decode, pad_rows, rows, pack = batch.num_decode, batch.pad_decode_rows, recorder.step_rows, pack_step
     waiting, running, quiet = scheduler.num_waiting, scheduler.num_running, executor.quiet_steps(batch)
-    latest_ns, through_ns = latest.end_ns, latest.process_ns  # of the step that is the oldest after the next launch
+    # ns to process the oldest step in flight, and the one behind it
+    latest_ns, through_ns, next_through_ns = latest.end_ns, oldest.process_ns, latest.process_ns
     ends, ended = _NOBODY, latest.finished  # by the oldest, by the latest step
     # The row of the host's part of a step is written as the step has landed: where the next but one is launched.
     lanes, wasted_tokens, next_wasted_tokens = recorder.lane_rows, oldest.wasted_tokens, latest.wasted_tokens
     asked_ns, launched_ns, last_asked_ns, now_ns = recorder.take_last_lanes()
-    line = executor.decode_line(batch) if core.steady is not None and core.steady.is_steady(batch) else None
-    while True:
+    oldest_ns, steady, line = latest_ns, core.steady, None
+    if quiet and not ended and steady is not None and steady.is_steady(batch):
+        line = executor.decode_line(batch)
+    if line is not None and steady is not None:
+        alone_ns, token_ns = line
+        context, free, count = batch.context_tokens - num_decode, kv.num_free, 0
+        taken: list[Sequence] = []
+        turns = cycle(group.due_in_turn())
+        next(turns)  # whose blocks `repeat` has taken
+        for due in chain(_NOBODY_DUE, turns):
+            if called_ns >= horizon_ns or count == quiet:
+                break
+            if due:
+                if len(due) > free:
+                    break
+                free -= len(due)
+                taken += due
+            count += 1
+            lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
+            wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
+            asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
+            now_ns = called_ns + launch_ns
+            start_ns = now_ns if now_ns > latest_ns else latest_ns
+            through_ns, next_through_ns = next_through_ns, process_ns
+            called_ns = start_ns + through_ns
+            context += num_decode
+            duration_ns = int(alone_ns + token_ns * context)
+            rows += pack_decodes(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
+            oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
+        steady.repeat_by(batch, count - 1, taken)
+        group.advance_by(count)
+        quiet -= count
+    granted = line is None  # the first launch, by who has asked for it
+    while granted or (called_ns < horizon_ns and repeat(batch, called_ns)):
+        granted = False
         lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
         asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
         now_ns = called_ns + launch_ns
         start_ns = now_ns if now_ns > latest_ns else latest_ns
+        through_ns, next_through_ns = next_through_ns, process_ns
         called_ns = start_ns + through_ns
+        wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
         if ended:
             ends, ended = ended, _NOBODY
         if quiet:
@@ -133,96 +215,18 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
             num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
         )  # fmt: skip
         oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-        if ends or called_ns >= horizon_ns or (ended and _ends_by_length(core, ended)):
+        if ends or (ended and _ends_by_length(core, ended)):
             break
-        if line is not None and quiet and not ended:
-            calls = asked_ns, launched_ns, last_asked_ns, now_ns, called_ns
-            count, oldest_ns, latest_ns, *calls = _run_on(
-                core,
-                batch,
-                line,
-                (launch_ns, process_ns),
-                quiet,
-                horizon_ns,
-                calls,
-                (oldest_ns, latest_ns),
-                next_wasted_tokens,
-                waiting,
-                running,
-            )
-            line = None
-            if count:
-                asked_ns, launched_ns, last_asked_ns, now_ns, called_ns = calls
-                quiet -= count
-                through_ns, next_wasted_tokens = process_ns, 0
-                if called_ns >= horizon_ns:
-                    break
-        if not repeat(batch, called_ns):
-            break
-        through_ns, wasted_tokens, next_wasted_tokens = process_ns, next_wasted_tokens, 0
     recorder.put_last_lanes((asked_ns, launched_ns), (last_asked_ns, now_ns))
     oldest.end_ns, oldest.process_ns, oldest.finished = oldest_ns, through_ns, ends
-    oldest.wasted_tokens, latest.wasted_tokens = next_wasted_tokens, 0
+    oldest.wasted_tokens, latest.wasted_tokens = wasted_tokens, 0
     latest.end_ns, latest.process_ns, latest.finished = latest_ns, process_ns, ended
     core.in_flight.leapt(group.step)
     return now_ns
 
 
-def _run_on(
-    core: EngineCore,
-    batch: Batch,
-    line: tuple[float, float],
-    host_ns: tuple[int, int],
-    most: int,
-    horizon_ns: float,
-    calls: tuple[int, int, int, int, int],
-    ends_ns: tuple[int, int],
-    wasted_tokens: int,
-    waiting: int,
-    running: int,
-) -> tuple[int, ...]:
-    """Launches a steady `batch` at most `most` times more, as `_launch_on` does, while there are blocks; returns how
-    often, and `ends_ns` and `calls` of then. Its steps take as long as `line` says, and the host `host_ns`.
-
-    `calls`: of each of the two steps in flight when the scheduler was asked and the host through with that, then when
-    the scheduler is asked next; `ends_ns`: when these two end. The first has computed `wasted_tokens`.
-    `waiting` and `running` are columns of the rows.
-    """
-    group, recorder, steady = batch.decodes, core.recorder, core.steady
-    assert group is not None and steady is not None
-    (alone_ns, token_ns), (launch_ns, process_ns), (oldest_ns, latest_ns), pack = line, host_ns, ends_ns, pack_step
-    asked_ns, launched_ns, last_asked_ns, now_ns, called_ns = calls
-    rows, lanes, free, count = recorder.step_rows, recorder.lane_rows, core.scheduler.kv.num_free, 0
-    num_decode, context = batch.num_decode, batch.context_tokens
-    taken: list[Sequence] = []
-    for due in cycle(group.due_in_turn()):
-        if called_ns >= horizon_ns or count == most:
-            break
-        if due:
-            if len(due) > free:
-                break
-            free -= len(due)
-            taken += due
-        count += 1
-        lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
-        asked_ns, launched_ns, last_asked_ns, wasted_tokens = last_asked_ns, now_ns, called_ns, 0
-        now_ns = called_ns + launch_ns
-        start_ns = now_ns if now_ns > latest_ns else latest_ns
-        called_ns = start_ns + process_ns
-        context += num_decode
-        duration_ns = int(alone_ns + token_ns * context)
-        rows += pack(
-            start_ns, duration_ns, context, 0, 0, num_decode,
-            num_decode, 0, 0, 0, 0, 0, 0, 0, 0, 0, free, waiting, running, 0,
-        )  # fmt: skip
-        oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-    if count:
-        steady.repeat_by(batch, count, taken)
-        group.advance_by(count)
-    return count, oldest_ns, latest_ns, asked_ns, launched_ns, last_asked_ns, now_ns, called_ns
-
-
 _NOBODY: list[Sequence] = []
+_NOBODY_DUE: tuple[tuple[Sequence, ...], ...] = ((),)
 
 
 def _ends_by_length(core: EngineCore, finished: list[Sequence]) -> bool:

@@ -110,6 +110,11 @@ class Steady(Protocol):
         decodes, and changes nothing but these and `batch`."""
         ...
 
+    def is_followed_by_decodes(self, batch: Batch) -> bool:
+        """Whether `schedule`, if asked next, returns a step of decodes alone: nobody waits, the last prompts end with
+        `batch`, none by the length of its output, and there are KV blocks for one more token of everybody."""
+        ...
+
     def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
         """Commits so many more steps of a steady `batch`, as by `repeat`; `due` need a KV block each, in this order."""
         ...

@@ -139,8 +139,8 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
-_TWO_LANES = struct.Struct("<8q")
-_TWO_CALLS, _PROCESSED = struct.Struct("<qq16xqq"), struct.Struct("<qq")
+pack_decodes = struct.Struct("<3q16x2i36x3i8x").pack  # a step of decodes, without padding: the columns that are not 0
+_TWO_LANES, _TWO_CALLS, _PROCESSED = map(struct.Struct, ("<8q", "<qq16xqq", "<qq"))
 LANE_BYTES = _LANE.size
 PROCESSED_AT = 16
 """Bytes of a row of lanes, and the first of those that are filled in later: the columns from `processed_ns`."""

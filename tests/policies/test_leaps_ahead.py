@@ -56,3 +56,33 @@ def test_steps_alike_are_repeated_at_once_as_far_as_there_are_blocks(blocks: int
     short = leapt("0:4->60/84 0:6->70/84 0:4->80/84", policy=Noting, blocks=blocks)
     assert sum(noted) > len(short.records.steps) / 2
     assert any(short.records.steps["num_preempted"]) == (blocks < 49)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "knobs", "asked"),
+    [
+        pytest.param("0:4->100/600 5:4->200/600", {}, [True], id="while another decodes"),
+        pytest.param("0:4->100/600 5:4->200/600 5:4->150/600", {}, [True], id="two at once"),
+        pytest.param("0:4->100/600 5:20->200/600", {"max_num_batched_tokens": 8}, [False] * 2 + [True], id="in chunks"),
+        pytest.param(
+            "0:4->99/600 5:4->50/600 5:20->50/600", {"max_num_batched_tokens": 8}, [False] * 3 + [True], id="one of two"
+        ),
+        pytest.param("0:4->100/600 5:4->200/600 5:4->9/600", {"max_num_seqs": 2}, [False, True], id="one waits"),
+        pytest.param("0:4->100/600 5:4->1/600 600:4->9/600", {}, [True] * 2, id="ends with its first token"),
+        pytest.param("0:4->100/600 5:4->1", {}, [True], id="ends by length with its first token"),
+        pytest.param("0:4->60/84 300:16->70/84", {"blocks": 25}, [True] * 2, id="one is preempted later"),
+    ],
+)
+def test_the_decodes_behind_the_last_prompt_are_asked_for_within_the_leap(
+    arrivals: str, knobs: dict[str, Any], asked: list[bool]
+) -> None:
+    """Not while a prompt goes on or somebody waits, who might come in with them."""
+    answers: list[bool] = []
+
+    class Noting(Vllm):
+        def is_followed_by_decodes(self, batch: Batch) -> bool:
+            answers.append(super().is_followed_by_decodes(batch))
+            return answers[-1]
+
+    leapt(arrivals, policy=Noting, **knobs)
+    assert answers == asked

@@ -26,6 +26,7 @@ from batchsim.kernel.record import (
     Recorder,
     Records,
     _format,
+    pack_decodes,
     pack_step,
 )
 from batchsim.kernel.types import Arrival, Batch, Request
@@ -41,6 +42,12 @@ def test_the_arrays_have_the_columns_of_the_schema(
     """Names in order, 8 or 4 bytes each, nothing between them."""
     assert dtype.names == tuple(name for name, _ in columns)
     assert dtype.itemsize == sum({"q": 8, "i": 4}[kind] for _, kind in columns)
+
+
+def test_the_row_of_a_step_of_decodes_is_that_of_any_step() -> None:
+    """What it is not given is 0."""
+    row = pack_step(1, 2, 3, 0, 0, 4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0)
+    assert pack_decodes(1, 2, 3, 4, 5, 6, 7, 8) == row
 
 
 def test_rows_come_back_as_written() -> None:

@@ -136,7 +136,7 @@ class Engine:
         if not self.fleet.leap or core.loop.stages > 1:
             return now_ns
         # Who is answered is told when it is time: other engines and routers are not ahead of it.
-        return leap_ahead(core, self.executor, batch, now_ns, self._horizon_ns, None)
+        return leap_ahead(core, self.executor, batch, now_ns, self._horizon_ns, None, None)
 
     def _horizon_ns(self) -> float:
         """When something next happens besides what this engine does, in ns."""

@@ -130,6 +130,13 @@ class Vllm:
         cache = self.cache
         return cache is None or not (cache.is_shared or (self.waiting and not self.config.enable_chunked_prefill))
 
+    def is_followed_by_decodes(self, batch: Batch) -> bool:
+        if self.waiting or self.stalled or self._pipelined or not batch.sampled:
+            return False
+        if len(self.partial) > len(batch.sampled):
+            return False
+        return self.group.blocks_due() + len(batch.sampled) <= self.kv.num_free
+
     def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
         assert self._grows is not None, "it is steady"
         self._grows.grow_by(due)
