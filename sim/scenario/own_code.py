@@ -1,4 +1,4 @@
-"""A user's own router and autoscaler: `kind: "module:Class"`, the class being the config that builds it."""
+"""A user's own router, autoscaler and arrivals: `kind: "module:Class"`, the class being the config that builds it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from batchsim.policies.named_policy import check_allowed, own_code
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.document import Document
+from batchsim.workload.processes import OwnArrivals
 
 Place = tuple[str, str]
 _PLACES: dict[Place, type] = {
     ("replicas", "router"): Config,
     ("replicas", "autoscaler"): AutoscalerConfig,
     ("plan", "router"): Config,
+    ("workload", "arrivals"): OwnArrivals,
 }
 """Where a scenario may name a class of the user's, and what that derives from."""
+_METHODS = {"router": ("build", "(self, seed)"), "arrivals": ("times_s", "(self, random)")}
+"""What such a class must define, with its signature; `build(self)` unless said here."""
 
 
 def own_configs(document: Document, *, allow_code: bool) -> dict[Place, Any]:
@@ -55,8 +59,9 @@ def _config_class(kind: str, what: str, base: type) -> type:
             f"{kind} is no dataclass that derives from {base.__name__}. Name the config that builds the {what}, and"
             f" write @dataclass(frozen=True) class {name}({base.__name__}), from {base.__module__}."
         )
-    if getattr(config, "build", None) is getattr(base, "build", None):
-        raise ScenarioError(f"{kind} has no build. Write def build(self{', seed' if what == 'router' else ''}) for it.")
+    method, signature = _METHODS.get(what, ("build", "(self)"))
+    if getattr(config, method, None) is getattr(base, method, None):
+        raise ScenarioError(f"{kind} has no {method}. Write def {method}{signature} for it.")
     return config
 
 
@@ -67,6 +72,8 @@ def stand_ins(plain: dict[str, Any], own: Mapping[Place, Any]) -> dict[str, Any]
     plain = copy.deepcopy(plain)
     for (block, key), config in own.items():
         plain[block][key] = {"kind": "round_robin"}
+        if isinstance(config, OwnArrivals):
+            plain[block][key] = {"kind": "poisson", "mean_rate": f"{config.mean_rate!r}/s"}
         if isinstance(config, AutoscalerConfig):
             ends = {"min": config.min, "max": config.max, "surge": config.surge}
             times = {"every": f"{config.every}ns", "cold_start": f"{config.cold_start}ns", "scale_down_delay": "0s"}
@@ -82,7 +89,8 @@ def with_own(file: ScenarioFile, own: Mapping[Place, Any]) -> ScenarioFile:
 
 
 def own_kinds(file: ScenarioFile) -> Iterator[type]:
-    """The classes of the router and the autoscaler that a scenario names, where these are the user's own."""
-    found = [] if file.replicas is None else [file.replicas.router, file.replicas.autoscaler]
+    """The classes of router, autoscaler and arrivals that a scenario names, where these are the user's own."""
+    found = [file.workload.arrivals]
+    found += [] if file.replicas is None else [file.replicas.router, file.replicas.autoscaler]
     found += [] if file.plan is None else [file.plan.router]
     return (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))

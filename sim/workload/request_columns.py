@@ -15,7 +15,7 @@ from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.laws import DrawnTokens, draw_tokens
 from batchsim.workload.traces.random_stream import random_stream
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import AnyLengths, Lengths, Patience, TrafficClass, WorkloadConfig
+from batchsim.workload.workload_config import AnyLengths, Lengths, PairLengths, Patience, TrafficClass, WorkloadConfig
 
 Bools = NDArray[np.bool_]
 Describe = dict[str, str | int | float | None]
@@ -178,7 +178,7 @@ class RequestSampler:
         return (
             self._rows is not None
             and self._rows.acceptance is not None
-            and not any(isinstance(lengths, Lengths) for lengths in used)
+            and not any(isinstance(lengths, Lengths | PairLengths) for lengths in used)
         )
 
     @property
@@ -224,6 +224,11 @@ class RequestSampler:
                 draw_tokens(lengths.output, stream(f"output/{name}"), size),
                 told if rows is None else told | self._told(rows, told),
             )
+        if isinstance(lengths, PairLengths):
+            at = draw_tokens(lengths.index(), stream(f"pairs/{name}"), size).tokens - 1
+            prompt, output = np.array(lengths.prompt)[at], np.array(lengths.output)[at]
+            told = told if rows is None else told | self._told(rows, told)
+            return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), told
         if lengths is not None:
             assert self._rows is not None, "the config asks for a trace"
             rows = self._rows.picked(self._resampled(stream(f"pairs/{name}").random(size), request_class), None)

@@ -1,4 +1,4 @@
-"""Routers and autoscalers of the user's own, as the files of examples/ have them."""
+"""Routers, autoscalers and arrivals of the user's own, as the files of examples/ have them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loaded(folder: Path, replicas: str, *, allow_code: bool = True) -> Scenario:
     return load_scenario(str(path), overrides=["workload.duration=6s"], allow_code=allow_code)
 
 
-@pytest.mark.parametrize("name", ["own_router.py", "own_autoscaler.py"])
+@pytest.mark.parametrize("name", ["own_router.py", "own_autoscaler.py", "own_arrivals.py"])
 def test_an_example_is_at_most_40_lines(name: str) -> None:
     """To be read at a glance."""
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
@@ -59,6 +59,63 @@ def test_results_know_the_file_of_own_code(tmp_path: Path) -> None:
     alone = identity(Setup.of(loaded(tmp_path, "{count: 1}")))
     own = identity(Setup.of(loaded(tmp_path, f"{{count: 1, router: {ROUTER}}}")))
     assert alone["own"] == [] and len(own["own"]) == 1
+
+
+def arrivals_of(folder: Path, arrivals: str) -> Scenario:
+    path = folder / "some.yaml"
+    path.write_text(SCENARIO.replace("{kind: poisson, mean_rate: 8/s}", arrivals), encoding="utf-8")
+    return load_scenario(str(path), allow_code=True)
+
+
+BATCHES = '{kind: "own_arrivals:BatchArrivals", mean_rate: 8/s, size: 4}'
+
+
+def test_arrivals_of_one_s_own_arrive(tmp_path: Path) -> None:
+    """Four at a time, before the end, at the mean rate and at another load, and they are drawn anew by every seed."""
+    setup = Setup.of(arrivals_of(tmp_path, BATCHES))
+    one, other = (list(setup.workload(8.0, seed).arrivals()) for seed in (0, 1))
+    times = [each.request.arrival_ns for each in one]
+    assert times[::4] == times[3::4] and times[3] < times[4] and times[-1] < 20 * 10**9
+    assert 80 < len(times) < 240 and times != [each.request.arrival_ns for each in other]
+    assert len(identity(setup)["own"]) == 1 and setup.workload(8.0, 0).describe["kind"] == "BatchArrivals"
+    records = simulate_point(setup, setup.scenario.points()[0]).records
+    assert len(records.requests) == len(times)
+
+
+OWN = """
+from batchsim.workload.processes import OwnArrivals
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Mine(OwnArrivals):
+    def times_s(self, random):
+        {body}
+@dataclass(frozen=True)
+class Nothing(OwnArrivals):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("yield from (1.0, 2.0)", "Mine.times_s ends after 2 arrivals, at 2 s, before the arrivals do"),
+        ("yield from (1.0, 0.5)", "Mine.times_s gives 0.5 s after 1 s, as arrival 1. Times are finite"),
+        ("yield float('nan')", "Mine.times_s gives nan s after 0 s"),
+        ("yield -1.0", "Mine.times_s gives -1 s after 0 s"),
+    ],
+)
+def test_own_arrivals_that_break_the_protocol_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    """Not sorted, no numbers, or an end."""
+    name = f"mine_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(OWN.format(body=body), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    setup = Setup.of(arrivals_of(tmp_path, f'{{kind: "{name}:Mine", mean_rate: 8/s}}'))
+    with pytest.raises(ScenarioError, match=re.escape(said)):
+        setup.workload(8.0, 0)
+    with pytest.raises(ScenarioError, match="has no times_s"):
+        arrivals_of(tmp_path, f'{{kind: "{name}:Nothing", mean_rate: 8/s}}')
 
 
 WRONG = {
