@@ -20,6 +20,8 @@ from batchsim.workload.processes import (
     MmppArrivals,
     OnOffArrivals,
     Process,
+    Profiled,
+    ProfiledArrivals,
     RampArrivals,
     StepsArrivals,
 )
@@ -192,13 +194,36 @@ class MmppClock:
         self._widths_ns = np.concatenate((self._widths_ns, stays_ns))
 
 
+@dataclass(frozen=True)
+class ChainedClock:
+    """The clock of a process in the time of another one of unit rate `per_ns`: that of `states` seen by `profile`."""
+
+    states: Clock
+    per_ns: float
+    profile: Clock
+
+    def times_ns(self, operational: Floats, end_ns: float) -> Floats:
+        even_ns = self.states.times_ns(operational, np.inf)
+        return self.profile.times_ns(even_ns * self.per_ns, end_ns)
+
+
 def clock_of(process: Process, seed: int, expected: float) -> Clock:
     """The clock of `process` for a run of some `expected` arrivals. ScenarioError if its states change too often."""
-    rate_per_ns = process.mean_rate / NS_PER_S
+    if isinstance(process, ProfiledArrivals) and process.residual is not None:
+        states = MmppClock(process.residual, seed, expected)
+        return ChainedClock(states, process.mean_rate / NS_PER_S, profile_of(process))
     if isinstance(process, OnOffArrivals):
         return OnOffClock(process, seed, expected)
     if isinstance(process, MmppArrivals):
         return MmppClock(process, seed, expected)
+    if isinstance(process, RampArrivals | StepsArrivals | DiurnalArrivals):
+        return profile_of(process)
+    return SteadyClock(NS_PER_S / process.mean_rate)
+
+
+def profile_of(process: Profiled) -> ProfileClock:
+    """The clock of the rate over time alone, whatever else makes arrivals bursty."""
+    rate_per_ns = process.mean_rate / NS_PER_S
     if isinstance(process, RampArrivals):
         begin = 2 * rate_per_ns / (1 + process.growth)
         ends = np.array([begin * process.growth])
@@ -206,9 +231,7 @@ def clock_of(process: Process, seed: int, expected: float) -> Clock:
     if isinstance(process, StepsArrivals):
         rates = rate_per_ns * np.array(process.rates) / np.mean(process.rates)
         return ProfileClock(rates, rates, np.full(len(rates), float(process.every)))
-    if isinstance(process, DiurnalArrivals):
-        return _diurnal(process, rate_per_ns)
-    return SteadyClock(NS_PER_S / process.mean_rate)
+    return _diurnal(process, rate_per_ns)
 
 
 def _diurnal(process: DiurnalArrivals, rate_per_ns: float) -> ProfileClock:

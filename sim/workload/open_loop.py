@@ -124,7 +124,9 @@ def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows |
     else:
         assert not isinstance(config.arrivals, ClosedLoop), "for build_closed"
         sent_ns = arrival_times_ns(config.arrivals, seed, config.duration, config.requests)
-    requests = source.draw(len(sent_ns), rows=replayed)
+    requests = source.draw(
+        len(sent_ns), rows=replayed, sent_ns=None if isinstance(config.arrivals, AllAtOnce) else sent_ns
+    )
     hash_ids, hash_notes = _hash_ids(rows, replayed, source)
     frontend = config.frontend
     arrival_ns = sent_ns + (frontend.request + frontend.per_prompt_token * requests.prompt_tokens)

@@ -114,10 +114,23 @@ class MmppArrivals(Config):
 @dataclass(frozen=True)
 class ProfiledArrivals(Config):
     """Arrivals in a time that runs as fast as the rate is: gamma gaps of coefficient of variation `cv` there, so that
-    1 is a Poisson process of varying rate."""
+    1 is a Poisson process of varying rate; or those of an MMPP of these `states`, whose stays are at the mean rate."""
 
     mean_rate: Rate
     cv: Cv = field(default=1.0, kw_only=True, metadata=LEFT_OUT)
+    states: tuple[MmppState, ...] | None = field(default=None, kw_only=True, metadata=LEFT_OUT)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.states is not None:
+            if self.cv != 1:
+                raise ValueError(f"cv {self.cv:g} and states both say how bursty arrivals are. Keep one.")
+            MmppArrivals(self.mean_rate, self.states)
+
+    @property
+    def residual(self) -> MmppArrivals | None:
+        """The process of `states`, at the mean rate all the time."""
+        return None if self.states is None else MmppArrivals(self.mean_rate, self.states)
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ class StepsArrivals(ProfiledArrivals):
     kind: Literal["steps"] = "steps"
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         _check_rates("rates", self.rates)
         if not self.rates[-1]:
             raise ValueError("rates end with 0, which would stay for ever. End the arrivals with duration.")
@@ -164,7 +177,7 @@ class DiurnalArrivals(ProfiledArrivals):
     kind: Literal["diurnal"] = "diurnal"
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         _check_rates("profile", self.profile)
 
 

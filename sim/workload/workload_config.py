@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Literal
 
 import numpy as np
@@ -117,13 +118,44 @@ class PairLengths(Config):
 
 
 @dataclass(frozen=True)
+class StepLengths(Config):
+    """Pairs that change as time goes by: after each `every` those of the next of `parts`, of which the last one stays.
+
+    Where requests are not sent at times known in advance, in sessions, closed loops and all at once, every pair of
+    every part is drawn in proportion to its weight.
+    """
+
+    parts: tuple[PairLengths, ...]
+    every: PositiveDuration
+    kind: Literal["steps"] = "steps"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.parts:
+            raise ValueError("parts is empty. List the lengths of each step.")
+
+    def all_parts(self) -> PairLengths:
+        """The pairs of all parts."""
+        weights = (each.weights or (1.0,) * len(each.prompt) for each in self.parts)
+        return PairLengths(
+            tuple(chain.from_iterable(each.prompt for each in self.parts)),
+            tuple(chain.from_iterable(each.output for each in self.parts)),
+            tuple(chain.from_iterable(weights)),
+        )
+
+    @property
+    def mean_output_tokens(self) -> float:
+        return self.all_parts().mean_output_tokens
+
+
+@dataclass(frozen=True)
 class TraceLengths(Config):
     """Prompt and output of the same trace row, rows drawn with replacement."""
 
     kind: Literal["trace"] = "trace"
 
 
-AnyLengths = Annotated[Lengths | PairLengths | TraceLengths, ByKind(default="laws")]
+AnyLengths = Annotated[Lengths | PairLengths | StepLengths | TraceLengths, ByKind(default="laws")]
 
 
 @dataclass(frozen=True)
