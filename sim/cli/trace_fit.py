@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,7 +73,7 @@ def fit(
     picture = output.with_suffix(".png") if picture is None else picture
     check_output(output, "Give another path with -o.")
     check_output(picture, "Give another path with --picture.")
-    config = _spread(trace_config(file, format_, columns, time_unit), jitter)
+    config = _jittered(trace_config(file, format_, columns, time_unit), jitter)
     rows = read_trace(config, Path())
     scenario = _engine(engine)
     if scenario.file.replicas is not None:
@@ -82,7 +83,7 @@ def fit(
     figures = compare(trace, samples)
     setup = Setup.of(parse_scenario(scenario_text(scenario.plain, found.workload, ()), str(output), output.parent))
     check = EngineCheck(setup, found, config)
-    told = [check.at(share, draws, lambda what: typer.echo(what, err=True)) for share in LOADS if draws]
+    told = [check.at(share, draws, partial(typer.echo, err=True)) for share in LOADS if draws]
     comments = (heading(found), *(line.strip() for line in (engine_lines(told) if told else ())))
     with writing(output, "Give another path with -o."):
         write_text(output, scenario_text(scenario.plain, found.workload, comments))
@@ -103,8 +104,8 @@ def _engine(name: str | None) -> Scenario:
     return read_scenario(name, None, None, "trace fit", allow_code=False)
 
 
-def _spread(config: TraceConfig, jitter: str | None) -> TraceConfig:
-    """`config` with this jitter, and without hash ids, which a fit has no use for."""
+def _jittered(config: TraceConfig, jitter: str | None) -> TraceConfig:
+    """`config` with this jitter."""
     from batchsim.base.units import parse_duration_ns
 
     try:

@@ -156,7 +156,7 @@ class MmppClock:
         self._stays_ns = np.array([state.stay for state in states], float)
         rates = np.array([state.rate for state in states])
         self._rates_per_ns = rates / (shares @ rates) * process.mean_rate / NS_PER_S
-        mean_stay_ns = 1 / (shares @ (1 / self._stays_ns))
+        mean_stay_ns = 1 / float(shares @ (1 / self._stays_ns))
         count = _sojourns(expected * NS_PER_S / process.mean_rate, mean_stay_ns, "states change")
         self._ask = math.ceil(count) + 16
         self._rng = random_stream(seed, "sojourns")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,7 +149,8 @@ def gamma_shape(gaps: Floats) -> float:
     low, high = (math.log(shape) - digamma(shape) - excess for shape in _SHAPES)
     if low * high > 0:
         return _SHAPES[1] if high > 0 else _SHAPES[0]
-    return float(brentq(lambda shape: math.log(shape) - digamma(shape) - excess, *_SHAPES))
+    root: Any = brentq(lambda shape: math.log(shape) - digamma(shape) - excess, *_SHAPES)
+    return float(root)
 
 
 def gamma_log_density(unit_gaps: Floats, shape: float) -> float:
@@ -169,7 +171,7 @@ def _weibull(gaps: Floats) -> tuple[float, float]:
         reduced = shape * (logs - math.log(scale))
         return -float((math.log(shape) + reduced - logs - np.exp(reduced)).sum())
 
-    best = minimize_scalar(minus_log_density, bounds=(0.1, 10), method="bounded", options={"xatol": 1e-6})
+    best: Any = minimize_scalar(minus_log_density, bounds=(0.1, 10), method="bounded", options={"xatol": 1e-6})
     return float(best.x), -float(best.fun)
 
 
@@ -187,7 +189,7 @@ def _profiles(times_s: Floats) -> Iterator[ArrivalFit]:
     def minus_poisson(log_growth: float) -> float:
         return -_changed(trend(log_growth), times_s, 1)[0].log_likelihood
 
-    best = minimize_scalar(minus_poisson, bounds=(-5, 5), method="bounded")
+    best: Any = minimize_scalar(minus_poisson, bounds=(-5, 5), method="bounded")
     yield from _changed(trend(float(best.x)), times_s, 2)
     for parts in STEPS:
         if count >= parts * ARRIVALS_A_STEP:

@@ -78,15 +78,11 @@ class EngineCheck:
     fit: TrafficFit
     trace: TraceConfig
 
-    def __post_init__(self) -> None:
-        if self.setup.groups:
-            raise ScenarioError(f"{self.setup.scenario.source}: has replicas, and one engine is asked. Drop replicas.")
-
     def at(
         self, share: float, replications: int = REPLICATIONS, tell: Callable[[str], None] | None = None
     ) -> LoadCheck:
         """The engine with the trace at `share` of its capacity. ScenarioError where it serves no request."""
-        rows = self.fit.rows
+        rows = self.rows
         assert rows.arrival_ns is not None, "checked when fitted"
         capacity_rps = self._capacity_rps()
         factor = share * capacity_rps * float(rows.arrival_ns[-1]) / NS_PER_S / (len(rows) - 1)
@@ -107,6 +103,11 @@ class EngineCheck:
         if not holds(played, fit) and self.fit.workload.sessions is None:
             why = {name: draws(config, name) for name, config in self._halves().items()}
         return LoadCheck(share, capacity_rps, factor, played, fit, why)
+
+    @property
+    def rows(self) -> TraceRows:
+        """The trace without what its prompts share by hash ids, which no fit has."""
+        return replace(self.fit.rows, hash_ids=None)
 
     def replay(self) -> WorkloadConfig:
         """The trace itself, as the workload of a scenario."""
@@ -130,7 +131,7 @@ class EngineCheck:
 
     def _capacity_rps(self) -> float:
         resolved = overloaded(replace(self.setup.resolved, workload=self.replay()))
-        return saturation_rps(_records(self.setup, resolved.workload, self.fit.rows, 0))
+        return saturation_rps(_records(self.setup, resolved.workload, self.rows, 0))
 
 
 def _play(setup: Setup, config: WorkloadConfig, rows: TraceRows | None, seed: int) -> Played:

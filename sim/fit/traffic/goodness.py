@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,8 @@ class Traffic:
             found[f"{side} tokens: mean"] = float(tokens.mean())
             found |= {f"{side} tokens: p{q}": float(np.percentile(tokens, q)) for q in (50, 99)}
         if len({*self.prompt_tokens.tolist()}) > 1 and len({*self.output_tokens.tolist()}) > 1:
-            found["rank correlation"] = float(spearmanr(self.prompt_tokens, self.output_tokens).statistic)
+            correlation: Any = spearmanr(self.prompt_tokens, self.output_tokens)
+            found["rank correlation"] = float(correlation.statistic)
         return {name: value for name, value in found.items() if value is not None}
 
 

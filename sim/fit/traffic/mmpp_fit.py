@@ -138,7 +138,7 @@ def _process(values: Floats, states: int, unit_s: float) -> MmppArrivals:
     rates, stays, weights = (np.exp(part) for part in _parts(values, states))
     order = np.argsort(rates)
     found = (
-        MmppState(_digits(rates[i] / rates.max()), _stay_ns(stays[i] * unit_s), _digits(weights[i] / weights.max()))
+        MmppState(_digits(rates[i] / rates.max()), _stay_ns(float(stays[i]) * unit_s), _digits(weights[i] / weights.max()))
         for i in order
     )
     return MmppArrivals(1 / unit_s, tuple(found))
