@@ -41,20 +41,25 @@ def fit_lengths(prompt_tokens: Ints, output_tokens: Ints, sent_ns: Ints) -> Pair
 def num_steps(prompt_tokens: Ints, output_tokens: Ints, sent_ns: Ints) -> int:
     """The number of STEPS in which lengths change over time, 1 if they do not: that of the lowest BIC."""
     count = len(sent_ns)
-    cell = np.empty(count, np.int64)
-    groups = np.array_split(np.argsort(prompt_tokens, kind="stable"), COARSE)
-    for i, group in enumerate(groups):
-        for j, inner in enumerate(np.array_split(np.argsort(output_tokens[group], kind="stable"), COARSE)):
-            cell[group[inner]] = COARSE * i + j
+    cell = COARSE * _quantile_group(prompt_tokens)
+    for group in np.unique(cell):
+        mine = cell == group
+        cell[mine] += _quantile_group(output_tokens[mine])
+    num_cells = len(np.unique(cell))
 
     def bic(steps: int) -> float:
         part = sent_ns * steps // (sent_ns[-1] + 1)
         table = np.bincount(part * COARSE**2 + cell, minlength=steps * COARSE**2).reshape(steps, -1)
         shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
         likelihood = float((table * np.log(np.where(table > 0, shares, 1.0))).sum())
-        return steps * (COARSE**2 - 1) * math.log(count) - 2 * likelihood
+        return steps * (num_cells - 1) * math.log(count) - 2 * likelihood
 
     return min((steps for steps in STEPS if steps == 1 or count >= steps * FEWEST_ROWS), key=bic)
+
+
+def _quantile_group(tokens: Ints) -> Ints:
+    """The number of the quantile group, of COARSE, that each length lies in: equal lengths lie in one."""
+    return np.searchsorted(np.quantile(tokens, np.arange(1, COARSE) / COARSE), tokens)
 
 
 def pairs_of(prompt_tokens: Ints, output_tokens: Ints, most: int) -> PairLengths:

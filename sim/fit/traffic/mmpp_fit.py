@@ -137,10 +137,8 @@ def _process(values: Floats, states: int, unit_s: float) -> MmppArrivals:
     """The process of these logarithms in units of the mean gap; the state with the lowest rate first."""
     rates, stays, weights = (np.exp(part) for part in _parts(values, states))
     order = np.argsort(rates)
-    found = (
-        MmppState(_digits(rates[i] / rates.max()), _stay_ns(float(stays[i]) * unit_s), _digits(weights[i] / weights.max()))
-        for i in order
-    )
+    rates, weights = rates / rates.max(), weights / weights.max()
+    found = (MmppState(_digits(rates[i]), _stay_ns(float(stays[i]) * unit_s), _digits(weights[i])) for i in order)
     return MmppArrivals(1 / unit_s, tuple(found))
 
 

@@ -108,8 +108,10 @@ def verdict(check: LoadCheck) -> str:
     if not check.why:
         return off
     good = [name for name, draws in check.why.items() if _within(check.trace, draws)]
+    if len(good) == 1:
+        return f"{off}; with {good[0]} it is, so that the other part is to blame"
     if good:
-        return f"{off}; with {' and also with '.join(good)} it is, so that the other part is to blame"
+        return f"{off}; either of its parts, with the other one the trace's, would pass"
     return f"{off}, and no part alone mends it: times and lengths depend on each other in the trace"
 
 

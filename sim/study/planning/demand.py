@@ -164,13 +164,15 @@ def _dispersed(arrivals: Any, change: Variation) -> list[str]:
             return [f"workload.arrivals={{kind: gamma, {rate}, cv: {math.sqrt(times)!r}}}"]
         case WeibullArrivals():
             return [f"workload.arrivals={{kind: gamma, {rate}, cv: {arrivals.cv * math.sqrt(times)!r}}}"]
-        case GammaArrivals() | ProfiledArrivals():
+        case GammaArrivals() | ProfiledArrivals(states=None):
             return [f"workload.arrivals.cv={arrivals.cv * math.sqrt(times)!r}"]
         case OnOffArrivals():
             return [f"workload.arrivals.{name}={getattr(arrivals, name) * times}ns" for name in ("on", "off")]
-        case MmppArrivals():
-            states = [{"rate": s.rate, "stay": f"{s.stay * times}ns", "weight": s.weight} for s in arrivals.states]
-            return [f"workload.arrivals.states={json.dumps(states)}"]
+        case MmppArrivals() | ProfiledArrivals():
+            longer = [
+                {"rate": s.rate, "stay": f"{s.stay * times}ns", "weight": s.weight} for s in arrivals.states or ()
+            ]
+            return [f"workload.arrivals.states={json.dumps(longer)}"]
     raise ScenarioError(f"{arrivals.kind} arrivals have no bursts to make denser.")
 
 
