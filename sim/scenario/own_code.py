@@ -1,4 +1,5 @@
-"""A user's own router, autoscaler and arrivals: `kind: "module:Class"`, the class being the config that builds it."""
+"""A user's own router, autoscaler and arrivals, `kind: "module:Class"`, the class being the config that builds it; and
+trace reader."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.base.ranges import Config
 from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
 from batchsim.policies.named_policy import check_allowed, own_code
@@ -16,6 +17,8 @@ from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.document import Document
 from batchsim.workload.processes import OwnArrivals
+from batchsim.workload.traces.own_reader import reader_class
+from batchsim.workload.traces.trace_config import TraceConfig
 
 Place = tuple[str, str]
 _PLACES: dict[Place, type] = {
@@ -49,6 +52,18 @@ def own_configs(document: Document, *, allow_code: bool) -> dict[Place, Any]:
             raise ScenarioError(f"{document.where((*path, 'kind'))}: {error}") from None
         found[path] = check_values(config, {key: entry[key] for key in entry if key != "kind"}, document, path)
     return found
+
+
+def check_reader(document: Document, trace: TraceConfig | None, *, allow_code: bool) -> None:
+    """ScenarioError unless the trace's own reader, where it has one, is allowed and is one; importing it runs it."""
+    if trace is None or trace.reader is None:
+        return
+    try:
+        check_allowed(trace.reader, allow_code=allow_code)
+        with own_code("trace reader", trace.reader):
+            reader_class(trace.reader)
+    except (ScenarioError, TraceError) as error:
+        raise ScenarioError(f"{document.where(('workload', 'trace', 'reader'))}: {error}") from None
 
 
 def _config_class(kind: str, what: str, base: type) -> type:
@@ -89,8 +104,12 @@ def with_own(file: ScenarioFile, own: Mapping[Place, Any]) -> ScenarioFile:
 
 
 def own_kinds(file: ScenarioFile) -> Iterator[type]:
-    """The classes of router, autoscaler and arrivals that a scenario names, where these are the user's own."""
+    """The classes of router, autoscaler, arrivals and trace reader that a scenario names, where these are the user's
+    own."""
+    trace = file.workload.trace
+    if trace is not None and trace.reader is not None:
+        yield reader_class(trace.reader)
     found = [file.workload.arrivals]
     found += [] if file.replicas is None else [file.replicas.router, file.replicas.autoscaler]
     found += [] if file.plan is None else [file.plan.router]
-    return (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))
+    yield from (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))

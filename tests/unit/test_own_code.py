@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.results.heading import heading
 from batchsim.results.provenance import identity
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Setup, simulate_point
+from batchsim.workload.traces.own_reader import own_records
 from tests.unit.test_replicas import SCENARIO
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,7 +31,7 @@ def loaded(folder: Path, replicas: str, *, allow_code: bool = True) -> Scenario:
     return load_scenario(str(path), overrides=["workload.duration=6s"], allow_code=allow_code)
 
 
-@pytest.mark.parametrize("name", ["own_router.py", "own_autoscaler.py", "own_arrivals.py"])
+@pytest.mark.parametrize("name", ["own_router.py", "own_autoscaler.py", "own_arrivals.py", "own_reader.py"])
 def test_an_example_is_at_most_40_lines(name: str) -> None:
     """To be read at a glance."""
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
@@ -80,6 +81,51 @@ def test_arrivals_of_one_s_own_arrive(tmp_path: Path) -> None:
     assert len(identity(setup)["own"]) == 1 and setup.workload(8.0, 0).describe["kind"] == "BatchArrivals"
     records = simulate_point(setup, setup.scenario.points()[0]).records
     assert len(records.requests) == len(times)
+
+
+LOG = """2024-05-01T10:00:00Z POST /v1/chat 200 in=812 out=97
+2024-05-01T10:00:01Z GET /health 200
+2024-05-01T10:00:03Z POST /v1/chat 200 in=5 out=2
+2024-05-01T10:00:04Z POST /v1/chat 503 in=9 out=1
+"""
+TRACE = (
+    "workload.trace={path: access.log, time_unit: iso, reader: READER, columns:"
+    " {arrival: at, prompt: in, output: out, status: status}}"
+)
+
+
+def read_by(folder: Path, reader: str, *, allow_code: bool = True) -> Scenario:
+    (folder / "access.log").write_text(LOG, encoding="utf-8")
+    path = folder / "some.yaml"
+    path.write_text(SCENARIO.replace("mean_rate: 8/s", "").replace("poisson, ", "trace"), encoding="utf-8")
+    changes = [TRACE.replace("READER", reader), "workload.lengths=null", "workload.duration=null", "workload.warmup=0s"]
+    return load_scenario(str(path), overrides=changes, allow_code=allow_code)
+
+
+def test_a_trace_reader_of_one_s_own_reads(tmp_path: Path) -> None:
+    """Requests of a log that no format has; its failed row is left out, and results know the reader's file."""
+    setup = Setup.of(read_by(tmp_path, "own_reader:AccessLog"))
+    found = [each.request for each in setup.workload(1.0, 0).arrivals()]
+    assert [(each.arrival_ns, each.prompt_tokens) for each in found] == [(0, 812), (3 * 10**9, 5)]
+    assert len(identity(setup)["own"]) == 1
+    with pytest.raises(ScenarioError, match="is code of its own"):
+        read_by(tmp_path, "own_reader:AccessLog", allow_code=False)
+
+
+def test_what_is_wrong_with_a_reader_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such class, no records, an error amid the file, a row without its keys."""
+    lines = "class Nothing: pass", "class Bad:", "    def records(self, path): yield {}; raise KeyError('x')"
+    (tmp_path / "some_reader.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, said in (("Gone", "cannot be imported"), ("Nothing", "has no records. Write def records(self, path)")):
+        with pytest.raises(ScenarioError, match=re.escape(said)):
+            read_by(tmp_path, f"some_reader:{name}")
+    with pytest.raises(TraceError, match="row 1: 'in' is missing"):
+        Setup.of(read_by(tmp_path, "some_reader:Bad")).workload(1.0, 0)
+    with pytest.raises(TraceError, match=r"its reader some_reader:Bad fails after 1 rows: KeyError: 'x'"):
+        list(own_records("some_reader:Bad", tmp_path / "access.log"))
+    with pytest.raises(ScenarioError, match="name a class as module:Class"):
+        read_by(tmp_path, "some_reader")
 
 
 OWN = """
