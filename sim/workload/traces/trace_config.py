@@ -129,8 +129,8 @@ class TraceConfig(Config):
     an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen. `duration_unit` is that of the
     columns deadline, ttft and e2e, by default that of the times. Rows whose `status` is no success are left out, unless
     `failed` keeps them. Where rows wait for others their replay is `response_driven`: a row is sent when the simulated
-    answers have come, as long after them as it was in the log; `as_recorded` sends all at the log's times. `reader` is a
-    class of the user's own, `module:Class`, whose records (`own_reader.py`) have the keys that `columns` names.
+    answers have come, as long after them as it was in the log; `as_recorded` sends all at the log's times. `reader` is
+    a class of the user's own, `module:Class`, whose records (`own_reader.py`) have the keys that `columns` names.
     """
 
     path: str
