@@ -28,7 +28,8 @@ from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.workload.build import BuiltWorkload, build_workload
 from batchsim.workload.laws import LognormalTokens
-from batchsim.workload.workload_config import AllAtOnce, Lengths, PoissonArrivals, WorkloadConfig
+from batchsim.workload.processes import PoissonArrivals
+from batchsim.workload.workload_config import AllAtOnce, Lengths, WorkloadConfig
 
 _ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_context_token=50)
 _LOADS = (0.5, 1.0, 2.0)  # loads as shares of what the rough costs sustain, about

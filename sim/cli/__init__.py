@@ -20,6 +20,7 @@ from batchsim.cli.plan import plan
 from batchsim.cli.runs import run
 from batchsim.cli.serve import serve
 from batchsim.cli.timeline import timeline
+from batchsim.cli.trace_fit import fit
 from batchsim.cli.traces import inspect
 from batchsim.cli.validate import validate
 
@@ -73,6 +74,7 @@ for command in (
 
 trace_app = typer.Typer(help="Looks at request traces.", no_args_is_help=True, rich_markup_mode=None)
 trace_app.command()(inspect)
+trace_app.command()(fit)
 app.add_typer(trace_app, name="trace")
 app.add_typer(calibrate_app, name="calibrate")
 

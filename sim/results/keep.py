@@ -32,7 +32,11 @@ from batchsim.scenario import Point, Scenario
 from batchsim.scenario.point import Run, Setup
 from batchsim.workload.build import intended_ns
 from batchsim.workload.closed_loop import ClosedLoopWorkload
+from batchsim.workload.processes import ProfiledArrivals
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals
+
+_CHANGING = (ClosedLoop, TraceArrivals, AllAtOnce, ProfiledArrivals)
+"""Arrivals that have no steady state: those that answers cause, that are recorded, or whose rate changes."""
 
 # ---- one point
 
@@ -52,7 +56,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         num_offered=workload.num_offered,
         all_at_once=workload.all_at_once,
         closed_loop=isinstance(file.workload.arrivals, ClosedLoop),
-        stationary=not isinstance(file.workload.arrivals, ClosedLoop | TraceArrivals | AllAtOnce) and is_lasting(run),
+        stationary=not isinstance(file.workload.arrivals, _CHANGING) and is_lasting(run),
         max_num_seqs=traits.max_num_seqs,
         per_chunk_ns=workload.frontend.per_chunk,
         slo=parse_slo(file.slo),

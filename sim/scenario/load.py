@@ -30,7 +30,7 @@ from batchsim.scenario.document import Document, read_document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.fitted_config import take_fits
 from batchsim.scenario.long_forms import costs, lengthen, name_policy, override, place_files, read_logs
-from batchsim.scenario.own_code import own_configs, stand_ins, with_own
+from batchsim.scenario.own_code import check_reader, own_configs, stand_ins, with_own
 from batchsim.scenario.replaced import check_replaced
 from batchsim.workload.build import apply_load, classes_of_rows
 from batchsim.workload.predictors import PredictorConfig
@@ -199,6 +199,7 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         place_files(owner.get("cost"), folder)
     own = own_configs(document, allow_code=allow_code)
     file: ScenarioFile = with_own(check_values(ScenarioFile, stand_ins(plain, own), document, ()), own)
+    check_reader(document, file.workload.trace, allow_code=allow_code)
     _check_loads(file, document)
     model = folder / file.model
     model_path = str(model) if os.path.exists(model) else file.model

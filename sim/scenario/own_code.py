@@ -1,4 +1,5 @@
-"""A user's own router and autoscaler: `kind: "module:Class"`, the class being the config that builds it."""
+"""A user's own router, autoscaler and arrivals, `kind: "module:Class"`, the class being the config that builds it; and
+trace reader."""
 
 from __future__ import annotations
 
@@ -8,21 +9,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.base.ranges import Config
 from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
 from batchsim.policies.named_policy import check_allowed, own_code
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.document import Document
+from batchsim.workload.processes import OwnArrivals
+from batchsim.workload.traces.own_reader import reader_class
+from batchsim.workload.traces.trace_config import TraceConfig
 
 Place = tuple[str, str]
 _PLACES: dict[Place, type] = {
     ("replicas", "router"): Config,
     ("replicas", "autoscaler"): AutoscalerConfig,
     ("plan", "router"): Config,
+    ("workload", "arrivals"): OwnArrivals,
 }
 """Where a scenario may name a class of the user's, and what that derives from."""
+_METHODS = {"router": ("build", "(self, seed)"), "arrivals": ("times_s", "(self, random)")}
+"""What such a class must define, with its signature; `build(self)` unless said here."""
 
 
 def own_configs(document: Document, *, allow_code: bool) -> dict[Place, Any]:
@@ -47,6 +54,18 @@ def own_configs(document: Document, *, allow_code: bool) -> dict[Place, Any]:
     return found
 
 
+def check_reader(document: Document, trace: TraceConfig | None, *, allow_code: bool) -> None:
+    """ScenarioError unless the trace's own reader, where it has one, is allowed and is one; importing it runs it."""
+    if trace is None or trace.reader is None:
+        return
+    try:
+        check_allowed(trace.reader, allow_code=allow_code)
+        with own_code("trace reader", trace.reader):
+            reader_class(trace.reader)
+    except (ScenarioError, TraceError) as error:
+        raise ScenarioError(f"{document.where(('workload', 'trace', 'reader'))}: {error}") from None
+
+
 def _config_class(kind: str, what: str, base: type) -> type:
     module, _, name = kind.partition(":")
     config = getattr(importlib.import_module(module), name)
@@ -55,8 +74,9 @@ def _config_class(kind: str, what: str, base: type) -> type:
             f"{kind} is no dataclass that derives from {base.__name__}. Name the config that builds the {what}, and"
             f" write @dataclass(frozen=True) class {name}({base.__name__}), from {base.__module__}."
         )
-    if getattr(config, "build", None) is getattr(base, "build", None):
-        raise ScenarioError(f"{kind} has no build. Write def build(self{', seed' if what == 'router' else ''}) for it.")
+    method, signature = _METHODS.get(what, ("build", "(self)"))
+    if getattr(config, method, None) is getattr(base, method, None):
+        raise ScenarioError(f"{kind} has no {method}. Write def {method}{signature} for it.")
     return config
 
 
@@ -67,6 +87,8 @@ def stand_ins(plain: dict[str, Any], own: Mapping[Place, Any]) -> dict[str, Any]
     plain = copy.deepcopy(plain)
     for (block, key), config in own.items():
         plain[block][key] = {"kind": "round_robin"}
+        if isinstance(config, OwnArrivals):
+            plain[block][key] = {"kind": "poisson", "mean_rate": f"{config.mean_rate!r}/s"}
         if isinstance(config, AutoscalerConfig):
             ends = {"min": config.min, "max": config.max, "surge": config.surge}
             times = {"every": f"{config.every}ns", "cold_start": f"{config.cold_start}ns", "scale_down_delay": "0s"}
@@ -82,7 +104,12 @@ def with_own(file: ScenarioFile, own: Mapping[Place, Any]) -> ScenarioFile:
 
 
 def own_kinds(file: ScenarioFile) -> Iterator[type]:
-    """The classes of the router and the autoscaler that a scenario names, where these are the user's own."""
-    found = [] if file.replicas is None else [file.replicas.router, file.replicas.autoscaler]
+    """The classes of router, autoscaler, arrivals and trace reader that a scenario names, where these are the user's
+    own."""
+    trace = file.workload.trace
+    if trace is not None and trace.reader is not None:
+        yield reader_class(trace.reader)
+    found = [file.workload.arrivals]
+    found += [] if file.replicas is None else [file.replicas.router, file.replicas.autoscaler]
     found += [] if file.plan is None else [file.plan.router]
-    return (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))
+    yield from (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))

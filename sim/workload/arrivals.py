@@ -1,7 +1,7 @@
 """Arrival times of the open-loop processes.
 
-Each process is drawn at unit rate and its time scaled, so that at every load request i is the same request and bursts
-come in the same places.
+Each process is drawn at unit rate and a clock (`clocks.py`) makes its time that of the run, so that at every load
+request i is the same request and bursts come in the same places.
 """
 
 from __future__ import annotations
@@ -9,22 +9,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import MAX_TIME_NS, NS_PER_S
-from batchsim.workload.traces.random_stream import random_stream
-from batchsim.workload.traces.trace_rows import Ints
-from batchsim.workload.workload_config import (
-    MAX_REQUESTS,
+from batchsim.workload.clocks import Floats, clock_of
+from batchsim.workload.processes import (
     ConstantArrivals,
     GammaArrivals,
-    OnOffArrivals,
-    PoissonArrivals,
+    OwnArrivals,
+    Process,
+    ProfiledArrivals,
+    WeibullArrivals,
 )
-
-Floats = NDArray[np.float64]
-Process = PoissonArrivals | GammaArrivals | ConstantArrivals | OnOffArrivals
+from batchsim.workload.traces.random_stream import random_stream
+from batchsim.workload.traces.trace_rows import Ints
+from batchsim.workload.workload_config import MAX_REQUESTS
 
 
 def arrival_times_ns(process: Process, seed: int, duration_ns: int | None, requests: int | None) -> Ints:
@@ -37,6 +36,8 @@ def arrival_times_ns(process: Process, seed: int, duration_ns: int | None, reque
     check_count(expected)
     if isinstance(process, ConstantArrivals):
         times_ns = np.arange(math.ceil(expected) + 1) / rate_per_ns
+    elif isinstance(process, OwnArrivals):
+        times_ns = _own_times_ns(process, seed, duration_ns, requests)
     else:
         times_ns = _random_times_ns(process, seed, duration_ns, expected)
     if duration_ns is None:
@@ -66,23 +67,15 @@ def check_count(requests: float) -> None:
         )
 
 
-def _random_times_ns(
-    process: PoissonArrivals | GammaArrivals | OnOffArrivals, seed: int, duration_ns: int | None, expected: float
-) -> Floats:
+def _random_times_ns(process: Process, seed: int, duration_ns: int | None, expected: float) -> Floats:
     rng = random_stream(seed, "gaps")
-    mean_gap_ns = NS_PER_S / process.mean_rate
-    clock = None
-    if isinstance(process, OnOffArrivals):
-        clock = _OnOffClock(process, seed, expected * mean_gap_ns)
-        mean_gap_ns *= process.on / (process.on + process.off)
+    clock = clock_of(process, seed, expected)
     # Gaps are taken from the stream in order, so how many are asked for at once changes nothing.
     ask = math.ceil(expected) if duration_ns is None else math.ceil(expected + 4 * math.sqrt(expected)) + 16
     gaps = np.empty(0)
     while True:
         gaps = np.concatenate((gaps, _unit_gaps(process, rng, ask)))
-        times_ns = np.cumsum(gaps) * mean_gap_ns
-        if clock is not None:
-            times_ns = clock.times_ns(times_ns, math.inf if duration_ns is None else duration_ns)
+        times_ns = clock.times_ns(np.cumsum(gaps), math.inf if duration_ns is None else duration_ns)
         if duration_ns is None or times_ns[-1] >= duration_ns:
             return times_ns
         ask = len(gaps)
@@ -90,36 +83,34 @@ def _random_times_ns(
 
 
 def _unit_gaps(process: Process, rng: np.random.Generator, size: int) -> Floats:
-    if isinstance(process, GammaArrivals):
-        shape = process.cv**-2
-        return rng.standard_gamma(shape, size) / shape
-    return rng.standard_exponential(size)
+    """`size` gaps of mean 1."""
+    if isinstance(process, WeibullArrivals):
+        return rng.weibull(process.shape, size) / math.gamma(1 + 1 / process.shape)
+    cv = process.cv if isinstance(process, GammaArrivals | ProfiledArrivals) else 1.0
+    if cv == 1 and not isinstance(process, GammaArrivals):
+        return rng.standard_exponential(size)
+    shape = cv**-2
+    return rng.standard_gamma(shape, size) / shape
 
 
-class _OnOffClock:
-    """Converts time spent in the on state of an on/off process to time of the run; begins in the stationary state."""
-
-    def __init__(self, process: OnOffArrivals, seed: int, span_ns: float) -> None:
-        cycles = span_ns / (process.on + process.off)
-        if cycles > MAX_REQUESTS:
-            raise ScenarioError(f"workload: on and off change {cycles:.3g} times in the run. Make them longer.")
-        self._means_ns = np.array([process.on, process.off], float)
-        self._rng = random_stream(seed, "sojourns")
-        self._sojourns = np.empty((0, 2))
-        start = random_stream(seed, "first sojourn")
-        begins_on = start.random() < process.on / (process.on + process.off)
-        self._first_off_ns = 0.0 if begins_on else start.standard_exponential() * process.off
-        self._ask = math.ceil(cycles) + 16
-
-    def times_ns(self, on_ns: Floats, end_ns: float) -> Floats:
-        """The times in ns at which the process has been on for `on_ns` (sorted); inf where surely after `end_ns`."""
-        inside = on_ns[: np.searchsorted(on_ns, end_ns)]
-        times_ns = np.full(len(on_ns), np.inf)
-        if len(inside):
-            while self._sojourns[:, 0].sum() <= inside[-1]:
-                more = self._rng.standard_exponential((self._ask, 2)) * self._means_ns
-                self._sojourns = np.concatenate((self._sojourns, more))
-            on_so_far, off_so_far = np.cumsum(self._sojourns, axis=0).T
-            off_before = self._first_off_ns + np.concatenate(([0.0], off_so_far[:-1]))
-            times_ns[: len(inside)] = inside + off_before[np.searchsorted(on_so_far, inside, side="right")]
-        return times_ns
+def _own_times_ns(process: OwnArrivals, seed: int, duration_ns: int | None, requests: int | None) -> Floats:
+    """What a user's own process says, up to the end. ScenarioError where it ends sooner, or runs back in time."""
+    found: list[float] = []
+    last_s = 0.0
+    for time_s in process.times_s(random_stream(seed, "gaps")):
+        if not last_s <= time_s < math.inf:
+            raise ScenarioError(
+                f"workload.arrivals: {process.kind}.times_s gives {time_s:g} s after {last_s:g} s, as arrival"
+                f" {len(found):,}. Times are finite and never decrease, from 0 on."
+            )
+        if (duration_ns is not None and time_s * NS_PER_S >= duration_ns) or len(found) == requests:
+            break
+        check_count(len(found) + 1)
+        found.append(time_s)
+        last_s = time_s
+    else:
+        raise ScenarioError(
+            f"workload.arrivals: {process.kind}.times_s ends after {len(found):,} arrivals, at {last_s:g} s, before the"
+            " arrivals do. It must go on for ever."
+        )
+    return np.array(found) * NS_PER_S

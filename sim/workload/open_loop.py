@@ -12,6 +12,7 @@ from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.arrivals import arrival_times_ns, check_count
+from batchsim.workload.processes import process_name
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.texts import grouped, hashed
 from batchsim.workload.traces.arrival_stats import describe_arrivals
@@ -123,7 +124,9 @@ def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows |
     else:
         assert not isinstance(config.arrivals, ClosedLoop), "for build_closed"
         sent_ns = arrival_times_ns(config.arrivals, seed, config.duration, config.requests)
-    requests = source.draw(len(sent_ns), rows=replayed)
+    requests = source.draw(
+        len(sent_ns), rows=replayed, sent_ns=None if isinstance(config.arrivals, AllAtOnce) else sent_ns
+    )
     hash_ids, hash_notes = _hash_ids(rows, replayed, source)
     frontend = config.frontend
     arrival_ns = sent_ns + (frontend.request + frontend.per_prompt_token * requests.prompt_tokens)
@@ -199,7 +202,7 @@ def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[st
 def _describe_open(config: WorkloadConfig, sent_ns: Ints, requests: RequestColumns, rows: TraceRows | None) -> Describe:
     stats = describe_arrivals(sent_ns)
     kind = config.arrivals.kind
-    name = {"poisson": "Poisson", "on_off": "on/off", "trace": "trace"}.get(kind, kind)
+    name = process_name(kind)
     if kind == "all_at_once":
         text = f"{len(sent_ns):,} requests at once"
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,15 @@ from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.laws import DrawnTokens, draw_tokens
 from batchsim.workload.traces.random_stream import random_stream
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import AnyLengths, Lengths, Patience, TrafficClass, WorkloadConfig
+from batchsim.workload.workload_config import (
+    AnyLengths,
+    Lengths,
+    PairLengths,
+    Patience,
+    StepLengths,
+    TrafficClass,
+    WorkloadConfig,
+)
 
 Bools = NDArray[np.bool_]
 Describe = dict[str, str | int | float | None]
@@ -122,10 +130,12 @@ class RequestSampler:
         block: int = 0,
         rows: TraceRows | None = None,
         request_class: Ints | None = None,
+        sent_ns: Ints | None = None,
     ) -> RequestColumns:
         """`size` requests, the first n being the same for every size.
 
-        `rows` gives the lengths where the config has none; `request_class` the class indices, else they are drawn.
+        `rows` gives the lengths where the config has none; `request_class` the class indices, else they are drawn;
+        `sent_ns` the times of sending, where these are known.
         """
         stream = partial(random_stream, self._seed, user=user, block=block)
         if request_class is None:
@@ -133,10 +143,11 @@ class RequestSampler:
                 request_class = self._classes_of_rows(rows)
             else:
                 request_class = self.classes_of(size, user=user, block=block)
-        prompt, output, told = self._lengths(self.lengths, "", request_class, stream, rows)
+        prompt, output, told = self._lengths(self.lengths, "", request_class, stream, rows, sent_ns)
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
-                mine, own = request_class == index, self._lengths(traffic.lengths, name, request_class, stream, rows)
+                mine = request_class == index
+                own = self._lengths(traffic.lengths, name, request_class, stream, rows, sent_ns)
                 prompt, output = _chosen(mine, own[0], prompt), _chosen(mine, own[1], output)
                 told = {key: np.where(mine, own[2][key], column) for key, column in told.items()}
         patience_ns = np.full(size, FOR_EVER_NS)
@@ -178,7 +189,7 @@ class RequestSampler:
         return (
             self._rows is not None
             and self._rows.acceptance is not None
-            and not any(isinstance(lengths, Lengths) for lengths in used)
+            and not any(isinstance(lengths, Lengths | PairLengths | StepLengths) for lengths in used)
         )
 
     @property
@@ -209,6 +220,7 @@ class RequestSampler:
         request_class: Ints,
         stream: Stream,
         rows: TraceRows | None,
+        sent_ns: Ints | None,
     ) -> tuple[DrawnTokens, DrawnTokens, dict[str, Any]]:
         """Prompts, outputs and the columns of RequestColumns that the rows of a trace may tell, by name."""
         size = len(request_class)
@@ -224,6 +236,10 @@ class RequestSampler:
                 draw_tokens(lengths.output, stream(f"output/{name}"), size),
                 told if rows is None else told | self._told(rows, told),
             )
+        if isinstance(lengths, PairLengths | StepLengths):
+            prompt, output = _pairs(lengths, partial(stream, f"pairs/{name}"), size, sent_ns)
+            told = told if rows is None else told | self._told(rows, told)
+            return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), told
         if lengths is not None:
             assert self._rows is not None, "the config asks for a trace"
             rows = self._rows.picked(self._resampled(stream(f"pairs/{name}").random(size), request_class), None)
@@ -373,6 +389,22 @@ class RequestSampler:
                 yield f"{count:,} of {of} {what}"
         if cap == "exact":
             yield "reservations know the true length (output_cap: exact)"
+
+
+def _pairs(
+    lengths: PairLengths | StepLengths, stream: Callable[[], np.random.Generator], size: int, sent_ns: Ints | None
+) -> tuple[Ints, Ints]:
+    """Prompts and outputs of `size` pairs, of requests sent at `sent_ns` where that is known."""
+    if isinstance(lengths, StepLengths) and sent_ns is None:
+        lengths = lengths.all_parts()
+    if isinstance(lengths, PairLengths):
+        at = draw_tokens(lengths.index(), stream(), size).tokens - 1
+        return np.array(lengths.prompt)[at], np.array(lengths.output)[at]
+    assert sent_ns is not None, "all parts where it is"
+    part = np.minimum(sent_ns // lengths.every, len(lengths.parts) - 1)
+    drawn = [_pairs(each, stream, size, None) for each in lengths.parts]  # each by the same random numbers
+    prompt, output = (np.choose(part, side) for side in zip(*drawn, strict=True))
+    return prompt, output
 
 
 def _chosen(where: Bools, one: DrawnTokens, other: DrawnTokens) -> DrawnTokens:

@@ -11,8 +11,9 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
-from batchsim.workload.arrivals import Process, arrival_times_ns, check_count
+from batchsim.workload.arrivals import arrival_times_ns, check_count
 from batchsim.workload.laws import draw_tokens
+from batchsim.workload.processes import Process, process_name
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.sharing import Sessions
 from batchsim.workload.texts import Turn, conversation
@@ -182,7 +183,6 @@ def build_sessions(
     mean_turns = len(turns) / len(start_ns)
     think = f"think time {format_duration(sessions.think_time)} {sessions.think_kind or 'constant'}"
     stats = describe_arrivals(start_ns)
-    name = {"poisson": "Poisson", "on_off": "on/off"}.get(process.kind, process.kind)
     return OpenSessions(
         start_ns=start_ns,
         think_ns=np.rint(shares * sessions.think_time).astype(np.int64),
@@ -198,7 +198,8 @@ def build_sessions(
         ),
         describe={
             "kind": process.kind,
-            "text": f"{name} arrivals of {len(start_ns):,} sessions, {mean_turns:.3g} turns on average, {think}",
+            "text": f"{process_name(process.kind)} arrivals of {len(start_ns):,} sessions, {mean_turns:.3g} turns on"
+            f" average, {think}",
             "sessions": len(start_ns),
             "sessions_rps": stats.rate_rps,
             "cv": stats.cv,

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Literal
+
+import numpy as np
 
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, PositiveInt, Priority, Range, check_ranges
-from batchsim.base.units import Duration, PartDuration, PositiveDuration, Rate, Share, format_duration
-from batchsim.workload.laws import Cv, Law
+from batchsim.base.units import Duration, PartDuration, PositiveDuration, Share, format_duration
+from batchsim.workload.laws import EmpiricalTokens, Law, Weight
+from batchsim.workload.processes import (
+    ConstantArrivals,
+    DiurnalArrivals,
+    GammaArrivals,
+    MmppArrivals,
+    OnOffArrivals,
+    PoissonArrivals,
+    RampArrivals,
+    StepsArrivals,
+    WeibullArrivals,
+)
 from batchsim.workload.sharing import Sessions, SharedPrefix
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.traces.trace_config import TraceConfig
@@ -19,45 +33,6 @@ Users = Annotated[int, Range(1, 1_000_000)]
 MAX_REQUESTS = 20_000_000
 """Requests of a run: about 1 GB of columns; more is a slip of a unit."""
 Requests = Annotated[int, Range(1, MAX_REQUESTS)]
-
-
-@dataclass(frozen=True)
-class PoissonArrivals(Config):
-    """Independent arrivals: exponential gaps."""
-
-    mean_rate: Rate
-    kind: Literal["poisson"] = "poisson"
-
-
-@dataclass(frozen=True)
-class GammaArrivals(Config):
-    """Independent gamma gaps with coefficient of variation `cv`: above 1 burstier than Poisson, below it smoother."""
-
-    mean_rate: Rate
-    cv: Cv
-    kind: Literal["gamma"] = "gamma"
-
-
-@dataclass(frozen=True)
-class ConstantArrivals(Config):
-    """Equal gaps, the first request at 0."""
-
-    mean_rate: Rate
-    kind: Literal["constant"] = "constant"
-
-
-@dataclass(frozen=True)
-class OnOffArrivals(Config):
-    """Markov-modulated: Poisson while on, silent while off; exponential sojourns with means `on` and `off`.
-
-    `mean_rate` is the rate over all time, so the rate while on is mean_rate (on + off) / on. A change of the rate
-    leaves the sojourns as they are.
-    """
-
-    mean_rate: Rate
-    on: PositiveDuration
-    off: PositiveDuration
-    kind: Literal["on_off"] = "on_off"
 
 
 @dataclass(frozen=True)
@@ -92,7 +67,18 @@ class TraceArrivals(Config):
 
 
 Arrivals = Annotated[
-    PoissonArrivals | GammaArrivals | ConstantArrivals | OnOffArrivals | AllAtOnce | ClosedLoop | TraceArrivals,
+    PoissonArrivals
+    | GammaArrivals
+    | WeibullArrivals
+    | ConstantArrivals
+    | OnOffArrivals
+    | MmppArrivals
+    | RampArrivals
+    | StepsArrivals
+    | DiurnalArrivals
+    | AllAtOnce
+    | ClosedLoop
+    | TraceArrivals,
     ByKind(),
 ]
 
@@ -107,13 +93,69 @@ class Lengths(Config):
 
 
 @dataclass(frozen=True)
+class PairLengths(Config):
+    """One of the pairs of `prompt[i]` and `output[i]`, equally likely or in proportion to `weights[i]`, so that the two
+    keep what they have to do with each other."""
+
+    prompt: tuple[PositiveInt, ...]
+    output: tuple[PositiveInt, ...]
+    weights: tuple[Weight, ...] | None = None
+    kind: Literal["pairs"] = "pairs"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if len(self.prompt) != len(self.output):
+            raise ValueError(f"{len(self.output)} outputs for {len(self.prompt)} prompts. Write one a prompt.")
+        self.index()
+
+    def index(self) -> EmpiricalTokens:
+        """The law of the pair drawn, counted from 1."""
+        return EmpiricalTokens(tuple(range(1, len(self.prompt) + 1)), self.weights)
+
+    @property
+    def mean_output_tokens(self) -> float:
+        return float(np.average(self.output, weights=self.weights))
+
+
+@dataclass(frozen=True)
+class StepLengths(Config):
+    """Pairs that change as time goes by: after each `every` those of the next of `parts`, of which the last one stays.
+
+    Where requests are not sent at times known in advance, in sessions, closed loops and all at once, every pair of
+    every part is drawn in proportion to its weight.
+    """
+
+    parts: tuple[PairLengths, ...]
+    every: PositiveDuration
+    kind: Literal["steps"] = "steps"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.parts:
+            raise ValueError("parts is empty. List the lengths of each step.")
+
+    def all_parts(self) -> PairLengths:
+        """The pairs of all parts."""
+        weights = (each.weights or (1.0,) * len(each.prompt) for each in self.parts)
+        return PairLengths(
+            tuple(chain.from_iterable(each.prompt for each in self.parts)),
+            tuple(chain.from_iterable(each.output for each in self.parts)),
+            tuple(chain.from_iterable(weights)),
+        )
+
+    @property
+    def mean_output_tokens(self) -> float:
+        return self.all_parts().mean_output_tokens
+
+
+@dataclass(frozen=True)
 class TraceLengths(Config):
     """Prompt and output of the same trace row, rows drawn with replacement."""
 
     kind: Literal["trace"] = "trace"
 
 
-AnyLengths = Annotated[Lengths | TraceLengths, ByKind(default="laws")]
+AnyLengths = Annotated[Lengths | PairLengths | StepLengths | TraceLengths, ByKind(default="laws")]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Routers and autoscalers of the user's own, as the files of examples/ have them."""
+"""Routers, autoscalers and arrivals of the user's own, as the files of examples/ have them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.results.heading import heading
 from batchsim.results.provenance import identity
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Setup, simulate_point
+from batchsim.workload.traces.own_reader import own_records
 from tests.unit.test_replicas import SCENARIO
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,7 +31,7 @@ def loaded(folder: Path, replicas: str, *, allow_code: bool = True) -> Scenario:
     return load_scenario(str(path), overrides=["workload.duration=6s"], allow_code=allow_code)
 
 
-@pytest.mark.parametrize("name", ["own_router.py", "own_autoscaler.py"])
+@pytest.mark.parametrize("name", ["own_router.py", "own_autoscaler.py", "own_arrivals.py", "own_reader.py"])
 def test_an_example_is_at_most_40_lines(name: str) -> None:
     """To be read at a glance."""
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
@@ -59,6 +60,108 @@ def test_results_know_the_file_of_own_code(tmp_path: Path) -> None:
     alone = identity(Setup.of(loaded(tmp_path, "{count: 1}")))
     own = identity(Setup.of(loaded(tmp_path, f"{{count: 1, router: {ROUTER}}}")))
     assert alone["own"] == [] and len(own["own"]) == 1
+
+
+def arrivals_of(folder: Path, arrivals: str) -> Scenario:
+    path = folder / "some.yaml"
+    path.write_text(SCENARIO.replace("{kind: poisson, mean_rate: 8/s}", arrivals), encoding="utf-8")
+    return load_scenario(str(path), allow_code=True)
+
+
+BATCHES = '{kind: "own_arrivals:BatchArrivals", mean_rate: 8/s, size: 4}'
+
+
+def test_arrivals_of_one_s_own_arrive(tmp_path: Path) -> None:
+    """Four at a time, before the end, at the mean rate and at another load, and they are drawn anew by every seed."""
+    setup = Setup.of(arrivals_of(tmp_path, BATCHES))
+    one, other = (list(setup.workload(8.0, seed).arrivals()) for seed in (0, 1))
+    times = [each.request.arrival_ns for each in one]
+    assert times[::4] == times[3::4] and times[3] < times[4] and times[-1] < 20 * 10**9
+    assert 80 < len(times) < 240 and times != [each.request.arrival_ns for each in other]
+    assert len(identity(setup)["own"]) == 1 and setup.workload(8.0, 0).describe["kind"] == "BatchArrivals"
+    records = simulate_point(setup, setup.scenario.points()[0]).records
+    assert len(records.requests) == len(times)
+
+
+LOG = """2024-05-01T10:00:00Z POST /v1/chat 200 in=812 out=97
+2024-05-01T10:00:01Z GET /health 200
+2024-05-01T10:00:03Z POST /v1/chat 200 in=5 out=2
+2024-05-01T10:00:04Z POST /v1/chat 503 in=9 out=1
+"""
+TRACE = (
+    "workload.trace={path: access.log, time_unit: iso, reader: READER, columns:"
+    " {arrival: at, prompt: in, output: out, status: status}}"
+)
+
+
+def read_by(folder: Path, reader: str, *, allow_code: bool = True) -> Scenario:
+    (folder / "access.log").write_text(LOG, encoding="utf-8")
+    path = folder / "some.yaml"
+    path.write_text(SCENARIO.replace("mean_rate: 8/s", "").replace("poisson, ", "trace"), encoding="utf-8")
+    changes = [TRACE.replace("READER", reader), "workload.lengths=null", "workload.duration=null", "workload.warmup=0s"]
+    return load_scenario(str(path), overrides=changes, allow_code=allow_code)
+
+
+def test_a_trace_reader_of_one_s_own_reads(tmp_path: Path) -> None:
+    """Requests of a log that no format has; its failed row is left out, and results know the reader's file."""
+    setup = Setup.of(read_by(tmp_path, "own_reader:AccessLog"))
+    found = [each.request for each in setup.workload(1.0, 0).arrivals()]
+    assert [(each.arrival_ns, each.prompt_tokens) for each in found] == [(0, 812), (3 * 10**9, 5)]
+    assert len(identity(setup)["own"]) == 1
+    with pytest.raises(ScenarioError, match="is code of its own"):
+        read_by(tmp_path, "own_reader:AccessLog", allow_code=False)
+
+
+def test_what_is_wrong_with_a_reader_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such class, no records, an error amid the file, a row without its keys."""
+    lines = "class Nothing: pass", "class Bad:", "    def records(self, path): yield {}; raise KeyError('x')"
+    (tmp_path / "some_reader.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, said in (("Gone", "cannot be imported"), ("Nothing", "has no records. Write def records(self, path)")):
+        with pytest.raises(ScenarioError, match=re.escape(said)):
+            read_by(tmp_path, f"some_reader:{name}")
+    with pytest.raises(TraceError, match="row 1: 'in' is missing"):
+        Setup.of(read_by(tmp_path, "some_reader:Bad")).workload(1.0, 0)
+    with pytest.raises(TraceError, match=r"its reader some_reader:Bad fails after 1 rows: KeyError: 'x'"):
+        list(own_records("some_reader:Bad", tmp_path / "access.log"))
+    with pytest.raises(ScenarioError, match="name a class as module:Class"):
+        read_by(tmp_path, "some_reader")
+
+
+OWN = """
+from batchsim.workload.processes import OwnArrivals
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Mine(OwnArrivals):
+    def times_s(self, random):
+        {body}
+@dataclass(frozen=True)
+class Nothing(OwnArrivals):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("yield from (1.0, 2.0)", "Mine.times_s ends after 2 arrivals, at 2 s, before the arrivals do"),
+        ("yield from (1.0, 0.5)", "Mine.times_s gives 0.5 s after 1 s, as arrival 1. Times are finite"),
+        ("yield float('nan')", "Mine.times_s gives nan s after 0 s"),
+        ("yield -1.0", "Mine.times_s gives -1 s after 0 s"),
+    ],
+)
+def test_own_arrivals_that_break_the_protocol_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    """Not sorted, no numbers, or an end."""
+    name = f"mine_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(OWN.format(body=body), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    setup = Setup.of(arrivals_of(tmp_path, f'{{kind: "{name}:Mine", mean_rate: 8/s}}'))
+    with pytest.raises(ScenarioError, match=re.escape(said)):
+        setup.workload(8.0, 0)
+    with pytest.raises(ScenarioError, match="has no times_s"):
+        arrivals_of(tmp_path, f'{{kind: "{name}:Nothing", mean_rate: 8/s}}')
 
 
 WRONG = {

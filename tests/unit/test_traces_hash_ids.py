@@ -18,13 +18,13 @@ from batchsim.scenario.point import Setup, resolve, simulate_point
 from batchsim.workload.build import build_workload
 from batchsim.workload.laws import FixedTokens
 from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.sharing import SharedPrefix
 from batchsim.workload.traces import Columns, RateScale, TraceConfig, inspect_trace, read_trace, rescale
 from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, TraceRows
 from batchsim.workload.workload_config import (
     ClosedLoop,
     Lengths,
-    PoissonArrivals,
     TraceArrivals,
     TraceLengths,
     TrafficClass,

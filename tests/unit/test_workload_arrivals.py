@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
 from batchsim.workload.arrivals import arrival_times_ns
+from batchsim.workload.processes import ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
 from batchsim.workload.traces.arrival_stats import describe_arrivals
-from batchsim.workload.workload_config import ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
 
 HOUR_NS = 3600 * NS_PER_S
 BURSTS = OnOffArrivals(8.0, on=4 * NS_PER_S, off=6 * NS_PER_S)

@@ -12,17 +12,16 @@ from batchsim.kernel.types import Request
 from batchsim.workload.build import build_workload
 from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
 from batchsim.workload.predictors import ClassMeanConfig, NoisyConfig, OracleConfig, build_predictor
+from batchsim.workload.processes import ConstantArrivals, OnOffArrivals, PoissonArrivals
 from batchsim.workload.traces import RateScale, TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,
-    ConstantArrivals,
     Frontend,
     Lengths,
-    OnOffArrivals,
+    PairLengths,
     Patience,
-    PoissonArrivals,
     TraceArrivals,
     TraceLengths,
     TrafficClass,
@@ -240,6 +239,17 @@ def test_pairs_are_drawn_jointly_from_a_trace():
     workload = build(PoissonArrivals(8.0), lengths=TraceLengths(), rows=ROWS, trace=TraceConfig("five.csv"))
     pairs = {(a.request.prompt_tokens, a.output_tokens) for a in workload.arrivals()}
     assert pairs == {(10, 1), (20, 2), (30, 3), (40, 4), (50, 5)}
+
+
+def test_pairs_that_are_listed_stay_pairs():
+    """Each of the pairs as often as its weight says, one of weight 0 never; at every number the first are the same."""
+    pairs = PairLengths((10, 20, 30), (3, 2, 1), (3.0, 0.0, 1.0))
+    drawn = drawn_requests(build(PoissonArrivals(50.0), lengths=pairs, duration=100 * NS_PER_S))
+    found = [(prompt, output) for prompt, output, *_ in drawn]
+    assert set(found) == {(10, 3), (30, 1)}
+    assert found.count((10, 3)) / len(found) == pytest.approx(0.75, abs=0.03)
+    with pytest.raises(ValueError, match="1 outputs for 2 prompts"):
+        PairLengths((1, 2), (1,))
 
 
 def test_a_trace_without_times_gives_lengths_only():

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from batchsim.base.units import NS_PER_S
 from batchsim.workload.laws import FixedTokens, LognormalTokens
+from batchsim.workload.processes import OnOffArrivals, PoissonArrivals
 from batchsim.workload.sharing import Sessions
 from batchsim.workload.traces import RateScale, TraceConfig
 from batchsim.workload.workload_config import (
@@ -15,8 +16,6 @@ from batchsim.workload.workload_config import (
     ClosedLoop,
     Frontend,
     Lengths,
-    OnOffArrivals,
-    PoissonArrivals,
     TraceArrivals,
     TraceLengths,
     TrafficClass,

@@ -13,7 +13,8 @@ from batchsim.results.keep import point_inputs
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Point, Setup, simulate_point
 from batchsim.workload.build import build_workload, intended_ns
-from batchsim.workload.workload_config import AllAtOnce, ConstantArrivals, Frontend, PoissonArrivals, WorkloadConfig
+from batchsim.workload.processes import ConstantArrivals, PoissonArrivals
+from batchsim.workload.workload_config import AllAtOnce, Frontend, WorkloadConfig
 from tests.unit.engine import DRIVERS
 from tests.unit.test_workload_closed_loop import LENGTHS, drive
 

@@ -19,6 +19,7 @@ from batchsim.scenario.point import Setup, simulate_point
 from batchsim.workload.build import BuiltWorkload, build_workload
 from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
 from batchsim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor
+from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.sessions import OpenSessions
 from batchsim.workload.sharing import Sessions, SharedPrefix
 from batchsim.workload.traces import TraceConfig
@@ -27,7 +28,6 @@ from batchsim.workload.workload_config import (
     ClosedLoop,
     Frontend,
     Lengths,
-    PoissonArrivals,
     TraceArrivals,
     TrafficClass,
     WorkloadConfig,

@@ -21,9 +21,10 @@ from batchsim.scenario import Point
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.point import Run, Setup, simulate_point
 from batchsim.workload.arrivals import arrival_times_ns
+from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.traces.trace_config import RateScale, TraceConfig
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import PoissonArrivals, TraceArrivals, WorkloadConfig
+from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
 
 SEED = 0
 

@@ -30,7 +30,14 @@ from batchsim.study.sweep import overload
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.searches import side_by_side
 from batchsim.workload.build import known_requests
-from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, GammaArrivals, OnOffArrivals, TraceArrivals
+from batchsim.workload.processes import (
+    GammaArrivals,
+    MmppArrivals,
+    OnOffArrivals,
+    ProfiledArrivals,
+    WeibullArrivals,
+)
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals
 
 START_SHARE = 0.8  # of saturation: the first load tried
 FEWEST_REQUESTS = 50  # of a trial at the lowest load: with fewer there is no 99 % of them
@@ -237,7 +244,9 @@ def has_shares(scenario: Scenario) -> bool:
 def is_burstier_than_poisson(scenario: Scenario) -> bool:
     """Whether the scenario's arrivals are drawn from a law with more variance than independent ones."""
     arrivals = scenario.file.workload.arrivals
-    return isinstance(arrivals, OnOffArrivals) or (isinstance(arrivals, GammaArrivals) and arrivals.cv > 1)
+    if isinstance(arrivals, GammaArrivals | WeibullArrivals):
+        return arrivals.cv > 1
+    return isinstance(arrivals, OnOffArrivals | MmppArrivals | ProfiledArrivals)
 
 
 # ---- variants

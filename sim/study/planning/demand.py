@@ -14,9 +14,18 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.scenario import Scenario
 from batchsim.scenario.plan_config import HOURS, PlanConfig
+from batchsim.workload.processes import (
+    ConstantArrivals,
+    GammaArrivals,
+    MmppArrivals,
+    OnOffArrivals,
+    OwnArrivals,
+    PoissonArrivals,
+    ProfiledArrivals,
+    WeibullArrivals,
+)
 from batchsim.workload.traces import read_trace
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
 
 HOUR_S = 3600.0
 _PART_S = (60.0, 300.0, 900.0, HOUR_S)  # of which the shortest that makes at most MAX_PARTS is taken
@@ -153,16 +162,23 @@ def _dispersed(arrivals: Any, change: Variation) -> list[str]:
     match arrivals:
         case PoissonArrivals():
             return [f"workload.arrivals={{kind: gamma, {rate}, cv: {math.sqrt(times)!r}}}"]
-        case GammaArrivals():
+        case WeibullArrivals():
+            return [f"workload.arrivals={{kind: gamma, {rate}, cv: {arrivals.cv * math.sqrt(times)!r}}}"]
+        case GammaArrivals() | ProfiledArrivals(states=None):
             return [f"workload.arrivals.cv={arrivals.cv * math.sqrt(times)!r}"]
         case OnOffArrivals():
             return [f"workload.arrivals.{name}={getattr(arrivals, name) * times}ns" for name in ("on", "off")]
+        case MmppArrivals() | ProfiledArrivals():
+            longer = [
+                {"rate": s.rate, "stay": f"{s.stay * times}ns", "weight": s.weight} for s in arrivals.states or ()
+            ]
+            return [f"workload.arrivals.states={json.dumps(longer)}"]
     raise ScenarioError(f"{arrivals.kind} arrivals have no bursts to make denser.")
 
 
 def can_disperse(demand: Demand) -> bool:
     """Whether the arrivals have any dispersion to multiply."""
-    return not isinstance(demand.scenario.file.workload.arrivals, ConstantArrivals)
+    return not isinstance(demand.scenario.file.workload.arrivals, ConstantArrivals | OwnArrivals)
 
 
 def _classes(scenario: Scenario, kept: tuple[str, ...]) -> str:

@@ -12,7 +12,15 @@ from batchsim.base.units import NS_PER_S
 from batchsim.scenario.point import Setup
 from batchsim.workload.build import apply_load
 from batchsim.workload.traces.trace_rows import TraceRows
-from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Lengths, TraceArrivals, WorkloadConfig
+from batchsim.workload.workload_config import (
+    AllAtOnce,
+    ClosedLoop,
+    Lengths,
+    PairLengths,
+    StepLengths,
+    TraceArrivals,
+    WorkloadConfig,
+)
 
 REQUEST_BYTES, STEP_BYTES = 1_000, 450
 """What requests and steps take of the memory of the process that simulates and measures them: its peak less what it is
@@ -106,4 +114,5 @@ def _output_tokens(workload: WorkloadConfig, rows: TraceRows | None) -> float:
     """The mean output of a request, of the class with the longest."""
     lengths = [workload.lengths, *(traffic.lengths for traffic in workload.classes.values())]
     means = [each.output.mean_tokens for each in lengths if isinstance(each, Lengths)]
+    means += [each.mean_output_tokens for each in lengths if isinstance(each, PairLengths | StepLengths)]
     return max([*means, *([] if rows is None else [float(rows.output_tokens.mean())])])

@@ -129,7 +129,8 @@ class TraceConfig(Config):
     an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen. `duration_unit` is that of the
     columns deadline, ttft and e2e, by default that of the times. Rows whose `status` is no success are left out, unless
     `failed` keeps them. Where rows wait for others their replay is `response_driven`: a row is sent when the simulated
-    answers have come, as long after them as it was in the log; `as_recorded` sends all at the log's times.
+    answers have come, as long after them as it was in the log; `as_recorded` sends all at the log's times. `reader` is
+    a class of the user's own, `module:Class`, whose records (`own_reader.py`) have the keys that `columns` names.
     """
 
     path: str
@@ -147,6 +148,7 @@ class TraceConfig(Config):
     duration_unit: Literal["ns", "us", "ms", "s"] | None = field(default=None, metadata=LEFT_OUT)
     failed: Literal["drop", "keep"] = field(default="drop", metadata=LEFT_OUT)
     replay: Literal["response_driven", "as_recorded"] | None = field(default=None, metadata=LEFT_OUT)
+    reader: str | None = field(default=None, metadata=LEFT_OUT)
     sha256: str | None = None
     fetch: str | None = None
 
@@ -154,6 +156,10 @@ class TraceConfig(Config):
         check_ranges(self)
         if not self.path or "\0" in self.path:
             raise ValueError("trace.path is empty or holds a zero byte. Write the path of a file.")
+        if self.reader is not None and (":" not in self.reader or self.columns is None):
+            raise ValueError(
+                f"trace.reader {self.reader!r}: name a class as module:Class, and by columns what its records hold."
+            )
         self._check_columns()
         if self.rows is not None and self.time is not None:
             raise ValueError("trace: both rows and time are given. Slice by one of them.")

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Literal
 
 from batchsim.base.errors import TraceError
 from batchsim.base.files import TABLE_BYTES, TRACE_BYTES, open_file, unique_keys
+from batchsim.workload.traces.own_reader import own_records
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.values import shown
 
@@ -48,17 +49,19 @@ Decode = Callable[[Any], Sequence[object]]
 class TraceSource:
     """A file, its container and the names of its columns (of the first record's keys for JSON).
 
-    `first` is the first JSON record, {} for other containers or where it is no object.
+    `first` is the first JSON record, {} for other containers or where it is no object. `reader` is the user's own that
+    reads a container of kind `own`.
     """
 
     path: Path
-    container: Literal["CSV", "JSON lines", "JSON array", "Parquet"]
+    container: Literal["CSV", "JSON lines", "JSON array", "Parquet", "own"]
     names: tuple[str, ...]
     first: dict[str, object]
+    reader: str = ""
 
     def where(self, number: int) -> str:
         """The place of row `number` as `rows` counts: `file:line`, or the item of an array or a table."""
-        kind = {"JSON array": " item ", "Parquet": " row "}.get(self.container, ":")
+        kind = {"JSON array": " item ", "Parquet": " row ", "own": " row "}.get(self.container, ":")
         return f"{self.path}{kind}{number}"
 
     def listing(self) -> str:
@@ -94,6 +97,8 @@ def open_source(config: TraceConfig, base: Path) -> TraceSource:
             raise TraceError(f"{path}: not a file. trace.path names one file.")
         if config.sha256 is not None:
             _check_sha256(path, config)
+        if config.reader is not None:
+            return TraceSource(path, "own", (), {}, config.reader)
         return _peek(path)
 
 
@@ -211,6 +216,8 @@ def rows(source: TraceSource, columns: Sequence[str]) -> tuple[Iterator[Row], De
         except KeyError as missing:
             raise ValueError(_why_missing(record, str(missing.args[0]))) from None
 
+    if source.container == "own":
+        return own_records(source.reader, source.path), decode
     if source.container == "JSON array":
         return iter(enumerate(_array(source.path), 1)), decode
     return _json_lines(source.path), decode

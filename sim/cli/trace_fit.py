@@ -1,0 +1,114 @@
+"""`batchsim trace fit`: random traffic that stands for a recorded trace, and whether it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import write_text, writing
+from batchsim.cli import option
+from batchsim.cli.common import check_output, one_line_errors, print_json, read_scenario
+from batchsim.cli.traces import trace_config
+
+if TYPE_CHECKING:
+    from batchsim.scenario import Scenario
+    from batchsim.workload.traces import TraceConfig
+
+_ENGINE = """\
+model: llama-3.1-8b
+cost: h200
+workload:
+  arrivals: {kind: poisson, mean_rate: 1/s}
+  lengths: {prompt: {kind: fixed, tokens: 1}, output: {kind: fixed, tokens: 1}}
+  output_cap: 64
+  duration: 10s
+policies: {vllm: {}}
+slo: ttft<1s & tpot<50ms @ 99%
+"""
+"""The engine where no other is given: the workload only stands in the place of the fitted one."""
+
+
+@one_line_errors
+def fit(
+    file: Annotated[Path, typer.Argument(help="CSV, JSON lines, JSON array or Parquet; text may be gzipped.")],
+    format_: option.Format = "auto",
+    columns: option.Columns = None,
+    time_unit: option.TimeUnit = None,
+    jitter: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Spread arrivals over a tick of the trace's clock, like 1s.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="SCENARIO", help="The engine: its model, cost and first policy.", show_default="h200"),
+    ] = None,
+    draws: Annotated[
+        int, typer.Option(min=0, max=1000, help="Draws of the fit that the engine is given at each load; 0: none.")
+    ] = 19,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The scenario to write.")] = Path("load.yaml"),
+    picture: Annotated[Path | None, typer.Option(help="The picture.", show_default="beside the scenario")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the scenario if it is there.")] = False,
+    as_json: option.Json = False,
+) -> None:
+    """Fit arrivals, lengths and sessions to a trace, and write them as a scenario that needs the trace no more.
+
+    Example: batchsim trace fit my.csv -o load.yaml --engine my.yaml
+    """
+    from batchsim.fit.traffic.engine_check import LOADS, EngineCheck
+    from batchsim.fit.traffic.goodness import DRAWS, compare, drawn, recorded
+    from batchsim.fit.traffic.load_file import scenario_text
+    from batchsim.fit.traffic.traffic_fit import fit_traffic
+    from batchsim.report.pictures.traffic_fit_picture import traffic_fit_picture
+    from batchsim.report.text.traffic_fit_text import engine_lines, heading, traffic_plain, traffic_text
+    from batchsim.scenario.load import parse_scenario
+    from batchsim.scenario.point import Setup
+    from batchsim.workload.traces import read_trace
+
+    if output.exists() and not force:
+        raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
+    picture = output.with_suffix(".png") if picture is None else picture
+    check_output(output, "Give another path with -o.")
+    check_output(picture, "Give another path with --picture.")
+    config = _jittered(trace_config(file, format_, columns, time_unit), jitter)
+    rows = read_trace(config, Path())
+    scenario = _engine(engine)
+    if scenario.file.replicas is not None:
+        raise ScenarioError(f"{scenario.source}: has replicas, and the fit is tried on one engine. Drop replicas.")
+    found = fit_traffic(rows, lambda what: typer.echo(f"fitting {what} …", err=True))
+    trace, samples = recorded(found), [drawn(found.workload, seed) for seed in range(DRAWS)]
+    figures = compare(trace, samples)
+    setup = Setup.of(parse_scenario(scenario_text(scenario.plain, found.workload, ()), str(output), output.parent))
+    check = EngineCheck(setup, found, config)
+    told = [check.at(share, draws, partial(typer.echo, err=True)) for share in LOADS if draws]
+    comments = (heading(found), *(line.strip() for line in (engine_lines(told) if told else ())))
+    with writing(output, "Give another path with -o."):
+        write_text(output, scenario_text(scenario.plain, found.workload, comments))
+    with writing(picture, "Give another path with --picture."):
+        traffic_fit_picture(found, trace, samples, told, picture)
+    if as_json:
+        print_json(traffic_plain(found, figures, told))
+        return
+    typer.echo(traffic_text(found, figures, told))
+    typer.echo(f"{output} and {picture}   next: batchsim run {output}")
+
+
+def _engine(name: str | None) -> Scenario:
+    from batchsim.scenario.load import parse_scenario
+
+    if name is None:
+        return parse_scenario(_ENGINE, "the engine", Path())
+    return read_scenario(name, None, None, "trace fit", allow_code=False)
+
+
+def _jittered(config: TraceConfig, jitter: str | None) -> TraceConfig:
+    """`config` with this jitter."""
+    from batchsim.base.units import parse_duration_ns
+
+    try:
+        return replace(config, jitter=0 if jitter is None else parse_duration_ns(jitter))
+    except ValueError as error:
+        raise ScenarioError(f"--jitter: {error}") from None

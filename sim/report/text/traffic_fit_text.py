@@ -1,0 +1,156 @@
+"""Fitted traffic in words: which law of arrivals, how its figures agree with the trace's, and what an engine says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.fit.traffic.arrival_fit import ArrivalFit
+from batchsim.fit.traffic.engine_check import LoadCheck, Played
+from batchsim.fit.traffic.goodness import Compared
+from batchsim.fit.traffic.traffic_fit import TrafficFit
+from batchsim.report.layout import fit as fitted_to_width
+from batchsim.workload.workload_config import StepLengths
+
+_LAWS = 6
+"""Laws of arrivals that are shown: the likeliest of each family."""
+
+
+def traffic_text(fit: TrafficFit, figures: Sequence[Compared], checks: Sequence[LoadCheck]) -> str:
+    """The fit as text, wrapped to the output's width; `checks` may be empty."""
+    lines = [heading(fit), *(f"- {note}" for note in fit.notes), "", *_arrivals(fit), "", *_figures(figures)]
+    if checks:
+        lines += ["", *engine_lines(checks)]
+    return "\n".join(fitted_to_width(line) if not line.startswith("  ") else line for line in lines)
+
+
+def heading(fit: TrafficFit) -> str:
+    """The trace and what was fitted to it, in one line."""
+    rows = fit.rows
+    assert rows.arrival_ns is not None, "checked when fitted"
+    span = format_duration(int(rows.arrival_ns[-1]))
+    sessions = "" if fit.workload.sessions is None else f" in {len(fit.first):,} sessions"
+    laws = f"arrivals: {fit.arrivals[0].name} · lengths: {lengths_text(fit)}"
+    return f"{Path(rows.source).name} · {len(rows):,} requests{sessions} in {span} · {laws}"
+
+
+def lengths_text(fit: TrafficFit) -> str:
+    """The laws of lengths in words."""
+    workload = fit.workload
+    laws = [workload.lengths] if not workload.classes else [its.lengths for its in workload.classes.values()]
+    steps = [len(law.parts) for law in laws if isinstance(law, StepLengths)]
+    of = f" of {len(laws)} classes" if workload.classes else ""
+    return f"pairs{of}" + (f", changing in {max(steps)} steps" if steps else "")
+
+
+def shown_laws(fits: Sequence[ArrivalFit]) -> list[ArrivalFit]:
+    """The likeliest law of each kind, in order."""
+    best: dict[tuple[str, bool], ArrivalFit] = {}
+    for each in fits:
+        best.setdefault((each.process.kind, getattr(each.process, "states", None) is None), each)
+    return list(best.values())[:_LAWS]
+
+
+def _arrivals(fit: TrafficFit) -> list[str]:
+    best = fit.arrivals[0].bic
+    return [
+        f"{'law of arrivals, by BIC':<44}{'numbers':>9}{'BIC above the best':>20}",
+        *(f"  {each.name:<42}{each.num_parameters:>9}{each.bic - best:>20,.0f}" for each in shown_laws(fit.arrivals)),
+    ]
+
+
+def _figures(figures: Sequence[Compared]) -> list[str]:
+    draws = len(figures[0].draws)
+    lines = [f"{'':<24}{'trace':>11}{'fit':>11}   {f'of {draws} draws, from lowest to highest':<36}"]
+    for each in figures:
+        band = f"{each.low:.4g} .. {each.high:.4g}"
+        verdict = "" if each.agrees else "differs"
+        lines.append(f"  {each.name:<22}{each.trace:>11.4g}{each.median:>11.4g}   {band:<24}{verdict}")
+    return lines
+
+
+def engine_lines(checks: Sequence[LoadCheck]) -> list[str]:
+    """The P99 of TTFT under the trace and under the fit, a line a load, and why they differ where they do."""
+    draws = len(checks[0].fit)
+    lines = [f"{'P99 TTFT of one engine':<30}{'trace':>10}{'fit':>10}   of {draws} draws, from lowest to highest"]
+    for check in checks:
+        lines.append(_played(f"at {100 * check.share:g} % of capacity", check.trace, check.fit))
+        for name, draws_of in check.why.items():
+            lines.append(_played(f"  {name}", check.trace, draws_of))
+        if check.trace.unanswered:
+            lines.append(f"    {check.trace.unanswered:,} requests of the trace are not answered")
+    first = checks[0]
+    lines.append(
+        f"capacity {first.capacity_rps:.4g} requests/s at the engine's own speed; the traffic stays as it is, steps are"
+        f" stretched {', '.join(f'{check.cost_factor:.3g}' for check in checks)} times"
+    )
+    lines += [verdict(check) for check in checks]
+    return lines
+
+
+def _played(name: str, trace: Played, draws: Sequence[Played]) -> str:
+    every = sorted(draw.p99_s for draw in draws)
+    low, high, middle = every[0], every[-1], every[len(every) // 2]
+    time = [format_duration(value * NS_PER_S) for value in (trace.p99_s, middle, low, high)]
+    held = "within" if low <= trace.p99_s <= high else "outside"
+    return f"  {name:<34}{time[0]:>10}{time[1]:>10}   {time[2]} .. {time[3]}: {held}"
+
+
+def verdict(check: LoadCheck) -> str:
+    """Whether the fit may stand for the trace at a load, and if not what of it is to blame."""
+    at = f"at {100 * check.share:g} %"
+    if check.holds:
+        return f"{at} the trace's P99 TTFT is one that the fit draws"
+    factor = check.trace.p99_s / sorted(draw.p99_s for draw in check.fit)[len(check.fit) // 2]
+    off = f"{at} it is not: the trace's is {factor:.2f} times the fit's"
+    if not check.why:
+        return off
+    good = [name for name, draws in check.why.items() if _within(check.trace, draws)]
+    if len(good) == 1:
+        return f"{off}; with {good[0]} it is, so that the other part is to blame"
+    if good:
+        return f"{off}; either of its parts, with the other one the trace's, would pass"
+    return f"{off}, and no part alone mends it: times and lengths depend on each other in the trace"
+
+
+def _within(trace: Played, draws: Sequence[Played]) -> bool:
+    return min(draw.p99_s for draw in draws) <= trace.p99_s <= max(draw.p99_s for draw in draws)
+
+
+def traffic_plain(fit: TrafficFit, figures: Sequence[Compared], checks: Sequence[LoadCheck]) -> dict[str, Any]:
+    """The same as values fit for JSON."""
+    return {
+        "source": fit.rows.source,
+        "rows": len(fit.rows),
+        "notes": [*fit.notes],
+        "arrivals": [
+            {"law": each.name, "numbers": each.num_parameters, "log_likelihood": each.log_likelihood, "bic": each.bic}
+            for each in shown_laws(fit.arrivals)
+        ],
+        "lengths": lengths_text(fit),
+        "figures": {
+            each.name: {
+                "trace": each.trace,
+                "fit": each.median,
+                "low": each.low,
+                "high": each.high,
+                "agrees": each.agrees,
+            }
+            for each in figures
+        },
+        "engine": [
+            {
+                "share_of_capacity": check.share,
+                "capacity_rps": check.capacity_rps,
+                "cost_factor": check.cost_factor,
+                "p99_ttft_s": check.trace.p99_s,
+                "p99_ttft_s_of_fits": sorted(draw.p99_s for draw in check.fit),
+                "holds": check.holds,
+                "of_parts": {name: sorted(draw.p99_s for draw in draws) for name, draws in check.why.items()},
+                "verdict": verdict(check),
+            }
+            for check in checks
+        ],
+    }

@@ -1,0 +1,228 @@
+"""The random processes among the kinds of `arrivals:` of a scenario."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.base.plain import LEFT_OUT
+from batchsim.base.ranges import Config, Range, check_ranges
+from batchsim.base.units import Duration, PositiveDuration, Rate
+from batchsim.workload.laws import Cv
+
+Multiple = Annotated[float, Range(0, 1e6)]
+"""A rate in proportion to others of the same list; 0: nothing arrives."""
+WeibullShape = Annotated[float, Range(0.1, 100)]
+"""At 0.1 the gaps have a coefficient of variation of 429; recorded traffic has shapes from 0.4 to 1.1."""
+MOST_PARTS, MOST_STATES = 10_000, 8
+
+
+@dataclass(frozen=True)
+class PoissonArrivals(Config):
+    """Independent arrivals: exponential gaps."""
+
+    mean_rate: Rate
+    kind: Literal["poisson"] = "poisson"
+
+
+@dataclass(frozen=True)
+class GammaArrivals(Config):
+    """Independent gamma gaps with coefficient of variation `cv`: above 1 burstier than Poisson, below it smoother."""
+
+    mean_rate: Rate
+    cv: Cv
+    kind: Literal["gamma"] = "gamma"
+
+
+@dataclass(frozen=True)
+class WeibullArrivals(Config):
+    """Independent Weibull gaps of this `shape`: below 1 burstier than Poisson, above it smoother."""
+
+    mean_rate: Rate
+    shape: WeibullShape
+    kind: Literal["weibull"] = "weibull"
+
+    @property
+    def cv(self) -> float:
+        """The coefficient of variation of the gaps."""
+        return math.sqrt(math.gamma(1 + 2 / self.shape) / math.gamma(1 + 1 / self.shape) ** 2 - 1)
+
+
+@dataclass(frozen=True)
+class ConstantArrivals(Config):
+    """Equal gaps, the first request at 0."""
+
+    mean_rate: Rate
+    kind: Literal["constant"] = "constant"
+
+
+@dataclass(frozen=True)
+class OnOffArrivals(Config):
+    """Markov-modulated: Poisson while on, silent while off; exponential sojourns with means `on` and `off`.
+
+    `mean_rate` is the rate over all time, so the rate while on is mean_rate (on + off) / on. A change of the rate
+    leaves the sojourns as they are.
+    """
+
+    mean_rate: Rate
+    on: PositiveDuration
+    off: PositiveDuration
+    kind: Literal["on_off"] = "on_off"
+
+
+@dataclass(frozen=True)
+class MmppState(Config):
+    """A state of a Markov-modulated Poisson process: its `rate` in proportion to the other states', its mean `stay`,
+    and the `weight` in proportion to which it is entered from any other."""
+
+    rate: Multiple
+    stay: PositiveDuration
+    weight: Annotated[float, Range(0, 1e6, above=True)] = 1.0
+
+
+@dataclass(frozen=True)
+class MmppArrivals(Config):
+    """Markov-modulated Poisson process: in each of `states`, left after an exponential stay, another Poisson rate.
+
+    `mean_rate` is the rate over all time; a change of it leaves the stays as they are. Begins in the stationary state.
+    """
+
+    mean_rate: Rate
+    states: tuple[MmppState, ...]
+    kind: Literal["mmpp"] = "mmpp"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not 2 <= len(self.states) <= MOST_STATES:
+            raise ValueError(f"states are {len(self.states)}. Write from 2 to {MOST_STATES}.")
+        _check_rates("states", [state.rate for state in self.states])
+
+    @property
+    def time_shares(self) -> NDArray[np.float64]:
+        """The share of all time spent in each state."""
+        weights = np.array([state.weight for state in self.states])
+        # The chain of jumps is reversible: state i is entered in proportion to w_i (sum of all w - w_i).
+        shares = weights * (weights.sum() - weights) * np.array([state.stay for state in self.states], float)
+        return shares / shares.sum()
+
+
+@dataclass(frozen=True)
+class ProfiledArrivals(Config):
+    """Arrivals in a time that runs as fast as the rate is: gamma gaps of coefficient of variation `cv` there, so that
+    1 is a Poisson process of varying rate; or those of an MMPP of these `states`, whose stays are at the mean rate."""
+
+    mean_rate: Rate
+    cv: Cv = field(default=1.0, kw_only=True, metadata=LEFT_OUT)
+    states: tuple[MmppState, ...] | None = field(default=None, kw_only=True, metadata=LEFT_OUT)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.states is not None:
+            if self.cv != 1:
+                raise ValueError(f"cv {self.cv:g} and states both say how bursty arrivals are. Keep one.")
+            MmppArrivals(self.mean_rate, self.states)
+
+    @property
+    def residual(self) -> MmppArrivals | None:
+        """The process of `states`, at the mean rate all the time."""
+        return None if self.states is None else MmppArrivals(self.mean_rate, self.states)
+
+
+@dataclass(frozen=True)
+class RampArrivals(ProfiledArrivals):
+    """The rate grows in a straight line during `over` to `growth` times what it was at the start, and stays there.
+
+    `mean_rate` is the mean during `over`. Below 1 the rate falls.
+    """
+
+    growth: Annotated[float, Range(1e-3, 1e3)]
+    over: PositiveDuration
+    kind: Literal["ramp"] = "ramp"
+
+
+@dataclass(frozen=True)
+class StepsArrivals(ProfiledArrivals):
+    """The rate steps from one of `rates` to the next, which are in proportion to each other, after each `every`.
+
+    `mean_rate` is the mean over all of them; the last one stays.
+    """
+
+    rates: tuple[Multiple, ...]
+    every: PositiveDuration
+    kind: Literal["steps"] = "steps"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_rates("rates", self.rates)
+        if not self.rates[-1]:
+            raise ValueError("rates end with 0, which would stay for ever. End the arrivals with duration.")
+
+
+@dataclass(frozen=True)
+class DiurnalArrivals(ProfiledArrivals):
+    """The rate repeats every `period`: `profile` has its values, in proportion to each other, in the middle of as many
+    equal parts of it, with straight lines between them.
+
+    `mean_rate` is the mean over a period. `start` is how far into the period the arrivals begin.
+    """
+
+    profile: tuple[Multiple, ...]
+    period: PositiveDuration = 24 * 3600 * 10**9
+    start: Duration = 0
+    kind: Literal["diurnal"] = "diurnal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_rates("profile", self.profile)
+
+
+@dataclass(frozen=True)
+class OwnArrivals(Config):
+    """What an arrival process of a user's own derives from: `kind: "module:Class"` names the dataclass.
+
+    `mean_rate` is the load axis.
+    """
+
+    mean_rate: Rate
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    def times_s(self, random: np.random.Generator) -> Iterator[float]:
+        """The times of all arrivals in s from 0 on, never decreasing, without an end; chance is of `random` alone."""
+        raise NotImplementedError
+
+
+Profiled = RampArrivals | StepsArrivals | DiurnalArrivals
+Process = (
+    PoissonArrivals
+    | GammaArrivals
+    | WeibullArrivals
+    | ConstantArrivals
+    | OnOffArrivals
+    | MmppArrivals
+    | RampArrivals
+    | StepsArrivals
+    | DiurnalArrivals
+    | OwnArrivals
+)
+"""What draws the times of an open stream at a `mean_rate`."""
+
+
+def process_name(kind: str) -> str:
+    """The name of a kind of arrivals in a sentence."""
+    return {"poisson": "Poisson", "on_off": "on/off", "weibull": "Weibull", "mmpp": "MMPP"}.get(kind, kind)
+
+
+def _check_rates(name: str, rates: tuple[float, ...] | list[float]) -> None:
+    """ValueError unless there are rates, one of them above 0."""
+    if not 1 <= len(rates) <= MOST_PARTS:
+        raise ValueError(f"{name} has {len(rates):,} rates. Write from 1 to {MOST_PARTS:,}.")
+    if not any(rates):
+        raise ValueError(f"{name}: all rates are 0, so nothing ever arrives. Write one above 0.")
