@@ -72,7 +72,6 @@ ROOMS = {
     "check.validation": _room(9, "numpy", of_file="load_shift:scipy"),
     "fit": _room(10, "numpy", of_file="solve:scipy"),
     "fit.server": _room(11, "numpy", of_file="client:aiohttp refusals:aiohttp"),
-    "fit.server": _room(11, "numpy", of_file="client:aiohttp"),
     "fit.traffic": _room(11, "numpy scipy"),
     "results": _room(10, "numpy pandas pyarrow"),
     "serve": _room(11, "numpy", of_file="connection:h11 paced:simpy"),
