@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchsim.base.files import write_text
+from batchsim.base.files import read_bytes, write_text
 from batchsim.metrics.table import METRICS
 from batchsim.report.numbers import percent_text, rate_text, time_text
 from batchsim.report.page.cells import Cell
@@ -38,7 +38,7 @@ def write_run_page(results: Results, pictures: Sequence[Path], load: float | Non
     """Writes the page of a run into its folder and returns its path. Tables of one load are at `load`, by default that
     which `load_to_show` gives; `pictures`, PNG files, stand in a fold."""
     load = load_to_show(results) if load is None else load
-    images = {path.name: data_uri(path.read_bytes(), "png") for path in pictures}
+    images = {path.name: data_uri(read_bytes(path), "png") for path in pictures}
     sections = run_sections(results, load, list(images))
     said = "Simulated by batchsim. Every number of the tables is a cell of summary.csv beside this page."
     files = ["Beside this page: summary.csv", "points.csv", "manifest.json", "scenario.yaml"]
