@@ -11,9 +11,6 @@ from typing import Literal
 
 Values = Sequence[float | None]
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), which colour-blind readers tell apart too."""
-
 
 @dataclass(frozen=True)
 class ChartAxis:

@@ -8,7 +8,8 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.cells import Row, Tables
-from batchsim.report.page.charts import COLORS, Chart, ChartAxis, Series
+from batchsim.report.page.charts import Chart, ChartAxis, Series
+from batchsim.report.pictures.palette import OKABE_ITO
 
 _UNCHANGED: dict[str, Any] = {"dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
 _LATENCIES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
@@ -59,7 +60,7 @@ def day_charts(tables: Tables) -> list[Chart]:
             caption,
             parts,
             axis,
-            [Series(caption, COLORS[i], x, [row[column] for row in rows])],
+            [Series(caption, OKABE_ITO[i], x, [row[column] for row in rows])],
             _target(tables) if column == "attainment" else None,
         )
         for i, (column, (caption, axis)) in enumerate(drawn.items())
@@ -98,5 +99,5 @@ def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool =
         low, high = ([row[f"{column}_{end}"] for row in known] if interval else [] for end in ("low", "high"))
         name = "1 replica" if replicas == 1 else f"{replicas} replicas"
         x, y = ([row[key] for row in known] for key in ("offered_rps", column))
-        found.append(Series(name, COLORS[i % len(COLORS)], x, y, low, high))
+        found.append(Series(name, OKABE_ITO[i % len(OKABE_ITO)], x, y, low, high))
     return found

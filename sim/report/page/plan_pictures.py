@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from batchsim.report.page.cells import Row, Tables
+from batchsim.report.pictures.palette import OKABE_ITO
 from batchsim.report.pictures.style import GREY, figure, house_style
 
 WIDTH_INCH = 5.0
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d")
 
 
@@ -54,7 +54,7 @@ def _look(tables: Tables) -> dict[tuple[str, str], tuple[str, str]]:
     gpus = list(dict.fromkeys(row["gpu"] for row in tables["configurations"]))
     policies = list(dict.fromkeys(row["policy"] for row in tables["configurations"]))
     return {
-        (gpu, policy): (_COLORS[i % len(_COLORS)], _MARKERS[k % len(_MARKERS)])
+        (gpu, policy): (OKABE_ITO[i % len(OKABE_ITO)], _MARKERS[k % len(_MARKERS)])
         for i, gpu in enumerate(gpus)
         for k, policy in enumerate(policies)
     }
@@ -170,17 +170,17 @@ def _traffic(tables: Tables, currency: str) -> Figure:
     top, bottom = fig.subplots(2, 1, sharex=True)
     rows = tables["traffic"]
     x = list(range(len(rows)))
-    top.bar(x, [row["rate_rps"] for row in rows], color=_COLORS[0], width=0.85)
+    top.bar(x, [row["rate_rps"] for row in rows], color=OKABE_ITO[0], width=0.85)
     top.set_ylabel("requests/s")
     top.set_title("The traffic, part by part")
-    bottom.step(x, [row["replicas_enough"] for row in rows], where="mid", color=_COLORS[1], label="replicas enough")
+    bottom.step(x, [row["replicas_enough"] for row in rows], where="mid", color=OKABE_ITO[1], label="replicas enough")
     bottom.set_ylabel("replicas enough")
     bottom.yaxis.set_major_locator(MaxNLocator(integer=True))
     bottom.set_ylim(bottom=0)
     right = bottom.twinx()
     known = [(i, 100 * row["attainment"]) for i, row in enumerate(rows) if row["attainment"] is not None]
-    right.plot(*zip(*known, strict=True), marker="o", color=_COLORS[2], linestyle="none")
-    right.set_ylabel("within SLO (%)", color=_COLORS[2])
+    right.plot(*zip(*known, strict=True), marker="o", color=OKABE_ITO[2], linestyle="none")
+    right.set_ylabel("within SLO (%)", color=OKABE_ITO[2])
     right.spines["right"].set_visible(True)
     right.grid(visible=False)
     low = min(value for _, value in known)

@@ -11,7 +11,10 @@ from batchsim.report.reading import PolicyCurve
 # Line, the first of those below: solid where members join and leave at every step, dashed where batches run whole.
 _SOLID, _DASHED = 0, 1
 _BLACK = "#000000"
-# Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), then Tol's muted one (personal.sron.nl/~pault, 2021): each is
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", _BLACK)
+"""The palette of Okabe and Ito (jfly.uni-koeln.de/color, 2008), made for colour-blind readers; black last."""
+
+# Okabe and Ito's palette, then Tol's muted one (personal.sron.nl/~pault, 2021): each is
 # made for colour-blind readers. Where both stand in one picture markers and lines help.
 _KINDS = {
     "static": ("#D55E00", "s", _SOLID),

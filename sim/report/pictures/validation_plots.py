@@ -18,12 +18,13 @@ from batchsim.cost.periods import REGIONS
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.latencies import LATENCIES, values_ns
 from batchsim.metrics.point_inputs import between
+from batchsim.report.pictures.palette import OKABE_ITO
 from batchsim.report.pictures.style import GREY, figure, house_style, put_around, remark, save, time_axis_log
 from batchsim.report.reading import short_load
 from batchsim.report.validation_report import Validation
 
 _SHOWN = ("ttft", "tpot", "e2e")
-_LOADS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's palette, one a load
+_LOADS = OKABE_ITO[:-1]  # one a load
 _REGIONS = ("#56B4E9", "#0072B2", "#000000", "#D55E00", "#E69F00")  # a colour for each of REGIONS
 _MOST_DOTS = 4000  # dots in a panel; more would hide each other
 _WIDEST = 0.20  # largest signed error shown, as a share
