@@ -126,6 +126,9 @@ def test_a_band_wider_than_its_value_stays_above_zero():
     """On a logarithmic axis an interval reaches as far down, by factor, as up; a narrow one is that of the table."""
     low, high = log_ends(np.array([1.0, 1.0]), np.array([3.0, 0.01]))
     assert high.tolist() == [4.0, 1.01] and low[0] == 0.25 and low[1] == pytest.approx(0.99, abs=2e-4)
+    values = np.random.default_rng(0).random(1000)
+    low, high = log_ends(values, np.where(values < 0.5, 0.0, 1e-18))
+    assert (low == values).all() and (high == values).all(), "matplotlib refuses a bar that ends beyond its value"
     results, ax = sample_results(noise=3.0), axes()
     plots.draw_latency(ax, results, "ttft_p99_s")
     bottoms = [np.nanmin(path.vertices[:, 1]) for band in ax.collections for path in band.get_paths()]
