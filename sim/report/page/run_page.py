@@ -102,7 +102,7 @@ def _who_sustains(results: Results, held: list[PolicyCurve]) -> Sentence:
     said: Sentence = [f"{who} {verb} the most within {objective}: up to ", _highest(results, held[0])]
     said += [" of the loads tested"]
     crossing = curve_marks(results)[held[0].policy].crossing
-    if crossing.load is not None:
+    if crossing.load is not None and len(level) == 1:  # of several each has its own
         said += [f", with the crossing near {load_text(name, float(f'{crossing.load:.3g}'))}"]
     if others := held[len(level) :]:
         said += [f"; next is {others[0].name}, up to ", _highest(results, others[0])]

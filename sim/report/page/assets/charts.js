@@ -12,14 +12,22 @@
   const OTHER = { number: "log", seconds: "log", share: "nines" };
 
   const digits = (v, n) => String(Number(v.toPrecision(n)));
+  const UNITS = [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
   const WRITE = {
     number: (v) => (Math.abs(v) >= 1000 ? Math.round(v).toLocaleString("en") : digits(v, 3)),
     share: (v) => (v > MOST && v < 1 ? ">99.99 %" : `${digits(100 * v, 4)} %`),
     seconds: (v) => {
-      for (const [unit, of] of [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]])
-        if (v >= unit * (unit > 1 ? 2 : 1)) return `${digits(v / unit, 3)} ${of}`;
-      return `${digits(v * 1e9, 3)} ns`;
+      for (const [unit, of] of UNITS) if (v >= unit * (unit > 1 ? 2 : 1)) return `${digits(v / unit, 3)} ${of}`;
+      return v ? `${digits(v * 1e9, 3)} ns` : "0 s";
     },
+  };
+  // Steps of a linear axis of time, in seconds: round in the unit that they are written in.
+  const STEPS = [-9, -8, -7, -6, -5, -4, -3, -2, -1, 0].flatMap((k) => [1, 2, 5].map((n) => Number(`${n}e${k}`)));
+  STEPS.push(10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 7 * 86400, 28 * 86400);
+  // A tick in the largest unit in which it has three digits: 200 s, not 3.33 min.
+  const tickOf = (v) => {
+    const exact = UNITS.find(([unit]) => v >= unit && Math.abs(Number(digits(v / unit, 3)) * unit - v) < 1e-9 * v);
+    return exact ? `${digits(v / exact[0], 3)} ${exact[1]}` : WRITE.seconds(v);
   };
 
   function splits(axis, scale, min, max) {
@@ -36,7 +44,8 @@
   }
 
   function axisOf(axis, scale, across) {
-    const write = (v) => (axis.names.length ? axis.names[v] || "" : WRITE[axis.kind](SCALES[scale].from(v)));
+    const tick = axis.kind === "seconds" && scale === "linear" ? tickOf : WRITE[axis.kind];
+    const write = (v) => (axis.names.length ? axis.names[v] || "" : tick(SCALES[scale].from(v)));
     const made = {
       label: axis.label,
       stroke: "#333",
@@ -50,6 +59,7 @@
     };
     if (scale !== "linear") made.splits = (u, i, min, max) => splits(axis, scale, min, max);
     if (axis.names.length) made.incrs = [1, 2, 3, 4, 6, 12];
+    else if (axis.kind === "seconds" && scale === "linear") made.incrs = STEPS;
     return made;
   }
 
