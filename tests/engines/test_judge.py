@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from batchsim.base.errors import MeasuredError
 from batchsim.check.validation.against import Comparison
 from batchsim.check.validation.compare_runs import MetricError
 from batchsim.scenario.load import load_scenario
 from tools.real_engines.client import Answer, Load, tidy
 from tools.real_engines.engines import ENGINES, engine_of
-from tools.real_engines.judge import Judgement, predict, verdicts
+from tools.real_engines.judge import Judgement, judge, predict, verdicts
 from tools.real_engines.models import write_hugging_face
 
 
@@ -91,3 +92,9 @@ def test_an_engine_is_a_scenario_of_its_own_model(name: str, tmp_path: Path) -> 
     numbers = [str(value) for value in spec.knobs.values() if not isinstance(value, bool)]
     assert len(numbers) >= 2
     assert set(numbers) <= set(command)
+
+
+def test_nothing_is_measured_into_a_folder_that_holds_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("{}")
+    with pytest.raises(MeasuredError, match="holds files already"):
+        judge(engine_of("llama_cpp"), tmp_path, minutes=1.0, seconds=1.0, repeats=1, say=print)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from batchsim.base.errors import MeasuredError
 from batchsim.base.files import write_text
 from batchsim.check.measured.read import read_measured
 from batchsim.check.validation.against import Comparison, compare
@@ -124,9 +125,12 @@ def _found(error: MetricError) -> str:
 def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats: int, say: Say) -> Judgement:
     """Starts the engine, calibrates it for `minutes`, and judges what is then predicted of loads of `seconds` each.
 
-    `out` gets all that was measured, `mine.json`, and `judgement.json` and `.md`. BatchsimError where one of it fails.
+    `out` gets all that was measured, `mine.json`, and `judgement.json` and `.md`. BatchsimError where one of it fails,
+    or where `out` holds something already: what an earlier run measured is not this engine's.
     """
     out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise MeasuredError(f"{out}: holds files already. Remove them, or name another folder.")
     scenario = out / "engine.yaml"
     write_text(scenario, engine.scenario())
     with serving(engine, out) as server:
