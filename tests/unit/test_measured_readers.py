@@ -40,6 +40,22 @@ def test_vllm_s_requests_are_read_and_the_failed_one_counts_for_nothing() -> Non
     assert "12 tokens came in 9 chunks" in "\n".join(run.notes) and "1 of 4 requests failed" in run.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "client"),
+    [
+        ("vllm_bench_rate.json", Client("open", 3.0, poisson=True)),
+        ("vllm_bench_concurrency.json", Client("closed", max_concurrency=3)),
+    ],
+)
+def test_vllm_s_own_tool_and_its_reader_agree(name: str, client: Client) -> None:
+    """Files that `vllm bench serve` of vLLM 0.32 wrote of its own server on a CPU: its means are those read."""
+    told, run = json.loads((DATA / name).read_text()), one(name)
+    assert run.requests is not None and run.client == client
+    for latency, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el")):
+        assert run.requests.latency_s(latency).mean() == pytest.approx(told[f"mean_{theirs}_ms"] / 1e3, rel=1e-6)
+    assert run.figures["output_tokens_per_s"] / run.figures["throughput_rps"] == pytest.approx(193 / 12)
+
+
 def test_vllm_s_result_without_details_has_aggregates_alone() -> None:
     """Means and percentiles in seconds, the median as P50, no E2E where the tool was not asked for it."""
     run = one("vllm_aggregates.json")
